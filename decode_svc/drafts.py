@@ -26,8 +26,8 @@ from eyas.engine.ipc.messages import (
     DraftCommit,
     DraftDown,
     DraftOpen,
+    DraftProposal,
     DraftUp,
-    Proposal,
 )
 from protos import draft_pb2, draft_pb2_grpc
 
@@ -106,7 +106,7 @@ class _DraftStream:
 
     def _send_down(
         self,
-        proposals: tuple[Proposal, ...] = (),
+        proposals: tuple[DraftProposal, ...] = (),
         closed: tuple[DraftClosed, ...] = (),
         no_channel: str = "",
     ) -> None:
@@ -212,5 +212,5 @@ def _commit_to_pb(commit: DraftCommit) -> draft_pb2.DraftCommit:
     )
 
 
-def _proposal_from_pb(pb: draft_pb2.Proposal) -> Proposal:
-    return Proposal(pb.seq, pb.generation, pb.base_len, tuple(pb.tokens), tuple(pb.parents))
+def _proposal_from_pb(pb: draft_pb2.Proposal) -> DraftProposal:
+    return DraftProposal(pb.seq, pb.generation, pb.base_len, tuple(pb.tokens), tuple(pb.parents))

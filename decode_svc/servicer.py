@@ -24,15 +24,15 @@ from eyas.common.wire.request_log import told
 from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
 from eyas.engine.ipc.messages import (
     Admitted,
-    Attach,
-    Cancel,
+    AttachKv,
+    CancelGeneration,
+    EngineStopped,
     Event,
     Failed,
     Lost,
     Rejected,
     StepReply,
-    Stopped,
-    Submit,
+    SubmitGeneration,
 )
 from protos import decode_pb2, decode_pb2_grpc
 
@@ -95,7 +95,7 @@ class _DecodeStream:
     def close(self) -> None:
         self._engine.close(self._number)
         if self._alive:
-            self._engine.send(*(Cancel(id) for id in self._alive))
+            self._engine.send(*(CancelGeneration(id) for id in self._alive))
 
     # --- up -------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class _DecodeStream:
                 cancel = message.cancel
                 choice = cancel.choice if cancel.HasField("choice") else None
                 self._forget(self._id(cancel.id), choice)
-                self._engine.send(Cancel(self._id(cancel.id), choice))
+                self._engine.send(CancelGeneration(self._id(cancel.id), choice))
             case _:
                 raise InvalidRequest("the Session got a message of an unknown kind", param="message")
 
@@ -137,7 +137,7 @@ class _DecodeStream:
         self._alive[id] = {choice.index for choice in request.choices}
         attach = submit.source == decode_pb2.SOURCE_ATTACH
         told(_log, request, submit.attempt)
-        self._engine.send(Submit(msgspec.structs.replace(request, id=id), submit.attempt, attach))
+        self._engine.send(SubmitGeneration(msgspec.structs.replace(request, id=id), submit.attempt, attach))
 
     def _attach(self, attach: decode_pb2.Attach) -> None:
         """Passed on for requests of this Session only: the engine gives an ended one's handles back."""
@@ -149,14 +149,14 @@ class _DecodeStream:
             except InvalidRequest as error:  # of a newer caller: its other requests go on
                 self._fail(attach, error)
             else:
-                self._engine.send(Attach(id, attach.attempt, handles, first_tokens))
+                self._engine.send(AttachKv(id, attach.attempt, handles, first_tokens))
 
     def _fail(self, attach: decode_pb2.Attach, error: EyasError) -> None:
         """Ends a request whose pages cannot be named, here and for the gateway."""
         id = self._id(attach.id)
         if id in self._alive:
             self._forget(id, None)
-            self._engine.send(Cancel(id))
+            self._engine.send(CancelGeneration(id))
             status = convert.error_to_pb(error)
             failed = decode_pb2.Failed(id=attach.id, attempt=attach.attempt, status=status)
             self.buffer.put(decode_pb2.DecodeServiceSessionResponse(failed=failed))
@@ -218,7 +218,7 @@ class _DecodeStream:
                 status = convert.error_to_pb(failure.error())
                 failed = decode_pb2.Failed(id=wire_id(id), attempt=attempt, choice=choice, status=status)
                 self.buffer.put(decode_pb2.DecodeServiceSessionResponse(failed=failed))
-            case Stopped(WireFailure() as failure):
+            case EngineStopped(WireFailure() as failure):
                 self.buffer.end(failure.error())
 
     def _step(self, entries: tuple[TokenEntry, ...]) -> decode_pb2.DecodeServiceSessionResponse:

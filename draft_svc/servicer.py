@@ -24,9 +24,9 @@ from eyas.engine.ipc.messages import (
     DraftDown,
     DraftOpen,
     DraftPeerGone,
+    DraftProposal,
     DraftUp,
-    Proposal,
-    Stopped,
+    EngineStopped,
 )
 from protos import draft_pb2, draft_pb2_grpc
 
@@ -54,7 +54,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
         """Proposals and closed sequences, until the decode engine ends its side. Raises what the engine
         stopped with; Overloaded if the decode engine reads too slowly.
         """
-        buffer: StreamBuffer[DraftDown | Stopped | None] = StreamBuffer(MAX_BUFFERED)
+        buffer: StreamBuffer[DraftDown | EngineStopped | None] = StreamBuffer(MAX_BUFFERED)
         peer = self._engine.open(buffer.put)
         reader = asyncio.create_task(self._read(request_iterator, peer, buffer))
         try:
@@ -64,7 +64,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
                 match event:
                     case DraftDown():
                         yield _down_to_pb(event)
-                    case Stopped(failure=WireFailure() as failure):
+                    case EngineStopped(failure=WireFailure() as failure):
                         raise failure.error()
         finally:
             reader.cancel()
@@ -75,7 +75,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
         self,
         messages: AsyncIterator[draft_pb2.DraftServiceSessionRequest],
         peer: int,
-        buffer: StreamBuffer[DraftDown | Stopped | None],
+        buffer: StreamBuffer[DraftDown | EngineStopped | None],
     ) -> None:
         try:
             async for message in messages:
@@ -141,7 +141,7 @@ def _down_to_pb(down: DraftDown) -> draft_pb2.DraftServiceSessionResponse:
     )
 
 
-def _proposal_to_pb(proposal: Proposal) -> draft_pb2.Proposal:
+def _proposal_to_pb(proposal: DraftProposal) -> draft_pb2.Proposal:
     return draft_pb2.Proposal(
         seq=proposal.seq,
         generation=proposal.generation,

@@ -21,14 +21,14 @@ from eyas.common.wire.request_log import told
 from eyas.engine.ipc.client import EngineClient, engine_id
 from eyas.engine.ipc.messages import (
     Admitted,
-    Cancel,
+    CancelGeneration,
+    EngineStopped,
     Event,
     Failed,
-    Prefill,
     PrefillDone,
+    PrefillPrompt,
     PrefillStarted,
     Rejected,
-    Stopped,
 )
 from protos import prefill_pb2, prefill_pb2_grpc
 
@@ -62,7 +62,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
         generation = msgspec.structs.replace(generation, id=engine_id(number, generation.id))
         over = False
         try:
-            self._engine.send(Prefill(generation, request.attempt, request.offer_draft))
+            self._engine.send(PrefillPrompt(generation, request.attempt, request.offer_draft))
             while not over:
                 event = await buffer.get()
                 yield _to_pb(event)
@@ -70,7 +70,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
         finally:
             self._engine.close(number)
             if not over:
-                self._engine.send(Cancel(generation.id))
+                self._engine.send(CancelGeneration(generation.id))
 
 
 def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
@@ -87,6 +87,10 @@ def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
                 timings=convert.timings_to_pb(timings),
             )
             return prefill_pb2.PrefillResponse(done=done)
-        case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=WireFailure() as failure):
+        case (
+            Rejected(failure=failure)
+            | Failed(failure=failure)
+            | EngineStopped(failure=WireFailure() as failure)
+        ):
             raise failure.error()
     raise TypeError(f"the stream of a prompt cannot carry {type(event).__name__}")

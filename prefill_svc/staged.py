@@ -14,7 +14,7 @@ from eyas.common.errors import DeadlineExceeded, TransferFailed, Unavailable
 from eyas.common.types import KvKind
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Staged, StagePages, Stopped, Unstage
+from eyas.engine.ipc.messages import EngineStopped, PagesStaged, StagePages, UnstagePages
 from kv_transfer.area import Pages
 from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import window_pages
@@ -69,7 +69,7 @@ class StagedWindow:
         self.ended = False
         self._engine = source.engine
         deadline = asyncio.get_running_loop().time() + STAGED_S
-        self._answer: StreamBuffer[Staged | Stopped] = StreamBuffer(2, deadline)
+        self._answer: StreamBuffer[PagesStaged | EngineStopped] = StreamBuffer(2, deadline)
         self._call = source.engine.open(self._answer.put)
         source.engine.send(StagePages(self._call, source.group, source.handle, pages))
 
@@ -80,9 +80,9 @@ class StagedWindow:
         except DeadlineExceeded:
             raise TransferFailed(f"the engine staged no pages within {STAGED_S:g} s") from None
         match answer:
-            case Staged(failure=None, slots=slots):
+            case PagesStaged(failure=None, slots=slots):
                 return slots
-            case Staged(failure=failure) | Stopped(failure=failure) if failure is not None:
+            case PagesStaged(failure=failure) | EngineStopped(failure=failure) if failure is not None:
                 raise failure.error()
         raise Unavailable("the engine has left")
 
@@ -91,7 +91,7 @@ class StagedWindow:
         if not self.ended:
             self.ended = True
             self._engine.close(self._call)
-            self._engine.send(Unstage(self._call))
+            self._engine.send(UnstagePages(self._call))
 
 
 def _end(windows: Iterable[StagedWindow]) -> None:

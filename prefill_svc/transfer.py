@@ -28,8 +28,14 @@ from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.message import WireFailure
 from eyas.common.wire.pool import PoolInfo
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Ready, Stopped
-from eyas.engine.ipc.transfer_messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate
+from eyas.engine.ipc.messages import EngineReady, EngineStopped
+from eyas.engine.ipc.transfer_messages import (
+    LeaseReleased,
+    ReleaseLease,
+    WatchClosed,
+    WatchOpened,
+    WatchUpdate,
+)
 from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import window_pages
 from prefill_svc.staged import HELD_S, StagedPages, StagedWindow
@@ -90,9 +96,9 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         handle = convert.handle_from_pb(request.handle)
         offered = frozenset(page for shard in handle.shards for page in shard.pages)
         watch = _OpenWatch(handle, offered, request.attempt)
-        buffer: StreamBuffer[WatchUpdate | Stopped] = StreamBuffer(MAX_BUFFERED)
+        buffer: StreamBuffer[WatchUpdate | EngineStopped] = StreamBuffer(MAX_BUFFERED)
 
-        def told(event: WatchUpdate | Stopped) -> None:
+        def told(event: WatchUpdate | EngineStopped) -> None:
             self._heard(number, event)
             buffer.put(event)
 
@@ -121,17 +127,17 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         self._forget(request)
         if request.one_way:
             self._engine.check()
-            self._engine.send(Release(0, request.id, request.epoch, request.attempt))
+            self._engine.send(ReleaseLease(0, request.id, request.epoch, request.attempt))
             return transfer_pb2.ReleaseResponse()
         deadline = asyncio.get_running_loop().time() + RELEASE_S
-        buffer: StreamBuffer[Released | Stopped] = StreamBuffer(2, deadline)
+        buffer: StreamBuffer[LeaseReleased | EngineStopped] = StreamBuffer(2, deadline)
         number = self._engine.open(buffer.put)
         try:
-            self._engine.send(Release(number, request.id, request.epoch, request.attempt))
+            self._engine.send(ReleaseLease(number, request.id, request.epoch, request.attempt))
             event = await buffer.get()
         finally:
             self._engine.close(number)
-        return transfer_pb2.ReleaseResponse(valid=isinstance(event, Released) and event.valid)
+        return transfer_pb2.ReleaseResponse(valid=isinstance(event, LeaseReleased) and event.valid)
 
     async def Fetch(self, request: transfer_pb2.FetchRequest, context: Context) -> AsyncIterator[bytes]:
         """Pages of a handle with an open Watch, as they are now; Release says whether they may be used.
@@ -176,7 +182,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         finally:
             window.end()
 
-    def _ready(self) -> Ready:
+    def _ready(self) -> EngineReady:
         """What the engine serves. Raises Unavailable while it cannot."""
         self._engine.check()
         assert self._engine.ready is not None
@@ -189,9 +195,9 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             if named and watch.attempt <= release.attempt:
                 del self._watches[number]
 
-    def _heard(self, number: int, event: WatchUpdate | Stopped) -> None:
+    def _heard(self, number: int, event: WatchUpdate | EngineStopped) -> None:
         """As the engine tells it, before the stream does: what a failed Watch let read may be written to."""
-        if isinstance(event, Stopped) or event.failure is not None:
+        if isinstance(event, EngineStopped) or event.failure is not None:
             self._watches.pop(number, None)
         elif number in self._watches:
             self._watches[number].accepted = True
@@ -264,12 +270,12 @@ async def _step(
     raise InvalidRequest(f"this Stage must say {step} now", param=step)
 
 
-def _alive(event: WatchUpdate | Stopped) -> WatchUpdate:
+def _alive(event: WatchUpdate | EngineStopped) -> WatchUpdate:
     """The update. Raises what the engine stopped with."""
     match event:
         case WatchUpdate():
             return event
-        case Stopped(failure=WireFailure() as failure):
+        case EngineStopped(failure=WireFailure() as failure):
             raise failure.error()
     raise Unavailable("the engine has left")
 

@@ -29,13 +29,13 @@ from eyas.engine.ipc.messages import (
     DraftCommit,
     DraftDown,
     DraftOpen,
+    DraftProposal,
     DraftUp,
-    Load,
-    Proposal,
-    Ready,
-    Shutdown,
+    EngineLoad,
+    EngineReady,
+    ShutdownEngine,
 )
-from eyas.engine.speculation.draft_worker.posted import Awaited
+from eyas.engine.speculation.draft_worker.posted import AwaitedRows
 from eyas.engine.speculation.drafters.channels import GRPC, SHM, DecodeChannels, DraftChannels
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker
@@ -53,7 +53,7 @@ class Ear:
     def __init__(self, link: EngineLink) -> None:
         self.link = link
         self._heard, self._told_at = 0, 0.0
-        link.send([Ready(1, "none", "f", "g", 128, 1000, 1, {}, {}, slowest_step_s=0.1)])
+        link.send([EngineReady(1, "none", "f", "g", 128, 1000, 1, {}, {}, slowest_step_s=0.1)])
 
     def recv(self, bells: Sequence[int]) -> list[Command]:
         commands = self.link.recv(WAIT_S, bells)
@@ -61,7 +61,7 @@ class Ear:
         now = time.monotonic()
         if now - self._told_at > WAIT_S:
             self._told_at = now
-            self.link.send([Load(round(now * 1000), False, 0, 0, 0, heard=self._heard)])
+            self.link.send([EngineLoad(round(now * 1000), False, 0, 0, 0, heard=self._heard)])
         return commands
 
 
@@ -73,7 +73,7 @@ def answering(width: int, config: EngineConfig, endpoint: str) -> None:
         while True:
             commands = ear.recv(channels.descriptors)
             for command in commands:
-                if isinstance(command, Shutdown):
+                if isinstance(command, ShutdownEngine):
                     return
                 if isinstance(command, DraftUp):
                     if command.channel is not None:
@@ -97,7 +97,7 @@ class Mails:
         assert mailbox is not None
         self._mailbox = mailbox
         opens = [DraftOpen(seq, 1, 0, SamplingParams(), 0, place=seq) for seq in range(max(BATCHES))]
-        self._awaited = Awaited(mailbox, [(opened, 0) for opened in opens])
+        self._awaited = AwaitedRows(mailbox, [(opened, 0) for opened in opens])
 
     def answer(self) -> None:
         """Every round that has come."""
@@ -111,8 +111,8 @@ class Mails:
             self._channels.wake([self._peer])
 
 
-def _proposal(commit: DraftCommit) -> Proposal:
-    return Proposal(commit.seq, commit.generation, commit.base_len + ROWS, (1,) * STEPS, (-1, 0, 1))
+def _proposal(commit: DraftCommit) -> DraftProposal:
+    return DraftProposal(commit.seq, commit.generation, commit.base_len + ROWS, (1,) * STEPS, (-1, 0, 1))
 
 
 def measuring(width: int, said: Callable[[str], None], config: EngineConfig, endpoint: str) -> None:

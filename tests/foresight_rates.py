@@ -18,10 +18,10 @@ import torch
 
 from eyas.common.config import NANO, NANO_HEAD
 from eyas.common.params import SamplingParams
-from eyas.engine.batch.spans import Span
-from eyas.engine.sampling.sampler import Row, sample
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftRequest, Extension
-from eyas.engine.speculation.drafters.ahead import Verified, fan_out
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.sampling.sampler import SampledRow, sample
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRequest
+from eyas.engine.speculation.drafters.ahead import VerifiedRound, fan_out
 from eyas.engine.speculation.verify import walk
 from eyas.train.conversations import ChatTokenizer, read_lines
 from gateway.text.tokenizer import Tokenizer
@@ -90,26 +90,26 @@ class Story:
         self, base: int, tokens: list[int], params: SamplingParams, first: int
     ) -> tuple[list[int], torch.Tensor]:
         """Samples at the rows from `first` on; the features of all."""
-        span = Span(self._pages, base, len(tokens))
+        span = QuerySpan(self._pages, base, len(tokens))
         rows, tapped = self._rig.forward([span], tokens, self._head.capture.layers)
-        noise = [Row(params, 0, base + i + 1, (), (), ()) for i in range(first, len(tokens))]
+        noise = [SampledRow(params, 0, base + i + 1, (), (), ()) for i in range(first, len(tokens))]
         sampled = sample(self._rig.model.logits(rows[first:]), noise)
         return sampled.tokens, self._head.capture.features(tapped)
 
-    def _extension(self, base: int, text: list[int], features: torch.Tensor) -> Extension:
-        return Extension(self._pages, base, text[base + 1 : base + 1 + len(features)], features)
+    def _extension(self, base: int, text: list[int], features: torch.Tensor) -> DraftExtension:
+        return DraftExtension(self._pages, base, text[base + 1 : base + 1 + len(features)], features)
 
-    def _propose(self, certain: Extension, params: SamplingParams) -> Chain:
+    def _propose(self, certain: DraftExtension, params: SamplingParams) -> Chain:
         [last] = self._runner.extend([certain])
         row = certain.base + len(certain.tokens)
         return self._runner.chain(DraftRequest(self._pages, row, last, params, 0), STEPS)
 
     def _ahead(
-        self, certain: Extension, chain: Chain, params: SamplingParams, acceptance: float
+        self, certain: DraftExtension, chain: Chain, params: SamplingParams, acceptance: float
     ) -> Ahead | None:
         if not self._outcomes:
             return None
-        verified = Verified(Asked(0, certain, params, 0), chain)
+        verified = VerifiedRound(DraftInput(0, certain, params, 0), chain)
         ahead = Ahead(verified, fan_out(STEPS, acceptance, self._outcomes))
         while not ahead.drafted:
             advance(self._runner, [ahead])

@@ -16,7 +16,16 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, TokenEntry
-from eyas.engine.ipc.messages import Command, Event, Failed, Rejected, Shutdown, StepReply, Stopped, Submit
+from eyas.engine.ipc.messages import (
+    Command,
+    EngineStopped,
+    Event,
+    Failed,
+    Rejected,
+    ShutdownEngine,
+    StepReply,
+    SubmitGeneration,
+)
 
 TIMEOUT_S = 3600.0  # of a request: the queue is long
 
@@ -67,10 +76,10 @@ class AnswerLink:
         new = list(itertools.islice(self._prompts, self._ahead - len(self._open)))
         self._open |= {str(prompt.number): EngineAnswer(prompt.number) for prompt in new}
         if not self._open:
-            return [Shutdown()]
+            return [ShutdownEngine()]
         if not new:
             time.sleep(timeout_s)
-        return [Submit(self._request(prompt), attempt=1, attach=False) for prompt in new]
+        return [SubmitGeneration(self._request(prompt), attempt=1, attach=False) for prompt in new]
 
     def send(self, events: Sequence[Event]) -> None:
         """Gathers tokens; raises EyasError for what is not an answer."""
@@ -82,7 +91,7 @@ class AnswerLink:
                     self._add(entry)
             elif isinstance(event, Rejected | Failed):
                 raise EyasError(f"prompt {event.id} was not answered: {event.failure.message}")
-            elif isinstance(event, Stopped) and event.failure is not None:
+            elif isinstance(event, EngineStopped) and event.failure is not None:
                 raise EyasError(f"the engine ended: {event.failure.message}")
 
     def _request(self, prompt: EnginePrompt) -> GenerationRequest:
@@ -113,7 +122,7 @@ def answer(
     all of the first ones before one of them runs.
     """
     from eyas.engine.loading.build import build_engine
-    from eyas.engine.loading.startup import Start
+    from eyas.engine.loading.startup import EngineStart
 
     link = AnswerLink(prompts, params, min(2 * config.max_running, config.max_waiting), tell)
-    build_engine(config, link, Start.of(config)).run()
+    build_engine(config, link, EngineStart.of(config)).run()

@@ -17,7 +17,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
 from eyas.common.types import TokenEntry
-from eyas.engine.ipc.messages import Command, Event, Shutdown
+from eyas.engine.ipc.messages import Command, Event, ShutdownEngine
 
 
 @dataclass
@@ -64,7 +64,7 @@ class BatchesLink:
     def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
         """What the batch size at hand wants; the end, after the last one."""
         commands = self._links[0].recv(timeout_s)
-        if len(self._links) > 1 and any(isinstance(command, Shutdown) for command in commands):
+        if len(self._links) > 1 and any(isinstance(command, ShutdownEngine) for command in commands):
             self._links.pop(0)
             return self._links[0].recv(timeout_s)
         return commands
@@ -81,9 +81,9 @@ def busy(
     import torch
 
     from eyas.engine.loading.build import build_engine
-    from eyas.engine.loading.startup import Start
+    from eyas.engine.loading.startup import EngineStart
 
-    start = Start.of(config)
+    start = EngineStart.of(config)
     torch.set_num_threads(config.threads)
     params = SamplingParams(temperature=0.0)
     runs = [BatchSteps(size) for size in (sizes[0], *sizes)]

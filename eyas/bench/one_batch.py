@@ -130,9 +130,9 @@ def modes_of(config: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
 def measure(config: EngineConfig, plan: BatchPlan, mode: str, tell: Tell) -> None:
     """Builds the engine, runs the plan's batches, and tells a line for each. In the process of a part."""
     from eyas.bench.fits import check_memory
-    from eyas.engine.loading.startup import Start
+    from eyas.engine.loading.startup import EngineStart
 
-    start = Start.of(config)
+    start = EngineStart.of(config)
     import torch
 
     from eyas.bench.static_batch import ScriptLink

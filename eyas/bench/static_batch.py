@@ -17,14 +17,14 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenEntry
 from eyas.engine.ipc.messages import (
     Command,
+    EngineReady,
     Event,
     Failed,
     Lost,
-    Ready,
     Rejected,
-    Shutdown,
+    ShutdownEngine,
     StepReply,
-    Submit,
+    SubmitGeneration,
 )
 
 BATCH_S = 300.0  # a batch that takes longer is given up
@@ -109,7 +109,7 @@ Script: TypeAlias = Generator[list[GenerationRequest], BatchTrace, None]
 class ScriptLink:
     """The engine's link to a script, which begins when the engine is ready and ends it."""
 
-    def __init__(self, script: Callable[[Ready], Script]) -> None:
+    def __init__(self, script: Callable[[EngineReady], Script]) -> None:
         self._begin = script
         self._script: Script | None = None
         self._trace: BatchTrace | None = None
@@ -132,15 +132,15 @@ class ScriptLink:
             # A generator that has not begun takes None alone.
             requests = next(self._script) if self._trace is None else self._script.send(self._trace)
         except StopIteration:
-            return [Shutdown()]
+            return [ShutdownEngine()]
         self._trace = BatchTrace(len(requests), time.perf_counter())
-        return [Submit(request, attempt=1, attach=False) for request in requests]
+        return [SubmitGeneration(request, attempt=1, attach=False) for request in requests]
 
     def send(self, events: Sequence[Event]) -> None:
         """Notes what was said of the requests, and when."""
         now, trace = time.perf_counter(), self._trace
         if trace is None or trace.over:
-            ready = next((event for event in events if isinstance(event, Ready)), None)
+            ready = next((event for event in events if isinstance(event, EngineReady)), None)
             self._script = self._begin(ready) if ready else self._script
             return
         for event in events:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from eyas.engine.attention.device import chunk_tile_rows, row_attention
-from eyas.engine.attention.rows import Most
+from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
@@ -28,15 +28,15 @@ from kv_transfer.layout import pages_for
 class DeviceTeacher(TeacherModel):
     """One slot per text, all rows in one forward."""
 
-    def __init__(self, config: ModelConfig, placement: Placement, room: BatchLimit) -> None:
+    def __init__(self, config: ModelConfig, placement: WeightPlacement, room: BatchLimit) -> None:
         device = placement.device
         self._last = room.pages - 1
         self._pages = torch.zeros(room.texts, pages_for(room.length, PAGE), dtype=torch.int32, device=device)
         self._tile = chunk_tile_rows(config)
         shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, device)
         self._pool = KvPool(shape)
-        attention = row_attention(self._pages, config.num_heads, shape, Most(1, 1), pdl=False)
-        launch = skinny.Launch.on(device, pdl=False)  # other kernels than the engine's stand between
+        attention = row_attention(self._pages, config.num_heads, shape, RowLimits(1, 1), pdl=False)
+        launch = skinny.ProductLaunch.on(device, pdl=False)  # other kernels than the engine's stand between
         context = LayerContext.on(device, config, ProcessGroup(RankInfo(), device), launch, attention)
         folder, names = config.folder, config.spelling
         with FolderWeights(folder, names, placement, quantized=config.fp8, fused=config.fused) as weights:

@@ -13,7 +13,7 @@ from eyas.bench.answering import EnginePrompt
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
-from eyas.engine.checkpoint.inspection import Inspection
+from eyas.engine.checkpoint.inspection import CheckpointInspection
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import PoolShape
 from eyas.engine.models.decoder import EmbeddingAndHead
@@ -94,13 +94,15 @@ def check_tensors(head: DraftConfig, target: ModelConfig) -> list[str]:
     return problems + inspected.complaints
 
 
-def _built(head: DraftConfig, target: ModelConfig, *, blank: bool) -> tuple[Inspection, ConfigError | None]:
+def _built(
+    head: DraftConfig, target: ModelConfig, *, blank: bool
+) -> tuple[CheckpointInspection, ConfigError | None]:
     """Builds the head of its tensors, and says what that was not possible for."""
     family = head_family(head.algorithm)
     backend = TorchAttention.of(head.decoder, PoolShape(head.pool_format(16), pages=1, page_size=16))
     with FolderWeights(target.folder, target.spelling, quantized=target.fp8) as weights:
         ends = EmbeddingAndHead.load(target, weights)
-    with Inspection(head.folder, family.spelling, head.decoder.fp8, blank=blank) as inspected:
+    with CheckpointInspection(head.folder, family.spelling, head.decoder.fp8, blank=blank) as inspected:
         try:
             family.load_tap(head, inspected, lambda rows: rows)
             family.load_draft(head, inspected, ends, backend)

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from eyas.engine.attention.forward import build_batch
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
 from eyas.train.heads.base import SharedTensors
@@ -20,7 +20,7 @@ from kv_transfer.layout import pages_for
 class PlainTeacher(TeacherModel):
     """The plain decoder."""
 
-    def __init__(self, config: ModelConfig, placement: Placement, room: BatchLimit) -> None:
+    def __init__(self, config: ModelConfig, placement: WeightPlacement, room: BatchLimit) -> None:
         shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, placement.device)
         self._pool, self._backend = KvPool(shape), TorchAttention.of(config, shape)
         folder, names = config.folder, config.spelling
@@ -38,7 +38,7 @@ class PlainTeacher(TeacherModel):
     def _run(self, batch: PackedBatch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         pages = first_pages(batch.lengths)
         spans = [
-            Span(range(first, first + pages_for(count, PAGE)), 0, count)
+            QuerySpan(range(first, first + pages_for(count, PAGE)), 0, count)
             for first, count in zip(pages, batch.lengths, strict=True)
         ]
         tokens = batch.ids.flatten()[batch.places].tolist()

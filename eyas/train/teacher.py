@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eyas.engine.attention.soft_cap import soft_cap
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.weights import Placement, Weights
+from eyas.engine.checkpoint.weights import WeightPlacement, Weights
 from eyas.train.heads.base import SharedTensors
 from eyas.train.packing import PackedBatch
 from kv_transfer.layout import pages_for
@@ -53,7 +53,7 @@ class BatchLimit:
 class TeacherModel(ABC):
     """A loaded target. `config`, `ends` and `placement` say what it is, what heads share, and where it is."""
 
-    def __init__(self, config: ModelConfig, ends: SharedTensors, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, ends: SharedTensors, placement: WeightPlacement) -> None:
         self.config = config
         self.ends = ends
         self.placement = placement

@@ -8,7 +8,7 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
-from eyas.engine.checkpoint.weights import Placement
+from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.train.plain_teacher import PlainTeacher
@@ -25,7 +25,7 @@ def load_teacher(folder: Path, device: str, room: BatchLimit) -> TeacherModel:
             f"--max-length: {room.length} is more than the {config.context_length} tokens of {folder}",
             param="max-length",
         )
-    placement = Placement(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    placement = WeightPlacement(device, torch.float32 if device == "cpu" else torch.bfloat16)
     if device == "cpu":
         return PlainTeacher(config, placement, room)
     if why := refusal(config, config.vocab_size):

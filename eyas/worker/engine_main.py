@@ -15,19 +15,19 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.common.machine.lifeline import signal_on_parent_death
 from eyas.engine.ipc.link import EngineLink
-from eyas.engine.ipc.messages import Stopped, WireFailure
-from eyas.engine.loading.startup import Start
+from eyas.engine.ipc.messages import EngineStopped, WireFailure
+from eyas.engine.loading.startup import EngineStart
 from eyas.worker.link import ZmqEngine
 
 
 def main(config: EngineConfig, endpoint: str) -> None:
-    """Loads and runs the engine for `config` until `Shutdown`, or the end of its front."""
+    """Loads and runs the engine for `config` until `ShutdownEngine`, or the end of its front."""
     eyas_logging.setup("engine", config.log_format, config.log_level)
     serve(lambda link: _run(config, link), endpoint)
 
 
 def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
-    """Runs `engine` in this process. An exception becomes a last `Stopped` event, and exit code 1.
+    """Runs `engine` in this process. An exception becomes a last `EngineStopped` event, and exit code 1.
 
     Signals that ask to leave are the front's: it drains and sends Shutdown. A terminal, systemd and `timeout`
     tell every process of a group, so they tell this one too.
@@ -43,7 +43,7 @@ def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
     try:
         engine(link)
     except Exception as error:
-        link.send([Stopped(_failure(error))])
+        link.send([EngineStopped(_failure(error))])
         sys.exit(1)
     finally:
         link.close()
@@ -56,7 +56,7 @@ def _unwind(*_: object) -> NoReturn:
 
 
 def _run(config: EngineConfig, link: EngineLink) -> None:
-    start = Start.of(config)
+    start = EngineStart.of(config)
     with start.phases("import"):
         import torch
 

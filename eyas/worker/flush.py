@@ -8,7 +8,7 @@ from eyas.common.errors import Unavailable
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import CacheFlushed, FlushCache, Stopped
+from eyas.engine.ipc.messages import CacheFlushed, EngineStopped, FlushCache
 
 ANSWER_S = 10.0  # beyond the wait: what the engine is in the middle of
 
@@ -19,14 +19,17 @@ async def flush(engine: EngineClient, wait_s: float) -> int:
     Raises Busy if requests still run after `wait_s`, and Unavailable while the engine cannot serve.
     """
     deadline = asyncio.get_running_loop().time() + wait_s + ANSWER_S
-    answer: StreamBuffer[CacheFlushed | Stopped] = StreamBuffer(2, deadline)
+    answer: StreamBuffer[CacheFlushed | EngineStopped] = StreamBuffer(2, deadline)
     call = engine.open(answer.put)
     try:
         engine.send(FlushCache(call, wait_s))
         match await answer.get():
             case CacheFlushed(pages=pages, failure=None):
                 return pages
-            case CacheFlushed(failure=WireFailure() as failure) | Stopped(failure=WireFailure() as failure):
+            case (
+                CacheFlushed(failure=WireFailure() as failure)
+                | EngineStopped(failure=WireFailure() as failure)
+            ):
                 raise failure.error()
         raise Unavailable("the engine has left")
     finally:

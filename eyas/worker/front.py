@@ -27,7 +27,17 @@ from eyas.common.security.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
 from eyas.common.wire import info, rpc
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Alive, Cached, Command, Drain, Load, Ready, Shutdown, StepReply, Stopped
+from eyas.engine.ipc.messages import (
+    CacheUpdate,
+    Command,
+    DrainEngine,
+    EngineAlive,
+    EngineLoad,
+    EngineReady,
+    EngineStopped,
+    ShutdownEngine,
+    StepReply,
+)
 from eyas.worker.flush import flush
 from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
@@ -63,21 +73,21 @@ class WorkerFront:
         self._registry.register(ModelName(figures, lambda: self.describe().model))
         self._liveness = EngineLiveness()
         self._cached: CachedPages | None = None  # once the cache has held a page
-        self._load = Load(progress=0, pending=False, running=0, waiting=0, pages_used=0)
+        self._load = EngineLoad(progress=0, pending=False, running=0, waiting=0, pages_used=0)
         self._open = False  # whether streams are served
         self._serving = False  # whether new requests are accepted too
         self._draining = False
         self._late = False  # the engine: nothing new is accepted
         self._stalled = False  # for so long that no stream is served
         self._leaving = False
-        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._stopped: asyncio.Future[Stopped] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
+        self._stopped: asyncio.Future[EngineStopped] = asyncio.get_running_loop().create_future()
         for kind, handler in (
-            (Ready, self._on_ready),
-            (Load, self._on_load),
-            (Alive, lambda _: self._liveness.beat(time.monotonic())),
-            (Cached, self._on_cached),
-            (Stopped, self._on_stopped),
+            (EngineReady, self._on_ready),
+            (EngineLoad, self._on_load),
+            (EngineAlive, lambda _: self._liveness.beat(time.monotonic())),
+            (CacheUpdate, self._on_cached),
+            (EngineStopped, self._on_stopped),
             (StepReply, lambda step: self._metrics.step(step.entries)),
         ):
             self._engine.on(kind, handler)
@@ -119,14 +129,14 @@ class WorkerFront:
     async def drain(self) -> None:
         """NOT_SERVING: new requests are refused with UNAVAILABLE. `run` ends when the others have ended."""
         self._draining = True
-        self._send([Drain()])
+        self._send([DrainEngine()])
         await self._refresh()
 
     async def stop(self) -> None:
         """NOT_SERVING: streams end with UNAVAILABLE, and the engine is told to leave."""
         self._leaving = True
         await self._refresh()
-        self._send([Shutdown()])
+        self._send([ShutdownEngine()])
         await self._membership.close()
         await asyncio.gather(self._server.stop(STOP_GRACE_S), asyncio.to_thread(self._scrape.shutdown))
         await self._drafts.close()
@@ -264,14 +274,14 @@ class WorkerFront:
 
     # --- events -----------------------------------------------------------------------------------------
 
-    def _on_ready(self, ready: Ready) -> None:
+    def _on_ready(self, ready: EngineReady) -> None:
         self._engine.ready = ready
         self._liveness.loaded(ready.slowest_step_s, time.monotonic())
         self._metrics.pages.set(ready.pages_total)
         self._metrics.synthetic.set(ready.synthetic)
         self.ready.set_result(ready)
 
-    def _on_cached(self, said: Cached) -> None:
+    def _on_cached(self, said: CacheUpdate) -> None:
         if self._cached is None:
             shape = PageShape(said.page_size, said.lookahead)
             self._cached = CachedPages(self._engine.ready.epoch, shape)
@@ -287,7 +297,7 @@ class WorkerFront:
         """Pages for drafts alone are in no cache: there is nothing to empty."""
         return 0 if self._config.engine.only_drafts else await flush(self._engine, wait_s)
 
-    def _on_load(self, load: Load) -> None:
+    def _on_load(self, load: EngineLoad) -> None:
         self._load = load
         self._liveness.saw(load, time.monotonic())
 
@@ -322,7 +332,7 @@ class WorkerFront:
         for path, commits in load.drafts_sent.items():
             self._metrics.drafts_sent(path, commits)
 
-    def _on_stopped(self, stopped: Stopped) -> None:
+    def _on_stopped(self, stopped: EngineStopped) -> None:
         self._leaving = True
         if not self._stopped.done():
             self._stopped.set_result(stopped)

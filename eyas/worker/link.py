@@ -43,7 +43,7 @@ def _socket(context: zmq.SyncContext) -> zmq.SyncSocket:
     socket = context.socket(zmq.PAIR)
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
-    socket.set(zmq.LINGER, 500)  # ms: time for a last `Stopped` or `Shutdown` to leave
+    socket.set(zmq.LINGER, 500)  # ms: time for a last `EngineStopped` or `ShutdownEngine` to leave
     return socket
 
 

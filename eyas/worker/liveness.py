@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from eyas.engine.ipc.messages import Load
+from eyas.engine.ipc.messages import EngineLoad
 
 MIN_SILENCE_S = 3.0
 STEPS_OF_SILENCE = 4.0
@@ -19,9 +19,9 @@ STALL = 4.0  # times the first bound
 class EngineLiveness:
     """The engine's last progress. The caller gives the times, in monotonic seconds.
 
-    An engine without work is never late. It has work while its last `Load` says `pending`, and while that
-    has not counted every command sent: a `Load` that left before a command arrived does not know of it.
-    Nothing is expected before `loaded` is called.
+    An engine without work is never late. It has work while its last `EngineLoad` says `pending`, and while
+    that has not counted every command sent: a `EngineLoad` that left before a command arrived does not know
+    of it. Nothing is expected before `loaded` is called.
     """
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class EngineLiveness:
             self._since = now
         self._sent += commands
 
-    def saw(self, load: Load, now: float) -> None:
-        """A `Load` arrived."""
+    def saw(self, load: EngineLoad, now: float) -> None:
+        """A `EngineLoad` arrived."""
         moved = load.progress != self._progress
         self._progress, self._pending, self._heard = load.progress, load.pending, load.heard
         if moved or not self._owed:

@@ -22,10 +22,10 @@ from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     CopyPages,
     CopyStopped,
+    EngineStopped,
     LinkProbed,
     ProbeLink,
     StageCopy,
-    Stopped,
     WireFailure,
 )
 from eyas.worker.fetches import FetchTasks
@@ -109,7 +109,7 @@ class LinkProbes:
 
     async def _measure(self, name: str, owner: _PageOwner, rank: int) -> PageLink:
         deadline = asyncio.get_running_loop().time() + ANSWER_S
-        answer: StreamBuffer[LinkProbed | Stopped] = StreamBuffer(2, deadline)
+        answer: StreamBuffer[LinkProbed | EngineStopped] = StreamBuffer(2, deadline)
         call = self._engine.open(answer.put)
         self._owners[-call] = owner
         try:
@@ -117,7 +117,7 @@ class LinkProbes:
             match await answer.get():
                 case LinkProbed(link=link):
                     return link
-                case Stopped(failure=WireFailure() as failure):
+                case EngineStopped(failure=WireFailure() as failure):
                     raise failure.error()
             raise Unavailable("the engine has left")
         finally:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.attention.attend import Queries
-from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
-from eyas.engine.kernels.attention.exact_parts import Parts
+from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.exact_attend import AttentionCut, ExactLaunch
+from eyas.engine.kernels.attention.exact_parts import PartSizes
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
 from eyas.engine.kernels.attention.exact_prefill import ChunkCut, attend_chunks_exactly
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import tile_rows
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 
 PAGE = 16
 Path = tuple[int, ...]
@@ -52,7 +52,7 @@ class Tokens:
         """heads: of queries, of keys, and values of each."""
         random = torch.Generator().manual_seed(count)
         many, few, self.dim = heads
-        self.heads, self.device, self.rule = many, device, Scores(self.dim**-0.5)
+        self.heads, self.device, self.rule = many, device, ScoreScaling(self.dim**-0.5)
         self.q = torch.randn(count, many, self.dim, generator=random).mul(2).to(device, dtype)
         self.kv = torch.randn(count, 2, few, self.dim, generator=random).to(device, dtype)
         self._random = random
@@ -87,14 +87,14 @@ class Tokens:
 class Exact:
     """The exact kernels, cut in one way, with any queries."""
 
-    def __init__(self, tokens: Tokens, parts: Parts, cut: Cut | None = None) -> None:
+    def __init__(self, tokens: Tokens, parts: PartSizes, cut: AttentionCut | None = None) -> None:
         self._tokens, self._parts, self._cut = tokens, parts, cut
 
     def rows(self, paths: Sequence[Path], width: int = 1) -> Bits:
         """The last `width` tokens of each path, all in one batch."""
         kv = self._tokens.laid(paths)
         starts = self._tokens.ints(*(len(path) - width for path in paths))
-        queries = Queries(self._tokens.ints(*range(len(paths))), starts, width)
+        queries = QueryRows(self._tokens.ints(*range(len(paths))), starts, width)
         asked = [path[: len(path) - width + j + 1] for path in paths for j in range(width)]
         return self._kept(asked, self._attend(kv, queries, asked))
 
@@ -107,7 +107,9 @@ class Exact:
                 for seen in tree.ancestors(node):
                     mask[seen // 64, b, node] |= 1 << seen % 64 if seen % 64 < 63 else -(2**63)
         starts = self._tokens.ints(*(len(tree.trunk) for tree in trees))
-        queries = Queries(self._tokens.ints(*range(len(trees))), starts, width, mask.to(self._tokens.device))
+        queries = QueryRows(
+            self._tokens.ints(*range(len(trees))), starts, width, mask.to(self._tokens.device)
+        )
         asked = [tree.path(node) for tree in trees for node in range(width)]
         return self._kept(asked, self._attend(kv, queries, asked))
 
@@ -128,7 +130,7 @@ class Exact:
         q = self._asking(asked)
         return self._kept(asked, attend_chunks_exactly(q, kv, tiles_there, cut, out=wide(q)))
 
-    def _attend(self, kv: PagedKv, queries: Queries, asked: Sequence[Path]) -> torch.Tensor:
+    def _attend(self, kv: PagedKv, queries: QueryRows, asked: Sequence[Path]) -> torch.Tensor:
         launch = ExactLaunch.on(kv, self._tokens.heads, len(asked), pdl=False, parts=self._parts)
         for left in (launch.accs, launch.peaks, launch.totals):
             left.fill_(float("nan"))
@@ -150,7 +152,7 @@ def wide(q: torch.Tensor) -> torch.Tensor:
     return torch.empty(q.shape, dtype=torch.float32, device=q.device)
 
 
-def ruled(tokens: Tokens, rule: Scores) -> Tokens:
+def ruled(tokens: Tokens, rule: ScoreScaling) -> Tokens:
     """The same tokens under another layer's rule."""
     other = Tokens.__new__(Tokens)
     other.__dict__.update(tokens.__dict__, rule=rule)

@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.engine.checkpoint.fp8 import Rounding, scales_of
+from eyas.engine.checkpoint.fp8 import RowRounding, scales_of
 from eyas.engine.kernels.experts import combine, route
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products.blocks import StoredWeight
 from eyas.engine.models.fused_step import product_float32
@@ -30,7 +30,7 @@ _LARGE = 32.0  # of what is stored in FP8, on average
 class Table(Protocol):
     """Rows 0 to MOST - 1."""
 
-    def run(self, rows: Sequence[int], products: Products) -> dict[int, torch.Tensor]:
+    def run(self, rows: Sequence[int], products: GroupedProducts) -> dict[int, torch.Tensor]:
         """What each of these rows leaves."""
 
 
@@ -40,7 +40,7 @@ class Where:
 
     device: str
     dtype: torch.dtype
-    rounding: Rounding | None = None
+    rounding: RowRounding | None = None
 
     def rows(self, count: int, k: int) -> torch.Tensor:
         """Numbers of very different sizes [count, k]."""
@@ -74,7 +74,7 @@ class ExpertRows:
             where.weight(spec.experts, hidden, spec.width),
         )
 
-    def run(self, rows: Sequence[int], products: Products) -> dict[int, torch.Tensor]:
+    def run(self, rows: Sequence[int], products: GroupedProducts) -> dict[int, torch.Tensor]:
         """Scores, what each expert makes, and the new residual with 1 / rms: float32 [numbers]."""
         index = torch.tensor(rows, device=self._x.device)
         x, residual, m = self._x[index], self._residual[index], len(rows)
@@ -83,7 +83,7 @@ class ExpertRows:
         product_float32(x, self._router, logits, launch)
         chosen = route.choose(logits, self._spec)
         order = products.group(chosen.experts, (gate_up, down))
-        inner = products.gate_up(x, gate_up, order, self._spec.per_row, Gate())
+        inner = products.gate_up(x, gate_up, order, self._spec.per_row, GateActivation())
         made = products.down(inner, down, order)
         if m <= skinny.MAX_ROWS:
             residual, sums = combine.combine_add(made, chosen.weights, None, residual, exact=launch.exact)
@@ -98,10 +98,10 @@ class ExpertRows:
 class DenseRows:
     """One weight [n, k]."""
 
-    def __init__(self, n: int, k: int, where: Where, gate: Gate | None = None) -> None:
+    def __init__(self, n: int, k: int, where: Where, gate: GateActivation | None = None) -> None:
         self._x, self._weight, self._gate = where.rows(MOST, k), where.weight(n, k), gate
 
-    def run(self, rows: Sequence[int], products: Products) -> dict[int, torch.Tensor]:
+    def run(self, rows: Sequence[int], products: GroupedProducts) -> dict[int, torch.Tensor]:
         """The product."""
         x = self._x[torch.tensor(rows, device=self._x.device)]
         if self._gate is None:
@@ -111,7 +111,7 @@ class DenseRows:
         return dict(zip(rows, made, strict=True))
 
 
-def compositions(table: Table, products: Products, counts: Sequence[int]) -> Iterator[Composition]:
+def compositions(table: Table, products: GroupedProducts, counts: Sequence[int]) -> Iterator[Composition]:
     """Rows at once, about row 0, each time some rows further on."""
     for turn, count in enumerate(counts):
         first = turn * 3 - count // 2

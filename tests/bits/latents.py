@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.exact_attend import ExactLaunch
-from eyas.engine.kernels.attention.exact_parts import Parts
+from eyas.engine.kernels.attention.exact_parts import PartSizes
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.latent.exact_latents import (
     MOST_SHARED,
     attend_latent_chunks_exactly,
@@ -28,7 +28,7 @@ class Latents:
     """Ids, with the row and the query of each; results are not rounded."""
 
     def __init__(
-        self, count: int, sizes: tuple[int, int, int], device: str, dtype: torch.dtype, parts: Parts
+        self, count: int, sizes: tuple[int, int, int], device: str, dtype: torch.dtype, parts: PartSizes
     ) -> None:
         """sizes: heads, elements of a latent, and of a rotated key."""
         self._random = torch.Generator().manual_seed(count)
@@ -36,12 +36,12 @@ class Latents:
         width, self._device, self._parts = self._latent + rotated, device, parts
         self._q = torch.randn(count, self._heads, width, generator=self._random).to(device, dtype)
         self._kept = torch.randn(count, width, generator=self._random).to(device, dtype)
-        self._rule = Scores(2.0 * width**-0.5)
+        self._rule = ScoreScaling(2.0 * width**-0.5)
 
     def rows(self, paths: Sequence[Path], width: int = 1) -> Bits:
         """The last `width` tokens of each path, all in one batch."""
         starts = self._ints(*(len(path) - width for path in paths))
-        queries = Queries(self._ints(*range(len(paths))), starts, width)
+        queries = QueryRows(self._ints(*range(len(paths))), starts, width)
         asked = [path[: len(path) - width + j + 1] for path in paths for j in range(width)]
         return self._decoded(self._laid(paths), queries, asked)
 
@@ -54,7 +54,7 @@ class Latents:
                 for seen in tree.ancestors(node):
                     mask[seen // 64, b, node] |= 1 << seen % 64 if seen % 64 < 63 else -(2**63)
         starts = self._ints(*(len(tree.trunk) for tree in trees))
-        queries = Queries(self._ints(*range(len(trees))), starts, width, mask.to(self._device))
+        queries = QueryRows(self._ints(*range(len(trees))), starts, width, mask.to(self._device))
         return self._decoded(kv, queries, [tree.path(node) for tree in trees for node in range(width)])
 
     def chunks(self, chunks: Sequence[tuple[Path, int]]) -> Bits:
@@ -77,7 +77,7 @@ class Latents:
         scores = torch.einsum("hd,kd->hk", self._q[path[-1]].double(), kept) * self._rule.scale
         return torch.einsum("hk,kd->hd", scores.softmax(-1), kept[:, : self._latent])
 
-    def _decoded(self, kv: PagedKv, queries: Queries, asked: Sequence[Path]) -> Bits:
+    def _decoded(self, kv: PagedKv, queries: QueryRows, asked: Sequence[Path]) -> Bits:
         launch = ExactLaunch.on(kv, self._heads, len(asked), False, self._parts, shared=MOST_SHARED)
         for left in (launch.accs, launch.peaks, launch.totals):
             left.fill_(float("nan"))

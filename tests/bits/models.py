@@ -15,9 +15,9 @@ from eyas.engine.attention.device import chunk_tile_rows
 from eyas.engine.attention.exact_latents import ExactLatents
 from eyas.engine.attention.exact_rows import ExactAttention
 from eyas.engine.attention.latent import PagedLatents
-from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.attention.rows import PagedAttention, RowLimits
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
@@ -42,7 +42,7 @@ class Model:
         self,
         folder: Path,
         exact: bool,
-        placement: Placement,
+        placement: WeightPlacement,
         group: ProcessGroup | None = None,
         cublas: bool = True,
     ) -> None:
@@ -53,8 +53,8 @@ class Model:
         self._table = torch.randperm(PAGES, generator=random).int()[None].to(device) + 1
         latent = bool(share.kv_format.latent)
         kinds = (PagedLatents, ExactLatents) if latent else (PagedAttention, ExactAttention)
-        attention = kinds[exact](self._table, share.num_heads, self._shape, Most(1, 8), pdl=False)
-        launch = replace(skinny.Launch.on(device, False, exact), cublas=cublas and device != "cpu")
+        attention = kinds[exact](self._table, share.num_heads, self._shape, RowLimits(1, 8), pdl=False)
+        launch = replace(skinny.ProductLaunch.on(device, False, exact), cublas=cublas and device != "cpu")
         group = group or ProcessGroup(RankInfo(), device)
         context = LayerContext.on(device, config, group, launch, attention)
         with FolderWeights(folder, config.spelling, placement, quantized=config.fp8) as weights:

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 
 from eyas.engine.kernels.products import exact_wide, skinny
-from eyas.engine.kernels.products.skinny_tiles import Tile
+from eyas.engine.kernels.products.skinny_tiles import ProductTile
 from tests.bits.compare import Composition
 
 EPS = 1e-5
-Into = tuple[skinny.QkvWeights, torch.Tensor, skinny.Rotation, skinny.KvRows]
+Into = tuple[skinny.QkvWeights, torch.Tensor, skinny.RotaryInput, skinny.KvRows]
 _LENGTH = 64  # positions of the rotary tables
 
 
@@ -30,7 +30,7 @@ class Product:
     k: int
     dim: int = 128
 
-    def table(self, tiles: Sequence[Tile]) -> dict[tuple[str, int, int, int], Tile]:
+    def table(self, tiles: Sequence[ProductTile]) -> dict[tuple[str, int, int, int], ProductTile]:
         """Tiles for 16, 32, 64 and 128 rows."""
         rows = (16, 32, 64, 128)
         return {(self.kind, r, self.n, self.k): tile for r, tile in zip(rows, tiles, strict=True)}
@@ -53,20 +53,22 @@ class ProductRows:
         angles = torch.rand(_LENGTH, product.dim // 2, generator=self._random).to(device) * 6.28
         self._cos, self._sin = angles.cos(), angles.sin()
 
-    def run(self, rows: Sequence[int], launch: skinny.Launch) -> dict[int, torch.Tensor]:
+    def run(self, rows: Sequence[int], launch: skinny.ProductLaunch) -> dict[int, torch.Tensor]:
         """What each of these rows leaves, the narrow way: float32 [numbers]."""
         index = torch.tensor(rows, device=self._device)
         x = skinny.empty_padded(len(rows), self.product.k, like=self._x).copy_(self._x[index])
         sums = self._sums.new_full(self._sums.shape, float("nan"))
         sums[:, : len(rows)] = self._sums[:, index]
-        source = skinny.Source(x, sums, EPS)
+        source = skinny.ProductInput(x, sums, EPS)
         kinds = {"linear": self._linear, "gated": self._gated}
         left = kinds.get(self.product.kind, self._qkv)(source, index, launch)
         return dict(zip(rows, left, strict=True))
 
-    def _linear(self, source: skinny.Source, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+    def _linear(
+        self, source: skinny.ProductInput, index: torch.Tensor, launch: skinny.ProductLaunch
+    ) -> torch.Tensor:
         """To float32; and with a residual: the rounded row, and its 1 / rms as a reader finds it."""
-        m, plain, rows = len(index), skinny.Source(source.x), self._residual[index]
+        m, plain, rows = len(index), skinny.ProductInput(source.x), self._residual[index]
         wide = torch.empty(m, self.product.n, device=self._device)
         skinny.linear(plain, self._weight, wide, launch)
         parts = skinny.linear_parts(plain, self._weight, launch)
@@ -74,12 +76,16 @@ class ProductRows:
         skinny.linear(plain, self._weight, rows, launch, rows, sums)
         return torch.cat((wide, rows.float(), scale_of(sums[:, :m], self.product.n)), dim=1)
 
-    def _gated(self, source: skinny.Source, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+    def _gated(
+        self, source: skinny.ProductInput, index: torch.Tensor, launch: skinny.ProductLaunch
+    ) -> torch.Tensor:
         out = self._x.new_empty(len(index), self.product.n // 2)
         skinny.gated(source, self._weight, out, launch)
         return out.float()
 
-    def _qkv(self, source: skinny.Source, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+    def _qkv(
+        self, source: skinny.ProductInput, index: torch.Tensor, launch: skinny.ProductLaunch
+    ) -> torch.Tensor:
         weights, q, rotation, kv = into = self._heads(index)
         skinny.qkv_rope(source, weights, q, rotation, kv, launch)
         return self._of_heads(index, into)
@@ -91,7 +97,7 @@ class ProductRows:
         pool = self._x.new_zeros(skinny.MAX_ROWS, 1, 2, 1, 1, dim)
         norms = skinny.HeadNorms(self._gains, EPS) if self.product.kind == "heads" else None
         weights = skinny.QkvWeights(self._weight, None if norms is None else self._bias, norms)
-        rotation = skinny.Rotation(self._cos, self._sin, index % _LENGTH)
+        rotation = skinny.RotaryInput(self._cos, self._sin, index % _LENGTH)
         return weights, q, rotation, skinny.KvRows(pool[:, 0], index)
 
     @staticmethod
@@ -106,24 +112,24 @@ class ProductRows:
 class WideRows(ProductRows):
     """The same rows the wide way: a product of raw rows, and what follows it."""
 
-    def run(self, rows: Sequence[int], launch: skinny.Launch) -> dict[int, torch.Tensor]:
+    def run(self, rows: Sequence[int], launch: skinny.ProductLaunch) -> dict[int, torch.Tensor]:
         """What each of these rows leaves, without the launch's scratch memory: float32 [numbers]."""
         index = torch.tensor(rows, device=self._device)
         kinds = {"linear": self._settled, "gated": self._multiplied}
         left = kinds.get(self.product.kind, self._rotated)(self._x[index], index, launch)
         return dict(zip(rows, left, strict=True))
 
-    def _settled(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+    def _settled(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.ProductLaunch) -> torch.Tensor:
         rows = self._residual[index]
         scales = exact_wide.settle(rows, EPS, exact_wide.shares(x, self._weight, launch))
         wide = exact_wide.product(x, self._weight, launch, dtype=torch.float32)
         return torch.cat((wide, rows.float(), scales[:, None]), dim=1)
 
-    def _multiplied(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+    def _multiplied(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.ProductLaunch) -> torch.Tensor:
         raw = exact_wide.product(x, self._weight, launch, "gated")
         return exact_wide.act_mul(raw, exact_wide.settle(x.clone(), EPS)).float()
 
-    def _rotated(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+    def _rotated(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.ProductLaunch) -> torch.Tensor:
         raw = exact_wide.product(x, self._weight, launch, self.product.kind, self.product.dim)
         into = self._heads(index)
         weights, *rest = into
@@ -146,7 +152,7 @@ def scale_of(sums: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def compositions(
-    rows: ProductRows, launch: skinny.Launch, counts: Sequence[int], stride: int = 0
+    rows: ProductRows, launch: skinny.ProductLaunch, counts: Sequence[int], stride: int = 0
 ) -> Iterator[Composition]:
     """Rows at once, about row 0; each time `stride` rows further on."""
     for turn, count in enumerate(counts):
@@ -155,6 +161,8 @@ def compositions(
         yield Composition(f"{count} rows from {taken[0]} on", partial(rows.run, taken, launch))
 
 
-def cut_by(launch: skinny.Launch, product: Product, tiles: Sequence[Tile]) -> skinny.Launch:
+def cut_by(
+    launch: skinny.ProductLaunch, product: Product, tiles: Sequence[ProductTile]
+) -> skinny.ProductLaunch:
     """With these tiles for 16, 32, 64 and 128 rows."""
     return replace(launch, tiles=product.table(tiles))

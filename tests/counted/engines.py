@@ -19,7 +19,7 @@ import msgspec
 from eyas.common.config import NANO, EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
-from eyas.engine.ipc.messages import Command, Drain, Event, Load, StepReply, Submit
+from eyas.engine.ipc.messages import Command, DrainEngine, EngineLoad, Event, StepReply, SubmitGeneration
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loop import engine as engine_loop
 from gateway.text.tokenizer import Tokenizer
@@ -54,8 +54,8 @@ class HandLink:
     def steps(self) -> list[StepReply]:
         return [event for message in self.messages for event in message if isinstance(event, StepReply)]
 
-    def last_load(self) -> Load:
-        return [event for message in self.messages for event in message if isinstance(event, Load)][-1]
+    def last_load(self) -> EngineLoad:
+        return [event for message in self.messages for event in message if isinstance(event, EngineLoad)][-1]
 
 
 def counts(folder: Path) -> dict[str, int | float]:
@@ -95,7 +95,7 @@ def _unified(name: str, config: EngineConfig, asked: Sequence[GenerationRequest]
 
 def run(config: EngineConfig, asked: Sequence[GenerationRequest]) -> HandLink:
     """An engine that gets all requests at once, and leaves when it has answered them."""
-    link = HandLink([*(Submit(request, 1, False) for request in asked), Drain()])
+    link = HandLink([*(SubmitGeneration(request, 1, False) for request in asked), DrainEngine()])
     with patch.object(engine_loop, "LOAD_S", math.inf):  # no message because time has passed
         build_engine(config, link).run()
     return link

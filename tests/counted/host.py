@@ -19,14 +19,14 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.device.buckets import Buckets
+from eyas.engine.batch.tables import SlotTables, TableSizes
+from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.step import Layout, StepInput
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.device.step import StepInput, StepLayout
+from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.drafts.rounds import FACTS
-from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.drafting import Drafting
+from eyas.engine.loop.commit import StepCommitter
+from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.scheduling.limits import Limits
 from tests.unit.engine_rig import PAGE, Rig
@@ -38,10 +38,10 @@ TRIES = 3
 
 
 class ReadyDevice:
-    """Twin of `eyas.engine.device.executor.Executor`: every row gives the same token, at once."""
+    """Twin of `eyas.engine.device.executor.StepExecutor`: every row gives the same token, at once."""
 
     def __init__(self, slots: int) -> None:
-        self.tables = Tables(TableSizes(slots + 1, CONTEXT // PAGE + 1, context=CONTEXT), "cpu")
+        self.tables = SlotTables(TableSizes(slots + 1, CONTEXT // PAGE + 1, context=CONTEXT), "cpu")
         self.state = SimpleNamespace(
             tables=self.tables, prompts=None, tap=None, drafter=None, lookup=None, trees=False
         )
@@ -66,13 +66,13 @@ class Busy:
         limits = Limits(PAGE, count, count * PROMPT, 1)
         self._rig.scheduler.limits = limits
         device: Any = self.device
-        buckets, layout = Buckets(1, PAGE, (count,)), Layout(PAGE, device.tables.padding_slot, PAGE)
-        runner = DeviceRunner(device, buckets, [layout], Grammars(Path(), 0, ()), ahead=True)
+        buckets, layout = GraphBuckets(1, PAGE, (count,)), StepLayout(PAGE, device.tables.padding_slot, PAGE)
+        runner = DeviceRunner(device, buckets, [layout], GrammarManager(Path(), 0, ()), ahead=True)
         requests = self._rig.requests
-        committer = Committer(
+        committer = StepCommitter(
             scheduler=self._rig.scheduler,
             runner=runner,
-            drafting=Drafting(None, 0, 0),
+            drafting=DraftCoordinator(None, 0, 0),
             leases=self._rig.leases,
             outbox=self._rig.outbox,
             eos_ids=(),

@@ -23,11 +23,11 @@ from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import padding_rows
 from eyas.engine.device.step import StepShape
-from eyas.engine.kernels.launch.launching import Kernel
+from eyas.engine.kernels.launch.launching import TritonKernel
 from eyas.engine.kernels.sampling.special import COLUMNS
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.startup import Phases
+from eyas.engine.loading.startup import StartPhases
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
@@ -74,7 +74,7 @@ def counted() -> Iterator[Launches]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
         launches.launch(kernel)
 
-    with patch.object(Kernel, "launch", run), patch.object(InterpretedFunction, "run", run), launches:
+    with patch.object(TritonKernel, "launch", run), patch.object(InterpretedFunction, "run", run), launches:
         yield launches
 
 
@@ -156,7 +156,7 @@ def _config(folder: Path) -> EngineConfig:
 
 def _built(config: EngineConfig) -> DeviceState:
     spec, ranks = EngineSpec.of(config, epoch=1), ProcessGroup(RankInfo(), config.device)
-    return build_state(spec, ranks, Phases())[1]
+    return build_state(spec, ranks, StartPhases())[1]
 
 
 def _is_view(function: Any) -> bool:

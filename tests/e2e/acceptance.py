@@ -32,10 +32,10 @@ from eyas.common.config import NANO, NANO_HEAD, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.sampling.row import Row
-from eyas.engine.sampling.sampler import Sampled, sample
+from eyas.engine.sampling.row import SampledRow
+from eyas.engine.sampling.sampler import SampledTokens, sample
 from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest
-from eyas.engine.speculation.verify import Verdict, walk
+from eyas.engine.speculation.verify import TreeVerdict, walk
 from gateway.text.tokenizer import Tokenizer
 from tests.e2e.lossless_ways import InProcess, Task
 from tools.nano.heldout import held_out_prompts
@@ -60,14 +60,14 @@ class Rounds:
     tokens: int = 0
     target_only: float = 0.0
 
-    def walk(self, tree: DraftTree | None, chosen: Sequence[int]) -> Verdict:
+    def walk(self, tree: DraftTree | None, chosen: Sequence[int]) -> TreeVerdict:
         """In the place of `verify.walk`."""
         verdict = walk(tree, chosen)
         self.count += 1
         self.tokens += len(verdict.tokens)
         return verdict
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> Sampled:
+    def sample(self, logits: Tensor, rows: Sequence[SampledRow]) -> SampledTokens:
         """In the place of `sampler.sample`; each tree's rows stand together, its root's first."""
         reached: dict[tuple[int, ...], float] = {}  # chance that sampling comes to a node, by its path
         chances: dict[tuple[int, ...], Tensor] = {}
@@ -84,9 +84,9 @@ class Rounds:
         return sample(logits, rows)
 
 
-def blind(request: DraftRequest, position: int) -> Row:
+def blind(request: DraftRequest, position: int) -> SampledRow:
     """The row of a drafter that does not know the seed."""
-    return Row(SamplingParams(temperature=0.0), request.choice, position, (), (), ())
+    return SampledRow(SamplingParams(temperature=0.0), request.choice, position, (), (), ())
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Sequence as SequenceOf
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import ROOT, DraftTree
-from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
+from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, SequenceProposal
 
 MOST_NODES = 16  # more than any round verifies, so that the engine has to narrow
 FOLLOW = 0.9  # how often it agrees to follow a sequence when asked
@@ -28,7 +28,7 @@ class RandomDrafter(Drafter):
         self._vocab_size = vocab_size
         self._answers = answers
         self._random = random.Random(2)
-        self._drafts: list[Draft] = []
+        self._drafts: list[SequenceProposal] = []
 
     @property
     def local_kv(self) -> bool:
@@ -37,15 +37,15 @@ class RandomDrafter(Drafter):
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
         return self._random.random() < FOLLOW
 
-    def post(self, commits: SequenceOf[Commit]) -> None:
+    def post(self, commits: SequenceOf[AcceptedRows]) -> None:
         for commit in commits:
             newest = commit.base + len(commit.tokens)
             for _ in range(self._random.choice((0, 0, 1, 1, 2))):
                 late = self._random.choice((0, 0, 0, 1, 2))
                 base = max(newest - late, len(commit.seq.prompt) - 1)
-                self._drafts.append(Draft(commit.seq, base, self._tree(commit.seq, base)))
+                self._drafts.append(SequenceProposal(commit.seq, base, self._tree(commit.seq, base)))
 
-    def take(self) -> list[Draft]:
+    def take(self) -> list[SequenceProposal]:
         drafts, self._drafts = self._drafts, []
         return drafts
 

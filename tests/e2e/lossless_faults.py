@@ -17,10 +17,10 @@ import torch
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.sampling.noise import streams
-from eyas.engine.sampling.row import Row
-from eyas.engine.speculation.drafters.base import Commit
+from eyas.engine.sampling.row import SampledRow
+from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
-from eyas.engine.speculation.verify import Verdict, walk
+from eyas.engine.speculation.verify import TreeVerdict, walk
 
 Fault = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -29,11 +29,11 @@ Fault = Callable[[], contextlib.AbstractContextManager[None]]
 def accepts_a_wrong_child() -> Iterator[None]:
     """The last node below the root is accepted, whatever the target says there."""
 
-    def trusting(tree: DraftTree | None, chosen: Sequence[int]) -> Verdict:
+    def trusting(tree: DraftTree | None, chosen: Sequence[int]) -> TreeVerdict:
         if tree is None or walk(tree, chosen).path:
             return walk(tree, chosen)
         child = tree.children(-1)[-1]
-        return Verdict((child,), (tree.tokens[child], chosen[1 + child]))
+        return TreeVerdict((child,), (tree.tokens[child], chosen[1 + child]))
 
     with mock.patch("eyas.engine.loop.plain_runner.walk", trusting):
         yield
@@ -43,7 +43,7 @@ def accepts_a_wrong_child() -> Iterator[None]:
 def noise_by_row() -> Iterator[None]:
     """Noise is keyed by a row's place in the step, not by the token's position."""
 
-    def misplaced(rows: Sequence[Row], like: torch.Tensor) -> torch.Tensor:
+    def misplaced(rows: Sequence[SampledRow], like: torch.Tensor) -> torch.Tensor:
         return streams([(row.params.seed, i, row.choice) for i, row in enumerate(rows)], like.device)
 
     with mock.patch("eyas.engine.sampling.sampler._streams", misplaced):
@@ -54,10 +54,10 @@ def noise_by_row() -> Iterator[None]:
 def penalties_without_ancestors() -> Iterator[None]:
     """Penalties at a node count the output and forget the draft tokens above it."""
 
-    def forgetful(*fields: Any) -> Row:
-        return dataclasses.replace(Row(*fields), ancestors=())
+    def forgetful(*fields: Any) -> SampledRow:
+        return dataclasses.replace(SampledRow(*fields), ancestors=())
 
-    with mock.patch("eyas.engine.loop.plain_runner.Row", forgetful):
+    with mock.patch("eyas.engine.loop.plain_runner.SampledRow", forgetful):
         yield
 
 
@@ -73,7 +73,7 @@ def stale_features() -> Iterator[None]:
     """The draft head gets each row with the feature of the row before: that costs acceptance, no token."""
     post, newest = ColocatedDrafter.post, dict[int, torch.Tensor]()
 
-    def late(drafter: ColocatedDrafter, commits: Sequence[Commit]) -> None:
+    def late(drafter: ColocatedDrafter, commits: Sequence[AcceptedRows]) -> None:
         shifted = []
         for commit in commits:
             before = newest.get(id(commit.seq), commit.features[:1])

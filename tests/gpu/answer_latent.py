@@ -25,7 +25,7 @@ from eyas.bench.static_batch import Script, ScriptLink, StaticBatch, figures, re
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.errors import EyasError
 from eyas.engine.loading.build import build_engine
-from eyas.engine.loading.startup import Start
+from eyas.engine.loading.startup import EngineStart
 from kv_transfer.backends.table import NONE
 
 LAYERS, DENSE, VOCAB = 61, 3, 16160
@@ -176,7 +176,7 @@ def answer(layers: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_rank(Path(folder), layers)
         config = configured(folder)
-        start = Start.of(config)
+        start = EngineStart.of(config)
         link = ScriptLink(lambda ready: script(layers, ready.vocab_size))
         engine = build_engine(config, link, start)
         tell({"ready_s": time.monotonic() - began, "memory_gb": torch.cuda.memory_allocated() / 1e9})

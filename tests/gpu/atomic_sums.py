@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.products import exact_wide
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 
 STRETCHES = 16
 _ROWS, _COLUMNS, _K = 64, 64, 64
@@ -45,7 +45,7 @@ def instead() -> SimpleNamespace:
     """`exact_wide` with the products that are added to the residual added up by atomics."""
 
     def shares(
-        x: torch.Tensor, weight: torch.Tensor, launch: Launch, kind: str = "linear", span: int = 0
+        x: torch.Tensor, weight: torch.Tensor, launch: ProductLaunch, kind: str = "linear", span: int = 0
     ) -> torch.Tensor:
         linear = kind == "linear"
         return product(x, weight) if linear else exact_wide.shares(x, weight, launch, kind, span)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.bench.kernels.attention import ancestors
-from eyas.engine.kernels.attention.attend import Launch, Queries
+from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows
 from eyas.engine.kernels.attention.paged import PagedKv
 
 HEADS, KV_HEADS, DIM, PAGE, LAYERS = 32, 8, 128, 16, 16
@@ -104,10 +104,10 @@ class Pool:
     def layer(self, index: int) -> PagedKv:
         return PagedKv(self._pool[:, index % LAYERS], self._tables)
 
-    def launch(self, cases: Sequence[Case]) -> Launch:
+    def launch(self, cases: Sequence[Case]) -> AttentionLaunch:
         """With room for any cut of these cases."""
         heads = HEADS * max(len(case.lengths) * case.width for case in cases)
-        launch = Launch.on(self.layer(0), HEADS, batch=1, width=1, pdl=True)
+        launch = AttentionLaunch.on(self.layer(0), HEADS, batch=1, width=1, pdl=True)
         return replace(
             launch,
             parts=torch.empty(_MOST_PARTS * heads, DIM, device="cuda"),
@@ -136,10 +136,10 @@ class Pool:
         return torch.einsum("hnk,khd->nhd", weights, v)
 
 
-def queries_of(case: Case, first_slot: int) -> Queries:
+def queries_of(case: Case, first_slot: int) -> QueryRows:
     """A tree is binary, its nodes in order of depth."""
     batch = len(case.lengths)
-    return Queries(
+    return QueryRows(
         slots=torch.arange(batch, dtype=torch.int32, device="cuda") + first_slot,
         starts=torch.tensor(case.lengths, dtype=torch.int32, device="cuda"),
         width=case.width,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from eyas.engine.batch.rows import DecodeRows
-from eyas.engine.kernels.drafts.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
+from eyas.engine.kernels.drafts.rounds import PLAIN, RoundBatch, RoundRows, physical_rows, store_rows
 from eyas.engine.kernels.launch.launching import after_previous
 from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from
 from eyas.engine.kernels.sampling.ranking import LOWEST_KEY, key_of, value_of
@@ -25,7 +25,7 @@ LANES = 128
 ANY = (*PLAIN, "best", "slots", "temperature", "choice", "token_map", "positions")
 
 
-def chain(self: DeviceProposer, last: Drafted, batch: Batch, steps: int) -> None:
+def chain(self: DeviceProposer, last: Drafted, batch: RoundBatch, steps: int) -> None:
     """In place of `DeviceProposer._chain`."""
     rows = RoundRows(*(batch.slots.new_empty(batch.size) for _ in range(4)))
     places = self._tables.length.index_select(0, batch.slots)
@@ -53,7 +53,7 @@ def picked(self: DeviceProposer, drafted: Drafted, index: torch.Tensor) -> Draft
 
 
 def propose(
-    batch: Batch,
+    batch: RoundBatch,
     logits: torch.Tensor,
     positions: torch.Tensor,
     token_map: torch.Tensor | None,
@@ -128,7 +128,7 @@ def _token(key, token_map, VOCAB: tl.constexpr):
     return token
 
 
-def propose_rows(batch: Batch, best: torch.Tensor, step: int, rows: RoundRows) -> None:
+def propose_rows(batch: RoundBatch, best: torch.Tensor, step: int, rows: RoundRows) -> None:
     """Stores draft number `step` of each sequence, and writes the row that the draft head runs next.
 
     `best` int32 [B]: target ids. A sequence whose drafts end above gets -1 and an empty row. The row and

@@ -18,7 +18,7 @@ import torch
 
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import Gpu
+from eyas.engine.ipc.row_memory import LocalGpu
 from kv_transfer.gpu.cuda import CudaDriver
 
 PLACES = 32
@@ -27,9 +27,9 @@ THEIRS = torch.cuda.device_count() - 1 if torch.cuda.is_available() else 0
 MEET_S = 120.0
 
 
-def gpu(ordinal: int, shape: DraftChannel) -> Gpu:
+def gpu(ordinal: int, shape: DraftChannel) -> LocalGpu:
     """As an engine on that GPU has it."""
-    return Gpu(CudaDriver(ordinal), shape.dtype, partial(torch.cuda.synchronize, ordinal), shared=True)
+    return LocalGpu(CudaDriver(ordinal), shape.dtype, partial(torch.cuda.synchronize, ordinal), shared=True)
 
 
 @contextmanager

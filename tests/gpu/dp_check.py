@@ -35,8 +35,8 @@ import torch
 from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
-from eyas.engine.ipc.messages import Cancel, Event, StepReply
-from eyas.engine.loading.startup import Start
+from eyas.engine.ipc.messages import CancelGeneration, Event, StepReply
+from eyas.engine.loading.startup import EngineStart
 from eyas.engine.speculation.synthetic import resolve
 from tests.gpu.answer_latent import DENSE, write_whole
 from tests.gpu.tp_check import Timed
@@ -114,7 +114,7 @@ def run(part: str, told: Told, few: int, many: int) -> None:
     if part == "drafts":
         changes |= {"draft": str(folder), "speculation": CHAIN}
     config = configured(folder, **ranks.get(part, {"dp_attention": 2}), **changes)
-    Start.of(config).wait_for_kernels()
+    EngineStart.of(config).wait_for_kernels()
     told.line(did="compiled", card=torch.cuda.get_device_name(), model=folder.name)
     engine = Paced(config)
     told.line(did="ready", pages=engine.worker.ready.pages_total)
@@ -261,7 +261,7 @@ def _short(engine: Paced, rng: random.Random, number: int, *, seeded: bool) -> R
     result = engine.submit(request, split=False)
     if rng.random() >= 0.02:
         return result
-    engine.by_role["decode"].send(Cancel(f"soak-{number}"))
+    engine.by_role["decode"].send(CancelGeneration(f"soak-{number}"))
     return None
 
 

@@ -42,7 +42,7 @@ from eyas.engine.formats import dense
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.products.skinny_tiles import tile_for
 from eyas.engine.loading import arithmetic
-from eyas.engine.loading.startup import Start
+from eyas.engine.loading.startup import EngineStart
 from eyas.engine.models import fused
 from eyas.engine.models.ops.many_rows import ManyRows
 from tests.gpu import atomic_sums
@@ -215,7 +215,7 @@ def run_part(bed: Bed, part: Part, out: Path, seconds: float, latest: float) -> 
     began = time.monotonic()
     logging.basicConfig(level=logging.INFO)
     config = config_of(bed, part.way)
-    Start.of(config).wait_for_kernels()
+    EngineStart.of(config).wait_for_kernels()
     compiled_s = time.monotonic() - began
     path = bed.folder / "said.json"
     engine = Engine(config)
@@ -238,7 +238,7 @@ def run_power(bed: Bed, out: Path) -> None:
         options = {} if bed.device == "cpu" else {"cuda_graph_max_bs": 0}
         config = bed.config(way, num_pages=PAGES, max_running=RUNNING, max_waiting=1024, **options)
         try:
-            Start.of(config).wait_for_kernels()
+            EngineStart.of(config).wait_for_kernels()
             with put_back():
                 engine = Engine(config)
                 try:
@@ -371,7 +371,7 @@ def main() -> int:
                 return 0
             part = next(part for part in PARTS if part.name == args.part)
             if args.compile:
-                Start.of(config_of(bed, part.way)).wait_for_kernels()
+                EngineStart.of(config_of(bed, part.way)).wait_for_kernels()
                 return 0
             run_part(bed, part, args.out, args.seconds, args.latest)
         except BaseException:

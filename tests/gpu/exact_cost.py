@@ -33,7 +33,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.ipc.messages import Event, StepReply
-from eyas.engine.loading.startup import Start
+from eyas.engine.loading.startup import EngineStart
 from tests.gpu.exact_rig import Bed, Engine, Way
 from tests.unit.loopback import Worker
 
@@ -121,7 +121,7 @@ def measure(bed: Bed, way: Way, prompts: str, out: Path) -> None:
     began = time.monotonic()
     logging.basicConfig(level=logging.INFO)
     config = config_of(bed, way, prompts)
-    Start.of(config).wait_for_kernels()
+    EngineStart.of(config).wait_for_kernels()
     engine = Timed(config)
     say(out, {"way": str(way), "prompts": prompts, "ready s": round(time.monotonic() - began, 1)})
     for load in LOADS:
@@ -174,7 +174,7 @@ def main() -> int:
         prompts = args.prompts if way.arithmetic == "fast" else "triton"
         try:
             if args.compile:
-                Start.of(config_of(bed, way, prompts)).wait_for_kernels()
+                EngineStart.of(config_of(bed, way, prompts)).wait_for_kernels()
                 return 0
             measure(bed, way, prompts, args.out)
         except BaseException:

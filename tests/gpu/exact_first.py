@@ -26,14 +26,14 @@ import torch
 import triton
 
 from eyas.bench.kernels.timing import graph_us
-from eyas.engine.checkpoint.weights import Placement
+from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.kernels.attention.attend import attend
 from eyas.engine.kernels.attention.exact_attend import ExactLaunch
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
 from eyas.engine.kernels.attention.exact_prefill import ChunkCut, attend_chunks_exactly
 from eyas.engine.kernels.attention.prefill import attend_chunks, tile_rows
 from eyas.engine.kernels.products import skinny
-from eyas.engine.kernels.products.skinny_tiles import Shape, stretches_of
+from eyas.engine.kernels.products.skinny_tiles import ProductShape, stretches_of
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.gpu.attend_bench import DIM, HEADS, KV_HEADS, LAYERS, Case, Pool, Prompt, queries_of
@@ -103,15 +103,15 @@ def operands(product: Product) -> tuple[torch.Tensor, torch.Tensor]:
 
 def stretches(product: Product) -> int:
     """Into how many the exact arithmetic cuts this weight's k."""
-    return stretches_of(Shape("linear", 128, product.n, product.k, product.n))
+    return stretches_of(ProductShape("linear", 128, product.n, product.k, product.n))
 
 
 def narrow(product: Product, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x . weight^T in float32, as the exact narrow kernel adds it up."""
     out = torch.empty(x.shape[0], product.n, device="cuda")
-    launch = skinny.Launch.on("cuda", pdl=False, exact=True)
+    launch = skinny.ProductLaunch.on("cuda", pdl=False, exact=True)
     for rows, found in zip(x.split(skinny.MAX_ROWS), out.split(skinny.MAX_ROWS), strict=True):
-        skinny.linear(skinny.Source(rows), weight, found, launch)
+        skinny.linear(skinny.ProductInput(rows), weight, found, launch)
     return out
 
 
@@ -149,7 +149,7 @@ def forwards() -> Iterator[Record]:
     """Positions whose logits differ between steps: of narrow steps alone, and with wide ones, by cuBLAS."""
     with TemporaryDirectory() as name:
         write_family(Path(name), "llama", **SIZES)
-        model = Model(Path(name), True, Placement("cuda", torch.bfloat16))
+        model = Model(Path(name), True, WeightPlacement("cuda", torch.bfloat16))
         for ways, steps in (("narrow", NARROW), ("wide", WIDE)):
             runs = [Composition(str(way), partial(model.logits, way)) for way in steps]
             found = differences(runs)
@@ -171,7 +171,7 @@ def costs() -> Iterator[Record]:
 
 def product_costs() -> Iterator[Record]:
     layers = {product.name: weights(product) for product in LAYER}
-    launches = {exact: skinny.Launch.on("cuda", pdl=True, exact=exact) for exact in (False, True)}
+    launches = {exact: skinny.ProductLaunch.on("cuda", pdl=True, exact=exact) for exact in (False, True)}
     chains = {m: Chain(layers, m) for m in COUNTED}
     ahead = [replace(launch, compile_only=True) for launch in launches.values()]
     at_once([partial(chain.fused, launch) for chain in chains.values() for launch in ahead])

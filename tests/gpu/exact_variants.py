@@ -25,12 +25,12 @@ import triton
 
 from eyas.bench.kernels.timing import graph_us
 from eyas.engine.kernels.attention.attend import attend
-from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
+from eyas.engine.kernels.attention.exact_attend import AttentionCut, ExactLaunch
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
 from eyas.engine.kernels.attention.exact_prefill import ChunkCut, attend_chunks_exactly
 from eyas.engine.kernels.attention.prefill import attend_chunks, tile_rows
 from eyas.engine.kernels.products import exact_wide, rows, skinny, skinny_tiles
-from eyas.engine.kernels.products.skinny_tiles import Tile
+from eyas.engine.kernels.products.skinny_tiles import ProductTile
 from tests.gpu.attend_bench import Case, Pool, Prompt, queries_of
 from tests.gpu.skinny_bench import DIM, EPS, HEADS, HIDDEN, INNER, KV_HEADS, LAYER, Chain, weights
 
@@ -46,9 +46,9 @@ ROUNDS = (
     Case("chain 4, bs1 x 256", (256,), 4),
     Case("chain 4, bs32 x 256", (256,) * 32, 4),
 )
-SHARED = tuple(Cut(16, shares, 4, registers=128) for shares in (1, 2, 3, 4, 8, 16))
+SHARED = tuple(AttentionCut(16, shares, 4, registers=128) for shares in (1, 2, 3, 4, 8, 16))
 STAGED = tuple(
-    Cut(16, shares, warps, stages, registers)
+    AttentionCut(16, shares, warps, stages, registers)
     for shares in (2, 4)
     for warps, stages, registers in ((2, 2, None), (4, 2, 168), (4, 2, None), (4, 3, 168))
 )
@@ -61,7 +61,7 @@ CHUNKS = (ChunkCut(), ChunkCut(stages=2), ChunkCut(64, 4, 2), ChunkCut(64, 4, 3)
 WIDE = (256, 1024, 2048, 4096)
 NARROW = (1, 8, 32, 64, 128)
 O_TILES = tuple(
-    Tile(64, depth, warps, stages)
+    ProductTile(64, depth, warps, stages)
     for depth, warps, stages in ((128, 8, 4), (128, 4, 4), (64, 8, 6), (256, 4, 3), (256, 8, 2))
 )
 Record = dict[str, Any]
@@ -94,16 +94,16 @@ def ways_of(pool: Pool, case: Case, fast: Any, exact: ExactLaunch) -> dict[str, 
     def today(layer: int = 0) -> None:
         attend(q, pool.layer(layer), queries, fast)
 
-    def exactly(layer: int = 0, cut: Cut | None = None) -> None:
+    def exactly(layer: int = 0, cut: AttentionCut | None = None) -> None:
         attend_exactly(q, pool.layer(layer), queries, exact, cut)
 
-    usual = Cut.of(len(case.lengths), case.rows, KV_HEADS)
+    usual = AttentionCut.of(len(case.lengths), case.rows, KV_HEADS)
     others = SHARED if case.width > 1 else (*SHARED, *STAGED)
     cuts = {name_of(cut): partial(exactly, cut=cut) for cut in others}
     return {"fast": today, f"exact, as it is: {name_of(usual)}": exactly} | cuts
 
 
-def name_of(cut: Cut) -> str:
+def name_of(cut: AttentionCut) -> str:
     return f"{cut.shares} shares, {cut.warps} warps, {cut.stages} stages, {cut.registers} registers"
 
 
@@ -140,7 +140,7 @@ def tiles_of(prompt: Prompt) -> torch.Tensor:
 
 
 def wide() -> Iterator[Record]:
-    launch = replace(skinny.Launch.on(DEVICE, pdl=True, exact=True), cublas=True)
+    launch = replace(skinny.ProductLaunch.on(DEVICE, pdl=True, exact=True), cublas=True)
     matrices = {"o": normal(HIDDEN, HIDDEN), "down": normal(HIDDEN, INNER)}
     for m in WIDE:
         for name, weight in matrices.items():
@@ -192,7 +192,7 @@ def same_bits(x: torch.Tensor, weight: torch.Tensor) -> Record:
 
 
 def settled(
-    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, launch: skinny.Launch
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, launch: skinny.ProductLaunch
 ) -> dict[str, Call]:
     """A product, and what adds it to the residual."""
     settle = partial(exact_wide.settle, residual, EPS, pdl=True)
@@ -213,9 +213,9 @@ def row_kernels(m: int) -> dict[str, tuple[Call, Call]]:
     raw, gate_up, scales = normal(m, (HEADS + 2 * KV_HEADS) * DIM), normal(m, 2 * INNER), normal(m).float()
     q, places = normal(m, HEADS, DIM), torch.arange(m, device=DEVICE)
     angles = torch.rand(m, DIM // 2, device=DEVICE)
-    rotation = skinny.Rotation(angles, angles, places)
+    rotation = skinny.RotaryInput(angles, angles, places)
     pool = normal(-(-m // 16), 2, 2, 16, KV_HEADS, DIM)
-    kv, heads = skinny.KvRows(pool[:, 1], places), rows.Heads(HEADS, KV_HEADS, DIM)
+    kv, heads = skinny.KvRows(pool[:, 1], places), rows.HeadLayout(HEADS, KV_HEADS, DIM)
     after = exact_wide.AfterQkv(pdl=True)
     return {
         "rope_write": (
@@ -238,32 +238,36 @@ def narrow() -> Iterator[Record]:
     usual = skinny_tiles.stretches_of
     ways = (("fast", False, 1), ("exact, o in one fold", True, 1), ("exact, o in two", True, 2))
     for name, exact, folds in ways:
-        launch = skinny.Launch.on(DEVICE, pdl=True, exact=exact)
+        launch = skinny.ProductLaunch.on(DEVICE, pdl=True, exact=exact)
         with patch.object(skinny_tiles, "stretches_of", partial(o_in, folds, usual)):
             ahead = replace(launch, compile_only=True)
             at_once([partial(chain.fused, ahead) for chain in chains.values()])
             for m, chain in chains.items():
                 us = graph_us([partial(chain.fused, launch)], replays=7)
                 yield {"narrow products, rows": m, "way": name, "us": round(us, 1)}
-    yield from o_by_tiles(layers["o"], skinny.Launch.on(DEVICE, pdl=True, exact=True))
+    yield from o_by_tiles(layers["o"], skinny.ProductLaunch.on(DEVICE, pdl=True, exact=True))
 
 
-def o_in(count: int, usual: Callable[[Any], int], shape: skinny_tiles.Shape) -> int:
+def o_in(count: int, usual: Callable[[Any], int], shape: skinny_tiles.ProductShape) -> int:
     """Into how many folds k is cut, where `o` has this many."""
     return count if (shape.n, shape.k) == (HIDDEN, HIDDEN) else usual(shape)
 
 
 def added(
-    m: int, tile: Tile, into: tuple[torch.Tensor, ...], weight: torch.Tensor, launch: skinny.Launch
+    m: int,
+    tile: ProductTile,
+    into: tuple[torch.Tensor, ...],
+    weight: torch.Tensor,
+    launch: skinny.ProductLaunch,
 ) -> None:
     """`o`, as narrow steps add it. `into`: what it reads, the residual, and its sums of squares."""
     cut, (x, residual, sums) = replace(launch, tiles={("linear", m, HIDDEN, HIDDEN): tile}), into
-    skinny.linear(skinny.Source(x), weight, residual, cut, residual, sums)
+    skinny.linear(skinny.ProductInput(x), weight, residual, cut, residual, sums)
 
 
-def o_by_tiles(matrices: list[torch.Tensor], launch: skinny.Launch) -> Iterator[Record]:
+def o_by_tiles(matrices: list[torch.Tensor], launch: skinny.ProductLaunch) -> Iterator[Record]:
     """One fold of k by 64 programs: how should they go?"""
-    calls: dict[tuple[int, Tile], Callable[[torch.Tensor, skinny.Launch], None]] = {}
+    calls: dict[tuple[int, ProductTile], Callable[[torch.Tensor, skinny.ProductLaunch], None]] = {}
     for m in (64, 128):
         x, residual = normal(m, HIDDEN), normal(m, HIDDEN)
         sums = torch.empty(HIDDEN // skinny.sum_group(HIDDEN), skinny.MAX_ROWS, device=DEVICE)

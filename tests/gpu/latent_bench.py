@@ -16,19 +16,19 @@ from eyas.bench.kernels.attention import ancestors
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
-from eyas.engine.attention.rows import Most
+from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import Rows
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.kernels.attention.attend import Queries
-from eyas.engine.kernels.attention.attend_tiles import Tiling
+from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.latent import latent_products
-from eyas.engine.kernels.latent.latent_attend import Scratch, attend_latents
+from eyas.engine.kernels.latent.latent_attend import LatentScratch, attend_latents
 from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows
-from eyas.engine.kernels.products.skinny import KvRows, Rotation
+from eyas.engine.kernels.products.skinny import KvRows, RotaryInput
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 
@@ -76,7 +76,7 @@ class Pool:
         self.rows = rows
 
     def kv(self, layer: int) -> PagedKv:
-        return PagedKv(self.tensor[:, layer % self.layers], self.tables, Scores(SCALE))
+        return PagedKv(self.tensor[:, layer % self.layers], self.tables, ScoreScaling(SCALE))
 
     def kept(self, layer: int, sequence: int) -> torch.Tensor:
         """A sequence's rows [rows, width], float32."""
@@ -100,29 +100,29 @@ class Step:
         mask = None
         if case.tree:
             mask = torch.tensor(self.bits, device=device).expand(1, case.batch, -1).contiguous()
-        self.queries = Queries(slots, starts, case.width, mask)
+        self.queries = QueryRows(slots, starts, case.width, mask)
         self.scratch = self._scratch(pdl=False)
         self.factor = torch.randn(HEADS, VALUE, LATENT, generator=generator, device=device, dtype=like.dtype)
         self.factor /= LATENT**0.5
         self.out = like.new_empty(self.q.shape[0], HEADS * VALUE)
 
-    def _scratch(self, pdl: bool, parts: int = 64) -> Scratch:
+    def _scratch(self, pdl: bool, parts: int = 64) -> LatentScratch:
         rows, device = self.q.shape[0] * HEADS * parts, self.q.device
         counts = torch.zeros(self.case.batch, dtype=torch.int32, device=device)
-        return Scratch(
+        return LatentScratch(
             torch.empty(rows, LATENT, device=device), torch.empty(rows, device=device), counts, pdl
         )
 
     def with_pdl(self) -> None:
         self.scratch = self._scratch(True)
 
-    def attend(self, layer: int, tiling: Tiling | None = None) -> torch.Tensor:
+    def attend(self, layer: int, tiling: AttentionTiling | None = None) -> torch.Tensor:
         """Values of every head, [rows, heads * value]."""
         parted = attend_latents(self.q, self.pool.kv(layer), self.queries, LATENT, self.scratch, tiling)
         latent_products.values(parted, self.factor, self.out, self.scratch.pdl)
         return self.out
 
-    def only_attend(self, layer: int, tiling: Tiling | None = None) -> object:
+    def only_attend(self, layer: int, tiling: AttentionTiling | None = None) -> object:
         return attend_latents(self.q, self.pool.kv(layer), self.queries, LATENT, self.scratch, tiling)
 
     def expected(self, layer: int) -> torch.Tensor:
@@ -160,7 +160,7 @@ class PromptStep:
             name: torch.randn(HEADS, *size, device=device, dtype=like.dtype) / size[name == "values"] ** 0.5
             for name, size in sizes.items()
         }
-        self.heads = LatentHeads(SCALE, rotation=Rotation(angles.cos(), angles.sin(), places), **factors)
+        self.heads = LatentHeads(SCALE, rotation=RotaryInput(angles.cos(), angles.sin(), places), **factors)
         kept = KvFormat(1, 1, WIDTH, LATENT)
         shape = PoolShape(kept, like.shape[0], PAGE, like.dtype, str(like.device))
         spec = LatentSpec(
@@ -169,10 +169,10 @@ class PromptStep:
         )  # fmt: skip
         self._prompts = ExpandedPrompts(spec, shape)
         self._ways = [
-            PagedLatents(self.pool.tables, HEADS, shape, Most(1, 1), pdl=False, prompts=prompts)
+            PagedLatents(self.pool.tables, HEADS, shape, RowLimits(1, 1), pdl=False, prompts=prompts)
             for prompts in (None, self._prompts)
         ]
-        self.expands = self._prompts.plan([Span(self.pool.tables[0].tolist(), prefix, count)])
+        self.expands = self._prompts.plan([QuerySpan(self.pool.tables[0].tolist(), prefix, count)])
 
     @property
     def pairs(self) -> float:
@@ -216,7 +216,7 @@ class FirstRows:
         self.gains = [torch.rand(size, device=device).to(dtype) + 0.5 for size in (LATENT, 1536)]
         angles = torch.outer(torch.arange(9000.0), 0.7 ** torch.arange(ROTATED // 2)).to(device)
         places = torch.randint(9000, (m,), device=device, dtype=torch.int32)
-        self.rotation = Rotation(angles.cos(), angles.sin(), places)
+        self.rotation = RotaryInput(angles.cos(), angles.sin(), places)
         pool = torch.zeros(m // PAGE + 1, 3, 1, PAGE, 1, WIDTH, device=device, dtype=dtype)
         self.kv = KvRows(pool[:, 1], torch.arange(m, device=device, dtype=torch.int32))
 

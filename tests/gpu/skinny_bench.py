@@ -74,16 +74,16 @@ class Rows:
         self.pool = torch.zeros(8, LAYERS, 2, 16, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
         places = torch.arange(m, device="cuda")
         angles = torch.outer(torch.arange(256.0), 1e4 ** -(torch.arange(0.0, DIM, 2) / DIM)).cuda()
-        self.rotation = skinny.Rotation(angles.cos(), angles.sin(), places)
+        self.rotation = skinny.RotaryInput(angles.cos(), angles.sin(), places)
         self.kv_rows = places
 
     def kv(self, layer: int) -> skinny.KvRows:
         return skinny.KvRows(self.pool[:, layer], self.kv_rows)
 
-    def call(self, product: Product, weight: torch.Tensor, launch: skinny.Launch) -> Call:
+    def call(self, product: Product, weight: torch.Tensor, launch: skinny.ProductLaunch) -> Call:
         """One product, as the engine calls it; its result is in `result`."""
         x = self.x[product.k]
-        source = skinny.Source(x, self.sums[:1], EPS) if product.k == HIDDEN else skinny.Source(x)
+        source = skinny.ProductInput(x, self.sums[:1], EPS) if product.k == HIDDEN else skinny.ProductInput(x)
         if product.kind == "qkv":
             qkv = skinny.QkvWeights(weight)
             return partial(skinny.qkv_rope, source, qkv, self.q, self.rotation, self.kv(0), launch)
@@ -91,8 +91,8 @@ class Rows:
             return partial(skinny.gated, source, weight, self.inner, launch)
         if product.n > 2 * INNER:
             out = torch.empty(self.m, product.n, dtype=torch.float32, device="cuda")
-            return partial(skinny.linear, skinny.Source(x), weight, out, launch)
-        plain = skinny.Source(x)
+            return partial(skinny.linear, skinny.ProductInput(x), weight, out, launch)
+        plain = skinny.ProductInput(x)
         sums = torch.empty(
             skinny.linear_parts(plain, weight, launch), skinny.MAX_ROWS, dtype=torch.float32, device="cuda"
         )
@@ -119,7 +119,7 @@ def result(call: Call) -> torch.Tensor:
     return call.args[2]  # type: ignore[attr-defined]
 
 
-def rotated(x: torch.Tensor, rotation: skinny.Rotation) -> torch.Tensor:
+def rotated(x: torch.Tensor, rotation: skinny.RotaryInput) -> torch.Tensor:
     """x [m, heads, dim] by plain torch, in float32."""
     low, high = x.float().chunk(2, dim=-1)
     cos, sin = rotation.cos[rotation.positions][:, None], rotation.sin[rotation.positions][:, None]
@@ -140,20 +140,20 @@ class Chain:
     def nbytes(self) -> int:
         return sum(w.nbytes for stack in self._layers.values() for w in stack)
 
-    def fused(self, launch: skinny.Launch) -> None:
+    def fused(self, launch: skinny.ProductLaunch) -> None:
         """The four kernels a layer."""
         rows, x, sums = self._rows, self.x, self._first
         torch.mul(
             self._start, 1.0, out=x
         )  # a kernel, as the embedding is: not a copy, which PDL does not know
-        attended, inner = skinny.Source(rows.q.view(rows.m, -1)), skinny.Source(rows.inner)
+        attended, inner = skinny.ProductInput(rows.q.view(rows.m, -1)), skinny.ProductInput(rows.inner)
         for i in range(LAYERS):
             qkv, o, gate_up, down = (self._layers[p.name][i] for p in LAYER)
-            source = skinny.Source(x, sums, EPS)
+            source = skinny.ProductInput(x, sums, EPS)
             skinny.qkv_rope(source, skinny.QkvWeights(qkv), rows.q, rows.rotation, rows.kv(i), launch)
             middle = self._sums[0, : skinny.linear_parts(attended, o, launch)]
             skinny.linear(attended, o, x, launch, x, middle)
-            skinny.gated(skinny.Source(x, middle, EPS), gate_up, rows.inner, launch)
+            skinny.gated(skinny.ProductInput(x, middle, EPS), gate_up, rows.inner, launch)
             sums = self._sums[1, : skinny.linear_parts(inner, down, launch)]
             skinny.linear(inner, down, x, launch, x, sums)
 

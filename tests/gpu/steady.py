@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.types import GenerationRequest, TokenEntry
-from eyas.engine.ipc.messages import Cancel, Event, StepReply
-from eyas.engine.loading.startup import Start
+from eyas.engine.ipc.messages import CancelGeneration, Event, StepReply
+from eyas.engine.loading.startup import EngineStart
 from tests.unit.loopback import Loopback, Result
 from tests.unit.test_device_engine import write_head
 from tests.unit.tiny import write_tiny_llama
@@ -63,7 +63,7 @@ class Clocked(Loopback):
         """Ends these requests, and waits until the engine has none."""
         worker = self.by_role["decode"]
         for id in ids:
-            worker.send(Cancel(id))
+            worker.send(CancelGeneration(id))
         wait(lambda: not worker.engine._requests.table, STUCK_S)
 
 
@@ -133,7 +133,7 @@ def warm(configs: Sequence[EngineConfig]) -> None:
     """Compiles what these engines launch, in many processes: first all of the first one, which most share."""
     began = time.perf_counter()
     for some in (configs[:1], configs[1:]):
-        for start in [Start.of(config) for config in some]:
+        for start in [EngineStart.of(config) for config in some]:
             start.wait_for_kernels()
     print(f"kernels compiled in {time.perf_counter() - began:.1f} s", flush=True)
 

@@ -21,8 +21,8 @@ import torch
 import triton
 
 from eyas.bench.kernels.timing import graph_us
-from eyas.engine.kernels.attention.attend import Launch, attend
-from eyas.engine.kernels.attention.attend_tiles import Tiling, most_parts, tiling_of
+from eyas.engine.kernels.attention.attend import AttentionLaunch, attend
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, most_parts, tiling_of
 from eyas.engine.kernels.attention.prefill import ChunkTiling, attend_chunks, chunk_tiling, tile_rows
 from tests.gpu.attend_bench import (
     BATCH,
@@ -73,7 +73,7 @@ class Sweep:
 
     # --- decode ------------------------------------------------------------------------------------------
 
-    def search(self, case: Case, cuts: Sequence[Tiling]) -> None:
+    def search(self, case: Case, cuts: Sequence[AttentionTiling]) -> None:
         """All cuts with as many parts as now, then the best few with more and fewer."""
         parts = tiling_now(case).parts
         times = self.times(case, [replace(cut, parts=min(parts, most_parts(cut.rows))) for cut in cuts])
@@ -90,8 +90,8 @@ class Sweep:
             self.say(case, self.times(case, [tiling_now(case)], launch), note=f" pdl={pdl}")
 
     def times(
-        self, case: Case, tilings: Iterable[Tiling], launch: Launch | None = None
-    ) -> dict[Tiling, float]:
+        self, case: Case, tilings: Iterable[AttentionTiling], launch: AttentionLaunch | None = None
+    ) -> dict[AttentionTiling, float]:
         """Microseconds of each tiling that works, on keys that are in no cache."""
         batch = len(case.lengths)
         ends = [length + case.width for length in case.lengths]
@@ -102,7 +102,7 @@ class Sweep:
         launch = launch or self._launch
         count = max(8, min(2 * LAYERS, (1 << 30) // case.nbytes))
 
-        def calls(tiling: Tiling) -> list[Call]:
+        def calls(tiling: AttentionTiling) -> list[Call]:
             return [
                 lambda i=i: attend(q, self._pool.layer(i), queries[i // LAYERS % sets], launch, tiling)
                 for i in range(count)
@@ -118,7 +118,7 @@ class Sweep:
 
         return self.measured(case, tilings, calls, error)
 
-    def compile(self, launches: Iterable[tuple[Case, Tiling]]) -> None:
+    def compile(self, launches: Iterable[tuple[Case, AttentionTiling]]) -> None:
         """In parallel; what does not compile fails again when it is run."""
         began = time.monotonic()
         q = torch.empty(1, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
@@ -193,11 +193,11 @@ class Sweep:
         self._file.write_text(json.dumps(self._records, indent=1))
 
 
-def tiling_now(case: Case) -> Tiling:
+def tiling_now(case: Case) -> AttentionTiling:
     return tiling_of(len(case.lengths), case.rows, KV_HEADS)
 
 
-def cuts_of(case: Case) -> Iterator[Tiling]:
+def cuts_of(case: Case) -> Iterator[AttentionTiling]:
     """Tilings that fit the machine, in one part; tiles of under 64 rows leave room for a second program."""
     most = max(16, triton.next_power_of_2(case.rows))
     for rows, keys, warps, stages in product((16, 32, 64, 128), (32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
@@ -205,7 +205,7 @@ def cuts_of(case: Case) -> Iterator[Tiling]:
         buffers = stages if rows >= 64 else stages - 1
         shared = 2 * keys * DIM * 2 * buffers * (1 if rows >= 64 else 2)
         if rows <= most and 16 <= result_registers <= 64 and shared < _SHARED_BYTES:
-            yield Tiling(rows, keys, 1, warps, stages)
+            yield AttentionTiling(rows, keys, 1, warps, stages)
 
 
 CHUNK_TILINGS = tuple(

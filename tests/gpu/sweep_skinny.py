@@ -22,7 +22,7 @@ import torch
 import triton
 
 from eyas.engine.kernels.products import skinny
-from eyas.engine.kernels.products.skinny_tiles import MEASURED, Shape, Tile, tile_for
+from eyas.engine.kernels.products.skinny_tiles import MEASURED, ProductShape, ProductTile, tile_for
 from tests.gpu.skinny_bench import (
     DIM,
     EAGLE,
@@ -51,9 +51,9 @@ class Sweep:
     def __init__(self, seconds: float, out: Path, rows: Sequence[int]) -> None:
         self._rows = rows
         self._deadline, self._file = time.monotonic() + seconds, out / "skinny.json"
-        self._launch = skinny.Launch.on("cuda", pdl=True)
+        self._launch = skinny.ProductLaunch.on("cuda", pdl=True)
         self._records: list[dict[str, Any]] = []
-        self._best: dict[Key, Tile] = dict(MEASURED)
+        self._best: dict[Key, ProductTile] = dict(MEASURED)
         self._layers = {p.name: weights(p) for p in LAYER}
 
     def run(self) -> None:
@@ -70,7 +70,7 @@ class Sweep:
 
     # --- one product -------------------------------------------------------------------------------------
 
-    def product(self, product: Product, rows: int, stack: list[torch.Tensor]) -> list[Tile]:
+    def product(self, product: Product, rows: int, stack: list[torch.Tensor]) -> list[ProductTile]:
         """Measures all candidates and prints the best at every m; the best few, best first."""
         if self.over():
             return []
@@ -87,8 +87,8 @@ class Sweep:
         return best[:8]
 
     def measured(
-        self, product: Product, at: Rows, stack: list[torch.Tensor], tiles: list[Tile]
-    ) -> dict[Tile, float]:
+        self, product: Product, at: Rows, stack: list[torch.Tensor], tiles: list[ProductTile]
+    ) -> dict[ProductTile, float]:
         """Microseconds of each tile that works."""
         rows = padded(at.m)
         launches = {t: self.with_tiles({self.key(product, rows): t}) for t in tiles}
@@ -111,7 +111,7 @@ class Sweep:
             self.keep(record)
         return times
 
-    def beside_cublas(self, product: Product, m: int, stack: list[torch.Tensor], tile: Tile) -> None:
+    def beside_cublas(self, product: Product, m: int, stack: list[torch.Tensor], tile: ProductTile) -> None:
         at = Rows(m)
         launch, x = self.with_tiles({self.key(product, padded(m)): tile}), at.x[product.k]
         ours = microseconds([at.call(product, w, launch) for w in stack], product)
@@ -147,7 +147,7 @@ class Sweep:
         self.keep({"chain": name, "ms": ms})
         return ms
 
-    def descend(self, rows: int, best: dict[Product, list[Tile]]) -> None:
+    def descend(self, rows: int, best: dict[Product, list[ProductTile]]) -> None:
         """Takes, product by product, the tile, and then the overlap, that makes the whole chain fastest."""
         chain = Chain(self._layers, TIMED_ROWS[rows])
         for options in (lambda p, _: best[p], aheads):
@@ -155,7 +155,7 @@ class Sweep:
             self.settle(chain, [(key, t) for p, key in known for t in options(p, self._best[key])])
         self.save()
 
-    def settle(self, chain: Chain, trials: list[tuple[Key, Tile]]) -> None:
+    def settle(self, chain: Chain, trials: list[tuple[Key, ProductTile]]) -> None:
         compile_all(chain.fused, [self.with_tiles(self._best | {key: tile}) for key, tile in trials])
         fastest = milliseconds([partial(chain.fused, self.with_tiles(self._best))])
         for key, tile in trials:
@@ -177,7 +177,7 @@ class Sweep:
     def key(product: Product, rows: int) -> Key:
         return product.kind, rows, product.n, product.k
 
-    def with_tiles(self, tiles: dict[Key, Tile]) -> skinny.Launch:
+    def with_tiles(self, tiles: dict[Key, ProductTile]) -> skinny.ProductLaunch:
         return replace(self._launch, tiles=tiles)
 
     def keep(self, record: dict[str, Any]) -> None:
@@ -191,9 +191,9 @@ class Sweep:
         self._file.write_text(json.dumps({"tiles": tiles, "records": self._records}, indent=1))
 
 
-def candidates(product: Product, rows: int) -> Iterable[Tile]:
+def candidates(product: Product, rows: int) -> Iterable[ProductTile]:
     """Tiles that give most SMs something, with accumulators of at most 128 registers a thread."""
-    seen: set[Tile] = set()
+    seen: set[ProductTile] = set()
     for columns, split, depth, in_flight in itertools.product(COLUMNS, SPLITS, DEPTHS, IN_FLIGHT):
         if columns == 64 and product.kind == "gated":
             continue
@@ -202,19 +202,21 @@ def candidates(product: Product, rows: int) -> Iterable[Tile]:
             continue
         stages = min(8, in_flight // ((columns + rows) * depth * 2))
         for warps in (4, 8):
-            tile = Tile(columns, depth, warps, stages, split)
+            tile = ProductTile(columns, depth, warps, stages, split)
             if stages >= 3 and columns * rows * 4 <= warps << 14 and fits(tile, product, rows):
                 seen.add(tile)
     return seen
 
 
-def aheads(product: Product, tile: Tile) -> list[Tile]:
+def aheads(product: Product, tile: ProductTile) -> list[ProductTile]:
     longest = product.k // tile.split
     return [replace(tile, ahead=ahead) for ahead in AHEADS if ahead <= longest]
 
 
-def fits(tile: Tile, product: Product, rows: int) -> bool:
-    shape = Shape(product.kind, rows, product.n, product.k, DIM if product.kind == "qkv" else product.n)
+def fits(tile: ProductTile, product: Product, rows: int) -> bool:
+    shape = ProductShape(
+        product.kind, rows, product.n, product.k, DIM if product.kind == "qkv" else product.n
+    )
     return tile_for(shape, 2, {(product.kind, rows, product.n, product.k): tile}) == tile
 
 
@@ -228,11 +230,13 @@ def microseconds(calls: list[Call], product: Product) -> float:
     return milliseconds(calls * times) * 1e3 / (len(calls) * times)
 
 
-def ranked(times: dict[Tile, float]) -> list[Tile]:
+def ranked(times: dict[ProductTile, float]) -> list[ProductTile]:
     return sorted(times, key=times.__getitem__)
 
 
-def compile_all(call: Callable[[skinny.Launch], None], launches: Iterable[skinny.Launch]) -> None:
+def compile_all(
+    call: Callable[[skinny.ProductLaunch], None], launches: Iterable[skinny.ProductLaunch]
+) -> None:
     """Compiles in parallel what `call` would launch; what does not compile fails again when it is run."""
     pool = ThreadPoolExecutor(os.cpu_count())
     with pool, triton.AsyncCompileMode(pool, ignore_errors=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.engine.checkpoint.weights import Placement
+from eyas.engine.checkpoint.weights import WeightPlacement
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit.families import write_family
@@ -42,7 +42,7 @@ STEPS: dict[str, list[Step]] = {
 
 def said(folder: Path, exact: bool = True) -> list[str]:
     """The first differences of the model in `folder`."""
-    model = Model(folder, exact, Placement("cuda", torch.bfloat16), cublas=False)
+    model = Model(folder, exact, WeightPlacement("cuda", torch.bfloat16), cublas=False)
     runs = [Composition(name, partial(model.logits, steps)) for name, steps in STEPS.items()]
     return [str(difference) for difference in differences(runs)[:5]]
 

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from eyas.common.params import SamplingParams
-from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc.draft_channel import MailChannel, answer
-from eyas.engine.ipc.messages import DraftChannel, DraftOpen, Proposal
+from eyas.engine.ipc.messages import DraftChannel, DraftOpen, DraftProposal
 from eyas.engine.ipc.row_memory import RowMemory
-from eyas.engine.kernels.drafts.rounds import FACTS, Batch
+from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch
 from eyas.engine.kernels.exchange import mailbox
-from eyas.engine.kernels.exchange.mailbox import Reach
-from eyas.engine.speculation.draft_worker.posted import Awaited
+from eyas.engine.kernels.exchange.mailbox import DraftLimits
+from eyas.engine.speculation.draft_worker.posted import AwaitedRows
 from tests.gpu.channel_pair import PLACES, THEIRS, gpu, pair
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -48,7 +48,7 @@ def drafter(offer: DraftChannel, folder: str, every: int) -> None:
     there = answer(offer, SHAPE.width, folder, RowMemory.new(offer, gpu(THEIRS, SHAPE)))
     box = there.mailbox
     opens = [DraftOpen(place, 1 + place, 0, SamplingParams(), 0, place=place) for place in range(PLACES)]
-    awaited, answered = Awaited(box, [(opened, 0) for opened in opens]), 0
+    awaited, answered = AwaitedRows(box, [(opened, 0) for opened in opens]), 0
     while not there.gone:
         there.listen()
         here, _ = awaited.look()
@@ -59,7 +59,7 @@ def drafter(offer: DraftChannel, folder: str, every: int) -> None:
             answered += bool(tokens)
             if tokens and tokens == right and answered % every:
                 ids = tuple(draft(generation, base + 1 + i) for i in range(WIDTH - 1))
-                box.propose(place, Proposal(place, generation, base, ids, tuple(range(-1, WIDTH - 2))))
+                box.propose(place, DraftProposal(place, generation, base, ids, tuple(range(-1, WIDTH - 2))))
 
 
 class Decode:
@@ -67,7 +67,7 @@ class Decode:
 
     def __init__(self, channel: MailChannel, polls: int) -> None:
         self._place = channel.mailbox.place
-        self.tables = Tables(TableSizes(PLACES + 1, 4, WIDTH), "cuda:0")
+        self.tables = SlotTables(TableSizes(PLACES + 1, 4, WIDTH), "cuda:0")
         self._slots = torch.arange(PLACES, dtype=torch.int32, device="cuda:0")
         addresses = [channel.mailbox.address(place) for place in range(PLACES)]
         self.tables.mailbox[:PLACES] = torch.tensor(addresses, device="cuda:0")
@@ -92,11 +92,11 @@ class Decode:
 
     def launch(self) -> None:
         """All rounds: none is landed before the next."""
-        batch = Batch(self.tables, self._slots, 16)
+        batch = RoundBatch(self.tables, self._slots, 16)
         for number in range(ROUNDS):
             self.tables.length[:PLACES] = self.bases[number]
             mailbox.post(self.tables, self._slots, self._results[number], self._place)
-            mailbox.fetch(batch, self._place, Reach(VOCAB, WIDTH - 1, False))
+            mailbox.fetch(batch, self._place, DraftLimits(VOCAB, WIDTH - 1, False))
             self.drafts[number] = self.tables.drafts[:PLACES]
 
     def judged(self) -> tuple[int, int]:

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from eyas.common.config import resolve_engine
-from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.attention.rows import PagedAttention, RowLimits
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.attention.prefill import tile_rows
-from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
@@ -113,11 +113,13 @@ class Device:
         self._tables = order.view(len(PROMPTS), pages).to(torch.int32).to(device)
         shape = PoolShape(config.kv_format, 1 + order.numel(), PAGE, dtype, device)
         self._pool, self._tile = KvPool(shape), tile_rows(config.num_heads, config.num_kv_heads)
-        pdl, most = device == "cuda", Most(len(PROMPTS), 1)
+        pdl, most = device == "cuda", RowLimits(len(PROMPTS), 1)
         attention = PagedAttention(self._tables, config.num_heads, shape, most, pdl=pdl)
-        group, launch = ProcessGroup(RankInfo(), device), skinny.Launch.on(device, pdl=pdl)
+        group, launch = ProcessGroup(RankInfo(), device), skinny.ProductLaunch.on(device, pdl=pdl)
         context = LayerContext.on(device, config, group, launch, attention)
-        with FolderWeights(folder, config.spelling, Placement(device, dtype), fused=config.fused) as weights:
+        with FolderWeights(
+            folder, config.spelling, WeightPlacement(device, dtype), fused=config.fused
+        ) as weights:
             self.model = FusedDecoder(config, weights, context)
         self._device = device
 
@@ -164,17 +166,17 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
     found = {family: Reference.of(folder / family, family) for family in FAMILIES}
     warmups = [_warmup(reference.folder, dtype) for reference in found.values() for dtype in SLACK]
     with ThreadPoolExecutor(len(warmups)) as pool:
-        list(pool.map(Warmup.wait, warmups))
+        list(pool.map(KernelWarmup.wait, warmups))
     return found
 
 
-def _warmup(folder: Path, dtype: str) -> Warmup:
+def _warmup(folder: Path, dtype: str) -> KernelWarmup:
     """Of an engine without graphs, whose steps have the shapes of those here."""
     asked = {"model": str(folder), "draft": None, "dtype": dtype, "context_length": 1024}
     asked |= {"max_running": 4, "chunk_tokens": sum(PROMPTS), "mixed_tokens": 0, "cuda_graph_max_bs": 0}
     config = resolve_engine("cuda", prefill_attention_backend="triton", **asked)
     major, minor = torch.cuda.get_device_capability()
-    return Warmup("eyas.engine.loading.recipe:launches", (config,), 10 * major + minor, processes=2)
+    return KernelWarmup("eyas.engine.loading.recipe:launches", (config,), 10 * major + minor, processes=2)
 
 
 @pytest.mark.parametrize("dtype", SLACK)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc.draft_channel import MailChannel, answer
 from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_memory import RowMemory
@@ -79,7 +79,7 @@ class Decode:
     def __init__(self, channel: MailChannel, listener: Listener) -> None:
         assert channel.rows is not None, "no ring was made"
         self._drafter = listener.accept()
-        self.tables = Tables(TableSizes(PLACES + 1, 4), "cuda:0")
+        self.tables = SlotTables(TableSizes(PLACES + 1, 4), "cuda:0")
         self._slots = torch.arange(PLACES, dtype=torch.int32, device="cuda:0")
         addresses = [channel.rows.address(place) for place in range(PLACES)]
         self.tables.ring[:PLACES] = torch.tensor(addresses, device="cuda:0")
@@ -100,7 +100,7 @@ class Decode:
         self.tables.length[:PLACES] += torch.tensor(counts, dtype=torch.int32, device="cuda:0")
         self.tables.ring_generation[:PLACES] = torch.tensor(self.generations, device="cuda:0")
         facts = torch.tensor([[count, 0] for count in counts], dtype=torch.int32, device="cuda:0")
-        written = row_ring.Written(self._slots, SHAPE.kept, self._windows, facts)
+        written = row_ring.WrittenRows(self._slots, SHAPE.kept, self._windows, facts)
         row_ring.put(self.tables, written, torch.cat(rows))
         return told
 

@@ -20,8 +20,8 @@ from eyas.engine.ipc.row_ring import tag
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension, KeptChain, RingRow
-from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, Verified
+from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftExtension, DraftInput, RingRow
+from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, VerifiedRound
 from eyas.engine.speculation.sized_programs import SizedPrograms
 from tests.gpu.test_engine_on_gpu import on_gpu
 
@@ -91,7 +91,7 @@ class Rounds:
         assert answer is not None and answer.tokens == own[1:]
         return begun(ahead, self._asked(place, ringed=accepted % 2 > 0, tokens=since), answer, again=False)
 
-    def _asked(self, place: int, *, ringed: bool, tokens: list[int] | None = None) -> Asked:
+    def _asked(self, place: int, *, ringed: bool, tokens: list[int] | None = None) -> DraftInput:
         base = self._bases[place]
         tokens = tokens or [self._draws.randrange(4096) for _ in range(self._draws.randint(1, 4))]
         rows = len(tokens)
@@ -103,7 +103,7 @@ class Rounds:
         pages = range(place * PAGES, (place + 1) * PAGES)
         params = SamplingParams(temperature=place % 2, seed=place)
         owner = 0, place, 1  # as of a draft engine; the warm-up has others
-        return Asked(owner, Extension(pages, base, tokens, features, ringed=far), params, 0)
+        return DraftInput(owner, DraftExtension(pages, base, tokens, features, ringed=far), params, 0)
 
     def _far(self, features: torch.Tensor, place: int, base: int) -> list[RingRow]:
         shape = self._runner.pool.shape
@@ -114,10 +114,10 @@ class Rounds:
         return [RingRow(row.data_ptr(), tag) for row, tag in zip(ring, tags, strict=True)]
 
 
-def begun(ahead: AheadRunner, asked: Asked, chain: KeptChain, *, again: bool) -> AheadRound:
+def begun(ahead: AheadRunner, asked: DraftInput, chain: DeviceChain, *, again: bool) -> AheadRound:
     """A round, of which every number of accepted drafts is likely."""
     assert ahead.rows(chain, 0)
-    return ahead.begin(Verified(asked, chain, again), 0.6)
+    return ahead.begin(VerifiedRound(asked, chain, again), 0.6)
 
 
 def landed(ahead: AheadRunner, rounds: list[AheadRound]) -> list[list[list[int]]]:

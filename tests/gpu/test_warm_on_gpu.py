@@ -12,8 +12,8 @@ import torch
 
 from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import SpeculationConfig, resolve_engine
-from eyas.engine.kernels.launch.warm import Warmup
-from eyas.engine.loading.startup import Start
+from eyas.engine.kernels.launch.warm import KernelWarmup
+from eyas.engine.loading.startup import EngineStart
 from tests.gpu import test_short_runs_on_gpu
 
 pytestmark = [
@@ -103,7 +103,7 @@ def test_an_engine_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         asked |= {"model": str(tmp_path / "model"), "load_format": "dummy"}
     if asked.get("tensor_parallel_size", 1) > torch.cuda.device_count():
         pytest.skip("PyTorch sees one GPU here")
-    start = Start.of(resolve_engine("cuda", **asked))
+    start = EngineStart.of(resolve_engine("cuda", **asked))
     assert start.warmup is not None
     compiled = start.warmup.wait()
     print(f"\n{rounds}: {compiled.kernels} kernels in {compiled.seconds:.1f} s")
@@ -118,7 +118,7 @@ def test_a_draft_worker_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     """Neither when it starts, nor for proposals, nor for runs ahead of their verdicts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
-    start = Start.of(test_short_runs_on_gpu.settings(getattr(test_short_runs_on_gpu, spec)))
+    start = EngineStart.of(test_short_runs_on_gpu.settings(getattr(test_short_runs_on_gpu, spec)))
     assert start.warmup is not None
     compiled = start.warmup.wait()
     print(f"\n{spec}: {compiled.kernels} kernels in {compiled.seconds:.1f} s")
@@ -132,6 +132,9 @@ def test_launches_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what `use_cache` sets is undone
     major, minor = torch.cuda.get_device_capability()
-    assert Warmup("tests.unit.warm_kernels:recipe", (5,), 10 * major + minor, processes=2).wait().kernels == 2
+    assert (
+        KernelWarmup("tests.unit.warm_kernels:recipe", (5,), 10 * major + minor, processes=2).wait().kernels
+        == 2
+    )
     done = subprocess.run([sys.executable, "-c", LAUNCHES], check=True, capture_output=True)
     assert json.loads(done.stdout) == [[True, True], [], 64.0 + 7.0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement
+from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement
 from eyas.engine.loading.memory import DeviceMemory
 from tests.unit.tiny import write_tiny_llama
 
@@ -27,7 +27,7 @@ MATRICES = 16
 def test_every_tensor_arrives(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = write_tiny_llama(tmp_path, layers=2)
     stored = load_file(folder / "model.safetensors")
-    with FolderWeights(folder, placement=Placement("cuda", dtype)) as weights:
+    with FolderWeights(folder, placement=WeightPlacement("cuda", dtype)) as weights:
         for name, tensor in stored.items():
             taken = weights.take(name, tuple(tensor.shape))
             assert taken.is_cuda and torch.equal(taken.cpu(), tensor.to(dtype)), name
@@ -44,7 +44,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_shares_of_large_tensors_arrive(large: Path) -> None:
     stored = load_file(large / "model.safetensors")["m3"]
-    with FolderWeights(large, placement=Placement("cuda", torch.bfloat16, rank=1, ranks=4)) as weights:
+    with FolderWeights(large, placement=WeightPlacement("cuda", torch.bfloat16, rank=1, ranks=4)) as weights:
         rows, columns = weights.take_rows("m3", LARGE), weights.take_columns("m3", LARGE)
         assert torch.equal(weights.take("m3", LARGE).cpu(), stored)
     assert torch.equal(rows.cpu(), stored[7168:14336])
@@ -53,7 +53,7 @@ def test_shares_of_large_tensors_arrive(large: Path) -> None:
 
 def test_seconds_for_16_gb(large: Path) -> None:
     """Told, and judged generously: 16 GB from the page cache within 10 s, dummies within 2 s."""
-    placement = Placement("cuda", torch.bfloat16)
+    placement = WeightPlacement("cuda", torch.bfloat16)
     with FolderWeights(large, placement=placement) as weights:
         stored = _seconds_for_16_gb(lambda i: weights.take(f"m{i}", LARGE))
     dummies = DummyWeights(placement=placement)

@@ -10,15 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.formats.fp8 import Fp8Projection
-from eyas.engine.kernels.experts.group import Grouped, group
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
-from eyas.engine.kernels.experts.grouped_tiles import Tile, key_of
+from eyas.engine.kernels.experts.group import GroupedChoices, group
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of
 from eyas.engine.kernels.products import vendor
 from eyas.engine.kernels.products.blocks import Fp8Rows, StoredWeight, quantise
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ def noise(*sizes: int) -> torch.Tensor:
     return torch.randn(*sizes, dtype=torch.bfloat16, device="cuda")
 
 
-def weight_of(*sizes: int, rounding: Rounding | None) -> StoredWeight:
+def weight_of(*sizes: int, rounding: RowRounding | None) -> StoredWeight:
     """Scales differ by up to four times."""
     if rounding is None:
         return StoredWeight(noise(*sizes).div_(sizes[-1] ** 0.5))
@@ -48,11 +48,11 @@ def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("rows", ["block", "token", "tensor"])
 @pytest.mark.parametrize(("n", "k"), [(2112, 7168), (3072, 1536), (7168, 2048), (4608, 7168), (4096, 14336)])
 def test_cublas_is_our_product(n: int, k: int, rows: str) -> None:
-    rounding = Rounding(rows, scale=0.02)  # type: ignore[arg-type]
-    weight, launch = weight_of(n, k, rounding=rounding), Launch.on("cuda", pdl=True)
+    rounding = RowRounding(rows, scale=0.02)  # type: ignore[arg-type]
+    weight, launch = weight_of(n, k, rounding=rounding), ProductLaunch.on("cuda", pdl=True)
     projection = Fp8Projection(weight)
     assert vendor.is_there("cuda")
-    theirs, ours = Products(launch, vendor=True), Products(launch)
+    theirs, ours = GroupedProducts(launch, vendor=True), GroupedProducts(launch)
     for m in (256, 259, 1000, 4096):
         x = noise(m, k)
         expected = torch.cat([ours.dense(part, weight) for part in x.split(FEW)])
@@ -60,7 +60,7 @@ def test_cublas_is_our_product(n: int, k: int, rows: str) -> None:
         assert worst(projection.apply(x.roll(1, 0), theirs), expected) > 10 * CLOSE
     if n // 2 % 128:
         return  # no gate's width
-    gate = Gate(rounding=rounding)
+    gate = GateActivation(rounding=rounding)
     made = [projection.gated(x, each, gate) for each in (theirs, ours)]
     read = [each if isinstance(each, Fp8Rows) else quantise(each, rounding) for each in made]
     wide = [each.stored.float() * spread(each) for each in read]
@@ -76,17 +76,21 @@ def spread(rows: Fp8Rows) -> torch.Tensor:
 @pytest.mark.parametrize(("hidden", "width"), [(7168, 256), (2048, 768), (4096, 512)])
 def test_tall_blocks_are_short_ones(hidden: int, width: int, rows: str | None) -> None:
     experts, per_row, m = 65, 5, 3000
-    rounding = None if rows is None else Rounding(rows)  # type: ignore[arg-type]
+    rounding = None if rows is None else RowRounding(rows)  # type: ignore[arg-type]
     gate_up = weight_of(experts, 2 * width, hidden, rounding=rounding)
     down = weight_of(experts, hidden, width, rounding=rounding)
     chosen = torch.rand(m, experts, device="cuda").pow(3).topk(per_row).indices.int()
-    x, launch, made = noise(m, hidden), Launch.on("cuda", pdl=True), []
-    shapes = shape_of(gate_up, Gate()), shape_of(down, None)
-    for tile in (Tile(16, 64, 128, 4, 3), Tile(64, 128, 128, 8, 4), Tile(128, 64, 64, 8, 3)):
-        products = Products(launch, {key_of(shape, chosen.numel()): tile for shape in shapes})
+    x, launch, made = noise(m, hidden), ProductLaunch.on("cuda", pdl=True), []
+    shapes = shape_of(gate_up, GateActivation()), shape_of(down, None)
+    for tile in (
+        GroupedTile(16, 64, 128, 4, 3),
+        GroupedTile(64, 128, 128, 8, 4),
+        GroupedTile(128, 64, 64, 8, 3),
+    ):
+        products = GroupedProducts(launch, {key_of(shape, chosen.numel()): tile for shape in shapes})
         order = products.group(chosen, (gate_up, down))
         assert order.rows == tile.rows
-        inner = products.gate_up(x, gate_up, order, per_row, Gate())
+        inner = products.gate_up(x, gate_up, order, per_row, GateActivation())
         assert isinstance(inner, torch.Tensor)
         made.append((inner, products.down(inner, down, order), order))
     for inner, after, order in made[1:]:
@@ -111,5 +115,5 @@ def test_choices_have_one_order(count: int) -> None:
     assert_notices(replace(found, order=found.order.flip(0)), kept)
 
 
-def assert_notices(found: Grouped, kept: torch.Tensor) -> None:
+def assert_notices(found: GroupedChoices, kept: torch.Tensor) -> None:
     assert not torch.equal(found.order[: len(kept)].long(), kept)

@@ -34,11 +34,16 @@ from eyas.common.types import KvKind, Role
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.startup import Start
+from eyas.engine.loading.startup import EngineStart
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension, Proposed, RingRow
-from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, Verified, rows_ahead
+from eyas.engine.speculation.draft_worker.draft_runner import (
+    DraftExtension,
+    DraftInput,
+    ProposedTree,
+    RingRow,
+)
+from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, VerifiedRound, rows_ahead
 from kv_transfer.layout import pages_for
 from tests.unit import interpreted
 
@@ -51,7 +56,7 @@ class Bench:
     """A draft worker with sequences of `below` rows."""
 
     def __init__(self, config: EngineConfig, batch: int, below: int) -> None:
-        start = Start.of(config)
+        start = EngineStart.of(config)
         began = time.perf_counter()
         worker = draft_worker(EngineSpec.of(config), start)
         self.start_s = time.perf_counter() - began
@@ -69,29 +74,29 @@ class Bench:
         for place in range(batch):
             self.runner.draft([self._asked(place, 0, [1] * below, features)], CHAIN)
 
-    def _asked(self, place: int, base: int, tokens: list[int], features: torch.Tensor) -> Asked:
+    def _asked(self, place: int, base: int, tokens: list[int], features: torch.Tensor) -> DraftInput:
         pages = range(place * self._pages, (place + 1) * self._pages)
         ringed = []
         if not len(features):
             rings = self._rings[place]
             ringed = [RingRow(rings[i].data_ptr(), tag(place + 1, base + i)) for i in range(len(tokens))]
-        new = Extension(pages, base, tokens, features, ringed=ringed)
-        return Asked(place, new, SamplingParams(temperature=0.0), 0)
+        new = DraftExtension(pages, base, tokens, features, ringed=ringed)
+        return DraftInput(place, new, SamplingParams(temperature=0.0), 0)
 
-    def proposed(self, batch: int) -> list[Proposed]:
+    def proposed(self, batch: int) -> list[ProposedTree]:
         """Answers a commit of each sequence."""
         asked = [self._asked(place, self.below, [1] * NEW, NO_FEATURES) for place in range(batch)]
         found = self.runner.draft(asked, CHAIN)
         assert all(one.whole for one in found)
         return found
 
-    def begun(self, proposed: list[Proposed]) -> list[AheadRound]:
+    def begun(self, proposed: list[ProposedTree]) -> list[AheadRound]:
         """Rounds that are being verified; their newest rows are written."""
         rounds = []
         for place, one in enumerate(proposed):
             assert one.chain is not None
             asked = self._asked(place, self.below + NEW - 1, [1], NO_FEATURES)
-            rounds.append(self.ahead.begin(Verified(asked, one.chain, again=True), ACCEPTANCE))
+            rounds.append(self.ahead.begin(VerifiedRound(asked, one.chain, again=True), ACCEPTANCE))
         return rounds
 
     def landed(self, rounds: list[AheadRound]) -> None:

@@ -33,7 +33,7 @@ from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.step import StepShape
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.startup import Start
+from eyas.engine.loading.startup import EngineStart
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
@@ -78,7 +78,7 @@ def state_of(device: str, folders: tuple[Path, Path], most: int) -> DeviceState:
         device, model=str(folders[0]), draft=str(folders[1]), context_length=2048, max_running=most,
         num_pages=most * 128, speculation=spec, chunk_tokens=64,
     )  # fmt: skip
-    start = Start.of(config)
+    start = EngineStart.of(config)
     loaded, ranks = EngineSpec.of(config, epoch=1), ProcessGroup(RankInfo(), config.device)
     state = build_state(loaded, ranks, start.phases)[1]
     start.wait_for_kernels()

@@ -26,14 +26,14 @@ import torch.nn.functional as F
 
 from eyas.bench.kernels.timing import graph_us
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.engine.checkpoint.fp8 import Rounding, widened
+from eyas.engine.checkpoint.fp8 import RowRounding, widened
 from eyas.engine.kernels.experts import combine, route
-from eyas.engine.kernels.experts.group import Grouped
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate
-from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.experts.group import GroupedChoices
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation
+from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight, quantise
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.models.fused_step import product_float32
 from tests.gpu.answer_experts import engine
 from tests.gpu.report import Report
@@ -79,7 +79,7 @@ class Layer:
     def __init__(self, case: Case, device: str) -> None:
         spec, self.case, self.device = case.spec, case, device
         self._pdl = device != "cpu"  # where kernels are interpreted
-        self.products = Products(Launch.on(device, pdl=self._pdl))
+        self.products = GroupedProducts(ProductLaunch.on(device, pdl=self._pdl))
         self.router = self.random(spec.experts, case.hidden) / case.hidden**0.5
         self.correction = None
         if spec.corrected:
@@ -99,7 +99,7 @@ class Layer:
             expert.copy_(self.random(*sizes[-2:]).mul_(112).clamp_(-448, 448))
         shape = (*sizes[:-2], -(-sizes[-2] // 128), -(-sizes[-1] // 128))
         scales = torch.exp2(torch.randint(-1, 2, shape, device=self.device).float())
-        return StoredWeight(stored, scales / (128 * sizes[-1] ** 0.5), Rounding("block", self.case.powers))
+        return StoredWeight(stored, scales / (128 * sizes[-1] ** 0.5), RowRounding("block", self.case.powers))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty(x.shape[0], self.case.spec.experts, dtype=torch.float32, device=self.device)
@@ -110,20 +110,20 @@ class Layer:
         product_float32(x, padded, out, self.products.launch)
         return out
 
-    def choose(self, logits: torch.Tensor) -> route.Chosen:
+    def choose(self, logits: torch.Tensor) -> route.ChosenExperts:
         return route.choose(logits, self.case.spec, self.correction, pdl=self._pdl)
 
-    def group(self, experts: torch.Tensor) -> Grouped:
+    def group(self, experts: torch.Tensor) -> GroupedChoices:
         return self.products.group(experts, (self.gate_up, self.down))
 
-    def first(self, x: torch.Tensor, order: Grouped) -> torch.Tensor:
-        made = self.passed(x, order, Gate())
+    def first(self, x: torch.Tensor, order: GroupedChoices) -> torch.Tensor:
+        made = self.passed(x, order, GateActivation())
         assert isinstance(made, torch.Tensor)
         return made
 
-    def passed(self, x: torch.Tensor, order: Grouped, gate: Gate | None = None) -> Rows:
+    def passed(self, x: torch.Tensor, order: GroupedChoices, gate: GateActivation | None = None) -> Rows:
         """As `first`; rounded for `down`, where the tile can do that, if no gate is given."""
-        gate = gate or Gate(rounding=self.down.rounding)
+        gate = gate or GateActivation(rounding=self.down.rounding)
         return self.products.gate_up(x, self.gate_up, order, self.case.spec.per_row, gate)
 
     def whole(self, x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ class Layer:
         made = self.products.down(self.passed(x, order), self.down, order)
         return self.combine(made, chosen)
 
-    def combine(self, made: torch.Tensor, chosen: route.Chosen) -> torch.Tensor:
+    def combine(self, made: torch.Tensor, chosen: route.ChosenExperts) -> torch.Tensor:
         return combine.combine(made, chosen.weights, None, self._pdl)
 
 
@@ -223,7 +223,7 @@ def plain_choice(layer: Layer, logits: torch.Tensor) -> tuple[torch.Tensor, torc
     return experts, weights * spec.scale
 
 
-def poisoned(layer: Layer, inner: torch.Tensor, order: Grouped) -> torch.Tensor:
+def poisoned(layer: Layer, inner: torch.Tensor, order: GroupedChoices) -> torch.Tensor:
     """`down`, in memory that was full of NaN."""
     torch.full((inner.shape[0], layer.case.hidden), float("nan"), dtype=inner.dtype, device=inner.device)
     return layer.products.down(inner, layer.down, order)
@@ -255,8 +255,8 @@ def check_layer(layer: Layer, rows: int) -> dict[str, Any]:
     first, second = plain_products(layer, x, chosen.experts, inner)
     mixed = layer.combine(made, chosen)
     total = torch.einsum("rkh,rk->rh", made.float().unflatten(0, (rows, -1)), chosen.weights)
-    shifted = Grouped(order.order.roll(1), order.blocks, order.rows)
-    dropped = Grouped(order.order, order.blocks.clone(), order.rows)
+    shifted = GroupedChoices(order.order.roll(1), order.blocks, order.rows)
+    dropped = GroupedChoices(order.order, order.blocks.clone(), order.rows)
     dropped.blocks[2 * order.most] -= 1  # one choice that no block has
     errors = {
         "router": worst(logits[:, : spec.experts], exact),
@@ -289,7 +289,7 @@ def check_scale(layer: Layer, rows: int) -> dict[str, Any]:
     scales = layer.gate_up.scales.clone()
     scales[int(experts[0, 0]), 0, 0] *= 4.0
     spoilt = replace(layer.gate_up, scales=scales)
-    after = layer.products.gate_up(x, spoilt, order, layer.case.spec.per_row, Gate())
+    after = layer.products.gate_up(x, spoilt, order, layer.case.spec.per_row, GateActivation())
     return {"ok": worst(after, before) > 3 * WORST, "error": worst(after, before)}
 
 
@@ -300,7 +300,7 @@ def check_dense(n: int, k: int) -> dict[str, Any]:
     same = True
     for rows in ROWS:
         x = layer.random(rows, k)
-        found = quantise(x, Rounding("block"))
+        found = quantise(x, RowRounding("block"))
         each = found.scales.repeat_interleave(128, 1)[:, :k]
         same &= torch.equal(found.stored.float() * each, rounded(x, weight))
         expected = rounded(x, weight) @ meant(weight).t()
@@ -354,7 +354,7 @@ def main(argv: list[str] | None = None) -> int:
     report = Report(args.out, args.seconds)
     began = time.monotonic()
     torch.backends.cuda.matmul.allow_tf32 = False
-    report.run("compile", lambda: {"kernels": Warmup(
+    report.run("compile", lambda: {"kernels": KernelWarmup(
         "tests.gpu.time_experts:recipe", (), 90, os.cpu_count() or 1).wait().kernels})  # fmt: skip
     print(f"     compiled in {time.monotonic() - began:.0f} s", flush=True)
     if "kernels" in args.parts:

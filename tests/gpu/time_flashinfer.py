@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eyas.bench.kernels.timing import graph_us
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 
@@ -106,18 +106,18 @@ def _check(build: Fa3Build) -> None:
         assert bool((out[-5:] == 7.0).all()), "rows beyond the plan were written"
 
 
-def _spans(sizes: list[tuple[int, int]], pages: int) -> list[Span]:
+def _spans(sizes: list[tuple[int, int]], pages: int) -> list[QuerySpan]:
     random.seed(0)
     free = random.sample(range(pages), pages)
-    return [Span([free.pop() for _ in range(-(-sum(s) // PAGE))], *s) for s in sizes]
+    return [QuerySpan([free.pop() for _ in range(-(-sum(s) // PAGE))], *s) for s in sizes]
 
 
-def _parts(spans: list[Span], q: torch.Tensor) -> list[tuple[Span, torch.Tensor]]:
+def _parts(spans: list[QuerySpan], q: torch.Tensor) -> list[tuple[QuerySpan, torch.Tensor]]:
     parts = q[: sum(span.count for span in spans)].split([span.count for span in spans])
     return list(zip(spans, parts, strict=True))
 
 
-def _plain(span: Span, q: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
+def _plain(span: QuerySpan, q: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
     """float32 [count, HEADS, DIM], from the definition."""
     end = span.start + span.count
     k, v = layer[torch.tensor(span.pages, device="cuda")].float().transpose(0, 1).flatten(1, 2)[:, :end]

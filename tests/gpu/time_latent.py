@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from eyas.bench.kernels.timing import graph_us
-from eyas.engine.kernels.attention.attend_tiles import Tiling
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling
 from eyas.engine.kernels.latent import latent_products, latent_rows
 from tests.gpu.latent_bench import (
     COPY_BYTES_PER_US,
@@ -51,12 +51,14 @@ TIMED = [
 ]
 TILINGS = {
     16: [
-        Tiling(16, keys, parts, warps, stages)
+        AttentionTiling(16, keys, parts, warps, stages)
         for keys, warps, stages in ((32, 4, 2), (32, 4, 4), (64, 4, 2), (64, 8, 2), (16, 4, 4))
         for parts in (8, 32)
     ],
     64: [
-        Tiling(64, keys, parts, 8, stages) for keys, stages in ((32, 2), (16, 4), (64, 1)) for parts in (4, 8)
+        AttentionTiling(64, keys, parts, 8, stages)
+        for keys, stages in ((32, 2), (16, 4), (64, 1))
+        for parts in (4, 8)
     ],
 }
 

@@ -26,9 +26,9 @@ from torch.profiler import ProfilerActivity, profile
 from eyas.bench.files import append_line
 from eyas.bench.kernels.timing import graph_us
 from eyas.engine.attention.latent import PagedLatents
-from eyas.engine.attention.rows import Most
+from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.checkpoint.weights import DummyWeights, Placement
+from eyas.engine.checkpoint.weights import DummyWeights, WeightPlacement
 from eyas.engine.kernels.experts import combine, grouped, grouped_sweep, grouped_wide, route
 from eyas.engine.kernels.latent import latent_attend, latent_products, latent_rows
 from eyas.engine.kernels.products import blocks, few, single, skinny
@@ -79,10 +79,10 @@ class Bench:
         self._tables = torch.arange(most * pages, dtype=torch.int32, device=device).view(most, pages) + 1
         shape = PoolShape(config.kv_format, 1 + most * pages, PAGE, torch.bfloat16, device)
         on_gpu = device == "cuda"
-        attention = PagedLatents(self._tables, config.num_heads, shape, Most(most, 1), pdl=on_gpu)
-        launch, group = skinny.Launch.on(device, pdl=on_gpu), ProcessGroup(RankInfo(), device)
+        attention = PagedLatents(self._tables, config.num_heads, shape, RowLimits(most, 1), pdl=on_gpu)
+        launch, group = skinny.ProductLaunch.on(device, pdl=on_gpu), ProcessGroup(RankInfo(), device)
         whole = LayerContext.on(device, config, group, launch, attention)
-        weights = DummyWeights(placement=Placement(device, torch.bfloat16), quantized=config.fp8)
+        weights = DummyWeights(placement=WeightPlacement(device, torch.bfloat16), quantized=config.fp8)
         self._model = FusedDecoder(config, weights, replace(whole, uniform_experts=True))
         self._pool = None if device == "meta" else KvPool(shape)
 

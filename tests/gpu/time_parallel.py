@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import SUMS_ROWS
-from eyas.engine.parallel.ranks import Channel, Followers, RankInfo
+from eyas.engine.parallel.ranks import RankChannel, RankFollowers, RankInfo
 
 HIDDEN = 4096
 VOCABULARY = 128256
@@ -40,14 +40,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with Followers(_follower, arguments.ranks, arguments.out / "meeting") as followers:
+    with RankFollowers(_follower, arguments.ranks, arguments.out / "meeting") as followers:
         followers.wait_ready(LIMIT_S)
         report = _measure_all(followers.rank_info, followers.dismiss)
     (arguments.out / "parallel.json").write_text(json.dumps(report, indent=1))
     print(json.dumps(report, indent=1))
 
 
-def _follower(rank_info: RankInfo, channel: Channel) -> None:
+def _follower(rank_info: RankInfo, channel: RankChannel) -> None:
     channel.ready()
     _measure_all(rank_info, lambda: None)
 

@@ -20,11 +20,11 @@ import torch
 
 from eyas.bench.kernels.timing import graph_us
 from eyas.common.config import SpeculationConfig
-from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.kernels.drafts.chains import propose
 from eyas.engine.kernels.drafts.paths import PathRows, compact, gather_path
-from eyas.engine.kernels.drafts.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, verdict
-from eyas.engine.kernels.drafts.trees import Frontier, grow, new_growth, select
+from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch, RoundRows, RoundVerdicts, prepare, verdict
+from eyas.engine.kernels.drafts.trees import TreeFrontier, grow, new_growth, select
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 
@@ -41,16 +41,16 @@ class Round:
     def __init__(self, size: int, width: int, pdl: bool) -> None:
         self.width, self.tree = width, width == 32
         self.deepest = STEPS + 1 if self.tree else width
-        self.tables = Tables(TableSizes(size + 1, 64, width), "cuda")
+        self.tables = SlotTables(TableSizes(size + 1, 64, width), "cuda")
         self.tables.length[:-1] = 500
         self.tables.speculative[:-1] = 1
         self.tables.drafts.fill_(1)
         self.tables.pages.copy_(torch.arange(64 * (size + 1), dtype=torch.int32).view(size + 1, 64))
-        self.batch = Batch(self.tables, torch.arange(size, dtype=torch.int32, device="cuda"), PAGE, pdl)
+        self.batch = RoundBatch(self.tables, torch.arange(size, dtype=torch.int32, device="cuda"), PAGE, pdl)
         self.chosen = ints(size * width) + 1
         self.rows = new_rows(size, width)
         self.mask = torch.zeros(1, size, width, dtype=torch.int64, device="cuda")
-        self.verdicts = Verdicts(ints(size, FACTS + width), ints(size, self.deepest))
+        self.verdicts = RoundVerdicts(ints(size, FACTS + width), ints(size, self.deepest))
         self.features = torch.randn(size * width, HIDDEN, dtype=torch.bfloat16, device="cuda")
         gathered = self.features.new_zeros(size * self.deepest, HIDDEN)
         self.extension = PathRows(gathered, new_rows(size, self.deepest), ints(size))
@@ -68,7 +68,7 @@ class Round:
         for level in range(STEPS):
             logits = torch.randn(size * (TOPK if level else 1), VOCAB, device="cuda")
             probabilities, ids = logits.softmax(-1).topk(TOPK)
-            below = Frontier(new_rows(size, TOPK), ints(size * TOPK)) if level + 1 < STEPS else None
+            below = TreeFrontier(new_rows(size, TOPK), ints(size * TOPK)) if level + 1 < STEPS else None
             self.levels.append((level, probabilities, ids, below))
             grow(self.batch, self.growth, *self.levels[-1])
         select(self.batch, self.growth)

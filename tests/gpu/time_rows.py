@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from eyas.bench.kernels.timing import graph_us
 from eyas.common.params import SamplingParams
 from eyas.engine.kernels.products import rows
-from eyas.engine.kernels.products.skinny import KvRows, Rotation
+from eyas.engine.kernels.products.skinny import KvRows, RotaryInput
 from eyas.engine.kernels.sampling import sample
 from eyas.engine.sampling import sampler
 
 HIDDEN, INNER, VOCAB, PAGE = 4096, 14336, 128_256, 16
-HEADS = rows.Heads(32, 8, 128)
+HEADS = rows.HeadLayout(32, 8, 128)
 LAUNCHES, REPLAYS = 20, 15  # of a kernel in a graph, of the graph
 EPS = 1e-5
 PEAKED, FLAT = 4.0, 1.0  # standard deviations of logits: nuclei of tens of ids, and of tens of thousands
@@ -50,7 +50,7 @@ class Sampling:
     def __init__(self, params: list[SamplingParams], vocab: int, scale: float) -> None:
         n = len(params)
         self.rows = [
-            sampler.Row(SamplingParams(**{**_fields(p), "seed": 2**40 + i}), 0, 100 + i, (), (), ())
+            sampler.SampledRow(SamplingParams(**{**_fields(p), "seed": 2**40 + i}), 0, 100 + i, (), (), ())
             for i, p in enumerate(params)
         ]
         self.tables = SimpleNamespace(
@@ -112,7 +112,7 @@ def row_times() -> Iterator[tuple[str, float, int]]:
         gate_up = torch.randn(m, 2 * INNER, device="cuda", dtype=torch.bfloat16)
         q = torch.empty(m, HEADS.q, HEADS.dim, device="cuda", dtype=torch.bfloat16)
         places = torch.randperm(1024 * PAGE, device="cuda")[:m].to(torch.int32)
-        rotation, kv = Rotation(*angles, places), KvRows(layer, places)
+        rotation, kv = RotaryInput(*angles, places), KvRows(layer, places)
         tokens = torch.randint(VOCAB, (m,), device="cuda", dtype=torch.int32)
         calls: dict[str, tuple[Call, int]] = {
             "norm": (lambda x=x: rows.norm(x, EPS, gain), 2 * x.nbytes),

@@ -31,7 +31,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.device.step import StepInput
 from eyas.engine.ipc.messages import Event, StepReply
-from eyas.engine.loading.startup import Start
+from eyas.engine.loading.startup import EngineStart
 from tests.gpu.answer_latent import write_whole
 from tests.unit.loopback import Loopback, Worker, wait_all
 
@@ -110,7 +110,7 @@ def measure(config: EngineConfig, out: Path) -> None:
     """Everything about one number of ranks; ends the process, whose device may hang by then."""
     ranks = config.tensor_parallel_size
     say(f"{ranks} ranks: compiling")
-    Start.of(config).wait_for_kernels()
+    EngineStart.of(config).wait_for_kernels()
     say(f"{ranks} ranks: loading")
     engine = Timed(config)
     report: dict[str, object] = {"ready s": round(time.monotonic() - BEGAN, 1)}

@@ -36,33 +36,33 @@ from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
     Admitted,
-    Attach,
-    Cancel,
+    AttachKv,
+    CancelGeneration,
     ClosePull,
     DraftDown,
+    DraftProposal,
     DraftUp,
-    Drain,
+    DrainEngine,
+    EngineLoad,
+    EngineReady,
+    EngineStopped,
     Event,
     Failed,
-    Load,
+    LeaseReleased,
     Lost,
     OpenPull,
-    Prefill,
     PrefillDone,
+    PrefillPrompt,
     PrefillStarted,
-    Proposal,
     PullDone,
     PullFailed,
     PullReleased,
-    Ready,
     Rejected,
-    Release,
-    Released,
+    ReleaseLease,
     ReleasePull,
-    Shutdown,
+    ShutdownEngine,
     StepReply,
-    Stopped,
-    Submit,
+    SubmitGeneration,
     WatchOpened,
     WatchUpdate,
     WireFailure,
@@ -108,7 +108,7 @@ class FakeEngine:
         self.go_on = threading.Event()
         self.heard: list[Any] = []
         self.post: list[Event] = []  # what a test wants said next
-        self._jobs: dict[str, Submit] = {}
+        self._jobs: dict[str, SubmitGeneration] = {}
         self._at: dict[tuple[str, int], int] = {}
         self._attempts: dict[str, int] = {}
         self._pulls: dict[int, str] = {}
@@ -120,9 +120,9 @@ class FakeEngine:
         while True:
             commands = self._link.recv(0.005)
             self.heard += commands
-            if any(isinstance(command, Shutdown) for command in commands):
+            if any(isinstance(command, ShutdownEngine) for command in commands):
                 break
-            if self.of(Drain) and not self._at:
+            if self.of(DrainEngine) and not self._at:
                 break
             events, self.post = self.post, []
             for command in commands:
@@ -130,18 +130,18 @@ class FakeEngine:
             events += self._step()
             progress += 1
             busy = bool(self._at)
-            load = Load(progress, busy, len(self._at), len(self._jobs), 2 * len(self._at))
+            load = EngineLoad(progress, busy, len(self._at), len(self._jobs), 2 * len(self._at))
             events.append(msgspec.structs.replace(load, heard=len(self.heard)))
             self._link.send(events)
-        self._link.send([Stopped()])
+        self._link.send([EngineStopped()])
 
     def of(self, kind: type) -> list[Any]:
         return [command for command in self.heard if isinstance(command, kind)]
 
-    def _ready(self) -> Ready:
+    def _ready(self) -> EngineReady:
         geometry = PoolGeometry(8, self.traits.page_size, layers=1, kv_heads=1, head_dim=4, dtype="float32")
         rank = RankPool(0, 0, {"grpc": {}})
-        return Ready(
+        return EngineReady(
             epoch=5,
             model="fake",
             fingerprint=self.traits.fingerprint,
@@ -160,27 +160,29 @@ class FakeEngine:
 
     def _answer(self, command: Any) -> list[Event]:
         match command:
-            case Submit(request, attempt) | Prefill(request, attempt) if self.of(Drain):
+            case SubmitGeneration(request, attempt) | PrefillPrompt(request, attempt) if self.of(DrainEngine):
                 return [Rejected(request.id, attempt, WireFailure("unavailable", "the worker is draining"))]
-            case Submit(request, attempt) | Prefill(request, attempt) if request.prompt_ids[0] == REFUSE:
+            case SubmitGeneration(request, attempt) | PrefillPrompt(request, attempt) if (
+                request.prompt_ids[0] == REFUSE
+            ):
                 return [Rejected(request.id, attempt, WireFailure("overloaded", "the queue is full"))]
-            case Submit(request, attempt, attach):
+            case SubmitGeneration(request, attempt, attach):
                 self._jobs[request.id], self._attempts[request.id] = command, attempt
                 if not attach:
                     self._begin(request, 0)
                 return [Admitted(request.id, attempt)]
-            case Prefill(request, attempt):
+            case PrefillPrompt(request, attempt):
                 return self._prefill(request, attempt)
-            case Attach(id, attempt, handles):
+            case AttachKv(id, attempt, handles):
                 self._attempts[id] = attempt
                 self._pulls[attempt] = id
                 return [OpenPull(attempt, handle, attempt) for handle in handles]
-            case Cancel(id):
+            case CancelGeneration(id):
                 self._forget(id)
             case WatchOpened(watch, handle):
                 return [WatchUpdate(watch, tokens=2), self._watch_end(watch, handle.id)]
-            case Release(call):
-                return [Released(call, self.traits.lease_valid)]
+            case ReleaseLease(call):
+                return [LeaseReleased(call, self.traits.lease_valid)]
             case PullDone(pull):
                 return [ReleasePull(pull)]
             case PullFailed(pull):
@@ -228,10 +230,10 @@ class FakeEngine:
 
     def _begin(self, request: GenerationRequest, at: int) -> None:
         if request.prompt_ids[0] == STALL:
-            self._link.send([Load(1, True, 1, 0, 0)])
+            self._link.send([EngineLoad(1, True, 1, 0, 0)])
             self.go_on.wait(STALL_S)
         if request.prompt_ids[0] == WEDGE:  # no command before it: an idle load was on its way when it came
-            self._link.send([Load(1, False, 0, 0, 0)])
+            self._link.send([EngineLoad(1, False, 0, 0, 0)])
             self.go_on.wait(STALL_S)
         if request.prompt_ids[0] == DIE:
             os._exit(3)
@@ -264,10 +266,10 @@ class FakeEngine:
         return [StepReply(tuple(entries))] if entries else []
 
 
-def _proposal(commit: Any) -> Proposal:
+def _proposal(commit: Any) -> DraftProposal:
     """Echoes the commit, and proves that the features came through untouched."""
     ids = (*commit.tokens, sum(commit.features))
-    return Proposal(commit.seq, commit.generation, commit.base_len, ids, tuple(range(-1, len(ids) - 1)))
+    return DraftProposal(commit.seq, commit.generation, commit.base_len, ids, tuple(range(-1, len(ids) - 1)))
 
 
 def main(config: EngineConfig, endpoint: str) -> None:

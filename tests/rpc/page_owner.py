@@ -16,7 +16,7 @@ from eyas.common.types import KvHandle, KvKind, RankPages
 from eyas.common.wire import rpc
 from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Command, Ready, WatchOpened, WatchUpdate
+from eyas.engine.ipc.messages import Command, EngineReady, WatchOpened, WatchUpdate
 from kv_transfer.area import Pages
 from kv_transfer.host_file import HostFile
 from prefill_svc.transfer import TransferServicer
@@ -27,10 +27,10 @@ GEOMETRY = PoolGeometry(
 EPOCH = 5
 
 
-def ready(pool: str) -> Ready:
+def ready(pool: str) -> EngineReady:
     """The description of an engine whose target pool is the file `pool`, its last page the proof page."""
     rank = RankPool(0, checksum(), {"shm": HostFile.at(pool).export(), "grpc": {}})
-    return Ready(
+    return EngineReady(
         epoch=EPOCH,
         model="m",
         fingerprint="f",

@@ -19,7 +19,7 @@ from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.security.tls import service_tls
 from eyas.common.types import GenerationRequest, KvHandle, Role
 from eyas.common.wire import clients, replies, rpc
-from eyas.engine.ipc.messages import Load
+from eyas.engine.ipc.messages import EngineLoad
 from eyas.engine.loading.build import build_engine
 from eyas.worker.front import WorkerFront
 from tests.rpc.local_link import LocalEngine, LocalFront
@@ -75,7 +75,7 @@ class RealWorker:
         self._thread.join(10)
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         return self.front._load
 
     async def idle(self) -> None:

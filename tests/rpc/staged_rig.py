@@ -23,7 +23,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.staging import PageStaging
 from eyas.engine.loading import travel
 from eyas.engine.loading.spec import EngineSpec
 from prefill_svc import staged
@@ -82,9 +82,9 @@ async def until(what: Callable[[], bool], within_s: float = 8.0) -> None:
 
 async def serve(models: Path, pools: str) -> None:
     """Until this process is killed."""
-    copy, windows = Staging._copy, 0
+    copy, windows = PageStaging._copy, 0
 
-    def stuck(staging: Staging, source: Any, *rest: Any) -> int:
+    def stuck(staging: PageStaging, source: Any, *rest: Any) -> int:
         nonlocal windows
         windows += source is staging._device
         if windows > 2:  # the proof page was the first one
@@ -92,7 +92,7 @@ async def serve(models: Path, pools: str) -> None:
         return copy(staging, source, *rest)
 
     pretend(pytest.MonkeyPatch())
-    Staging._copy = stuck  # type: ignore[method-assign]
+    PageStaging._copy = stuck  # type: ignore[method-assign]
     config = EngineConfig(
         model=str(models / "target"), draft=str(models / "head"), num_pages=128, chunk_tokens=48
     )

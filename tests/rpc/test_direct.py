@@ -12,7 +12,7 @@ from staged_rig import SLOTS, pair, pretend, request, same_pages, slots_free
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import Role
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.staging import PageStaging
 from kv_transfer.backends import table
 
 
@@ -39,13 +39,13 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ways that pages went through staging."""
     found: list[str] = []
     for way in ("copy_in", "copy_out"):
-        plain = getattr(Staging, way)
+        plain = getattr(PageStaging, way)
 
-        def counted(staging: Staging, *args: Any, way: str = way, plain: Any = plain) -> None:
+        def counted(staging: PageStaging, *args: Any, way: str = way, plain: Any = plain) -> None:
             found.append(way)
             plain(staging, *args)
 
-        monkeypatch.setattr(Staging, way, counted)
+        monkeypatch.setattr(PageStaging, way, counted)
     return found
 
 

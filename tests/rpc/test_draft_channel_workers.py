@@ -19,7 +19,7 @@ from real_worker import RealWorker, alone, decoding, real_worker, tiny_config
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
-from eyas.engine.loop.patience import Patience
+from eyas.engine.loop.patience import DraftWait
 from eyas.engine.speculation.drafters.channels import GRPC, SHM
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ async def test_a_channel_is_agreed_on_and_shown_and_its_end_costs_no_token(
 ) -> None:
     config, pools = tiny_config(tmp_path / "models"), tmp_path / "p"  # short: it holds a socket
     (expected,) = await alone(config, tmp_path / "alone", ASKED)
-    monkeypatch.setattr(Patience, "draft_wait_s", 5.0)  # a wait for one who is gone would show
+    monkeypatch.setattr(DraftWait, "draft_wait_s", 5.0)  # a wait for one who is gone would show
     async with drafter(config, pools) as draft:
         registry = f"static:{draft.address}"
         start = real_worker(config, Role.DECODE, registry=registry, pool_dir=str(pools))

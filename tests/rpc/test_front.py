@@ -26,8 +26,15 @@ from eyas.common.errors import (
 from eyas.common.types import EngineTimings, FinishCause, FirstToken, Role, TokenEntry, WorkerInfo
 from eyas.common.wire import clients, convert, replies, rpc
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
-from eyas.engine.ipc.pulse import Pulse
+from eyas.engine.ipc.messages import (
+    CancelGeneration,
+    Command,
+    EngineLoad,
+    PrefillDone,
+    PrefillPrompt,
+    SubmitGeneration,
+)
+from eyas.engine.ipc.pulse import EngineHeartbeat
 from eyas.worker import liveness
 from eyas.worker.front import WorkerFront
 from eyas.worker.liveness import EngineLiveness
@@ -100,16 +107,16 @@ async def test_pages_that_cannot_be_named_end_their_request_alone() -> None:
         session = clients.DecodeSessionClient(channel, w.address).open()
         for id in ("a", "b"):
             session.submit(request(1, id=id), attempt=3, attach=True)
-        await w.heard(Submit, 2)
+        await w.heard(SubmitGeneration, 2)
         handle = common_pb2.KvHandle(group=99)  # type: ignore[arg-type]
         attach = decode_pb2.Attach(id="a", attempt=3, handles=[handle])
         session._up.put_nowait(decode_pb2.DecodeServiceSessionRequest(attach=attach))
         failed = await next_of(aiter(session), replies.Failed)
         assert (failed.id, failed.attempt, failed.choice) == ("a", 3, None)
         assert type(failed.failure.error()) is InvalidRequest
-        assert [c.id.partition(":")[2] for c in await w.heard(Cancel, 1)] == ["a"]
+        assert [c.id.partition(":")[2] for c in await w.heard(CancelGeneration, 1)] == ["a"]
         session.cancel("b")
-        await w.heard(Cancel, 2)
+        await w.heard(CancelGeneration, 2)
         session.close()
 
 
@@ -136,13 +143,13 @@ async def test_cancel_and_the_end_of_a_session_reach_the_engine() -> None:
         for id in ("a", "b", "c"):
             session.submit(request(1, id=id), attempt=1, attach=True)
         other.submit(request(1, id="d"), attempt=1, attach=True)
-        ids = {s.request.id.partition(":")[2]: s.request.id for s in await w.heard(Submit, 4)}
+        ids = {s.request.id.partition(":")[2]: s.request.id for s in await w.heard(SubmitGeneration, 4)}
         session.cancel("a")
         session.cancel("b", choice=0)
-        heard = await w.heard(Cancel, 2)
+        heard = await w.heard(CancelGeneration, 2)
         assert [(c.id, c.choice) for c in heard] == [(ids["a"], None), (ids["b"], 0)]
         session.close()
-        heard = await w.heard(Cancel, 3)
+        heard = await w.heard(CancelGeneration, 3)
         assert [c.id for c in heard[2:]] == [ids["c"]]  # neither what had ended nor another session's
 
 
@@ -157,12 +164,12 @@ async def test_prefill_runs_through_its_phases_and_does_not_cancel_what_is_done(
         ]
         assert events[1].handles[0].worker == w.address
         assert [first.token for first in events[2].choices] == [token((1, 2), c, 0) for c in (0, 1)]
-        assert w.engine.of(Prefill)[0].offer_draft
+        assert w.engine.of(PrefillPrompt)[0].offer_draft
         stream = client.prefill(request(SLOW), 1, False)
         await anext(stream)
         await stream.aclose()
-        cancels = await w.heard(Cancel)
-        assert [c.id for c in cancels] == [w.engine.of(Prefill)[1].request.id]
+        cancels = await w.heard(CancelGeneration)
+        assert [c.id for c in cancels] == [w.engine.of(PrefillPrompt)[1].request.id]
 
 
 async def test_a_prompt_whose_end_the_caller_did_not_take_is_cancelled() -> None:
@@ -183,7 +190,7 @@ async def test_a_prompt_whose_end_the_caller_did_not_take_is_cancelled() -> None
             with pytest.raises(StopAsyncIteration):
                 await anext(events)
         await events.aclose()
-        assert isinstance(sent[-1], Prefill if taken else Cancel)
+        assert isinstance(sent[-1], PrefillPrompt if taken else CancelGeneration)
 
 
 async def test_health_follows_the_engine() -> None:
@@ -254,8 +261,8 @@ async def test_an_engine_with_a_pulse_is_never_late() -> None:
     async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
         session = clients.DecodeSessionClient(channel, w.address).open()
         session.submit(request(STALL), attempt=1, attach=False)
-        await w.heard(Submit)
-        pulse, began = Pulse(w.link), time.monotonic()
+        await w.heard(SubmitGeneration)
+        pulse, began = EngineHeartbeat(w.link), time.monotonic()
         pulse.loop()
         while time.monotonic() < began + liveness.MIN_SILENCE_S + 1.0:
             pulse()
@@ -309,7 +316,7 @@ def _liveness(slowest_step_s: float) -> EngineLiveness:
 def test_liveness_counts_only_silence_with_work_pending() -> None:
     live = _liveness(1.0)
     assert live.limit_s == 4.0 and _liveness(0.1).limit_s == 3.0
-    idle, busy = Load(1, False, 0, 0, 0), Load(1, True, 1, 0, 0)
+    idle, busy = EngineLoad(1, False, 0, 0, 0), EngineLoad(1, True, 1, 0, 0)
     live.saw(idle, 1.0)
     assert not live.late(100.0)
     live.sent(1, 100.0)
@@ -317,7 +324,7 @@ def test_liveness_counts_only_silence_with_work_pending() -> None:
     assert not live.stalled(115.9) and live.stalled(116.1)
     live.saw(busy, 116.2)  # the same stamp: nothing moved
     assert live.stalled(116.2)
-    live.saw(Load(2, True, 1, 0, 0), 116.3)
+    live.saw(EngineLoad(2, True, 1, 0, 0), 116.3)
     assert not live.late(120.2) and live.late(120.4)
 
 
@@ -335,11 +342,11 @@ def test_a_pulse_is_progress_and_time_that_nobody_had_is_no_silence() -> None:
 def test_a_load_that_left_before_a_command_came_knows_nothing_of_it() -> None:
     live = _liveness(0.1)
     live.sent(1, 9.0)
-    live.saw(Load(1, False, 0, 0, 0, heard=1), 10.0)
+    live.saw(EngineLoad(1, False, 0, 0, 0, heard=1), 10.0)
     live.sent(2, 10.0)
-    live.saw(Load(2, False, 0, 0, 0, heard=1), 10.1)
+    live.saw(EngineLoad(2, False, 0, 0, 0, heard=1), 10.1)
     assert not live.late(13.0) and live.late(13.2), "the engine never heard of two commands"
-    live.saw(Load(3, False, 0, 0, 0, heard=3), 14.0)
+    live.saw(EngineLoad(3, False, 0, 0, 0, heard=3), 14.0)
     assert not live.late(100.0)
 
 

@@ -14,16 +14,16 @@ from fake_engine import request
 
 from eyas.common.types import FinishCause, FirstToken, KvHandle, KvKind, RankPages, TokenEntry, TokenLogprob
 from eyas.engine.ipc.messages import (
-    Attach,
-    Cancel,
+    AttachKv,
+    CancelGeneration,
     DraftCommit,
     DraftUp,
+    EngineLoad,
     Failed,
-    Load,
     PullDone,
-    Shutdown,
+    ShutdownEngine,
     StepReply,
-    Submit,
+    SubmitGeneration,
     WatchUpdate,
     WireFailure,
 )
@@ -32,18 +32,18 @@ from tests.rpc.local_link import LocalEngine, LocalFront
 
 HANDLE = KvHandle("h:1", 2**64 - 1, 0, 9, KvKind.DRAFT, "l", 5, (RankPages(0, (3, 4)),))
 COMMANDS = [
-    Submit(request(1, 2, choices=2), 3, True),
-    Attach("r", 4, (HANDLE,), (FirstToken(0, 7, TokenLogprob(-0.5, ((1, -1.0),)), FinishCause.STOP),)),
-    Cancel("r"),
+    SubmitGeneration(request(1, 2, choices=2), 3, True),
+    AttachKv("r", 4, (HANDLE,), (FirstToken(0, 7, TokenLogprob(-0.5, ((1, -1.0),)), FinishCause.STOP),)),
+    CancelGeneration("r"),
     PullDone(3, (), b"\x00\xff" * 100),
     DraftUp(commits=(DraftCommit(1, 2, 3, (4,), b"\x01\x00", 5),), peer=8),
-    Shutdown(),
+    ShutdownEngine(),
 ]
 EVENTS = [
     StepReply((TokenEntry("r", 1, 0, 2, (3, 4), (TokenLogprob(-1.0),) * 2, FinishCause.LENGTH, 1, 2),)),
     Failed("r", 1, WireFailure("overloaded", "full"), choice=0),
     WatchUpdate(1, failure=WireFailure("transfer_failed", "gone")),
-    Load(1, True, 2, 3, 4),
+    EngineLoad(1, True, 2, 3, 4),
 ]
 
 
@@ -63,11 +63,11 @@ async def ends(request: pytest.FixtureRequest) -> Any:
 async def test_every_message_arrives_equal_and_in_order(ends: Any) -> None:
     front, engine = ends
     front.send(COMMANDS)
-    front.send([Cancel("x", 0)])
+    front.send([CancelGeneration("x", 0)])
     got: list[Any] = []
     while len(got) <= len(COMMANDS):
         got += await asyncio.to_thread(engine.recv, 2.0)
-    assert got == [*COMMANDS, Cancel("x", 0)]
+    assert got == [*COMMANDS, CancelGeneration("x", 0)]
     engine.send(EVENTS)
     engine.send([])  # nothing to say is no message
     engine.send(EVENTS[:1])
@@ -82,7 +82,7 @@ async def test_recv_drains_all_and_waits_only_as_long_as_told(ends: Any) -> None
     assert 0.09 < time.monotonic() - began < 1.0
     assert engine.recv(0.0) == []
     for i in range(50):
-        front.send([Cancel(str(i))])
+        front.send([CancelGeneration(str(i))])
     await asyncio.sleep(0.2)
     assert [c.id for c in await asyncio.to_thread(engine.recv, 1.0)] == [str(i) for i in range(50)]
 
@@ -100,23 +100,23 @@ async def test_what_is_sent_before_there_is_an_engine_waits_for_it() -> None:
     endpoint = new_endpoint()
     front = ZmqFront(endpoint)
     front.send(COMMANDS)
-    front.send([Cancel("x")])
+    front.send([CancelGeneration("x")])
     await asyncio.sleep(0.05)
     engine = ZmqEngine(endpoint)
     got: list[Any] = []
     while len(got) <= len(COMMANDS):
         got += await asyncio.to_thread(engine.recv, 2.0)
-    assert got == [*COMMANDS, Cancel("x")]
+    assert got == [*COMMANDS, CancelGeneration("x")]
     engine.close()
     front.close()
 
 
 STRANGER = """
 import os, sys, time
-from eyas.engine.ipc.messages import Stopped
+from eyas.engine.ipc.messages import EngineStopped
 from eyas.worker.link import ZmqEngine
 os.setgid(65534), os.setuid(65534)
-ZmqEngine(sys.argv[1]).send([Stopped()])
+ZmqEngine(sys.argv[1]).send([EngineStopped()])
 time.sleep(1.0)
 """
 

@@ -20,7 +20,15 @@ from eyas.common.machine.ports import free_ports
 from eyas.common.types import KvHandle, Role
 from eyas.common.wire import clients, replies, rpc
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Attach, Command, OpenPull, PullFailed, PullMet, Submit, WatchOpened
+from eyas.engine.ipc.messages import (
+    AttachKv,
+    Command,
+    OpenPull,
+    PullFailed,
+    PullMet,
+    SubmitGeneration,
+    WatchOpened,
+)
 from eyas.worker.kv_puller import KvPuller
 from prefill_svc.transfer import TransferServicer
 
@@ -63,9 +71,9 @@ async def test_an_attach_of_an_unknown_request_is_dropped() -> None:
             session.attach("never-submitted", 1, (at(await prefilled(prefill), foreign.address),), ())
             session.submit(request(1), attempt=1, attach=False)
             await tokens_of(aiter(session))
-            assert len(decode.engine.of(Submit)) == 1 and decode.engine.of(Attach) == []
+            assert len(decode.engine.of(SubmitGeneration)) == 1 and decode.engine.of(AttachKv) == []
             session.attach("r", 1, (await prefilled(prefill),), ())  # it has ended: its handles go back
-            await decode.heard(Attach)
+            await decode.heard(AttachKv)
         assert foreign.dialled == 0
 
 

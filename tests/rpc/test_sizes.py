@@ -15,7 +15,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import GenerationRequest, Role
 from eyas.common.wire import clients, convert, replies, rpc
-from eyas.engine.ipc.messages import Prefill, Submit
+from eyas.engine.ipc.messages import PrefillPrompt, SubmitGeneration
 from gateway.backends.admission import GenerationOptions, admit, served_model
 from protos import prefill_pb2, prefill_pb2_grpc
 
@@ -44,7 +44,7 @@ async def test_a_prompt_is_refused_before_the_engine_hears_of_it() -> None:
             error = rpc.map_rpc_error(caught.value)
             got.append((type(error), error.param))
         assert got == [(ContextLengthExceeded, "prompt"), *[(InvalidRequest, "timeout_s")] * 4]
-        assert w.engine.of(Prefill) == []
+        assert w.engine.of(PrefillPrompt) == []
 
 
 async def test_a_session_refuses_one_request_and_lives_on() -> None:
@@ -64,5 +64,5 @@ async def test_a_session_refuses_one_request_and_lives_on() -> None:
                     break
         times = [(attempt, InvalidRequest, "timeout_s") for attempt in range(1, 5)]
         assert refused == [(0, ContextLengthExceeded, "prompt"), *times]
-        assert len(w.engine.of(Submit)) == 1
+        assert len(w.engine.of(SubmitGeneration)) == 1
         session.close()

@@ -20,7 +20,7 @@ from eyas.common.errors import RequestTimeout
 from eyas.common.types import Role
 from eyas.common.wire import clients, replies, rpc
 from eyas.engine.kv.staged_copier import StagedCopier
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.staging import PageStaging
 from eyas.engine.loop import engine as loop_engine
 from kv_transfer.backends import table
 from kv_transfer.backends.nixl import NixlBackend
@@ -226,14 +226,14 @@ async def test_an_idle_owner_looks_after_pages_on_their_way_out(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its naps are long here, and its copies to staging end after its last step."""
-    copy = Staging._copy
+    copy = PageStaging._copy
 
     def slowly(*args: Any) -> int:
         time.sleep(0.2)
         return copy(*args)
 
     async with pair(config, tmp_path, "grpc") as (a, b), decoding(b) as decode:
-        monkeypatch.setattr(Staging, "_copy", slowly)
+        monkeypatch.setattr(PageStaging, "_copy", slowly)
         monkeypatch.setattr(loop_engine, "IDLE_S", 8.0)
         began = time.monotonic()
         decode.attach(request(0), await prefill(a, request(0)))

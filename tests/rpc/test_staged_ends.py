@@ -23,7 +23,7 @@ from eyas.common.errors import InvalidRequest, TransferFailed
 from eyas.common.types import KvHandle, Role
 from eyas.common.wire import replies, rpc
 from eyas.common.wire.watch import TransferClient, WatchReady
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.staging import PageStaging
 
 HERE = Path(__file__).parent
 
@@ -46,15 +46,15 @@ def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Copies to staging wait while `shut`; `begun` counts them."""
-    copy, state = Staging._copy, SimpleNamespace(shut=False, begun=0)
+    copy, state = PageStaging._copy, SimpleNamespace(shut=False, begun=0)
 
-    def guarded(staging: Staging, source: Any, *rest: Any) -> int:
+    def guarded(staging: PageStaging, source: Any, *rest: Any) -> int:
         state.begun += source is staging._device
         while state.shut and source is staging._device:
             time.sleep(0.002)
         return copy(staging, source, *rest)
 
-    monkeypatch.setattr(Staging, "_copy", guarded)
+    monkeypatch.setattr(PageStaging, "_copy", guarded)
     return state
 
 

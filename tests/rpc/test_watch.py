@@ -20,8 +20,8 @@ from eyas.engine.ipc.messages import (
     PullFailed,
     PullReady,
     PullReleased,
-    Release,
     ReleaseHandle,
+    ReleaseLease,
     ReleasePull,
     WatchClosed,
     WatchOpened,
@@ -62,7 +62,7 @@ async def test_pages_are_watched_released_and_then_decoded() -> None:
         assert decode.engine.of(PullReleased) == [PullReleased(2, valid=True)]
         (opened,) = prefill.engine.of(WatchOpened)
         assert (opened.handle, opened.attempt) == (handle, 2)
-        assert [r.attempt for r in prefill.engine.of(Release)] == [2]
+        assert [r.attempt for r in prefill.engine.of(ReleaseLease)] == [2]
         assert await prefill.heard(WatchClosed) == [WatchClosed(opened.watch)]
 
 
@@ -134,6 +134,6 @@ async def test_a_release_whose_verdict_is_known_is_answered_by_nobody() -> None:
     async with worker(Role.PREFILL) as prefill, decoder_of(prefill) as decode:
         handle = await prefilled(prefill)
         decode.engine.post = [ReleaseHandle(handle, 3)]
-        (release,) = await prefill.heard(Release)
-        assert release == Release(0, handle.id, handle.epoch, 3)
+        (release,) = await prefill.heard(ReleaseLease)
+        assert release == ReleaseLease(0, handle.id, handle.epoch, 3)
         assert decode.engine.of(PullReleased) == [] and prefill.engine.of(WatchOpened) == []

@@ -21,14 +21,14 @@ from eyas.engine.batch.step_result import StepResult
 from eyas.engine.ipc.messages import (
     Command,
     Event,
-    Shutdown,
+    ShutdownEngine,
 )
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.leases import Leases
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.prefix_cache import Node, PrefixCache
-from eyas.engine.kv.stager import Stager
-from eyas.engine.loop.engine import Engine, Parts
+from eyas.engine.kv.prefix_cache import CacheNode, PrefixCache
+from eyas.engine.kv.stager import PageStager
+from eyas.engine.loop.engine import Engine, EngineParts
 from eyas.engine.loop.plain_runner import ComputedStep
 from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.scheduling.fairness import Shares
@@ -121,16 +121,16 @@ class Tier:
         self.inbox: list[Command] = []
         self._batch: list[Command] = []
         self._said: list[Event] = []
-        pool, outbox, copier = PagePool(pages), Outbox(), StandStillCopier()
+        pool, outbox, copier = PagePool(pages), EventOutbox(), StandStillCopier()
         self.pulls = hand_pulls(copier, PAGE, outbox)
         cache, limits = PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
         owner = LeaseOwner(name, 1, LEASE_S, itertools.count(1).__next__)
-        self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: "m"}, outbox)
+        self.leases = LeaseTable(owner, pool, PAGE, {KvKind.TARGET: "m"}, outbox)
         self.scheduler = Scheduler(pool, cache, limits, self.pulls, holds=_holds_nothing)
         model: Any = FakeModel(self)
         ready: Any = SimpleNamespace(context_length=64, draft_width=0, rates=None)
         self.copier = copier
-        parts = Parts(
+        parts = EngineParts(
             config=EngineConfig(),
             model=model,
             runner=model,
@@ -139,7 +139,7 @@ class Tier:
             drafter=None,
             pacing=None,
             leases=self.leases,
-            stager=Stager({}, self.leases.covers, outbox),
+            stager=PageStager({}, self.leases.covers, outbox),
             pulls=self.pulls,
             draft_pulls=None,
             copiers=(copier,),  # type: ignore[arg-type]
@@ -154,10 +154,10 @@ class Tier:
         self.scheduler._take_from_richer = self._take_from_richer  # type: ignore[method-assign]
         self.requests = self.engine._requests
 
-    # --- the engine's link: one turn, then `Shutdown` ---
+    # --- the engine's link: one turn, then `ShutdownEngine` ---
 
     def recv(self, timeout_s: float, bells: tuple[int, ...] = ()) -> list[Command]:
-        return [*self._batch, Shutdown()]
+        return [*self._batch, ShutdownEngine()]
 
     def send(self, events: list[Event]) -> None:
         self._said += events
@@ -268,5 +268,5 @@ class Tier:
         )
 
 
-def _path(node: Node) -> list[tuple[int, ...]]:
+def _path(node: CacheNode) -> list[tuple[int, ...]]:
     return [] if node.parent is None else [*_path(node.parent), node.key]

@@ -18,28 +18,28 @@ from admission_tier import LEASE_S, Tier
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.messages import (
     Admitted,
-    Attach,
-    Cancel,
+    AttachKv,
+    CancelGeneration,
     ClosePull,
     Command,
     Event,
     Failed,
+    LeaseReleased,
     Lost,
     OpenPull,
-    Prefill,
     PrefillDone,
+    PrefillPrompt,
     PrefillStarted,
     PullDone,
     PullFailed,
     PullReady,
     PullReleased,
     Rejected,
-    Release,
-    Released,
     ReleaseHandle,
+    ReleaseLease,
     ReleasePull,
     StepReply,
-    Submit,
+    SubmitGeneration,
     WatchClosed,
     WatchOpened,
     WatchUpdate,
@@ -122,7 +122,7 @@ class World:
         )
         rest = [getattr(command, name, None) for name in ("id", "attempt", "tokens", "valid")]
         named = self.names.get(number or 0)
-        if isinstance(command, Release):
+        if isinstance(command, ReleaseLease):
             named = command.handle, command.attempt
         return type(command).__name__, named, rest
 
@@ -172,7 +172,9 @@ class World:
     def _come(self, tier: str) -> None:
         asked = self.asked[self.coming[tier].pop(0)]
         made = (
-            Prefill(asked.request, 1, False) if tier == PREFILL else Submit(asked.request, 1, not asked.local)
+            PrefillPrompt(asked.request, 1, False)
+            if tier == PREFILL
+            else SubmitGeneration(asked.request, 1, not asked.local)
         )
         self._tell(tier, made)
 
@@ -190,7 +192,7 @@ class World:
         asked.over = True
         for tier in self.tiers:
             self.coming[tier] = [id for id in self.coming[tier] if id != asked.request.id]
-            self._tell(tier, Cancel(asked.request.id))
+            self._tell(tier, CancelGeneration(asked.request.id))
 
     def _break(self, pull: int) -> None:
         self.mishaps.remove("break")
@@ -210,7 +212,7 @@ class World:
 
     def _attach(self, asked: Asked) -> None:
         if asked.admitted and asked.handles:
-            self._tell(DECODE, Attach(asked.request.id, asked.attempt, asked.handles))
+            self._tell(DECODE, AttachKv(asked.request.id, asked.attempt, asked.handles))
 
     def _prefill_said(self, event: Event) -> None:
         match event:
@@ -223,7 +225,7 @@ class World:
                 self.asked[id].first = choices
             case WatchUpdate() if event.watch in self.watches:
                 self._updated(event)
-            case Released(call=pull, valid=valid):
+            case LeaseReleased(call=pull, valid=valid):
                 self._tell(DECODE, PullReleased(pull, valid))
             case Rejected() | Failed():
                 raise AssertionError(event)
@@ -260,9 +262,9 @@ class World:
                     self._tell(DECODE, PullReleased(pull, False))
                 else:
                     handle, attempt = self.watches[pull]
-                    self._tell(PREFILL, Release(pull, handle.id, handle.epoch, attempt))
+                    self._tell(PREFILL, ReleaseLease(pull, handle.id, handle.epoch, attempt))
             case ReleaseHandle(handle=handle, attempt=attempt):
-                self._tell(PREFILL, Release(0, handle.id, handle.epoch, attempt))
+                self._tell(PREFILL, ReleaseLease(0, handle.id, handle.epoch, attempt))
             case ClosePull(pull=pull):
                 if self.watches.pop(pull, None):
                     self._tell(PREFILL, WatchClosed(pull))
@@ -275,7 +277,11 @@ class World:
         if asked.over:
             return
         if asked.first:
-            self._tell(DECODE, Attach(asked.request.id, asked.attempt, (), asked.first))
+            self._tell(DECODE, AttachKv(asked.request.id, asked.attempt, (), asked.first))
         else:
             asked.handles = ()
-            self._tell(PREFILL, Cancel(asked.request.id), Prefill(asked.request, asked.attempt, False))
+            self._tell(
+                PREFILL,
+                CancelGeneration(asked.request.id),
+                PrefillPrompt(asked.request, asked.attempt, False),
+            )

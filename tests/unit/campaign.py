@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
-from eyas.engine.ipc.messages import Cancel, Load
+from eyas.engine.ipc.messages import CancelGeneration, EngineLoad
 from tests.unit.loopback import Loopback, Result
 
 POLL_S = 0.001
@@ -82,7 +82,7 @@ class Campaign:
             time.sleep(POLL_S)
             running = [one for one in running if not self._ended(one)]
 
-    def idle_load(self) -> Load:
+    def idle_load(self) -> EngineLoad:
         """The engine's own figures once nothing runs. Raises AssertionError if something stays held."""
         (worker,) = self._cluster.workers.values()
         give_up = time.monotonic() + IDLE_S
@@ -152,7 +152,7 @@ class Campaign:
                 assert one.request.timeout_s == SHORT_S, result.failure
                 tally.late += 1
         elif one.abort_at is not None and len(result.tokens.get(0, ())) >= one.abort_at:
-            self._cluster.by_role["decode"].send(Cancel(one.request.id))
+            self._cluster.by_role["decode"].send(CancelGeneration(one.request.id))
             tally.aborted += 1
         else:
             return False

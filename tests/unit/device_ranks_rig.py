@@ -14,7 +14,7 @@ from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.loading import follower
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.parallel.ranks import Channel, FollowerMain, RankInfo
+from eyas.engine.parallel.ranks import FollowerMain, RankChannel, RankInfo
 from tests.unit import tiny_deepseek
 from tests.unit.loopback import Loopback, Result, wait_all
 
@@ -29,7 +29,7 @@ BACKENDS = {"attention_backend": "triton", "prefill_attention_backend": "triton"
 _main = follower.main
 
 
-def interpreted_follower(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
+def interpreted_follower(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     """A follower whose kernels are interpreted as this process's are."""
     from tests.unit import interpreted
 

@@ -20,14 +20,14 @@ from eyas.engine.ipc.messages import (
     PullMet,
     PullReleased,
     Rejected,
-    Submit,
+    SubmitGeneration,
 )
-from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.front_wire import FrontWire
-from eyas.engine.kv.leases import Leases
+from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.kv.pulls import Pulls
+from eyas.engine.kv.pulls import PullManager
 from eyas.engine.scheduling.admission import Admission
 from eyas.engine.scheduling.limits import Limits
 from eyas.engine.scheduling.requests import Requests
@@ -73,7 +73,7 @@ class KnownRoutes(PeerRoutes):
         return PeerRoute(backend=None, source=PeerSource())  # type: ignore[arg-type]
 
 
-class MetPulls(Pulls):
+class MetPulls(PullManager):
     """The front has met every owner before it tells anything else of it."""
 
     def told(self, command: Any) -> None:
@@ -83,7 +83,7 @@ class MetPulls(Pulls):
         super().told(command)
 
 
-def hand_pulls(copier: HandCopier, page_size: int, outbox: Outbox) -> Pulls:
+def hand_pulls(copier: HandCopier, page_size: int, outbox: EventOutbox) -> PullManager:
     routes, wire, numbers = KnownRoutes({}, "auto"), FrontWire(outbox), itertools.count(1)
     return MetPulls(copier, routes, wire, page_size, outbox, numbers, KvPeers(""))  # type: ignore[arg-type]
 
@@ -102,12 +102,12 @@ class Rig:
     ) -> None:
         self.pool = PagePool(pages)
         self.cache = PrefixCache(self.pool, PAGE, lookahead=lookahead)
-        self.outbox = Outbox()
+        self.outbox = EventOutbox()
         self.copier = HandCopier()
         self.pulls = self._pulls()
         limits = Limits(PAGE, max_running, 16, round_rows, room=room)
         owner = LeaseOwner("here", 1, 30.0, itertools.count(1).__next__)
-        self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: "m"}, self.outbox)
+        self.leases = LeaseTable(owner, self.pool, PAGE, {KvKind.TARGET: "m"}, self.outbox)
         self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls)
         self.joined: list[Sequence] = []
         self.requests = Requests(
@@ -123,14 +123,14 @@ class Rig:
         )
         self.pulls.destination = self.requests
 
-    def _pulls(self) -> Pulls:
+    def _pulls(self) -> PullManager:
         return hand_pulls(self.copier, PAGE, self.outbox)
 
     def _joined(self, seq: Sequence, feature: bytes) -> None:
         self.joined.append(seq)
 
     def submit(self, made: GenerationRequest, *, attach: bool = False) -> None:
-        self.requests.submit(Submit(made, 1, attach))
+        self.requests.submit(SubmitGeneration(made, 1, attach))
 
     def said(self, kind: type) -> list:
         """Events of one kind since the last call; the others are dropped."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from tests.unit.head_equations import Eagle, Eagle3
 from tests.unit.model_rig import HeadRig, Rig
 
@@ -30,15 +30,15 @@ def worst_difference(
     rig = Rig(target)
     draft = HeadRig(folder, rig, asked)
     tokens = torch.randint(256, (N + 1,), generator=torch.Generator().manual_seed(3)).tolist()
-    prompt = [Span(rig.table(N), 0, N)]
+    prompt = [QuerySpan(rig.table(N), 0, N)]
     captured = [rig.forward(prompt, tokens[:N], layers)[1] for layers in (draft.capture.layers, taps)]
     features, same = draft.capture.features(captured[0]), paper.feature(captured[1])
     found, wanted = [features], [same]
 
     table = rig.table(N + STEPS)
     pieces = [
-        draft.forward(features[:FIRST], [Span(table, 0, FIRST)], tokens[1 : FIRST + 1]),
-        draft.forward(features[FIRST:], [Span(table, FIRST, N - FIRST)], tokens[FIRST + 1 :]),
+        draft.forward(features[:FIRST], [QuerySpan(table, 0, FIRST)], tokens[1 : FIRST + 1]),
+        draft.forward(features[FIRST:], [QuerySpan(table, FIRST, N - FIRST)], tokens[FIRST + 1 :]),
     ]
     found.append(torch.cat(pieces))
     wanted.append(torch.stack([paper.row(f, t) for f, t in zip(same, tokens[1:], strict=True)]))
@@ -47,7 +47,7 @@ def worst_difference(
         found.append(draft.head.logits(ours)[0])
         wanted.append(paper.logits(theirs))
         token = 7 * step + 3  # any: which one is proposed is the drafter's business
-        ours = draft.forward(ours, [Span(table, N + step, 1)], [token])
+        ours = draft.forward(ours, [QuerySpan(table, N + step, 1)], [token])
         theirs = paper.row(theirs, token, paper.count + late)
         found.append(ours[0])
         wanted.append(theirs)

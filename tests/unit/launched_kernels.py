@@ -1,10 +1,10 @@
-"""Launches by `launching.Kernel` beside Triton's own, in a process where kernels are compiled: nothing runs.
+"""Launches by `launching.TritonKernel` beside Triton's own: kernels are compiled, nothing runs.
 
     python -m tests.unit.launched_kernels
 
 Whatever is launched, the variant and its arguments must be those that Triton would have taken. Prints how
 many launches were compared, how many of them differ, and how many would where less is known of arguments;
-then the microseconds of a launch by Triton, and by `Kernel`.
+then the microseconds of a launch by Triton, and by `TritonKernel`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _same(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
 
 def compare(known: Any) -> tuple[int, int]:
     """Launches, and those that differ, where `known` says what may decide about a variant."""
-    kernel, wrong, given = launching.Kernel(_body), 0, _arguments()
+    kernel, wrong, given = launching.TritonKernel(_body), 0, _arguments()
     with patch.object(launching, "_known", known):
         for i, (args, named) in enumerate(given):
             grid = ((3,), (3, 2), (4, 3, 2))[i % 3]
@@ -110,8 +110,9 @@ launching_known = launching._known
 
 
 def seconds(rounds: int = 40, times: int = 250) -> tuple[float, float]:
-    """Of a launch by Triton, and by `Kernel`, in turns, the least: the host's own work, for nothing runs."""
-    kernel, (args, named) = launching.Kernel(_body), _arguments()[0]
+    """Of a launch by Triton, and by `TritonKernel`, in turns, the least: the host's own work, for nothing
+    runs."""
+    kernel, (args, named) = launching.TritonKernel(_body), _arguments()[0]
     found = {_body: float("inf"), kernel: float("inf")}
     for launch in [_body, kernel] * rounds:
         began = time.perf_counter()
@@ -131,7 +132,7 @@ def main() -> None:
             ((None, "x", 1, 2, 0.5, None), {}),
         ):
             try:
-                launching.Kernel(_body)[(1,)](*args, SIZE=16, **named)
+                launching.TritonKernel(_body)[(1,)](*args, SIZE=16, **named)
             except TypeError as error:
                 print(error)
 

@@ -7,7 +7,7 @@ import random
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
-from eyas.engine.speculation.drafters.base import Draft, Drafter
+from eyas.engine.speculation.drafters.base import Drafter, SequenceProposal
 
 
 class ScriptedHead(Drafter):
@@ -16,7 +16,7 @@ class ScriptedHead(Drafter):
     local_kv = True
 
     def __init__(self) -> None:
-        self.drafts: list[Draft] = []
+        self.drafts: list[SequenceProposal] = []
         self.heard: list[str] = []
 
     def open(self, seq, base, handle) -> bool:
@@ -26,7 +26,7 @@ class ScriptedHead(Drafter):
     def post(self, commits) -> None:
         self.heard.append("post")
 
-    def take(self) -> list[Draft]:
+    def take(self) -> list[SequenceProposal]:
         drafts, self.drafts = self.drafts, []
         return drafts
 

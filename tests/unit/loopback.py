@@ -16,34 +16,34 @@ import msgspec
 from eyas.common.config import EngineConfig
 from eyas.common.types import FinishCause, GenerationRequest, KvHandle, Role, TokenEntry
 from eyas.engine.ipc.messages import (
-    Attach,
+    AttachKv,
     ClosePull,
     Command,
     DraftDown,
     DraftUp,
+    EngineLoad,
+    EngineReady,
+    EngineStopped,
     Event,
     Failed,
-    Load,
+    LeaseReleased,
     Lost,
     OpenPull,
-    Prefill,
     PrefillDone,
+    PrefillPrompt,
     PrefillStarted,
     PullDone,
     PullFailed,
     PullMet,
     PullReady,
     PullReleased,
-    Ready,
     Rejected,
-    Release,
-    Released,
     ReleaseHandle,
+    ReleaseLease,
     ReleasePull,
-    Shutdown,
+    ShutdownEngine,
     StepReply,
-    Stopped,
-    Submit,
+    SubmitGeneration,
     WatchClosed,
     WatchOpened,
     WatchUpdate,
@@ -111,8 +111,8 @@ class Worker:
     def __init__(self, cluster: Loopback, config: EngineConfig) -> None:
         self.address = config.worker
         self.link = QueueLink(lambda event: cluster.event(self, event))
-        self.ready: Ready | None = None
-        self.load: Load | None = None
+        self.ready: EngineReady | None = None
+        self.load: EngineLoad | None = None
         self.pulls: dict[int, tuple[KvHandle, int]] = {}
         with unwarmed():
             self.engine = build_engine(config, self.link)
@@ -146,17 +146,17 @@ class Loopback:
         begun = {choice.index: list(choice.output_ids) for choice in request.choices if choice.output_ids}
         result = self.results[request.id] = Result(len(request.choices), begun)
         decode, prefill = self.by_role["decode"], self.by_role.get("prefill")
-        decode.send(Submit(request, attempt=1, attach=split))
+        decode.send(SubmitGeneration(request, attempt=1, attach=split))
         if split:
             assert prefill is not None
             prefill.send(
-                Prefill(request, attempt=1, offer_draft=request.speculative and "draft" in self.by_role)
+                PrefillPrompt(request, attempt=1, offer_draft=request.speculative and "draft" in self.by_role)
             )
         return result
 
     def close(self) -> None:
         for worker in self.workers.values():
-            worker.send(Shutdown())
+            worker.send(ShutdownEngine())
         for worker in self.workers.values():
             worker.thread.join(10)
             assert not worker.thread.is_alive()
@@ -172,15 +172,15 @@ class Loopback:
 
     def _handle(self, worker: Worker, event: Event) -> None:
         match event:
-            case Ready():
+            case EngineReady():
                 worker.ready = event
-            case Load():
+            case EngineLoad():
                 worker.load = event
             case StepReply(entries):
                 for entry in entries:
                     self.results[entry.id].add(entry)
             case PrefillStarted():
-                self.by_role["decode"].send(Attach(event.id, event.attempt, event.handles))
+                self.by_role["decode"].send(AttachKv(event.id, event.attempt, event.handles))
             case Rejected() | Failed():
                 self._fail(event.id, event.failure.message)
             case Lost():
@@ -198,15 +198,15 @@ class Loopback:
                 handle, attempt = worker.pulls[pull]
                 call = self._number()
                 self._calls[call] = (worker, pull)
-                self.workers[handle.worker].send(Release(call, handle.id, handle.epoch, attempt))
+                self.workers[handle.worker].send(ReleaseLease(call, handle.id, handle.epoch, attempt))
             case ReleaseHandle(handle, attempt):
-                self.workers[handle.worker].send(Release(0, handle.id, handle.epoch, attempt))
+                self.workers[handle.worker].send(ReleaseLease(0, handle.id, handle.epoch, attempt))
             case ClosePull(pull):
                 for watch, puller in list(self._watches.items()):
                     if puller == (worker, pull):
                         del self._watches[watch]
                         self.workers[worker.pulls[pull][0].worker].send(WatchClosed(watch))
-            case Released(call, valid):
+            case LeaseReleased(call, valid):
                 puller, pull = self._calls.pop(call)
                 puller.send(PullReleased(pull, valid))
             case WatchUpdate():
@@ -217,7 +217,7 @@ class Loopback:
                 self.workers[event.worker].send(msgspec.structs.replace(event, peer=peer))
             case DraftDown():
                 self._peers[event.peer].send(msgspec.structs.replace(event, worker=worker.address))
-            case PrefillDone() | Stopped():
+            case PrefillDone() | EngineStopped():
                 pass
 
     def _update(self, update: WatchUpdate) -> None:

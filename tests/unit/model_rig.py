@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.attention.forward import build_batch
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import KvPool, PoolShape
@@ -47,12 +47,12 @@ class Rig:
         return taken
 
     def forward(
-        self, spans: Sequence[Span], tokens: Sequence[int], capture: tuple[int, ...] = ()
+        self, spans: Sequence[QuerySpan], tokens: Sequence[int], capture: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         batch = build_batch(spans, tokens, self.pool.page_size, self.backend)
         return self.model.forward(batch, self.pool, capture)
 
-    def logits(self, spans: Sequence[Span], tokens: Sequence[int]) -> torch.Tensor:
+    def logits(self, spans: Sequence[QuerySpan], tokens: Sequence[int]) -> torch.Tensor:
         return self.model.logits(self.forward(spans, tokens)[0])
 
 
@@ -70,12 +70,14 @@ class HeadRig:
             self.head = kind.load_draft(self.config, weights, target.model.ends, self.backend)
 
     def drafted(
-        self, features: torch.Tensor, spans: Sequence[Span], tokens: Sequence[int], depth: int = 0
+        self, features: torch.Tensor, spans: Sequence[QuerySpan], tokens: Sequence[int], depth: int = 0
     ) -> Drafted:
         batch = build_batch(spans, tokens, self.pool.page_size, self.backend, depth)
         return self.head.forward(features, batch.tokens, batch, self.pool)
 
-    def forward(self, features: torch.Tensor, spans: Sequence[Span], tokens: Sequence[int]) -> torch.Tensor:
+    def forward(
+        self, features: torch.Tensor, spans: Sequence[QuerySpan], tokens: Sequence[int]
+    ) -> torch.Tensor:
         return self.drafted(features, spans, tokens).rows
 
 

@@ -18,20 +18,20 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, PromptTokenLogprobs, RequestChoice, TokenEntry
 from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.stopping import banned_ids, finish
-from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.device.buckets import Buckets
-from eyas.engine.device.depths import Depths
+from eyas.engine.batch.tables import SlotTables, TableSizes
+from eyas.engine.device.buckets import GraphBuckets
+from eyas.engine.device.depths import DepthBuckets
 from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.step import Layout, StepShape
-from eyas.engine.ipc.messages import Cancel, Event, StepReply
-from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.drafting import Drafting
+from eyas.engine.device.step import StepLayout, StepShape
+from eyas.engine.ipc.messages import CancelGeneration, Event, StepReply
+from eyas.engine.loop.commit import StepCommitter
+from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.step_loop import StepLoop
-from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.sampler import SampledRow, sample
 from eyas.engine.sampling.scores import score
 from eyas.engine.scheduling.limits import Limits
-from eyas.engine.speculation.depths.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import DepthPacing
 
 EOS = (23,)
 TILE = 3
@@ -124,19 +124,19 @@ class World:
         self.random = random.Random(seed)
         rows = LONGEST + 3 * setting.width
         sizes = TableSizes(setting.max_running + 1, rows // PAGE + 1, setting.width, context=LONGEST)
-        self.tables = Tables(sizes, "cpu")
+        self.tables = SlotTables(sizes, "cpu")
         self.rig = Rig(setting.pages, lookahead=int(setting.width > 1), max_running=setting.max_running)
         self.rig.scheduler.limits = setting.limits
         pool = Pool(PAGE)
         self.device = PaperDevice(self.tables, pool, seed)
         batches, mixed = ((2, setting.max_running), (2,)) if setting.graphs else ((), ())
-        buckets = Buckets(setting.width, TILE, batches, mixed, 8, 8)
-        layout = Layout(PAGE, self.tables.padding_slot, TILE)
+        buckets = GraphBuckets(setting.width, TILE, batches, mixed, 8, 8)
+        layout = StepLayout(PAGE, self.tables.padding_slot, TILE)
         self.policy, depths, pacing = None, None, None
         if setting.adaptive:
             self.policy = Wandering(replace(SPEC, steps=setting.width - 1), setting.max_running, seed)
-            pacing = Pacing(self.policy)
-            depths = Depths(pacing, self._by_depth(buckets, self.policy.depths))
+            pacing = DepthPacing(self.policy)
+            depths = DepthBuckets(pacing, self._by_depth(buckets, self.policy.depths))
         grammars = PaperGrammars(drafts=setting.width > 1)
         self.rig.scheduler._holds = grammars.holds
         self.runner = WatchedRunner(
@@ -148,18 +148,18 @@ class World:
         self.seen: dict[int, Sequence] = {}
 
     @staticmethod
-    def _by_depth(whole: Buckets, depths: SequenceOf[int]) -> dict[int, Buckets]:
+    def _by_depth(whole: GraphBuckets, depths: SequenceOf[int]) -> dict[int, GraphBuckets]:
         """As `step_shapes.by_depth` makes them."""
         mixed = {depth: whole.mixed_batches if depth in (0, depths[-1]) else () for depth in depths}
         alike = replace(whole, alone=False)
         return {depth: replace(alike, width=1 + depth, mixed_batches=mixed[depth]) for depth in depths}
 
-    def _committer(self) -> Committer:
+    def _committer(self) -> StepCommitter:
         requests = self.rig.requests
-        return Committer(
+        return StepCommitter(
             scheduler=self.rig.scheduler,
             runner=self.runner,
-            drafting=Drafting(None, 0, 0),
+            drafting=DraftCoordinator(None, 0, 0),
             leases=self.rig.leases,
             outbox=self.rig.outbox,
             eos_ids=EOS,
@@ -192,7 +192,7 @@ class World:
     def cancel(self, story: Story, choice: int | None) -> None:
         """Somebody gives up one choice, or (None) all of them."""
         story.cancelled |= {c.index for c in story.request.choices} if choice is None else {choice}
-        self.rig.requests.cancel(Cancel(story.request.id, choice))
+        self.rig.requests.cancel(CancelGeneration(story.request.id, choice))
 
     def _cancel_any(self) -> None:
         live = [story for story in self.stories.values() if not story.ended]
@@ -255,7 +255,9 @@ def plain_rule(request: GenerationRequest, choice: RequestChoice) -> tuple[list[
         ids = [*request.prompt_ids, *output]
         banned = banned_ids(params, EOS, len(output))
         allowed = None if params.grammar is None else allowed_after(output)
-        row = Row(params, choice.index, len(ids), request.prompt_ids, tuple(output), (), banned, allowed)
+        row = SampledRow(
+            params, choice.index, len(ids), request.prompt_ids, tuple(output), (), banned, allowed
+        )
         (token,) = sample(logits_after(ids)[None], [row]).tokens
         kept, why = finish(params, EOS, len(output), [token])
         output += kept

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eyas.common.config import SpeculationConfig
-from eyas.engine.speculation.depths.depth import AdaptiveDepth, Batch
+from eyas.engine.speculation.depths.depth import AdaptiveDepth, DecodingBatch
 
 SPEC = SpeculationConfig(steps=7, topk=1, draft_tokens=8)
 DEPTHS = (0, 1, 3, 5, 7)
@@ -102,7 +102,7 @@ class Engine:
         self._waiting = np.zeros(0, np.int64)  # rows that the head has yet to take, by sequence
         self._newest = 0
         self._before = 0  # the depth of the round before: what it has drafted
-        self._flying: tuple[Batch, int, np.ndarray, np.ndarray, float, bool] | None = None
+        self._flying: tuple[DecodingBatch, int, np.ndarray, np.ndarray, float, bool] | None = None
 
     def batch(self, size: int) -> None:
         """From now on `size` new sequences decode."""
@@ -131,7 +131,7 @@ class Engine:
 
     def _round(self, rate: float) -> tuple[float, float, int]:
         size = len(self._occupancies)
-        riders = Batch(np.arange(size), self._occupancies.copy(), np.full(size, SPEC.steps))
+        riders = DecodingBatch(np.arange(size), self._occupancies.copy(), np.full(size, SPEC.steps))
         depth = self.policy.choose(riders)
         alike = depth == self._before
         drafted, late = self._catch_up(depth)

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from eyas.common.params import MAX_BAD_WORDS, MAX_TOP_LOGPROBS, SamplingParams
-from eyas.engine.batch.prompt_scores import Asked
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.prompt_scores import ScoreRequest
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.step import CatchUp, JoinBatch, StepInput
 from eyas.engine.kernels.sampling.special import COLUMNS, REPORT_WORDS
-from eyas.engine.sampling.sampler import Row, sample
-from eyas.engine.sampling.scores import Scores, score
+from eyas.engine.sampling.sampler import SampledRow, sample
+from eyas.engine.sampling.scores import TokenScores, score
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 VOCAB = 24
@@ -60,9 +60,9 @@ class _Round:
 
 
 class PaperDevice:
-    """Twin of `eyas.engine.device.executor.Executor`."""
+    """Twin of `eyas.engine.device.executor.StepExecutor`."""
 
-    def __init__(self, tables: Tables, pool: Pool, seed: int) -> None:
+    def __init__(self, tables: SlotTables, pool: Pool, seed: int) -> None:
         """It drafts if the tables have room for drafts."""
         drafter = tables.sizes.width > 1 or None
         self.state = SimpleNamespace(
@@ -150,7 +150,7 @@ class PaperDevice:
                 report[first : first + len(told.top)] = float_words([value for _, value in told.top])
         return [reports[None]]
 
-    def _special(self, row: dict[str, int], ids: list[int]) -> Row:
+    def _special(self, row: dict[str, int], ids: list[int]) -> SampledRow:
         slot, tables = row["slot"], self.tables
         prompt, text = row["prompt"], ids
         if row["reads_text"]:
@@ -174,13 +174,13 @@ class PaperDevice:
         )
         ending = len(ids) - prompt < row["min_tokens"]
         banned = tables.endings[slot, : row["endings"]].tolist() if ending else ()
-        return Row(params, row["choice"], len(ids), text[:prompt], text[prompt:], (), banned)
+        return SampledRow(params, row["choice"], len(ids), text[:prompt], text[prompt:], (), banned)
 
     def _above(self, slot: int, node: int) -> list[int]:
         """The drafts of a chain down to a node."""
         return self.tables.drafts[slot, :node].tolist()
 
-    def score(self, asked: Asked) -> Scores:
+    def score(self, asked: ScoreRequest) -> TokenScores:
         """Of chunk rows: what the pool holds up to each of them decides."""
         slots = [0] * self._shape.chunk
         for slot, first, _, count in self._part["tiles"].reshape(-1, 4).tolist():
@@ -191,7 +191,7 @@ class PaperDevice:
         ]
         logits = torch.stack([logits_after(ids) for ids in contexts])
         found = score(logits, torch.tensor(asked.tokens), asked.top)
-        return Scores(found.own[None], found.ids[None], found.best[None])
+        return TokenScores(found.own[None], found.ids[None], found.best[None])
 
     def finish(self, step: StepInput) -> tuple[torch.Tensor, None]:
         chosen = [
@@ -313,7 +313,7 @@ class PaperDevice:
     def _token(self, slot: int, ids: list[int]) -> int:
         if not self._is_real(slot):
             return 0
-        row = Row(self._params(slot), int(self.tables.choice[slot]), len(ids), ids, (), ())
+        row = SampledRow(self._params(slot), int(self.tables.choice[slot]), len(ids), ids, (), ())
         return sample(logits_after(ids)[None], [row]).tokens[0]
 
     def _params(self, slot: int) -> SamplingParams:

@@ -14,7 +14,7 @@ from paper_device import VOCAB
 from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.grammar.grammars import GrammarManager
 
 EOS = (23,)
 GRAMMAR = Grammar.regex("paper")
@@ -55,7 +55,7 @@ class PaperState:
         return found
 
 
-class PaperGrammars(Grammars):
+class PaperGrammars(GrammarManager):
     """Every sequence with a grammar is held to the same rule; the first look at one finds it not compiled."""
 
     def __init__(self, *, drafts: bool) -> None:

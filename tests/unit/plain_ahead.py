@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 import torch
 
 from eyas.common.config import SpeculationConfig
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.models.base import Drafted
-from eyas.engine.sampling.row import Row
+from eyas.engine.sampling.row import SampledRow
 from eyas.engine.speculation.draft_worker.draft_runner import (
-    Asked,
+    DraftInput,
     DraftRequest,
     DraftRunner,
-    Proposed,
+    ProposedTree,
     chain_of,
 )
-from eyas.engine.speculation.drafters.ahead import Verified, accepted_of, fan_out, rows_ahead
+from eyas.engine.speculation.drafters.ahead import VerifiedRound, accepted_of, fan_out, rows_ahead
 
 OUTCOMES = 8
 
@@ -43,7 +43,7 @@ class Chain:
 class ChainRunner(DraftRunner):
     """A `DraftRunner` whose proposals may be drafted ahead of."""
 
-    def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
+    def draft(self, asked: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
         proposed = super().draft(asked, spec)
         if spec.topk > 1:
             return proposed
@@ -54,7 +54,7 @@ class ChainRunner(DraftRunner):
             base = new.base + len(new.tokens)
             request = DraftRequest(new.pages, base, last, one.params, one.choice, new.offset)
             chain = self.chain(request, spec.steps)
-            found.append(Proposed(chain.tree, chain))  # type: ignore[arg-type]
+            found.append(ProposedTree(chain.tree, chain))  # type: ignore[arg-type]
         return found
 
     def chain(self, request: DraftRequest, steps: int) -> Chain:
@@ -62,7 +62,7 @@ class ChainRunner(DraftRunner):
         [tree] = self.propose([request], SpeculationConfig(steps))
         tokens, inputs = list(tree.tokens), [request.last.features]
         for step, token in enumerate(tokens[:-1]):
-            span = Span(request.pages, request.base + step, 1, offset=request.offset)
+            span = QuerySpan(request.pages, request.base + step, 1, offset=request.offset)
             inputs.append(self.forward([span], [token], inputs[-1][None], step + 1).features[0])
         return Chain(tokens, torch.stack(inputs))
 
@@ -87,11 +87,11 @@ class Pass:
     `noise`: who would sample there.
     """
 
-    span: Span
+    span: QuerySpan
     tokens: list[int]
     features: torch.Tensor
     picked: range
-    noise: list[Row]
+    noise: list[SampledRow]
 
 
 class Ahead:
@@ -101,7 +101,7 @@ class Ahead:
     below every outcome. The rows behind the certain ones are scratch: nothing is kept of their KV.
     """
 
-    def __init__(self, verified: Verified, fan_out: SequenceOf[int]) -> None:
+    def __init__(self, verified: VerifiedRound, fan_out: SequenceOf[int]) -> None:
         assert isinstance(verified.chain, Chain)
         self._round, self._chain = verified, verified.chain
         self._certain = verified.asked.extension
@@ -167,7 +167,7 @@ class Ahead:
     def _spine(self) -> Pass:
         certain, chain = self._certain, self._chain
         tokens = [*certain.tokens, *chain.tokens]
-        span = Span(certain.pages, certain.base, len(tokens), offset=certain.offset)
+        span = QuerySpan(certain.pages, certain.base, len(tokens), offset=certain.offset)
         features = torch.cat((certain.features, chain.inputs))
         noise = [self._noise(accepted) for accepted in range(self._steps + 1)]
         return Pass(span, tokens, features, range(len(certain.tokens) - 1, len(tokens)), noise)
@@ -193,15 +193,15 @@ class Ahead:
         for i, fork in enumerate(forks):
             fork.rows.append(first + i)
         paths = tuple((*range(base, base + fork.accepted), *fork.rows) for fork in forks)
-        span = Span(certain.pages, base, len(forks), paths, certain.offset)
+        span = QuerySpan(certain.pages, base, len(forks), paths, certain.offset)
         noise = [self._noise(fork.accepted + level + 1) for fork in forks]
         tokens = [fork.tokens[-1] for fork in forks]
         return Pass(span, tokens, self._entering, range(len(forks)), noise)
 
-    def _noise(self, depth: int) -> Row:
+    def _noise(self, depth: int) -> SampledRow:
         """Of the token that stands `depth` + 1 below the round's root."""
         position = self._certain.offset + self._round.base + 1 + depth
-        return Row(self._round.asked.params, self._round.asked.choice, position, (), (), ())
+        return SampledRow(self._round.asked.params, self._round.asked.choice, position, (), (), ())
 
 
 def advance(runner: DraftRunner, aheads: SequenceOf[Ahead]) -> None:
@@ -232,7 +232,7 @@ class PlainAhead:
     def rows(self, chain: Chain, root: int) -> int:
         return rows_ahead(len(chain.tokens), OUTCOMES)
 
-    def begin(self, verified: Verified, acceptance: float) -> Ahead:
+    def begin(self, verified: VerifiedRound, acceptance: float) -> Ahead:
         return Ahead(verified, fan_out(len(verified.chain.tokens), acceptance, OUTCOMES))
 
     def advance(self, rounds: SequenceOf[Ahead]) -> None:

@@ -26,11 +26,11 @@ from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.stopping import finish
 from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.ipc.messages import (
-    Attach,
+    AttachKv,
     Event,
     OpenPull,
-    Prefill,
     PrefillDone,
+    PrefillPrompt,
     PrefillStarted,
     PullDone,
     PullReleased,
@@ -81,7 +81,7 @@ class RolesWorld(World):
             self._pull(request)
         else:
             self.prompts[request.id] = request
-            self.rig.requests.prefill(Prefill(request, 1, offer_draft=False))
+            self.rig.requests.prefill(PrefillPrompt(request, 1, offer_draft=False))
 
     def _pull(self, request: GenerationRequest) -> None:
         rows, number = len(request.prompt_ids), len(self.pulled) + 1
@@ -90,7 +90,7 @@ class RolesWorld(World):
         self.stories[request.id] = self.story(request)
         self.rig.submit(request, attach=True)
         handle = KvHandle("there", 7, 0, number, KvKind.TARGET, "m", rows, (shard,))
-        self.rig.requests.attach(Attach(request.id, 1, (handle,)))
+        self.rig.requests.attach(AttachKv(request.id, 1, (handle,)))
 
     def step(self) -> bool:
         busy = super().step()

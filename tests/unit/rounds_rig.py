@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.drafts.paths import PathRows
-from eyas.engine.kernels.drafts.rounds import FACTS, Batch, RoundRows, Verdicts
+from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch, RoundRows, RoundVerdicts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 4
@@ -21,14 +21,14 @@ VOCAB = 3  # few tokens: drafts are often right, and siblings often equal
 class Case:
     """Sequences b = 0 .. B - 1, the last of them padding, and the trees that hang below their roots."""
 
-    tables: Tables
+    tables: SlotTables
     slots: list[int]
     trees: dict[int, DraftTree]  # by slot; none: nothing is drafted
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> RoundBatch:
         slots = torch.tensor(self.slots, dtype=torch.int32, device=DEVICE)
-        return Batch(self.tables, slots, PAGE)
+        return RoundBatch(self.tables, slots, PAGE)
 
     def tree(self, slot: int) -> DraftTree:
         return self.trees.get(slot, DraftTree([], []))
@@ -49,7 +49,7 @@ def chain(rng: random.Random, size: int) -> DraftTree:
     return DraftTree([rng.randrange(VOCAB) for _ in range(size)], range(-1, size - 1))
 
 
-def put_tree(tables: Tables, slot: int, tree: DraftTree) -> None:
+def put_tree(tables: SlotTables, slot: int, tree: DraftTree) -> None:
     """As the host would: the nodes' tables of a slot; nodes beyond the tree have no draft."""
     tables.drafts[slot] = -1
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
@@ -76,7 +76,7 @@ def random_case(seed: int, width: int, batch: int = 5, grow=random_tree) -> Case
     rng = random.Random(seed)
     slots = batch + 3
     max_pages = 6 + width // PAGE
-    tables = Tables(TableSizes(slots, max_pages, width), DEVICE)
+    tables = SlotTables(TableSizes(slots, max_pages, width), DEVICE)
     order = torch.randperm(slots * max_pages, generator=torch.Generator().manual_seed(seed))
     tables.pages.copy_(order.view(slots, max_pages).int())
     tables.pages[-1] = 0
@@ -99,8 +99,8 @@ def new_rows(batch: int, width: int) -> RoundRows:
     return RoundRows(tokens, positions, kv_rows, ints(batch))
 
 
-def new_verdicts(batch: int, width: int, deepest: int) -> Verdicts:
-    return Verdicts(ints(batch, FACTS + width), ints(batch, deepest))
+def new_verdicts(batch: int, width: int, deepest: int) -> RoundVerdicts:
+    return RoundVerdicts(ints(batch, FACTS + width), ints(batch, deepest))
 
 
 def new_extension(batch: int, deepest: int, features: torch.Tensor) -> PathRows:

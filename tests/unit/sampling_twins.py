@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.engine.sampling.row import Row
+from eyas.engine.sampling.row import SampledRow
 
 F = np.float32
 
@@ -63,7 +63,7 @@ class Choice:
     margin: float
 
 
-def choose(logits: Sequence[float], row: Row) -> Choice:
+def choose(logits: Sequence[float], row: SampledRow) -> Choice:
     """The token of one row, following the order of processors and filters word for word."""
     p = row.params
     x = _adjusted([F(v) for v in logits], row)
@@ -87,7 +87,7 @@ def choose(logits: Sequence[float], row: Row) -> Choice:
     return Choice(max(sorted(noisy), key=lambda v: noisy[v]), set(ranked), margin)
 
 
-def _adjusted(x: list[np.float32], row: Row) -> list[np.float32]:
+def _adjusted(x: list[np.float32], row: SampledRow) -> list[np.float32]:
     p = row.params
     written = [*row.output, *row.ancestors]
     for token, bias in p.logit_bias.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from eyas.common.errors import TransferFailed
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.staging import PageStaging
 
 PAGE, PAGES, SLOTS = 4, 24, 10
 SHAPE = PoolShape(KvFormat(2, 1, 4), pages=PAGES, page_size=PAGE)
@@ -17,7 +17,7 @@ SHAPE = PoolShape(KvFormat(2, 1, 4), pages=PAGES, page_size=PAGE)
 class ByHand:
     """The copy thread of a staging, whose jobs are done when the test says so, in order."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: PageStaging) -> None:
         staging._thread.close(time.monotonic() + 5.0)
         self.jobs: list[tuple[int, object]] = []
         self.out: list[tuple[list[int], tuple[int, ...]]] = []  # pages and slots of the jobs
@@ -47,9 +47,9 @@ class ByHand:
         return True
 
 
-def staged(folder: Path) -> tuple[KvPool, Staging]:
+def staged(folder: Path) -> tuple[KvPool, PageStaging]:
     """A pool that is in no file, every page full of its own number, and staging beside it."""
     pool = KvPool(SHAPE)
     for page in range(PAGES):
         pool.tensor[page] = page
-    return pool, Staging(pool, folder / "staging", SLOTS)
+    return pool, PageStaging(pool, folder / "staging", SLOTS)

@@ -17,14 +17,14 @@ from engine_rig import HandCopier, hand_pulls
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.ipc.messages import DraftClose, DraftCommit, DraftOpen, DraftUp
-from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.models.base import Drafted
-from eyas.engine.sampling.sampler import Row, perturbed
+from eyas.engine.sampling.sampler import SampledRow, perturbed
 from eyas.engine.speculation.draft_worker import ahead_drafter
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftRequest, Extension
-from eyas.engine.speculation.drafters.ahead import Verified, fan_out, rows_ahead
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRequest
+from eyas.engine.speculation.drafters.ahead import VerifiedRound, fan_out, rows_ahead
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.plain_ahead import OUTCOMES, Ahead, Chain, ChainRunner, PlainAhead, advance
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
@@ -95,7 +95,7 @@ class Bench:
         self.last = self.extend(0, self.tokens, self.features)
 
     def extend(self, base: int, tokens: SequenceOf[int], features: torch.Tensor):
-        [last] = self.runner.extend([Extension(self.pages, base, tokens, features, self.offset)])
+        [last] = self.runner.extend([DraftExtension(self.pages, base, tokens, features, self.offset)])
         return last
 
     def chain(self, base: int, last, params: SamplingParams) -> Chain:
@@ -104,10 +104,10 @@ class Bench:
 
     def ahead(self, chain: Chain, params: SamplingParams, certain: int) -> Ahead:
         """The last `certain` rows are written by its first pass."""
-        here = Extension(
+        here = DraftExtension(
             self.pages, N - certain, self.tokens[-certain:], self.features[-certain:], self.offset
         )
-        return Ahead(Verified(Asked(0, here, params, 1), chain), fan_out(STEPS, 0.5, OUTCOMES))
+        return Ahead(VerifiedRound(DraftInput(0, here, params, 1), chain), fan_out(STEPS, 0.5, OUTCOMES))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_an_outcome_is_answered_as_if_its_features_were_the_predicted_ones(
     answered = 0
     for accepted in range(STEPS + 1):
         best = twin.extend(N, chain.tokens[:accepted], chain.inputs[:accepted]) if accepted else twin.last
-        noise = [Row(params, 1, offset + N + 1 + accepted, (), (), ())]
+        noise = [SampledRow(params, 1, offset + N + 1 + accepted, (), (), ())]
         logits = perturbed(twin.head.logits(best.rows[None]), noise, twin.head.token_map)
         ids = twin.head.token_map[logits[0].argsort(descending=True)].tolist()
         ids = [token for token in ids if token not in chain.tokens[accepted : accepted + 1]]
@@ -175,7 +175,7 @@ class Worker:
         rig = HeadRig(folders[1], Rig(folders[0]))
         self.runner = ChainRunner(rig.head, rig.pool, rig.backend)
         self.pool = PagePool(pages)
-        outbox, copier = Outbox(), HandCopier()
+        outbox, copier = EventOutbox(), HandCopier()
         ready = SimpleNamespace(context_length=512, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(copier, rig.pool.page_size, outbox)
         drafts_ahead = PlainAhead(self.runner) if ahead else None
@@ -368,8 +368,10 @@ def test_features_of_a_head_that_has_no_sequences_are_asked_of_nobody(folders: t
 def test_a_head_that_knows_one_token_has_nothing_to_draft_ahead() -> None:
     """Its only guess is the draft that is being verified, and no draft is likely to be accepted."""
     steps, zeros = 7, torch.zeros(8, 4)
-    chain, certain = Chain([3] * steps, zeros[:steps]), Extension([0, 1], 0, [3], zeros[:1])
-    ahead = Ahead(Verified(Asked(0, certain, SamplingParams(), 0), chain), fan_out(steps, 0.0, OUTCOMES))
+    chain, certain = Chain([3] * steps, zeros[:steps]), DraftExtension([0, 1], 0, [3], zeros[:1])
+    ahead = Ahead(
+        VerifiedRound(DraftInput(0, certain, SamplingParams(), 0), chain), fan_out(steps, 0.0, OUTCOMES)
+    )
     ahead.take(Drafted(zeros, zeros), [[3]] * len(ahead.next_pass().picked))
     assert ahead.drafted and ahead.outcomes == 0 and ahead.answer([3, 5], 2) is None
 

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from eyas.common.params import SamplingParams
-from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc.messages import DraftCommit, DraftOpen
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.speculation.draft_worker.ahead_drafter import AheadDrafter
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension, KeptChain
+from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftExtension, DraftInput
 from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence
-from eyas.engine.speculation.draft_worker.kept_chains import KeptChains
-from eyas.engine.speculation.draft_worker.outcome_runs import Ran, Running
-from eyas.engine.speculation.draft_worker.seats import Seating
-from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, Verified, fan_out
+from eyas.engine.speculation.draft_worker.kept_chains import ChainFeatures
+from eyas.engine.speculation.draft_worker.outcome_runs import OutcomeResult, OutcomeRound
+from eyas.engine.speculation.draft_worker.seats import SeatTables
+from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, VerifiedRound, fan_out
 
 STEPS, OUTCOMES, SLOTS = 3, 4, 3
 CHAIN = [7, 8, 9]
@@ -28,21 +28,21 @@ CHAIN = [7, 8, 9]
 class Runs:
     """What becomes of each run is said by the test: `whole`, and tokens by the ends of its rounds."""
 
-    kept = KeptChains(SLOTS + 1, OUTCOMES, STEPS, torch.zeros(0, 2))
+    kept = ChainFeatures(SLOTS + 1, OUTCOMES, STEPS, torch.zeros(0, 2))
     context, most = 64, 2
 
     def __init__(self) -> None:
         self.done = False
         self.whole = True
-        self.launched: list[list[Running]] = []
+        self.launched: list[list[OutcomeRound]] = []
 
-    def launch(self, rounds: SequenceOf[Running], writes: np.ndarray) -> None:
+    def launch(self, rounds: SequenceOf[OutcomeRound], writes: np.ndarray) -> None:
         self.launched.append(list(rounds))
         self.done = False
 
-    def take(self) -> list[Ran]:
+    def take(self) -> list[OutcomeResult]:
         self.done = True
-        return [Ran(self.whole, [tokens_of(end) for end in one.ends]) for one in self.launched[-1]]
+        return [OutcomeResult(self.whole, [tokens_of(end) for end in one.ends]) for one in self.launched[-1]]
 
 
 def tokens_of(end: tuple[int, int]) -> list[int]:
@@ -55,16 +55,16 @@ def tokens_of(end: tuple[int, int]) -> list[int]:
 class Rig:
     def __init__(self) -> None:
         self.runs = Runs()
-        self.seating = Seating(Tables(TableSizes(SLOTS + 1, 8), "cpu"), 4)
+        self.seating = SeatTables(SlotTables(TableSizes(SLOTS + 1, 8), "cpu"), 4)
         self.runner = AheadRunner(self.runs, self.seating)  # type: ignore[arg-type]
 
-    def chain(self, owner: str, outcome: int = 0) -> KeptChain:
-        return KeptChain(CHAIN, owner, self.seating.seats.of(owner), outcome)
+    def chain(self, owner: str, outcome: int = 0) -> DeviceChain:
+        return DeviceChain(CHAIN, owner, self.seating.seats.of(owner), outcome)
 
     def begin(self, owner: str, rows: int = 1, *, again: bool = True) -> AheadRound:
-        new = Extension([1, 2], 4, [5] * rows, torch.zeros(rows, 2))
-        asked = Asked(owner, new, SamplingParams(), 0)
-        return self.runner.begin(Verified(asked, self.chain(owner), again), 0.5)
+        new = DraftExtension([1, 2], 4, [5] * rows, torch.zeros(rows, 2))
+        asked = DraftInput(owner, new, SamplingParams(), 0)
+        return self.runner.begin(VerifiedRound(asked, self.chain(owner), again), 0.5)
 
 
 def test_a_run_is_begun_looked_for_and_answers() -> None:
@@ -159,12 +159,12 @@ def test_the_feature_of_a_row_that_is_run_once_more_need_not_come_again() -> Non
 
 
 def test_lent_pages_are_others_the_next_time() -> None:
-    tables = Tables(TableSizes(2, 8), "cpu")
-    seating = Seating(tables, 4)
+    tables = SlotTables(TableSizes(2, 8), "cpu")
+    seating = SeatTables(tables, 4)
 
     def told(pages: list[int], lent: int) -> list[int]:
-        new = Extension(pages, 0, [5], torch.zeros(1, 2))
-        _, writes = seating.take([Asked("a", new, SamplingParams(), 0)], [lent])
+        new = DraftExtension(pages, 0, [5], torch.zeros(1, 2))
+        _, writes = seating.take([DraftInput("a", new, SamplingParams(), 0)], [lent])
         tables.apply(torch.from_numpy(writes))
         return tables.pages[0, : len(pages)].tolist()
 

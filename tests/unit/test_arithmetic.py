@@ -17,7 +17,7 @@ from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.loading import fold_check
 from eyas.engine.loading.arithmetic import inexact
-from eyas.engine.loading.fold_check import Weight, unequal, weights_of
+from eyas.engine.loading.fold_check import FoldedWeight, unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.tile_check import products_of
 from eyas.engine.models.table import read_model
@@ -108,11 +108,11 @@ def test_answers_are_exact_if_all_that_compute_them_are() -> None:
 
 
 @pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[skinny.Launch]:
+def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[skinny.ProductLaunch]:
     """On a CPU, whose interpreter needs few rows; its dots have the order of a GPU's, not numpy's."""
     monkeypatch.setattr(fold_check, "COUNTS", (20, 33))
     with tensor_core.hopper():
-        yield skinny.Launch.on("cpu", pdl=False, exact=True)
+        yield skinny.ProductLaunch.on("cpu", pdl=False, exact=True)
 
 
 def test_every_weight_of_a_model_is_judged_once(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def by_cublas(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
     def matmul(
         x: torch.Tensor,
         weight: torch.Tensor,
-        way: skinny.Launch,
+        way: skinny.ProductLaunch,
         dtype: torch.dtype,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -180,24 +180,26 @@ def by_cublas(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
     monkeypatch.setattr(exact_wide, "matmul", matmul)
 
 
-WEIGHTS = [Weight("linear", 32, 64, 32), Weight("gated", 64, 32, 64)]
+WEIGHTS = [FoldedWeight("linear", 32, 64, 32), FoldedWeight("gated", 64, 32, 64)]
 
 
 def test_a_product_that_folds_is_left_to_cublas(
-    launch: skinny.Launch, monkeypatch: pytest.MonkeyPatch
+    launch: skinny.ProductLaunch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_cublas(monkeypatch, 0.0)
     assert unequal(WEIGHTS, launch, torch.float16) == []
 
 
-def test_one_number_that_differs_is_noticed(launch: skinny.Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_number_that_differs_is_noticed(
+    launch: skinny.ProductLaunch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by_cublas(monkeypatch, 1.0)
     assert unequal(WEIGHTS, launch, torch.float16) == WEIGHTS
     assert str(WEIGHTS[0]) == "32 x 64"
 
 
 def test_a_gpu_whose_own_kernels_differ_is_refused(
-    launch: skinny.Launch, monkeypatch: pytest.MonkeyPatch
+    launch: skinny.ProductLaunch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fold = exact_wide.fold_matmul
     monkeypatch.setattr(exact_wide, "fold_matmul", lambda x, *rest: fold(x, *rest).add_(1))

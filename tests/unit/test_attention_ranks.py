@@ -12,7 +12,7 @@ import pytest
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.ipc.messages import Cancel
+from eyas.engine.ipc.messages import CancelGeneration
 from tests.unit.attention_ranks_rig import (
     BASE,
     SIZES,
@@ -71,7 +71,7 @@ def test_a_cancelled_request_leaves_its_rank_idle(two: Ranked) -> None:
     other = two.cluster.submit(request("stays", 20, 60), split=False)
     while not long.entries:
         time.sleep(0.002)
-    two.cluster.by_role["decode"].send(Cancel("cancelled"))
+    two.cluster.by_role["decode"].send(CancelGeneration("cancelled"))
     wait_all([other], 30)
     assert len(long.tokens[0]) < 200 and len(other.tokens[0]) == 60
     _assert_nothing_held(two.cluster)
@@ -97,7 +97,7 @@ def _soak(engine: Ranked, count: int, seed: int) -> None:
         results.append(engine.cluster.submit(made, split=False))
         if rng.random() < 0.05:
             results.pop()
-            engine.cluster.by_role["decode"].send(Cancel(made.id))
+            engine.cluster.by_role["decode"].send(CancelGeneration(made.id))
         if rng.random() < 0.1:
             time.sleep(rng.random() * 0.05)
         alone = rng.random() < 0.02

@@ -19,7 +19,7 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.loop import forwards
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import RankLeader
-from eyas.engine.parallel.ranks import Channel, Followers, RankInfo
+from eyas.engine.parallel.ranks import RankChannel, RankFollowers, RankInfo
 from tests.unit.attention_ranks_rig import BASE, SIZES, alone, answers, mixed, model_of, ranked, request
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, write_format
@@ -151,7 +151,7 @@ def test_a_rank_that_dies_ends_the_engine_in_words(config: EngineConfig, monkeyp
     assert not list(Path(config.pool_dir).glob("*meeting"))
 
 
-def _loaded_early(rank_info: RankInfo, channel: Channel) -> None:
+def _loaded_early(rank_info: RankInfo, channel: RankChannel) -> None:
     forwards.STEP_S = 2.0
     forwards.serve(None, rank_info, channel)
 
@@ -169,14 +169,14 @@ def test_a_rank_that_loads_much_longer_than_another_is_waited_for(
     assert forwards.DataParallelForward(None, leader).close()  # type: ignore[arg-type]
 
 
-def _ended_early(rank_info: RankInfo, channel: Channel) -> None:
+def _ended_early(rank_info: RankInfo, channel: RankChannel) -> None:
     channel.ready()
     raise ValueError("the device is gone")
 
 
 @pytest.mark.slow
 def test_a_rank_that_ends_before_it_joins_is_not_waited_for(tmp_path: Path) -> None:
-    with Followers(_ended_early, 2, tmp_path / "meeting") as followers:
+    with RankFollowers(_ended_early, 2, tmp_path / "meeting") as followers:
         followers._followers[0]._process.join(60.0)  # its reason lies in the pipe right behind its ready
         followers.wait_ready(60.0)
         began = time.monotonic()

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.attention.torch_backend import Sight, TorchAttention
-from eyas.engine.batch.spans import Span
+from eyas.engine.attention.torch_backend import KeyVisibility, TorchAttention
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import AttentionSpec
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kv.format import KvFormat
@@ -36,7 +36,7 @@ class Scene:
         self.pool.tensor.copy_(torch.randn(shape.sizes, generator=self.generator))
         plain = AttentionSpec(heads, kv_heads, head_dim, Rope(), head_dim**-0.5)
         self.spec = replace(plain, **special)
-        self.backend = TorchAttention(heads, shape, {Sight(0, 0), Sight.of(self.spec)})
+        self.backend = TorchAttention(heads, shape, {KeyVisibility(0, 0), KeyVisibility.of(self.spec)})
         self._order = torch.randperm(pages, generator=self.generator).tolist()
 
     def table(self, rows: int) -> list[int]:
@@ -44,15 +44,15 @@ class Scene:
         taken, self._order = self._order[:count], self._order[count:]
         return taken
 
-    def queries(self, spans: list[Span]) -> torch.Tensor:
+    def queries(self, spans: list[QuerySpan]) -> torch.Tensor:
         rows, shape = sum(span.count for span in spans), self.pool.shape
         return torch.randn(rows, self.heads, shape.head_dim, generator=self.generator)
 
-    def run(self, spans: list[Span], q: torch.Tensor) -> torch.Tensor:
+    def run(self, spans: list[QuerySpan], q: torch.Tensor) -> torch.Tensor:
         plan = self.backend.plan(spans)
         return self.backend.run(q, self.pool.layer(LAYER), plan, self.spec)[: q.shape[0]]
 
-    def expected(self, spans: list[Span], q: torch.Tensor) -> torch.Tensor:
+    def expected(self, spans: list[QuerySpan], q: torch.Tensor) -> torch.Tensor:
         layer, rows = self.pool.layer(LAYER).double(), iter(q.double())
         group = self.heads // self.pool.shape.kv_heads
         results = []
@@ -70,17 +70,17 @@ class Scene:
         return torch.stack(results)
 
 
-def mixed_spans(scene: Scene) -> list[Span]:
+def mixed_spans(scene: Scene) -> list[QuerySpan]:
     """Every kind in one step: plain rows, a chain, a tree, chunks with and without a prefix."""
     tree = ((500,), (500, 501), (500, 503), (500, 501, 502), (500, 503, 505))
     return [
-        Span(scene.table(300), 299, 1),
-        Span(scene.table(700), 640, 6),
-        Span(scene.table(600), 500, 5, tree),
-        Span(scene.table(40), 0, 1),
-        Span(scene.table(130), 0, 100),
-        Span(scene.table(1500), 1300, 50),
-        Span(scene.table(64), 63, 1),
+        QuerySpan(scene.table(300), 299, 1),
+        QuerySpan(scene.table(700), 640, 6),
+        QuerySpan(scene.table(600), 500, 5, tree),
+        QuerySpan(scene.table(40), 0, 1),
+        QuerySpan(scene.table(130), 0, 100),
+        QuerySpan(scene.table(1500), 1300, 50),
+        QuerySpan(scene.table(64), 63, 1),
     ]
 
 
@@ -102,9 +102,9 @@ def test_a_node_has_the_bits_of_a_plain_row_after_its_path(start: int, special: 
     """However many nodes share a tile: each path is copied to pages of its own, its last row asked alone."""
     scene = Scene(4, 2, 16, **special)
     table, page = scene.table(start + len(PARENTS)), scene.page_size
-    tree = Span(table, start, len(PARENTS), tree_paths(start))
-    other = Span(scene.table(500), 480, 3, ((480,), (480, 481), (480, 482)))
-    spans = [tree, Span(scene.table(90), 70, 1), other]
+    tree = QuerySpan(table, start, len(PARENTS), tree_paths(start))
+    other = QuerySpan(scene.table(500), 480, 3, ((480,), (480, 481), (480, 482)))
+    spans = [tree, QuerySpan(scene.table(90), 70, 1), other]
     q = scene.queries(spans)
     together = scene.run(spans, q)
     memory = scene.pool.tensor
@@ -114,7 +114,7 @@ def test_a_node_has_the_bits_of_a_plain_row_after_its_path(start: int, special: 
             if node == 0 or target >= start:
                 rows = memory[table[source // page], :, :, source % page]
                 memory[line[target // page], :, :, target % page] = rows
-        alone = scene.run([Span(line, start + len(path) - 1, 1)], q[node : node + 1])
+        alone = scene.run([QuerySpan(line, start + len(path) - 1, 1)], q[node : node + 1])
         assert torch.equal(together[node], alone[0])
 
 
@@ -163,7 +163,7 @@ def test_windows_caps_and_scales(special: dict[str, float]) -> None:
 
 def test_a_window_leaves_out_what_no_row_of_a_tile_sees() -> None:
     scene = Scene(4, 2, 16, window=40)
-    spans = [Span(scene.table(1500), 1499, 1), Span(scene.table(1500), 1300, 200)]
+    spans = [QuerySpan(scene.table(1500), 1499, 1), QuerySpan(scene.table(1500), 1300, 200)]
     views = scene.backend.plan(spans).views
     seen = {
         sight.window: sum(part.keys.gather.numel() for part in view.parts) for sight, view in views.items()
@@ -174,22 +174,25 @@ def test_a_window_leaves_out_what_no_row_of_a_tile_sees() -> None:
 def test_long_rows_do_not_depend_on_tile_mates_or_chunking() -> None:
     scene = Scene(4, 2, 16)
     table = scene.table(1500)
-    whole = Span(table, 1300, 200)
+    whole = QuerySpan(table, 1300, 200)
     q = scene.queries([whole])
     got = scene.run([whole], q)
     for i in (0, 1, 43, 44, 107, 199):
-        assert torch.equal(scene.run([Span(table, 1300 + i, 1)], q[i : i + 1])[0], got[i])
-    halves = [scene.run([Span(table, 1300, 33)], q[:33]), scene.run([Span(table, 1333, 167)], q[33:])]
+        assert torch.equal(scene.run([QuerySpan(table, 1300 + i, 1)], q[i : i + 1])[0], got[i])
+    halves = [
+        scene.run([QuerySpan(table, 1300, 33)], q[:33]),
+        scene.run([QuerySpan(table, 1333, 167)], q[33:]),
+    ]
     assert torch.equal(torch.cat(halves), got)
 
 
 def test_a_step_too_wide_for_one_gather() -> None:
     scene = Scene(8, 8, 64)
-    spans = [Span(scene.table(700), 699, 1) for _ in range(11)]  # 121 blocks of 256 KiB, budget 128
-    spans += [Span(scene.table(300), 290, 9)]
+    spans = [QuerySpan(scene.table(700), 699, 1) for _ in range(11)]  # 121 blocks of 256 KiB, budget 128
+    spans += [QuerySpan(scene.table(300), 290, 9)]
     q = scene.queries(spans)
     got = scene.run(spans, q)
-    assert len(scene.backend.plan(spans).views[Sight(0, 0)].parts) == 2
+    assert len(scene.backend.plan(spans).views[KeyVisibility(0, 0)].parts) == 2
     assert torch.equal(got[-9:], scene.run(spans[-1:], q[-9:]))
     assert (got - scene.expected(spans, q)).abs().max() < 1e-5
 
@@ -198,7 +201,7 @@ def test_rows_that_are_unseen_are_so_but_by_themselves() -> None:
     """With the first two rows of the pages a sequence's rows begin; a chunk, a chain and a tree."""
     scene, other = Scene(4, 2, 16, unseen=2), Scene(4, 2, 16)
     table = scene.table(90)
-    spans = [Span(table, 0, 70), Span(table, 70, 2), Span(table, 72, 2, ((72,), (72, 75)))]
+    spans = [QuerySpan(table, 0, 70), QuerySpan(table, 70, 2), QuerySpan(table, 72, 2, ((72,), (72, 75)))]
     q = scene.queries(spans)
     found = scene.run(spans, q)
     other.pool.tensor.copy_(scene.pool.tensor)
@@ -210,7 +213,7 @@ def test_rows_that_are_unseen_are_so_but_by_themselves() -> None:
     for row in range(2, 90):
         source, place = table[row // 16], row - 2
         other.pool.tensor[later[place // 16], :, :, place % 16] = other.pool.tensor[source, :, :, row % 16]
-    moved = [Span(later, 0, 68), Span(later, 68, 2), Span(later, 70, 2, ((70,), (70, 73)))]
+    moved = [QuerySpan(later, 0, 68), QuerySpan(later, 68, 2), QuerySpan(later, 70, 2, ((70,), (70, 73)))]
     assert (found[2:] - other.run(moved, q[2:])).abs().max() < 1e-5
     assert (found[2:] - other.run(spans, q)[2:]).abs().max() > 1e-3
 
@@ -218,7 +221,7 @@ def test_rows_that_are_unseen_are_so_but_by_themselves() -> None:
 def test_rows_that_a_query_does_not_see_may_hold_anything() -> None:
     scene = Scene(4, 2, 16)
     table = scene.table(80)
-    spans = [Span(table, 60, 3), Span(table, 63, 2, ((63,), (63, 65)))]
+    spans = [QuerySpan(table, 60, 3), QuerySpan(table, 63, 2, ((63,), (63, 65)))]
     q = scene.queries(spans)
     clean = scene.run(spans, q)
     for row in (64, *range(66, 80)):

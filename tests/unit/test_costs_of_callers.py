@@ -12,8 +12,8 @@ import torch
 
 from eyas.common.params import MAX_BIASED_TOKENS, SamplingParams
 from eyas.engine.sampling.processors import adjusted
-from eyas.engine.sampling.row import Row
-from eyas.engine.speculation.drafters.lookup import Text, look_up
+from eyas.engine.sampling.row import SampledRow
+from eyas.engine.speculation.drafters.lookup import SequenceText, look_up
 from gateway.formats.field_types import MAX_STOP_LENGTH, MAX_STOPS
 from gateway.text.stop import StopMatcher
 
@@ -31,8 +31,8 @@ def seconds(call: Callable[[], object]) -> float:
 def test_a_text_that_repeats_one_word_is_looked_up_as_fast_as_another() -> None:
     size = 20_000
     varied, same = list(range(size)), [7] * size
-    dear = seconds(lambda: look_up(Text(same, size - 5, same), 5))
-    assert dear < 15 * seconds(lambda: look_up(Text(varied, size - 5, varied), 5))
+    dear = seconds(lambda: look_up(SequenceText(same, size - 5, same), 5))
+    assert dear < 15 * seconds(lambda: look_up(SequenceText(varied, size - 5, varied), 5))
 
 
 def test_stop_strings_that_nearly_come_are_found_as_fast_as_others() -> None:
@@ -55,6 +55,6 @@ class Counted(dict[int, float]):
 def test_a_bias_is_read_once_for_all_nodes_of_a_tree() -> None:
     bias = Counted(dict.fromkeys(range(MAX_BIASED_TOKENS), 0.5))
     params, logits = SamplingParams(logit_bias=bias), torch.zeros(64, 2048)
-    found = adjusted(logits, [Row(params, 0, 9, (1, 2), [3], ()) for _ in range(64)])
+    found = adjusted(logits, [SampledRow(params, 0, 9, (1, 2), [3], ()) for _ in range(64)])
     assert (found[:, :MAX_BIASED_TOKENS] == 0.5).all() and not found[:, MAX_BIASED_TOKENS:].any()
     assert bias.reads == 1

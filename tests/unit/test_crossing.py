@@ -10,10 +10,10 @@ from engine_rig import PAGE, Rig, handle, request
 from eyas.common.types import FinishCause, FirstToken, RequestChoice
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.ipc.messages import (
-    Attach,
+    AttachKv,
     Lost,
     OpenPull,
-    Prefill,
+    PrefillPrompt,
     PullDone,
     PullReady,
     ReleaseHandle,
@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def leased(rig: Rig, rows: int = ROWS) -> None:
     """A prompt for another worker, computed here, whose pages nobody reads."""
-    rig.requests.prefill(Prefill(request(tuple(range(50, 50 + rows)), id="theirs"), 1, False))
+    rig.requests.prefill(PrefillPrompt(request(tuple(range(50, 50 + rows)), id="theirs"), 1, False))
     (work,) = rig.scheduler.schedule()
     rig.leases.offer(work.seq.generation, work.seq.pages)
     rig.requests.end(work.seq)
@@ -52,7 +52,7 @@ def leased(rig: Rig, rows: int = ROWS) -> None:
 def waiting(rig: Rig, id: str = "a", *choices: RequestChoice) -> OpenPull:
     """A prompt that comes from another worker, which has not finished it."""
     rig.submit(request(ROWS, *choices, id=id), attach=True)
-    rig.requests.attach(Attach(id, 1, (handle(ROWS),)))
+    rig.requests.attach(AttachKv(id, 1, (handle(ROWS),)))
     rig.poll()
     (pull,) = rig.said(OpenPull)
     return pull

@@ -15,7 +15,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
@@ -50,7 +50,7 @@ class Case:
         return Rig(self.folder, config, pages=16)
 
     def found(self, rig: Rig) -> torch.Tensor:
-        return rig.logits([Span(rig.table(ROWS), 0, ROWS)], self.tokens)
+        return rig.logits([QuerySpan(rig.table(ROWS), 0, ROWS)], self.tokens)
 
     def error(self, rig: Rig) -> float:
         return float((self.found(rig) - self.expected).pow(2).mean().sqrt() / self.expected.std())

@@ -12,7 +12,7 @@ from loopback import Loopback, split_configs
 from test_engine import _assert_nothing_held, _plain, _requests, _run
 
 from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny_deepseek import Tensors, write_tiny_nextn_deepseek
 
@@ -55,17 +55,17 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 def test_certain_rows_then_a_recurrent_chain(case: Case) -> None:
     rig = Rig(case.folder)
     draft = HeadRig(case.folder, rig)
-    _, captured = rig.forward([Span(rig.table(N), 0, N)], TOKENS[:N], draft.capture.layers)
+    _, captured = rig.forward([QuerySpan(rig.table(N), 0, N)], TOKENS[:N], draft.capture.layers)
     features = draft.capture.features(captured)
     stated = case.target.model(torch.tensor([TOKENS[:N]])).last_hidden_state[0]
     assert (features - stated).abs().max() < 1e-4
     table = rig.table(N + STEPS)
-    found = [draft.forward(features, [Span(table, 0, N)], TOKENS[1:])]
+    found = [draft.forward(features, [QuerySpan(table, 0, N)], TOKENS[1:])]
     joined, drafted = case.joined(features, TOKENS[1:]), list[int]()
     for step in range(STEPS):
         below = case.rows(joined)[-1:]
         drafted.append(int(draft.head.logits(found[-1][-1:])[0].argmax()))
-        found.append(draft.forward(found[-1][-1:], [Span(table, N + step, 1)], drafted[-1:]))
+        found.append(draft.forward(found[-1][-1:], [QuerySpan(table, N + step, 1)], drafted[-1:]))
         joined = torch.cat((joined, case.joined(below, drafted[-1:])))
     rows = torch.cat(found)
     assert (rows - case.rows(joined)).abs().max() < 2e-4

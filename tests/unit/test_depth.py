@@ -10,7 +10,7 @@ from pacing_world import SPEC
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import RequestDraftLimits
-from eyas.engine.speculation.depths.acceptance import Acceptance
+from eyas.engine.speculation.depths.acceptance import AcceptanceRates
 from eyas.engine.speculation.depths.depth import best, ladder, narrowed, price, shallower
 from eyas.engine.speculation.depths.round_times import RoundTimes
 
@@ -71,7 +71,7 @@ def test_a_requests_limits_narrow_what_is_drafted() -> None:
 # --- acceptance ------------------------------------------------------------------------------------------
 
 
-def rates(acceptance: Acceptance, slot: int, occupancy: int = 0, most: int = 3) -> list[float]:
+def rates(acceptance: AcceptanceRates, slot: int, occupancy: int = 0, most: int = 3) -> list[float]:
     """Of one sequence, by depth."""
     tokens = acceptance.tokens(np.array([slot]), np.array([occupancy]), np.array([most]))
     gains = np.diff(tokens)
@@ -79,7 +79,7 @@ def rates(acceptance: Acceptance, slot: int, occupancy: int = 0, most: int = 3) 
 
 
 def test_rates_are_conditional_and_each_sequence_has_its_own() -> None:
-    acceptance = Acceptance(4, 3)
+    acceptance = AcceptanceRates(4, 3)
     slots, seats = np.array([0, 2]), np.array([0, 0])
     for _ in range(300):
         acceptance.seen(slots, seats, np.array([1, 3]), np.array([3, 3]))
@@ -92,13 +92,13 @@ def test_rates_are_conditional_and_each_sequence_has_its_own() -> None:
 
 
 def test_limits_end_a_sequences_drafts() -> None:
-    acceptance = Acceptance(2, 3)
+    acceptance = AcceptanceRates(2, 3)
     tokens = acceptance.tokens(np.array([0, 1]), np.array([0, 0]), np.array([0, 2]))
     assert tokens[0] == 2.0 and tokens[1] == pytest.approx(2.7) and tokens[2] == tokens[3]
 
 
 def test_unseen_depths_are_believed_as_the_one_above() -> None:
-    acceptance = Acceptance(1, 3)
+    acceptance = AcceptanceRates(1, 3)
     one = np.array([0])
     for _ in range(500):
         acceptance.seen(one, one, np.array([0]), np.array([1]))
@@ -110,7 +110,7 @@ def test_unseen_depths_are_believed_as_the_one_above() -> None:
 
 def test_what_cannot_be_chance_replaces_what_was_before() -> None:
     """And deeper depths, of which nothing new was seen, are believed as this one again."""
-    acceptance, one = Acceptance(1, 3), np.array([0])
+    acceptance, one = AcceptanceRates(1, 3), np.array([0])
     for accepted in (2, 0) * 400:
         acceptance.seen(one, one, np.array([accepted]), np.array([3]))
     assert rates(acceptance, 0)[0] == pytest.approx(0.5, abs=0.1) and rates(acceptance, 0)[2] < 0.1

@@ -17,9 +17,9 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, RequestDraftLimits
 from eyas.engine.models.base import Drafted
-from eyas.engine.speculation.draft_worker.draft_runner import Extension
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension
 from eyas.engine.speculation.drafters import colocated
-from eyas.engine.speculation.drafters.base import Commit, Draft
+from eyas.engine.speculation.drafters.base import AcceptedRows, SequenceProposal
 from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -170,7 +170,7 @@ def drafts_of(config: EngineConfig) -> Told:
     told: Told = {}
     take = ColocatedDrafter.take
 
-    def heard(self: ColocatedDrafter) -> list[Draft]:
+    def heard(self: ColocatedDrafter) -> list[SequenceProposal]:
         found = take(self)
         for draft in found:
             generation = draft.seq.generation
@@ -209,7 +209,7 @@ def test_plain_rounds_leave_no_gap_in_draft_kv(
 
 
 def test_a_gap_would_be_seen(base: EngineConfig, always: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(self: ColocatedDrafter, commit: Commit) -> Commit | None:
+    def forgets(self: ColocatedDrafter, commit: AcceptedRows) -> AcceptedRows | None:
         return None if commit.want is None and commit.generated else commit
 
     monkeypatch.setattr(ColocatedDrafter, "_due", forgets)
@@ -221,7 +221,7 @@ def test_plain_rounds_call_the_head_rarely(base: EngineConfig, monkeypatch: pyte
     rows: list[int] = []
     extend = colocated.DraftRunner.extend
 
-    def counted(self: colocated.DraftRunner, extensions: SequenceOf[Extension]) -> list[Drafted]:
+    def counted(self: colocated.DraftRunner, extensions: SequenceOf[DraftExtension]) -> list[Drafted]:
         rows.extend(len(one.tokens) for one in extensions)
         return extend(self, extensions)
 

@@ -15,18 +15,18 @@ from engine_rig import HandCopier, hand_pulls
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
-from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.loading import draft_build
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loop.patience import Patience
+from eyas.engine.loop.patience import DraftWait
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftRunner, Extension
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner
 from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence
-from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, Verified
+from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, VerifiedRound
 from tests.unit import plain_ahead
 from tests.unit.loopback import Loopback
 from tests.unit.plain_ahead import ChainRunner, PlainAhead
@@ -61,7 +61,7 @@ class Drafting(Worker):
             self.runner = ChainRunner(made.runner._head, made.runner.pool, made.runner._backend)
             drafts_ahead = PlainAhead(self.runner)
         self.pool = PagePool(made.runner.pool.shape.pages)
-        outbox, copier = Outbox(), HandCopier()
+        outbox, copier = EventOutbox(), HandCopier()
         ready = SimpleNamespace(
             context_length=config.context_length,
             vocab_size=SIZES["vocab"],
@@ -128,7 +128,7 @@ def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], par
 
 def test_tokens_are_those_of_plain_decoding(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device decodes, another drafts ahead for it: greedy and seeded requests, side by side."""
-    monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)  # as in `test_device_remote`
+    monkeypatch.setattr(DraftWait, "draft_wait_s", PATIENCE_S / 3)  # as in `test_device_remote`
     monkeypatch.setattr(draft_build, "OUTCOMES", 8)
     asked = {
         "greedy": SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True),
@@ -154,7 +154,7 @@ def device(config: EngineConfig) -> Iterator[tuple[DeviceDraftRunner, AheadRunne
     made.runner.pool.close()
 
 
-def landed(ahead_runner: AheadRunner, verified: Verified) -> AheadRound:
+def landed(ahead_runner: AheadRunner, verified: VerifiedRound) -> AheadRound:
     one = ahead_runner.begin(verified, 0.5)
     ahead_runner.advance([one])
     ahead_runner.advance([one])
@@ -169,19 +169,22 @@ def test_repairs_from_a_ring_are_those_from_the_host(
     runner, ahead_runner = device
     rings, pages, found = Rings(), list(range(8, 16)), []
     features = torch.randn(12, SIZES["hidden"], generator=torch.Generator().manual_seed(4))
-    first = Asked("a", Extension(pages, 0, [1, 2, 3, 4, 5], features[:5]), GREEDY, 0)
+    first = DraftInput("a", DraftExtension(pages, 0, [1, 2, 3, 4, 5], features[:5]), GREEDY, 0)
     for known in (None, 1, 9):  # the generation of whose rows the runner is told; None: it has the features
         [proposed] = runner.draft([first], CHAIN)
         assert proposed.chain is not None
-        again = replace(first, extension=Extension(pages, 4, [5], NO_FEATURES))
-        one = landed(ahead_runner, Verified(again, proposed.chain, again=True))
+        again = replace(first, extension=DraftExtension(pages, 4, [5], NO_FEATURES))
+        one = landed(ahead_runner, VerifiedRound(again, proposed.chain, again=True))
         _, accepted, own = max(one._outcomes or (), key=lambda outcome: outcome[1])
         since = [*proposed.chain.tokens[:accepted], own[0]]
-        answer, new = one.answer(since, STEPS), Extension(pages, 5, since, features[5 : 5 + accepted + 1])
+        answer, new = (
+            one.answer(since, STEPS),
+            DraftExtension(pages, 5, since, features[5 : 5 + accepted + 1]),
+        )
         assert answer is not None and accepted > 0
-        asked = Asked("a", new, GREEDY, 0)
+        asked = DraftInput("a", new, GREEDY, 0)
         asked = rings.ringed(asked, 0, 1, known=known) if known else asked
-        below = landed(ahead_runner, Verified(asked, answer))
+        below = landed(ahead_runner, VerifiedRound(asked, answer))
         found.append((below.written, below._outcomes, runner.pool.tensor[8].clone()))
     host, ring, lost = found
     assert host[0] and host[1] and ring[:2] == host[:2] and torch.equal(ring[2], host[2])

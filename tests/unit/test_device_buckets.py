@@ -7,12 +7,12 @@ import itertools
 import pytest
 
 from eyas.common.step_times import StepBudget
-from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
+from eyas.engine.device.buckets import MAX_ENDS, GraphBuckets, default_batches
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.attention.attend_tiles import tiling_of
-from eyas.engine.kernels.attention.exact_attend import Cut
+from eyas.engine.kernels.attention.exact_attend import AttentionCut
 
-BUCKETS = Buckets(3, 4, (1, 2, 4, 8), mixed_batches=(4, 24, 60), chunk_tokens=300, mixed_tokens=192)
+BUCKETS = GraphBuckets(3, 4, (1, 2, 4, 8), mixed_batches=(4, 24, 60), chunk_tokens=300, mixed_tokens=192)
 CAPTURED = list(BUCKETS.captured())
 
 
@@ -54,7 +54,7 @@ def test_sequences_without_drafts_have_a_row_each() -> None:
         fitting += [wide] if wide in CAPTURED else []
         rows = min((s.rows for s in fitting), default=3 * batch + singles)
         assert shape.rows == rows and (shape in CAPTURED or not fitting)
-    assert Buckets(3, 4, ()).shape(5, 7, 2, 1, singles=2) == StepShape(5, 3, 7, 2, 1, 2)
+    assert GraphBuckets(3, 4, ()).shape(5, 7, 2, 1, singles=2) == StepShape(5, 3, 7, 2, 1, 2)
     chunk = BUCKETS.shape(3, 100, 25, 1, singles=1)
     assert chunk in CAPTURED and not chunk.singles, "beside a chunk: a round"
 
@@ -76,13 +76,13 @@ def test_rounds_leave_room_for_prompts() -> None:
         BUCKETS.mixed_prefill_budget(3, False) == 192 - 12
         and BUCKETS.mixed_prefill_budget(5, False) == 192 - 72
     )
-    assert Buckets(1, 4, (), (), 100).mixed_prefill_budget(7, False) == 93
+    assert GraphBuckets(1, 4, (), (), 100).mixed_prefill_budget(7, False) == 93
 
 
 def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -> None:
     """However many prompt rows wait."""
     for tokens in (40, 100, 200, 384):
-        buckets = Buckets(1, 4, (8, 64), (8, 64), tokens, tokens)
+        buckets = GraphBuckets(1, 4, (8, 64), (8, 64), tokens, tokens)
         captured = list(buckets.captured())
         for batch, many in itertools.product((1, 5, 8, 9, 64), (False, True)):
             rows = buckets.mixed_prefill_budget(batch, many)
@@ -90,7 +90,7 @@ def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -
 
 
 def test_a_router_expects_the_chunks_that_a_step_has() -> None:
-    expected, buckets = StepBudget(3072, 512), Buckets(1, 4, (), (), 3072, 512)
+    expected, buckets = StepBudget(3072, 512), GraphBuckets(1, 4, (), (), 3072, 512)
     for decoding in (1, 40, 300, 500, 4000):
         for waiting, many in ((100, False), (10_000, True)):
             rows = buckets.mixed_prefill_budget(decoding, many)
@@ -98,13 +98,13 @@ def test_a_router_expects_the_chunks_that_a_step_has() -> None:
 
 
 def test_larger_totals_come_in_larger_steps() -> None:
-    captured = Buckets(1, 4, (), (8,), 1000, 700).captured()
+    captured = GraphBuckets(1, 4, (), (8,), 1000, 700).captured()
     assert sorted(shape.rows for shape in captured) == [128, 192, 256, 320, 384, 512, 640]
 
 
 def test_without_graphs_every_shape_is_exact() -> None:
-    assert Buckets(1, 4, ()).shape(5, 0, 0, 0) == StepShape(5, 1)
-    assert list(Buckets(1, 4, ()).captured()) == []
+    assert GraphBuckets(1, 4, ()).shape(5, 0, 0, 0) == StepShape(5, 1)
+    assert list(GraphBuckets(1, 4, ()).captured()) == []
 
 
 def test_default_batches_end_at_the_most() -> None:
@@ -119,7 +119,7 @@ def test_default_batches_end_at_the_most() -> None:
 def test_every_batch_is_cut_as_a_padded_one_is(rows: int, kv_heads: int) -> None:
     """So no step without a graph needs a kernel that its start has not compiled."""
     padded = default_batches(256)
-    for cut in (Cut.of, tiling_of):
+    for cut in (AttentionCut.of, tiling_of):
         assert {cut(batch, rows, kv_heads) for batch in range(1, 257)} == {
             cut(batch, rows, kv_heads) for batch in padded
         }

@@ -9,12 +9,12 @@ import pytest
 from eyas.common.config import GPU_DEFAULTS, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.device.executor import WORDS
-from eyas.engine.device.step import Layout, StepShape, tiles_for
+from eyas.engine.device.step import StepLayout, StepShape, tiles_for
 from eyas.engine.loading.build import _ready
 from eyas.engine.loading.device_build import rounds_ahead, table_sizes
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_shapes import buckets_of, check_words, largest, rehearsed
-from eyas.engine.loading.travel import Travel
+from eyas.engine.loading.travel import PageTransfer
 
 TREE = SpeculationConfig(steps=5, topk=8, draft_tokens=32)
 BUSHY = SpeculationConfig(steps=2, topk=64, draft_tokens=64)
@@ -58,7 +58,7 @@ def test_no_step_is_larger_than_the_largest(max_running: int) -> None:
     made = loaded(max_running=max_running, chunk_tokens=300, mixed_tokens=300, cuda_graph_max_bs=max_running)
     buckets = buckets_of(made)
     most = largest(made, buckets)
-    layout = Layout(16, 0, buckets.tile_rows)
+    layout = StepLayout(16, 0, buckets.tile_rows)
     uneven = [1] * (max_running - 1) + [301 - max_running]  # prompts of one row, and a long one
     exact = StepShape(max_running, made.width, 300, tiles_for(uneven, layout), max_running)
     for shape in (exact, *rehearsed(made, buckets), *buckets.captured()):
@@ -88,7 +88,7 @@ def test_chance_decides_where_drafts_are_verified_by_the_fast_path() -> None:
     spec = SpeculationConfig(synthetic_rates=(0.5,) * 5)
     made = loaded(speculation=spec)
     assert made.synthetic_rates == spec.synthetic_rates
-    nowhere = Travel(None, {}, {}, {}, {}, {}, {})
+    nowhere = PageTransfer(None, {}, {}, {}, {}, {}, {})
     assert _ready(made.with_pages(8), nowhere, 64, 0.0).synthetic
     assert not _ready(loaded().with_pages(8), nowhere, 64, 0.0).synthetic
     assert loaded(speculation=spec, draft=None).synthetic_rates == ()

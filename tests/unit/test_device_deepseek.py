@@ -16,7 +16,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from tests.unit.test_device_engine import answers, on_device, rounds, tokens
 from tests.unit.tiny import edit
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
@@ -95,9 +95,9 @@ def test_prompts_in_the_expanded_form_change_no_token(
     """Of the target and of its head, whether it pays or not."""
     config = replace(write(tmp_path, V3), speculation=DRAFTS["chain"])
     expected, _ = answers(config, asked())
-    spans: list[Span] = []
+    spans: list[QuerySpan] = []
 
-    def pays(self: ExpandedPrompts, planned: Sequence[Span]) -> bool:
+    def pays(self: ExpandedPrompts, planned: Sequence[QuerySpan]) -> bool:
         spans.extend(planned)
         return True
 

@@ -15,9 +15,9 @@ from wandering import Wandering
 from eyas.common.config import GRAPH_ROWS, SpeculationConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.device.buckets import Buckets
-from eyas.engine.device.depths import Depths
+from eyas.engine.batch.tables import SlotTables, TableSizes
+from eyas.engine.device.buckets import GraphBuckets
+from eyas.engine.device.depths import DepthBuckets
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.runner import LATE_AT_ONCE, late_sizes
 from eyas.engine.loading.depth_times import measure_depths
@@ -31,7 +31,7 @@ from eyas.engine.loading.step_shapes import (
     largest,
     rehearsed,
 )
-from eyas.engine.speculation.depths.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import DepthPacing
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 
 CHAIN = SpeculationConfig(7, 1, 8, adaptive=True)
@@ -87,11 +87,11 @@ class Told(Wandering):
         self.path = iter(path)
 
 
-def depths() -> tuple[Told, Depths]:
+def depths() -> tuple[Told, DepthBuckets]:
     policy = Told(SpeculationConfig(3, 1, 4, adaptive=True), 4)
-    whole = Buckets(4, 4, (1, 4), (4,), 64, 64, alone=False)
+    whole = GraphBuckets(4, 4, (1, 4), (4,), 64, 64, alone=False)
     by = {d: replace(whole, width=1 + d, mixed_batches=(4,) if d in (0, 3) else ()) for d in (0, 1, 3)}
-    return policy, Depths(Pacing(policy), by)
+    return policy, DepthBuckets(DepthPacing(policy), by)
 
 
 def seqs(count: int = 2) -> list[Any]:
@@ -99,7 +99,7 @@ def seqs(count: int = 2) -> list[Any]:
     return [SimpleNamespace(slot=slot, occupancy=slot, generation=generation) for slot in range(count)]
 
 
-def choices(depths: Depths, *, prompts: bool, count: int) -> Iterator[int]:
+def choices(depths: DepthBuckets, *, prompts: bool, count: int) -> Iterator[int]:
     for _ in range(count):
         depth, buckets = depths.choose(seqs(), [True, False], prompts=prompts)
         assert buckets.width == 1 + depth
@@ -160,7 +160,7 @@ def test_a_start_measures_batches_as_they_run(graphs: Any, most: int, expected: 
         ahead=True, launch=lambda works: SimpleNamespace(land=lambda: ran.append((len(works), found.fixed)))
     )
     config = resolve_engine("cuda", speculation=CHAIN, max_running=most, num_pages=8)
-    measure_depths(runner, found, Pacing(policy), config)
+    measure_depths(runner, found, DepthPacing(policy), config)
     assert [*dict.fromkeys(batch for batch, _ in ran)] == expected
     assert [*dict.fromkeys(depth for _, depth in ran)] == [3, 1, 0], "plain rounds last"
     assert found.fixed is None and all(policy.times.seconds(batch, 3) > 0.0 for batch in expected)
@@ -191,7 +191,10 @@ def test_a_start_measures_rounds_that_follow_one_another(
     monkeypatch.setattr("eyas.engine.loading.depth_times.time.monotonic", lambda: now)
     runner: Any = SimpleNamespace(ahead=ahead, launch=launch)
     measure_depths(
-        runner, found, Pacing(policy), resolve_engine("cuda", speculation=CHAIN, max_running=4, num_pages=8)
+        runner,
+        found,
+        DepthPacing(policy),
+        resolve_engine("cuda", speculation=CHAIN, max_running=4, num_pages=8),
     )
     assert policy.times.seconds(4, 1) == pytest.approx(0.004 if ahead else 0.007)
     assert now == pytest.approx(device), "nothing is left in flight"
@@ -203,7 +206,7 @@ def test_a_start_measures_rounds_that_follow_one_another(
 def test_the_ring_gives_back_the_newest_rows_in_order() -> None:
     """Of sequences that have left different numbers, beside one of padding."""
     pick, page_size, slots = random.Random(0), 4, 5
-    tables = Tables(TableSizes(slots, 12, width=4, context=44), "cpu")
+    tables = SlotTables(TableSizes(slots, 12, width=4, context=44), "cpu")
     ring, expected = FeatureRing(tables, 3, torch.float32), []
     lengths, behind = [5, 40, 17], [3, KEPT_ROWS, 1]
     for slot, (length, count) in enumerate(zip(lengths, behind, strict=True)):

@@ -21,9 +21,9 @@ from eyas.engine.loading.draft_build import draft_worker, warm_up
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension, RingRow
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, RingRow
 from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
-from eyas.engine.speculation.draft_worker.seats import Seats
+from eyas.engine.speculation.draft_worker.seats import DraftSeats
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_mtp import write_tiny_mimo
@@ -84,7 +84,7 @@ class Follower:
         self._draws = random.Random(name)
         self._generator = torch.Generator().manual_seed(len(name) + base)
 
-    def commit(self, rows: int, runners: list[BatchRunner], free: list[list[int]]) -> list[Asked]:
+    def commit(self, rows: int, runners: list[BatchRunner], free: list[list[int]]) -> list[DraftInput]:
         """The same rows as each runner wants to hear of them."""
         tokens = [self._draws.randrange(VOCAB) for _ in range(rows)]
         features = torch.randn(rows, WIDTH, generator=self._generator)
@@ -94,8 +94,8 @@ class Follower:
             pages = self._pages.setdefault(i, [])
             while len(pages) * PAGE < self.base + rows - offset + 8:
                 pages.append(free[i].pop())
-            new = Extension(list(pages), self.base - offset, tokens, features, offset)
-            asked.append(Asked(self.name, new, self.params, 1, self.lowest))
+            new = DraftExtension(list(pages), self.base - offset, tokens, features, offset)
+            asked.append(DraftInput(self.name, new, self.params, 1, self.lowest))
         self.base += rows
         return asked
 
@@ -223,8 +223,8 @@ def test_no_row_is_written_behind_those_that_are_reserved(runners: list[BatchRun
 
     def draft(owner: str, pages: list[int]) -> None:
         rows = PAGE * len(pages) - device.draft_rows(less)
-        new = Extension(pages, 0, [1] * rows, torch.randn(rows, WIDTH))
-        device.draft([Asked(owner, new, GREEDY, 0)], less)
+        new = DraftExtension(pages, 0, [1] * rows, torch.randn(rows, WIDTH))
+        device.draft([DraftInput(owner, new, GREEDY, 0)], less)
 
     for owner, page in (("a", 3), ("b", 5), ("c", 7)):
         draft(owner, [page, page + 1])  # every slot has known a second page
@@ -241,7 +241,7 @@ class Rings:
         self.ring = RowRing(places=3, kept=8, words=WIDTH)
         self._memory = torch.zeros(self.ring.nbytes // 8, dtype=torch.int64)
 
-    def ringed(self, asked: Asked, place: int, count: int, *, known: int | None = None) -> Asked:
+    def ringed(self, asked: DraftInput, place: int, count: int, *, known: int | None = None) -> DraftInput:
         """The same, but its last `count` features lie there, of which the reader is told that they are of
         generation `known`.
         """
@@ -308,7 +308,7 @@ def test_more_new_pages_than_a_batch_has_room_for(runners: list[BatchRunner]) ->
 
 
 def test_slots_go_to_those_that_ask() -> None:
-    seats = Seats(2)
+    seats = DraftSeats(2)
     first, second = seats.of("a"), seats.of("b")
     assert (first.slot, second.slot) == (0, 1) and seats.of("a") is first
     first.pages = 5

@@ -21,7 +21,7 @@ from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.device import executor
 from eyas.engine.device import runner as device_runner
 from eyas.engine.loading import arithmetic, build
-from eyas.engine.loading.step_rates import Reach, measure
+from eyas.engine.loading.step_rates import StepLimits, measure
 from eyas.engine.speculation import device as device_drafter
 from eyas.engine.speculation import feature_ring
 from eyas.engine.speculation.device import DeviceProposer
@@ -137,8 +137,8 @@ def test_measured_steps_leave_nothing_behind(
     expected, _ = answers(plain, requests())
     told: list[StepRates | None] = []
 
-    def rates(runner: Any, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
-        few = Reach(1, 4, 40)
+    def rates(runner: Any, config: EngineConfig, most: StepLimits, grain: int = 1) -> StepRates | None:
+        few = StepLimits(1, 4, 40)
         told.append(measure(runner, config, few, grain))
         return told[-1]
 

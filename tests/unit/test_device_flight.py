@@ -10,11 +10,11 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.sequence import Generation, Kind, RingPlace, Sequence, Work
 from eyas.engine.batch.step_result import StepResult
-from eyas.engine.batch.window import KeptRows
+from eyas.engine.batch.window import DeviceRows
 from eyas.engine.device.accepted_features import AcceptedFeatures, DeviceResident, staying, wanted
-from eyas.engine.device.flight import Features, LaunchedStep, RankPart, Results
+from eyas.engine.device.flight import LaunchedStep, PromptFeatures, RankPart, StepOutput
 from eyas.engine.device.special import SpecialReport, SpecialRows
-from eyas.engine.device.step import Placed, StepShape
+from eyas.engine.device.step import PlacedBatch, StepShape
 from eyas.engine.kernels.sampling.special import REPORT_WORDS
 
 SHAPE = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2)
@@ -38,10 +38,10 @@ def landed(
     found = found or works(3)
     middle = Work(found[-1].seq, 0, [1], None, sample=False)
     result, last = torch.tensor([*RESULT, *PATHS], dtype=torch.int32), found[2:]
-    kept, told = None if features is None else Features(last, features), special or SpecialReport({})
-    placed = Placed(found[:2], (), [middle, *last])
+    kept, told = None if features is None else PromptFeatures(last, features), special or SpecialReport({})
+    placed = PlacedBatch(found[:2], (), [middle, *last])
     part = RankPart(placed, features=kept)
-    flight = LaunchedStep(SHAPE, (), [part], lambda: Results(result[None], None, [told]))
+    flight = LaunchedStep(SHAPE, (), [part], lambda: StepOutput(result[None], None, [told]))
     assert not flight.over
     flight.complete()
     return flight.land(), [middle, *last, *found[:2]]
@@ -98,7 +98,7 @@ def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
     singles = [1, 0, 0, 40] + [1, 0, 0, 41] + [1, 0, 0, 97]
     result = torch.tensor([*RESULT[:15], *singles, *RESULT[15:], *PATHS], dtype=torch.int32)
     middle = Work(found[-1].seq, 0, [1], None, sample=False)
-    placed = Placed(found[:2], alone, [middle, *found[2:]])
+    placed = PlacedBatch(found[:2], alone, [middle, *found[2:]])
     found[0].seq.slot, found[0].seq.drafting, found[0].seq.ring = 5, True, RingPlace(1, 64, 7)
     alone[1].seq.slot = 6
     for work in (found[1], alone[0]):
@@ -112,12 +112,12 @@ def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
     assert wanted(placed, shape, 2, (0, 0), stay[:1] + stay[3:]) is None
     rows = torch.tensor([*asked.decoded, *asked.rows])[:, None].float()
     certain = AcceptedFeatures(rows, 2, (0, 1), stay)
-    results = Results(result[None], None, [SpecialReport({})], certain)
+    results = StepOutput(result[None], None, [SpecialReport({})], certain)
     flight = LaunchedStep(shape, (), [RankPart(placed)], lambda: results)
     flight.complete()
     landed = flight.land()
-    come = [one.features for one in landed if not isinstance(one.features, KeptRows)]
+    come = [one.features for one in landed if not isinstance(one.features, DeviceRows)]
     assert [None if one is None else one[:, 0].tolist() for one in come] == [None, [10.0], [2.0], [6.0]]
-    kept = [one.features for one in landed if isinstance(one.features, KeptRows)]
+    kept = [one.features for one in landed if isinstance(one.features, DeviceRows)]
     assert [one.read().tolist() for one in kept] == [[[5, 0], [5, 1]], [[6, 0]]]
     assert [one.ringed for one in landed] == [0, 0, 7, 0, 0, 0]

@@ -17,10 +17,10 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
-from eyas.engine.device.masks import Nodes
+from eyas.engine.device.masks import DraftNodes
 from eyas.engine.device.special import SpecialRows, SpecialSampler
 from eyas.engine.kernels.sampling.special import COLUMNS
-from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.sampler import SampledRow, sample
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.test_device_engine import SIZES, on_device, tokens, write_head
 from tests.unit.test_special_rows import EOS, VOCAB, Step, same
@@ -61,7 +61,7 @@ def test_masked_rows_are_the_specifications(asked: dict) -> None:
     told = rows.told([sampler.sample(step.logits, step.positions(), step.settled, every).cpu()])
     for place, seq in enumerate([*step.rounds, *step.ends]):
         params = seq.generation.request.params
-        row = Row(params, seq.choice, len(seq), seq.prompt, seq.output, (), (), masks.get(place))
+        row = SampledRow(params, seq.choice, len(seq), seq.prompt, seq.output, (), (), masks.get(place))
         found = sample(step.logits[place : place + 1].cpu(), [row])
         assert step.settled[place].item() == found.tokens[0], place
         assert same(next(iter(told.logprobs(place, (0,))), None), found.logprobs[0])
@@ -74,9 +74,9 @@ def test_masked_rows_are_the_specifications(asked: dict) -> None:
 def test_each_node_of_a_tree_has_a_mask_of_its_own() -> None:
     """What the tables say of a tree says where each mask stands."""
     step, width = Step(5, 6, [{}] * 8), 6
-    rows, expected = SpecialRows(EOS), dict[int, Row]()
+    rows, expected = SpecialRows(EOS), dict[int, SampledRow]()
     for i, seq in enumerate(step.rounds):
-        nodes = Nodes.of(
+        nodes = DraftNodes.of(
             torch.stack((step.tables.drafts[seq.slot], step.tables.parents[seq.slot])).cpu().numpy(), width
         )
         assert (nodes.tree.tokens, nodes.tree.parents) == (
@@ -89,7 +89,7 @@ def test_each_node_of_a_tree_has_a_mask_of_its_own() -> None:
         for node, mask in enumerate(masks):
             above = [nodes.tree.tokens[n] for n in nodes.tree.path(node - 1)] if node else []
             params, position = seq.generation.request.params, len(seq) + len(above)
-            row = Row(params, seq.choice, position, seq.prompt, seq.output, above, (), mask)
+            row = SampledRow(params, seq.choice, position, seq.prompt, seq.output, above, (), mask)
             expected[i * width + node] = row
     every = torch.from_numpy(rows.array())
     sampler = SpecialSampler(step.tables, VOCAB, pdl=False)
@@ -103,9 +103,9 @@ def test_each_node_of_a_tree_has_a_mask_of_its_own() -> None:
 def test_places_without_a_draft_are_left_out() -> None:
     """A request's own limits leave holes in a tree."""
     drafts = np.array([[3, -1, 4, 5, 6, -1], [-1, -1, 0, 2, -1, 4]], np.int32)
-    assert Nodes.of(drafts, 7) == Nodes(DraftTree([3, 4, 5, 6], [-1, 0, 1, -1]), (1, 3, 4, 5))
-    assert Nodes.of(drafts, 4) == Nodes(DraftTree([3, 4], [-1, 0]), (1, 3))
-    assert Nodes.of(drafts * 0 - 1, 7) == Nodes(DraftTree([], []), ())
+    assert DraftNodes.of(drafts, 7) == DraftNodes(DraftTree([3, 4, 5, 6], [-1, 0, 1, -1]), (1, 3, 4, 5))
+    assert DraftNodes.of(drafts, 4) == DraftNodes(DraftTree([3, 4], [-1, 0]), (1, 3))
+    assert DraftNodes.of(drafts * 0 - 1, 7) == DraftNodes(DraftTree([], []), ())
 
 
 def test_rows_without_a_grammar_are_what_they_were() -> None:

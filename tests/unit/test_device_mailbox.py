@@ -21,19 +21,19 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Work
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.ipc.mailbox import Mailbox, MailLayout
-from eyas.engine.ipc.messages import DraftDown, Event, Proposal
-from eyas.engine.ipc.row_memory import Gpu
+from eyas.engine.ipc.mailbox import DraftMailbox, MailLayout
+from eyas.engine.ipc.messages import DraftDown, DraftProposal, Event
+from eyas.engine.ipc.row_memory import LocalGpu
 from eyas.engine.ipc.row_ring import tag
-from eyas.engine.kernels.drafts.rounds import Batch
+from eyas.engine.kernels.drafts.rounds import RoundBatch
 from eyas.engine.kernels.exchange import mailbox, row_ring
-from eyas.engine.kernels.exchange.mailbox import Reach
+from eyas.engine.kernels.exchange.mailbox import DraftLimits
 from eyas.engine.loading import build, device_build, draft_build, draft_channels
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loop.patience import Patience
+from eyas.engine.loop.patience import DraftWait
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine
 from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence, Key
 from eyas.engine.speculation.draft_worker.posted import PostedCommits
@@ -82,16 +82,18 @@ def own_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
     def by_name(loaded: EngineSpec) -> bool:
         return loaded.config.transfer == draft_channels.BY_GPU
 
-    def gpu_of(loaded: EngineSpec) -> Gpu | None:
+    def gpu_of(loaded: EngineSpec) -> LocalGpu | None:
         if not by_name(loaded):
             return None
         made.append(FakeDriver())
-        return Gpu(made[-1], str(loaded.placement.dtype).removeprefix("torch."), lambda: None, shared=True)
+        return LocalGpu(
+            made[-1], str(loaded.placement.dtype).removeprefix("torch."), lambda: None, shared=True
+        )
 
     monkeypatch.setattr(build, "gpu_of", gpu_of)
     monkeypatch.setattr(draft_channels, "gpu_of", gpu_of)
     monkeypatch.setattr(device_build, "from_gpu_to_gpu", by_name)
-    monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)
+    monkeypatch.setattr(DraftWait, "draft_wait_s", PATIENCE_S / 3)
     monkeypatch.setattr(row_ring, "LOOKS", 32)  # an interpreted one takes long
     return made
 
@@ -125,9 +127,9 @@ class Patient:
 
     wait_s: float = PATIENT_S
     found: list[bool] = field(default_factory=list)
-    _fetch: Callable[[Batch, MailLayout, Reach], None] = mailbox.fetch
+    _fetch: Callable[[RoundBatch, MailLayout, DraftLimits], None] = mailbox.fetch
 
-    def __call__(self, batch: Batch, place: MailLayout, reach: Reach) -> None:
+    def __call__(self, batch: RoundBatch, place: MailLayout, reach: DraftLimits) -> None:
         tables, deadline = batch.tables, time.monotonic() + self.wait_s
         for slot in batch.slots.tolist():
             address, length = int(tables.mailbox[slot]), int(tables.length[slot])
@@ -166,13 +168,13 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Patient:
 def proposed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[int, ...]]]:
     """What is left in mailboxes: below which position, which tokens."""
     left: list[tuple[int, tuple[int, ...]]] = []
-    propose = Mailbox.propose
+    propose = DraftMailbox.propose
 
-    def seen(box: Mailbox, number: int, proposal: Proposal) -> bool:
+    def seen(box: DraftMailbox, number: int, proposal: DraftProposal) -> bool:
         left.append((proposal.base_len, proposal.tokens))
         return propose(box, number, proposal)
 
-    monkeypatch.setattr(Mailbox, "propose", seen)
+    monkeypatch.setattr(DraftMailbox, "propose", seen)
     return left
 
 
@@ -265,7 +267,7 @@ def test_a_drafter_that_is_always_late_changes_no_token(config: EngineConfig, gp
     assert int(decode._parts.runner._executor.tables.late.max()) >= 8
 
 
-Change = Callable[[Proposal], Proposal]
+Change = Callable[[DraftProposal], DraftProposal]
 WRONG: dict[str, Change] = {
     "other tokens": lambda one: _with(one, tokens=tuple((token + 1) % 16 for token in one.tokens)),
     "unknown tokens": lambda one: _with(one, tokens=tuple(token + 16 for token in one.tokens)),
@@ -275,7 +277,7 @@ WRONG: dict[str, Change] = {
 }
 
 
-def _with(proposal: Proposal, **changes: object) -> Proposal:
+def _with(proposal: DraftProposal, **changes: object) -> DraftProposal:
     return msgspec.structs.replace(proposal, **changes)
 
 
@@ -284,13 +286,13 @@ def test_a_drafter_that_is_wrong_changes_no_token(
     config: EngineConfig, gpus: list[FakeDriver], change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _ = answers(replace(config, draft=None), asked(8))
-    propose, wrong = Mailbox.propose, []
+    propose, wrong = DraftMailbox.propose, []
 
-    def spoiled(box: Mailbox, number: int, proposal: Proposal) -> bool:
+    def spoiled(box: DraftMailbox, number: int, proposal: DraftProposal) -> bool:
         wrong.append(change(proposal))
         return propose(box, number, wrong[-1])
 
-    monkeypatch.setattr(Mailbox, "propose", spoiled)
+    monkeypatch.setattr(DraftMailbox, "propose", spoiled)
     monkeypatch.setattr(mailbox, "fetch", Patient(wait_s=3.0))
     found, _, _ = served(by_gpu(replace(config, speculation=CHAIN)), asked(8))
     assert tokens(found) == tokens(expected) and len(wrong) > 3
@@ -307,7 +309,7 @@ def test_rounds_that_are_lost_open_their_sequence_anew(
     monkeypatch.setattr("eyas.engine.speculation.drafters.remote.BACKOFF_S", 0.0)
     post, calls = mailbox.post, itertools.count(1)
 
-    def lossy(tables: Tables, slots: torch.Tensor, *rest: object) -> None:
+    def lossy(tables: SlotTables, slots: torch.Tensor, *rest: object) -> None:
         """The fourth round of a sequence that has a mailbox is not told."""
         if not tables.mailbox[slots.long()].any() or next(calls) != 4:
             post(tables, slots, *rest)
@@ -355,7 +357,7 @@ def test_a_drafter_that_dies_leaves_no_address(
     monkeypatch.setattr(mailbox, "fetch", Patient(wait_s=20.0))
     answer, left = PostedCommits.answer, itertools.count(1)
 
-    def dying(posted: PostedCommits, key: Key, followed: DraftedSequence, proposal: Proposal) -> bool:
+    def dying(posted: PostedCommits, key: Key, followed: DraftedSequence, proposal: DraftProposal) -> bool:
         if next(left) == 4:
             raise SystemExit
         return answer(posted, key, followed, proposal)

@@ -20,23 +20,23 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, TokenEntry
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.device.buckets import Buckets
-from eyas.engine.device.executor import Executor
+from eyas.engine.batch.tables import SlotTables, TableSizes
+from eyas.engine.device.buckets import GraphBuckets
+from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.special import SpecialSampler
-from eyas.engine.device.step import Layout
-from eyas.engine.grammar.grammars import Grammars
-from eyas.engine.ipc.messages import Cancel, StepReply
+from eyas.engine.device.step import StepLayout
+from eyas.engine.grammar.grammars import GrammarManager
+from eyas.engine.ipc.messages import CancelGeneration, StepReply
 from eyas.engine.kernels.drafts import chains
 from eyas.engine.kernels.sampling import sample
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.device_build import rounds_ahead
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.drafting import Drafting
+from eyas.engine.loop.commit import StepCommitter
+from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.models.base import Drafted
 from eyas.engine.scheduling.limits import Limits
@@ -71,13 +71,13 @@ AGREEMENTS: dict[str, Agrees] = {
 }
 
 
-class Watch(Executor):
+class Watch(StepExecutor):
     """Sees every row of every forward; stands in for both models."""
 
     layers = (0,)
     token_map = None
 
-    def __init__(self, rig: Rig, tables: Tables, spec: SpeculationConfig | None) -> None:
+    def __init__(self, rig: Rig, tables: SlotTables, spec: SpeculationConfig | None) -> None:
         self._rig = rig
         self._most_width = max(tables.sizes.width, 0 if spec is None else spec.topk)
         self.nowhere = rig.pool.num_pages
@@ -143,23 +143,23 @@ class World:
         self.rig = Rig(pages, lookahead=int(spec is not None), max_running=MAX_RUNNING)
         self.rig.scheduler.limits = Limits(PAGE, MAX_RUNNING, CHUNK, rows, rounds_ahead=ahead - fewer)
         longest = pages_for(CONTEXT + ahead * rows, PAGE)
-        tables = Tables(TableSizes(MAX_RUNNING + 1, longest, loaded.width), "cpu")
+        tables = SlotTables(TableSizes(MAX_RUNNING + 1, longest, loaded.width), "cpu")
         self.watch = Watch(self.rig, tables, spec)
-        layout = Layout(PAGE, tables.padding_slot, 4)
-        buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), CHUNK, CHUNK)
+        layout = StepLayout(PAGE, tables.padding_slot, 4)
+        buckets = GraphBuckets(loaded.width, 4, (3, MAX_RUNNING), (4,), CHUNK, CHUNK)
         if not padded:
-            buckets = Buckets(loaded.width, 4, ())
-        self.runner = DeviceRunner(self.watch, buckets, [layout], Grammars(Path(), 0, ()), ahead=True)
+            buckets = GraphBuckets(loaded.width, 4, ())
+        self.runner = DeviceRunner(self.watch, buckets, [layout], GrammarManager(Path(), 0, ()), ahead=True)
         self.rig.requests.copy_page = self.runner.copy_page
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
         self.tokens: dict[tuple[str, int], int] = {}
 
-    def _committer(self) -> Committer:
+    def _committer(self) -> StepCommitter:
         rig = self.rig
-        return Committer(
+        return StepCommitter(
             scheduler=rig.scheduler,
             runner=self.runner,
-            drafting=Drafting(None, 0, 0),
+            drafting=DraftCoordinator(None, 0, 0),
             leases=rig.leases,
             outbox=rig.outbox,
             eos_ids=(),
@@ -275,7 +275,7 @@ def test_after_preemptions_forks_and_cancels(
     world.submit("forks", 10, 20, choices=3)
     for _ in range(7):
         world.step()
-    world.rig.requests.cancel(Cancel("r1", None))
+    world.rig.requests.cancel(CancelGeneration("r1", None))
     world.run()
     assert world.rig.scheduler.preemptions > 0, "the pool was large enough"
     assert world.tokens.pop(("r1", 0), 0) < 30

@@ -12,7 +12,7 @@ import pytest
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.ipc.messages import Cancel
+from eyas.engine.ipc.messages import CancelGeneration
 from tests.unit.attention_ranks_rig import alone, request
 from tests.unit.device_ranks_rig import PLAIN, SIZES, DeviceRanks, device_ranks, logprobs, mixed, tokens
 from tests.unit.loopback import wait_all
@@ -60,7 +60,7 @@ def test_a_cancelled_request_leaves_its_rank_idle(two: DeviceRanks) -> None:
     other = two.cluster.submit(request("stays", 20, 20), split=False)
     while not long.entries:
         time.sleep(0.002)
-    two.cluster.by_role["decode"].send(Cancel("cancelled"))
+    two.cluster.by_role["decode"].send(CancelGeneration("cancelled"))
     wait_all([other], 60)
     assert len(long.tokens[0]) < 100 and len(other.tokens[0]) == 20
     _assert_nothing_held(two.cluster)
@@ -87,7 +87,7 @@ def test_many_tiny_requests_end(two: DeviceRanks) -> None:
             results.append(two.cluster.submit(made, split=False))
             if rng.random() < 0.1:
                 results.pop()
-                two.cluster.by_role["decode"].send(Cancel(made.id))
+                two.cluster.by_role["decode"].send(CancelGeneration(made.id))
         wait_all(results, 60)
     assert min(two.idle(first)) > 0
     _assert_nothing_held(two.cluster)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from eyas.common.config import EngineConfig
-from eyas.engine.ipc.messages import Cancel
+from eyas.engine.ipc.messages import CancelGeneration
 from tests.unit.device_ranks_rig import PATIENCE_S, DeviceRanks, device_ranks, logprobs, tokens
 from tests.unit.loopback import wait_all
 from tests.unit.ranks_drafts_rig import accepted, asked, everything, knowing, one_rank, walks
@@ -77,7 +77,7 @@ def test_a_cancelled_request_leaves_its_rank_idle(two: DeviceRanks) -> None:
     other = two.cluster.submit(asked("stays", 20, 20), split=False)
     while not long.entries:
         time.sleep(0.002)
-    two.cluster.by_role["decode"].send(Cancel("cancelled"))
+    two.cluster.by_role["decode"].send(CancelGeneration("cancelled"))
     wait_all([other], PATIENCE_S)
     assert len(long.tokens[0]) < 80 and len(other.tokens[0]) == 20
     _assert_nothing_held(two.cluster)
@@ -103,7 +103,7 @@ def test_many_tiny_requests_end(two: DeviceRanks) -> None:
             results.append(two.cluster.submit(made, split=False))
             if rng.random() < 0.1:
                 results.pop()
-                two.cluster.by_role["decode"].send(Cancel(made.id))
+                two.cluster.by_role["decode"].send(CancelGeneration(made.id))
         wait_all(results, PATIENCE_S)
     assert min(two.idle(first)) > 0
     _assert_nothing_held(two.cluster)

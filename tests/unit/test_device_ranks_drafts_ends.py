@@ -15,12 +15,12 @@ from msgspec import structs
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import EngineError
-from eyas.engine.device.executor import Executor
+from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.step import StepInput
 from eyas.engine.loading import build, follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.base import Drafted
-from eyas.engine.parallel.ranks import Channel, RankInfo
+from eyas.engine.parallel.ranks import RankChannel, RankInfo
 from eyas.engine.speculation.device import DeviceProposer
 from tests.unit.device_ranks_rig import PLAIN, device_ranks, interpreted_follower, no_group_stays, tokens
 from tests.unit.families import write_family
@@ -88,20 +88,20 @@ def test_preempted_sequences_come_back_with_their_drafts(tmp_path: Path) -> None
 # --- a rank that errs -------------------------------------------------------------------------------------
 
 
-def _erring(change: Callable[[], None]) -> Callable[[EngineSpec, RankInfo, Channel], None]:
+def _erring(change: Callable[[], None]) -> Callable[[EngineSpec, RankInfo, RankChannel], None]:
     """A follower that does all as it should until the first step that it is told of."""
 
-    def main(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
+    def main(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
         follower.LOAD_S = PATIENCE_S
-        begin, erring = Executor.begin, [False]
+        begin, erring = StepExecutor.begin, [False]
 
-        def begun(self: Executor, step: StepInput) -> None:
+        def begun(self: StepExecutor, step: StepInput) -> None:
             if not erring[0]:
                 erring[0] = True
                 change()
             begin(self, step)
 
-        Executor.begin = begun  # type: ignore[method-assign]
+        StepExecutor.begin = begun  # type: ignore[method-assign]
         interpreted_follower(loaded, rank_info, channel)
 
     return main
@@ -115,20 +115,20 @@ def _leaves_out_a_pass() -> None:
 
 
 def _has_another_width() -> None:
-    begin = Executor.begin
+    begin = StepExecutor.begin
 
-    def narrower(self: Executor, step: StepInput) -> None:
+    def narrower(self: StepExecutor, step: StepInput) -> None:
         shape = replace(step.shape, width=step.shape.width - 1)
         begin(self, replace(step, shape=shape, data=step.data[: shape.sections["all"][1]]))
 
-    Executor.begin = narrower  # type: ignore[method-assign]
+    StepExecutor.begin = narrower  # type: ignore[method-assign]
 
 
-def skips(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
+def skips(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     _erring(_leaves_out_a_pass)(loaded, rank_info, channel)
 
 
-def narrows(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
+def narrows(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     _erring(_has_another_width)(loaded, rank_info, channel)
 
 

@@ -14,9 +14,9 @@ import pytest
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EngineError
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.parallel.ranks import Channel, RankInfo
+from eyas.engine.parallel.ranks import RankChannel, RankInfo
 from tests.unit.attention_ranks_rig import alone, request
 from tests.unit.device_ranks_rig import (
     BACKENDS,
@@ -78,11 +78,11 @@ def test_grammars_hold_outputs_of_both_ranks(tmp_path: Path) -> None:
     engine.cluster.close()
 
 
-def _always(self: ExpandedPrompts, spans: Sequence[Span]) -> bool:
+def _always(self: ExpandedPrompts, spans: Sequence[QuerySpan]) -> bool:
     return True
 
 
-def _expanding(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
+def _expanding(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     ExpandedPrompts.pays = _always  # type: ignore[method-assign]
     interpreted_follower(loaded, rank_info, channel)
 

@@ -13,7 +13,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.ipc.messages import DraftClosed, DraftDown, DraftUp, Event
-from eyas.engine.loop.patience import Patience
+from eyas.engine.loop.patience import DraftWait
 from tests.unit.loopback import Loopback, Result, Worker, wait_all
 from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, answers, config, on_device, requests, tokens
 
@@ -34,7 +34,7 @@ def apart(plain: EngineConfig, *, device_drafter: bool = False) -> tuple[EngineC
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreted step has run when it is launched: it seems to take no time, so none bears waiting."""
-    monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)
+    monkeypatch.setattr(DraftWait, "draft_wait_s", PATIENCE_S / 3)
 
 
 def served(cluster: Loopback, wanted: list[GenerationRequest]) -> list[Result]:

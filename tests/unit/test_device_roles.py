@@ -14,7 +14,7 @@ from test_device_engine import DRAFTS, PROMPT, answers, config, logprobs, on_dev
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, RequestChoice, Role
-from eyas.engine.ipc.messages import Cancel, Event, OpenPull, PullFailed, WireFailure
+from eyas.engine.ipc.messages import CancelGeneration, Event, OpenPull, PullFailed, WireFailure
 from kv_transfer import puller
 from tests.unit.loopback import Loopback, Result, Worker, wait_all
 
@@ -140,7 +140,7 @@ def test_who_is_cancelled_leaves_nothing_and_changes_nothing(config: EngineConfi
         for i, after_s in ((1, 0.05), (2, 0.5)):
             time.sleep(after_s)
             for worker in cluster.workers.values():
-                worker.send(Cancel(f"r{i}"))
+                worker.send(CancelGeneration(f"r{i}"))
         kept = [results[0], results[3]]
         wait_all(kept, PATIENCE_S)
         let_go(cluster)

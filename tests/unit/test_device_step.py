@@ -10,9 +10,9 @@ import pytest
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.device.step import Layout, Placed, StepShape, pack, tiles_for
+from eyas.engine.device.step import PlacedBatch, StepLayout, StepShape, pack, tiles_for
 
-LAYOUT = Layout(page_size=4, padding_slot=9, tile_rows=3)
+LAYOUT = StepLayout(page_size=4, padding_slot=9, tile_rows=3)
 WIDTH = 3
 
 
@@ -53,7 +53,7 @@ class Packed:
         )
         rounds = [Work(seq, 5, [0], None, sample=True, round=True) for seq in (*self.rounds, *self.singles)]
         cut = len(self.rounds)
-        data = pack(Placed(rounds[:cut], rounds[cut:], self.chunks), self.shape, LAYOUT)
+        data = pack(PlacedBatch(rounds[:cut], rounds[cut:], self.chunks), self.shape, LAYOUT)
         self.parts = {n: data[first : first + count] for n, (first, count) in self.shape.sections.items()}
 
     def part(self, name: str) -> list[int]:

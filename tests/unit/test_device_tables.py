@@ -13,20 +13,20 @@ from eyas.common.config import MOST_STEPS
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestDraftLimits
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
+from eyas.engine.batch.tables import SlotTables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.slot_table import SlotTable
-from eyas.engine.device.step import Layout
+from eyas.engine.device.step import StepLayout
 
 SIZES = TableSizes(slots=5, max_pages=7, width=4)
-NAMES = tuple(Tables(SIZES, "cpu")._places)
+NAMES = tuple(SlotTables(SIZES, "cpu")._places)
 
 
-def apply(tables: Tables, writes: TableWrites) -> None:
+def apply(tables: SlotTables, writes: TableWrites) -> None:
     tables.apply(torch.from_numpy(writes.array()))
 
 
-def by_slot(tables: Tables, name: str) -> torch.Tensor:
+def by_slot(tables: SlotTables, name: str) -> torch.Tensor:
     """A table, its slots first: those of a mask follow its words."""
     table: torch.Tensor = getattr(tables, name)
     return table.movedim(1, 0) if name == "mask" else table
@@ -34,7 +34,7 @@ def by_slot(tables: Tables, name: str) -> torch.Tensor:
 
 def test_no_two_entries_share_a_word() -> None:
     for width in (*range(1, 6), 130):
-        tables = Tables(TableSizes(5, 7, width), "cpu")
+        tables = SlotTables(TableSizes(5, 7, width), "cpu")
         base, owner = tables.memory.data_ptr(), np.zeros(tables.memory.shape[0], int)
         for name in NAMES:
             column = getattr(tables, name)
@@ -47,7 +47,7 @@ def test_no_two_entries_share_a_word() -> None:
 
 
 def test_a_poke_reaches_its_entry_and_no_other() -> None:
-    pick, tables = random.Random(1), Tables(SIZES, "cpu")
+    pick, tables = random.Random(1), SlotTables(SIZES, "cpu")
     tables.memory.copy_(torch.arange(tables.memory.shape[0]))
     expected = {name: getattr(tables, name).clone() for name in NAMES}
     for name in ("pages", "length", "root", "drafts", "choice", "top_k"):
@@ -64,7 +64,7 @@ def test_a_poke_reaches_its_entry_and_no_other() -> None:
 
 def test_a_seat_takes_every_bit_of_its_parameters() -> None:
     for seed in (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, 0x0123_4567_89AB_CDEF, 0xFEDC_BA98_7654_3210):
-        tables, writes = Tables(SIZES, "cpu"), None
+        tables, writes = SlotTables(SIZES, "cpu"), None
         params = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.1, top_k=40, seed=seed)
         tables.drafts.fill_(3)
         before = {name: by_slot(tables, name).clone() for name in NAMES}
@@ -83,7 +83,7 @@ def test_a_seat_takes_every_bit_of_its_parameters() -> None:
 
 
 def test_top_k_of_nothing_is_off_and_of_everything_fits() -> None:
-    tables = Tables(SIZES, "cpu")
+    tables = SlotTables(SIZES, "cpu")
     writes = TableWrites(tables)
     for slot, top_k in enumerate((0, 2**40, 5)):
         writes.occupy(slot, SamplingParams(top_k=top_k), 0, speculative=0)
@@ -92,23 +92,23 @@ def test_top_k_of_nothing_is_off_and_of_everything_fits() -> None:
 
 
 def test_tables_begin_with_a_chain_and_no_drafts() -> None:
-    tables = Tables(SIZES, "cpu")
+    tables = SlotTables(SIZES, "cpu")
     assert tables.mask[0, 0].tolist() == [0b1, 0b11, 0b111, 0b1111]
     assert tables.depth[0].tolist() == [0, 1, 2, 3] and tables.parents[0].tolist() == [-1, 0, 1]
     assert (tables.drafts == -1).all() and tables.padding_slot == 4
-    assert Tables(TableSizes(2, 3, 64), "cpu").mask[0, 0, 63] == -1, "all bits of one word"
-    wide = Tables(TableSizes(2, 3, 130), "cpu").mask
+    assert SlotTables(TableSizes(2, 3, 64), "cpu").mask[0, 0, 63] == -1, "all bits of one word"
+    wide = SlotTables(TableSizes(2, 3, 130), "cpu").mask
     for node in range(130):
         words = [int(word) % 2**64 for word in wide[:, 1, node]]
         assert sum(word << (64 * i) for i, word in enumerate(words)) == (1 << (node + 1)) - 1
 
 
 def test_no_pokes_are_an_empty_array() -> None:
-    assert TableWrites(Tables(SIZES, "cpu")).array().shape == (2, 0)
+    assert TableWrites(SlotTables(SIZES, "cpu")).array().shape == (2, 0)
 
 
 def test_drafts_from_elsewhere_are_a_tree_whose_nodes_see_their_path() -> None:
-    tables = Tables(TableSizes(slots=3, max_pages=2, width=6), "cpu")
+    tables = SlotTables(TableSizes(slots=3, max_pages=2, width=6), "cpu")
     writes = TableWrites(tables)
     writes.draft(1, DraftTree((7, 8, 9, 6), (-1, -1, 0, 2)), branching=True)
     before = {name: by_slot(tables, name).clone() for name in NAMES}
@@ -128,7 +128,7 @@ def test_drafts_from_elsewhere_are_a_tree_whose_nodes_see_their_path() -> None:
 
 
 def test_drafts_from_elsewhere_may_be_as_wide_as_the_tables() -> None:
-    pick, tables = random.Random(2), Tables(TableSizes(slots=3, max_pages=2, width=140), "cpu")
+    pick, tables = random.Random(2), SlotTables(TableSizes(slots=3, max_pages=2, width=140), "cpu")
     for _ in range(2):  # over another tree, too
         tree = DraftTree(range(139), [pick.randint(-1, node - 1) for node in range(139)])
         before = {name: by_slot(tables, name).clone() for name in NAMES}
@@ -143,7 +143,7 @@ def test_drafts_from_elsewhere_may_be_as_wide_as_the_tables() -> None:
 
 
 def test_where_all_drafts_are_chains_only_their_ids_are_written() -> None:
-    tables = Tables(SIZES, "cpu")
+    tables = SlotTables(SIZES, "cpu")
     tables.drafts.fill_(5)
     writes = TableWrites(tables)
     writes.draft(2, DraftTree((7, 8), (-1, 0)), branching=False)
@@ -154,9 +154,9 @@ def test_where_all_drafts_are_chains_only_their_ids_are_written() -> None:
 
 def test_who_takes_a_slot_is_told_once_with_or_without_drafts() -> None:
     """They may have come before its first round; a device writes a place that is named twice in any order."""
-    tables = Tables(SIZES, "cpu")
+    tables = SlotTables(SIZES, "cpu")
     state: Any = SimpleNamespace(tables=tables, drafter=None, lookup=None, tap=object(), trees=False)
-    seats = SlotTable(state, Layout(16, 4, 16), ())
+    seats = SlotTable(state, StepLayout(16, 4, 16), ())
     request = GenerationRequest("a", (1, 2), SamplingParams())
     for occupancy, tree in enumerate((DraftTree((7, 8), (-1, 0)), None)):
         seq = Sequence(1, Generation(request, 1, Kind.ATTACH, 0.0, 1.0), 0, (1, 2), [9])
@@ -170,9 +170,9 @@ def test_who_takes_a_slot_is_told_once_with_or_without_drafts() -> None:
 
 
 def test_a_slot_knows_the_limits_of_its_request() -> None:
-    tables = Tables(SIZES, "cpu")
+    tables = SlotTables(SIZES, "cpu")
     state: Any = SimpleNamespace(tables=tables, drafter=object(), lookup=None, tap=None, trees=True)
-    seats = SlotTable(state, Layout(16, 4, 16), ())
+    seats = SlotTable(state, StepLayout(16, 4, 16), ())
     for occupancy, limits in enumerate((RequestDraftLimits(3, 2, 9), RequestDraftLimits())):
         request = GenerationRequest("a", (1, 2), SamplingParams(), draft_limits=limits)
         seq = Sequence(1, Generation(request, 1, Kind.LOCAL, 0.0, 1.0), 0, (1, 2), [9])

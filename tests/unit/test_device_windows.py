@@ -18,15 +18,15 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.device.executor import Executor
+from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.program import StepProgram
 from eyas.engine.device.step import FeatureRequest
-from eyas.engine.ipc.row_memory import Gpu
+from eyas.engine.ipc.row_memory import LocalGpu
 from eyas.engine.kernels.exchange import mailbox
 from eyas.engine.loading import build, device_build, draft_channels
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, Proposed
+from eyas.engine.speculation.draft_worker.draft_runner import DraftInput, ProposedTree
 from eyas.engine.speculation.drafters import remote
 from eyas.engine.speculation.drafters.channels import MAILBOX
 from eyas.engine.speculation.feature_windows import DeviceWindows
@@ -82,9 +82,9 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
     monkeypatch.setattr(mailbox, "MOST_POLLS", 2)
     drivers: list[FakeDriver] = []
 
-    def gpu_of(loaded: EngineSpec) -> Gpu:
+    def gpu_of(loaded: EngineSpec) -> LocalGpu:
         drivers.append(FakeDriver((b"gpu-a", b"gpu-b")[len(drivers)]))
-        return Gpu(drivers[-1], "float32", lambda: None, shared=True)
+        return LocalGpu(drivers[-1], "float32", lambda: None, shared=True)
 
     for module in (build, draft_channels):
         monkeypatch.setattr(module, "gpu_of", gpu_of)
@@ -119,13 +119,13 @@ def test_no_features_of_rounds_come_to_the_host(
     plain = replace(config, speculation=DRAFTS["chain"])
     expected, _ = answers(replace(config, draft=None), requests())
     came: list[FeatureRequest] = []
-    certain = Executor._certain
+    certain = StepExecutor._certain
 
-    def seeing(executor: Executor, program: StepProgram, wanted: FeatureRequest) -> torch.Tensor:
+    def seeing(executor: StepExecutor, program: StepProgram, wanted: FeatureRequest) -> torch.Tensor:
         came.append(wanted)
         return certain(executor, program, wanted)
 
-    monkeypatch.setattr(Executor, "_certain", seeing)
+    monkeypatch.setattr(StepExecutor, "_certain", seeing)
     cluster = Loopback(*apart(plain, device_drafter=True))
     try:
         drafter = connected(cluster)
@@ -151,7 +151,7 @@ def test_a_sequence_that_opens_anew_begins_with_what_the_device_has_kept(
     expected, _ = answers(replace(config, draft=None), long())
     truth, draft, calls = Truth(monkeypatch), DeviceDraftRunner.draft, itertools.count()
 
-    def losing(runner: DeviceDraftRunner, asked: SequenceOf[Asked], spec: Any) -> list[Proposed]:
+    def losing(runner: DeviceDraftRunner, asked: SequenceOf[DraftInput], spec: Any) -> list[ProposedTree]:
         lost = next(calls) % 4 == 3
         return [one._replace(whole=one.whole and not lost) for one in draft(runner, asked, spec)]
 

@@ -19,8 +19,8 @@ from shared_child import Child
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc import draft_channel
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
-from eyas.engine.ipc.mailbox import NEWEST, PAGE, Found, Mailbox, MailLayout
-from eyas.engine.ipc.messages import DraftChannel, Proposal
+from eyas.engine.ipc.mailbox import NEWEST, PAGE, DraftMailbox, MailedProposal, MailLayout
+from eyas.engine.ipc.messages import DraftChannel, DraftProposal
 from eyas.engine.ipc.row_ring import tag
 
 WIDTH, NODES, PLACES, KEPT = 3, 6, 4, 8
@@ -54,10 +54,10 @@ def rows(count: int, first: float = 0.0) -> np.ndarray:
     return np.arange(count * WIDTH, dtype=np.float32).reshape(count, WIDTH) + np.float32(first)
 
 
-def box(width: int = WIDTH) -> Mailbox:
+def box(width: int = WIDTH) -> DraftMailbox:
     """Both ends in one process."""
     place = MailLayout(KEPT, NODES, width)
-    return Mailbox(memoryview(bytearray(place.nbytes(PLACES))), place, PLACES)
+    return DraftMailbox(memoryview(bytearray(place.nbytes(PLACES))), place, PLACES)
 
 
 # --- a mailbox --------------------------------------------------------------------------------------
@@ -109,16 +109,18 @@ def test_a_proposal_comes_out_as_it_went_in(nodes: list[tuple[int, int]]) -> Non
     mail = box()
     tokens, parents = (tuple(part) for part in zip(*nodes, strict=True))
     assert mail.proposal(1, 7, 9) is None
-    assert mail.propose(1, Proposal(1, 7, 9, tokens, parents))
+    assert mail.propose(1, DraftProposal(1, 7, 9, tokens, parents))
     for newest in (9, 10, 9 + KEPT - 1):
-        assert mail.proposal(1, 7, newest) == Found(9, tokens, parents), "a late one says where it belongs"
+        assert mail.proposal(1, 7, newest) == MailedProposal(9, tokens, parents), (
+            "a late one says where it belongs"
+        )
     for number, generation, newest in ((1, 7, 8), (1, 7, 9 + KEPT), (1, 8, 9), (0, 7, 9)):
         assert mail.proposal(number, generation, newest) is None
 
 
 def test_a_proposal_that_is_being_written_is_none() -> None:
     mail = box()
-    mail.propose(1, Proposal(1, 7, 9, (5, 6), (-1, 0)))
+    mail.propose(1, DraftProposal(1, 7, 9, (5, 6), (-1, 0)))
     header = mail.place.header
     mail.words[1, header + 2] ^= np.uint64(1 << 40)
     assert mail.proposal(1, 7, 9) is None
@@ -129,7 +131,7 @@ def test_a_proposal_that_is_being_written_is_none() -> None:
 @pytest.mark.parametrize(("number", "nodes"), [(PLACES, 1), (-1, 1), (0, NODES + 1)])
 def test_what_has_no_room_is_not_proposed(number: int, nodes: int) -> None:
     mail = box()
-    assert not mail.propose(number, Proposal(1, 7, 9, (1,) * nodes, (-1,) * nodes))
+    assert not mail.propose(number, DraftProposal(1, 7, 9, (1,) * nodes, (-1,) * nodes))
     assert not mail.words.any()
 
 
@@ -148,8 +150,8 @@ def test_both_ends_see_one_memory(tmp_path: Path) -> None:
         ours.mailbox.post(2, 7, 9, [5], rows(1))
         assert np.array_equal(theirs.mailbox.words, ours.mailbox.words)
         assert theirs.mailbox.features(2, 7, 9, 1) == rows(1).tobytes()
-        theirs.mailbox.propose(2, Proposal(1, 7, 10, (8,), (-1,)))
-        assert ours.mailbox.proposal(2, 7, 10) == Found(10, (8,), (-1,))
+        theirs.mailbox.propose(2, DraftProposal(1, 7, 10, (8,), (-1,)))
+        assert ours.mailbox.proposal(2, 7, 10) == MailedProposal(10, (8,), (-1,))
         assert ours.rows is None and theirs.rows is None
 
 
@@ -193,13 +195,13 @@ def test_the_end_of_one_side_is_noticed_and_the_memory_returned(tmp_path: Path) 
 CHILD = """
 import msgspec
 from eyas.engine.ipc.draft_channel import answer
-from eyas.engine.ipc.messages import DraftChannel, Proposal
+from eyas.engine.ipc.messages import DraftChannel, DraftProposal
 there = answer(msgspec.json.decode(sys.argv[1], type=DraftChannel), 3, sys.argv[2])
 print("up", flush=True)
 number = 0
 while True:
     number += 1
-    there.mailbox.propose(1, Proposal(1, 2, number, (number,) * 6, (-1,) * 6))
+    there.mailbox.propose(1, DraftProposal(1, 2, number, (number,) * 6, (-1,) * 6))
     there.wake()
 """
 
@@ -220,7 +222,7 @@ def test_a_peer_that_is_killed_while_it_writes_leaves_whole_proposals_alone(
                 newest = int(ours.mailbox.words[1, ours.mailbox.place.header + 1]) & 0xFFFFFFFF
             else:
                 found += 1
-                assert one == Found(one.base, (one.base,) * NODES, (-1,) * NODES)
+                assert one == MailedProposal(one.base, (one.base,) * NODES, (-1,) * NODES)
         child.kill()
         assert rung(ours.descriptor)
         ours.listen()

@@ -16,9 +16,9 @@ from test_draft_engine import SPEC, VOCAB, WIDTH, _sequences
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.mailbox import HALF, NEWEST
-from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, Proposal
+from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, DraftProposal
 from eyas.engine.ipc.row_ring import WAITING_ROWS, tag
-from eyas.engine.speculation.drafters.base import Commit
+from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.channels import GRPC, SHM, DecodeChannels, DraftChannels
 from eyas.engine.speculation.drafters.remote import RemoteDrafter
 
@@ -51,10 +51,10 @@ class Pair:
 
     def commit(self, seq: Sequence, base: int, want: SpeculationConfig | None = SPEC) -> None:
         rows = torch.full((1, WIDTH), float(base))
-        self.drafter.post([Commit(seq, base, [9], rows, want)])
+        self.drafter.post([AcceptedRows(seq, base, [9], rows, want)])
 
     def propose(self, seq: Sequence, base: int, *, by_front: bool = False) -> None:
-        proposal = Proposal(seq.uid, self.generation(seq), base, (1, 2), (-1, 0))
+        proposal = DraftProposal(seq.uid, self.generation(seq), base, (1, 2), (-1, 0))
         place, box = self.places.get(seq.uid, -1), self.answered.mailbox(PEER)
         if by_front or place < 0:
             self.drafter.deliver(DraftDown((proposal,), worker=WORKER))
@@ -188,7 +188,7 @@ def test_a_sequence_in_anothers_place_gets_no_drafts_of_that_one(pair: Pair) -> 
     pair.by_front()
     assert pair.places[other.uid] == place
     box = pair.answered.mailbox(PEER)
-    assert box is not None and box.propose(place, Proposal(seq.uid, generation, 6, (1,), (-1,)))
+    assert box is not None and box.propose(place, DraftProposal(seq.uid, generation, 6, (1,), (-1,)))
     pair.hear()
     assert pair.drafter.take() == []
 

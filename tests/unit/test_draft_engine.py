@@ -24,24 +24,24 @@ from eyas.engine.ipc.messages import (
     DraftDown,
     DraftOpen,
     DraftPeerGone,
+    DraftProposal,
     DraftUp,
+    EngineLoad,
     Event,
-    Load,
     OpenPull,
-    Proposal,
     PullDone,
     PullFailed,
     PullReleased,
     ReleaseHandle,
-    Shutdown,
+    ShutdownEngine,
     WireFailure,
 )
-from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.row_ring import WAITING_ROWS
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_worker.draft_runner import Proposed, chain_of
-from eyas.engine.speculation.drafters.base import Commit
+from eyas.engine.speculation.draft_worker.draft_runner import ProposedTree, chain_of
+from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.channels import DecodeChannels
 from eyas.engine.speculation.drafters.remote import LATE_ROUNDS, RemoteDrafter
 
@@ -78,7 +78,7 @@ class CountingRunner:
             assert (new.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
         self.written |= {(new.pages[row // PAGE], row % PAGE) for row in range(base, end)}
         assert len(new.pages) * PAGE >= end + steps
-        return Proposed(chain_of([(new.tokens[-1] + i) % VOCAB for i in range(steps)]))
+        return ProposedTree(chain_of([(new.tokens[-1] + i) % VOCAB for i in range(steps)]))
 
 
 class Drive:
@@ -91,7 +91,7 @@ class Drive:
             PagePool(pages),
             CountingRunner(),
             HandCopier(),
-            Outbox(),
+            EventOutbox(),
         )
         self.copier.close = lambda deadline: True  # type: ignore[attr-defined]
         ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
@@ -102,7 +102,7 @@ class Drive:
         self.pulls = pulls
 
     def recv(self, timeout_s: float, bells: SequenceOf[int] = ()) -> list[Command]:
-        return self.batches.pop(0) if self.batches else [Shutdown()]
+        return self.batches.pop(0) if self.batches else [ShutdownEngine()]
 
     def send(self, events: SequenceOf[Event]) -> None:
         self.events += events
@@ -113,7 +113,9 @@ class Drive:
         self.engine.run()
         return self.events
 
-    def up(self, *messages: DraftOpen | DraftCommit | DraftClose) -> tuple[list[Proposal], list[DraftClosed]]:
+    def up(
+        self, *messages: DraftOpen | DraftCommit | DraftClose
+    ) -> tuple[list[DraftProposal], list[DraftClosed]]:
         def of(kind):
             return tuple(m for m in messages if isinstance(m, kind))
 
@@ -129,7 +131,7 @@ class Drive:
         return events + self.tell() + self.tell(PullReleased(pull.pull, True)) + self.tell()
 
 
-def _answers(events: list[Event]) -> tuple[list[Proposal], list[DraftClosed]]:
+def _answers(events: list[Event]) -> tuple[list[DraftProposal], list[DraftClosed]]:
     downs = [event for event in events if isinstance(event, DraftDown)]
     assert all(down.peer == PEER for down in downs)
     return [p for d in downs for p in d.proposals], [c for d in downs for c in d.closed]
@@ -166,7 +168,7 @@ def test_its_load_counts_the_commands_that_it_has_heard() -> None:
     loads = [
         event
         for event in Drive().tell(DraftUp((_open(),), peer=PEER), DraftPeerGone(1))
-        if isinstance(event, Load)
+        if isinstance(event, EngineLoad)
     ]
     assert [(load.heard, load.running) for load in loads] == [(2, 1)]
 
@@ -175,7 +177,7 @@ def test_its_load_counts_its_steps_and_their_sequences() -> None:
     drive = Drive()
     commits = tuple(_commit(0, 5, seq=seq) for seq in (1, 2, 3))
     events = drive.tell(DraftUp(tuple(_open(seq) for seq in (1, 2, 3)), commits, peer=PEER))
-    [load] = [event for event in events if isinstance(event, Load)]
+    [load] = [event for event in events if isinstance(event, EngineLoad)]
     assert sum(load.step_seconds) == sum(load.step_sequences) == 1
     assert load.step_sequences_total == 3 and load.step_seconds_total > 0.0
 
@@ -338,9 +340,9 @@ def test_proposals_that_are_no_trees_or_too_large_are_dropped() -> None:
     (seq,) = _sequences(drafter, 1)
     generation = drafter._followed[seq.uid].generation
     for tokens, parents in [((1, 2), (0, 1)), ((VOCAB,), (-1,)), ((1,) * 4, (-1,) * 4), ((1,), ())]:
-        drafter.deliver(DraftDown((Proposal(seq.uid, generation, 5, tokens, parents),), worker="w"))
+        drafter.deliver(DraftDown((DraftProposal(seq.uid, generation, 5, tokens, parents),), worker="w"))
         assert drafter.take() == []
-    drafter.deliver(DraftDown((Proposal(seq.uid, generation, 5, (1, 2), (-1, 0)),), worker="w"))
+    drafter.deliver(DraftDown((DraftProposal(seq.uid, generation, 5, (1, 2), (-1, 0)),), worker="w"))
     assert len(drafter.take()) == 1
 
 
@@ -348,7 +350,7 @@ def test_a_worker_that_never_answers_is_soon_not_waited_for() -> None:
     drafter = _drafter()
     (seq,) = _sequences(drafter, 1)
     for i in range(LATE_ROUNDS + 1):
-        drafter.post([Commit(seq, 4 + i, [9], torch.zeros(1, WIDTH), SPEC)])
+        drafter.post([AcceptedRows(seq, 4 + i, [9], torch.zeros(1, WIDTH), SPEC)])
         assert drafter.owed() == (i < LATE_ROUNDS)
     drafter.close(seq)
     assert not drafter.owed() and [c.seq for up in drafter.outgoing() for c in up.closes] == [seq.uid]
@@ -361,17 +363,17 @@ def test_rows_below_which_nothing_is_wanted_are_taken_without_an_answer() -> Non
     assert proposal.base_len == 2 and len(proposal.tokens) == 2 and not closed
     drafter = _drafter()
     (seq,) = _sequences(drafter, 1)
-    drafter.post([Commit(seq, 4, [9], torch.zeros(1, WIDTH), SPEC)])
+    drafter.post([AcceptedRows(seq, 4, [9], torch.zeros(1, WIDTH), SPEC)])
     assert drafter.owed()
     drafter.outgoing()
     for i in range(3):
-        drafter.post([Commit(seq, 5 + i, [9 + i], torch.zeros(1, WIDTH), None)])
+        drafter.post([AcceptedRows(seq, 5 + i, [9 + i], torch.zeros(1, WIDTH), None)])
         assert not drafter.owed() and not drafter.outgoing(), "such rows wait .."
-    drafter.post([Commit(seq, 8, [12], torch.zeros(1, WIDTH), SPEC)])
+    drafter.post([AcceptedRows(seq, 8, [12], torch.zeros(1, WIDTH), SPEC)])
     ((commit,),) = [up.commits for up in drafter.outgoing()]
     assert (commit.base_len, commit.tokens, commit.steps) == (5, (9, 10, 11, 12), SPEC.steps), ".. for others"
     for i in range(WAITING_ROWS):
-        drafter.post([Commit(seq, 9 + i, [9], torch.zeros(1, WIDTH), None)])
+        drafter.post([AcceptedRows(seq, 9 + i, [9], torch.zeros(1, WIDTH), None)])
     ((commit,),) = [up.commits for up in drafter.outgoing()]
     assert (len(commit.tokens), commit.steps) == (WAITING_ROWS, 0), "until they are many"
 

@@ -15,7 +15,7 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.sampling.noise import gumbel_at, streams
-from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest, DraftRunner, Extension
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftRequest, DraftRunner
 from tests.unit.head_equations import Eagle, Eagle3
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
@@ -88,11 +88,11 @@ def _prepared(folders: tuple[Path, Path], offset: int = 0) -> tuple[DraftRunner,
     features = torch.randn(N, 64, generator=generator)
     tokens = torch.randint(256, (N,), generator=generator).tolist()
     pages, others = target_rig.table(N + 64), target_rig.table(N + 64)
-    runner.extend([Extension(pages, 0, tokens[:41], features[:41], offset)])
+    runner.extend([DraftExtension(pages, 0, tokens[:41], features[:41], offset)])
     hidden = runner.extend(
         [
-            Extension(others, 0, tokens[:9], features[:9]),
-            Extension(pages, 41, tokens[41:], features[41:], offset),
+            DraftExtension(others, 0, tokens[:9], features[:9]),
+            DraftExtension(pages, 41, tokens[41:], features[41:], offset),
         ]
     )[1]
     equations = {"eagle": Eagle, "eagle3": Eagle3}[rig.config.algorithm](folder, target)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.models.heads import read_head
 from tests.unit.head_equations import Eagle3
 from tests.unit.model_rig import HeadRig, Rig
@@ -40,7 +40,7 @@ def test_extend_rows_then_a_recurrent_chain(folders: tuple[Path, Path], tokens: 
     target, folder = folders
     rig = Rig(target)
     draft = HeadRig(folder, rig)
-    _, captured = rig.forward([Span(rig.table(N), 0, N)], tokens[:N], draft.capture.layers)
+    _, captured = rig.forward([QuerySpan(rig.table(N), 0, N)], tokens[:N], draft.capture.layers)
     features = draft.capture.features(captured)
     paper = Eagle3(folder, target)
     assert close(features, captured @ paper.w["fc.weight"].T)
@@ -48,8 +48,8 @@ def test_extend_rows_then_a_recurrent_chain(folders: tuple[Path, Path], tokens: 
     table = rig.table(N + STEPS)
     hidden = torch.cat(
         [
-            draft.forward(features[:41], [Span(table, 0, 41)], tokens[1:42]),
-            draft.forward(features[41:], [Span(table, 41, N - 41)], tokens[42:]),
+            draft.forward(features[:41], [QuerySpan(table, 0, 41)], tokens[1:42]),
+            draft.forward(features[41:], [QuerySpan(table, 41, N - 41)], tokens[42:]),
         ]
     )
     wanted = torch.stack([paper.row(f, t) for f, t in zip(features, tokens[1:], strict=True)])
@@ -64,7 +64,7 @@ def test_extend_rows_then_a_recurrent_chain(folders: tuple[Path, Path], tokens: 
         best = int(logits[0].argmax())
         token = best if draft.head.token_map is None else int(draft.head.token_map[best])
         assert token == kept[best]  # the d2t offsets and the t2d mask agree on the id
-        ours = draft.forward(ours, [Span(table, N + step, 1)], [token])
+        ours = draft.forward(ours, [QuerySpan(table, N + step, 1)], [token])
         theirs = paper.row(theirs, token)
         assert close(ours[0], theirs)
 
@@ -75,7 +75,7 @@ def test_the_comparison_notices_the_targets_theta(folders: tuple[Path, Path], to
     features = torch.randn(N, 64, generator=torch.Generator().manual_seed(4))
     rig = Rig(target)
     draft = HeadRig(folder, rig)
-    hidden = draft.forward(features, [Span(rig.table(N), 0, N)], tokens[1:])
+    hidden = draft.forward(features, [QuerySpan(rig.table(N), 0, N)], tokens[1:])
     wrong = Eagle3(folder, target, wrong="the target's rope_theta")
     assert not close(hidden[-1], [wrong.row(f, t) for f, t in zip(features, tokens[1:], strict=True)][-1])
 
@@ -86,8 +86,8 @@ def test_drafts_of_many_sequences_equal_drafts_alone(folders: tuple[Path, Path],
     draft = HeadRig(folder, rig)
     features = torch.randn(N, 64, generator=torch.Generator().manual_seed(4))
     tables = [rig.table(N) for _ in range(3)]
-    alone = draft.forward(features, [Span(tables[0], 0, N)], tokens[1:])
-    spans = [Span(tables[1], 0, 33), Span(tables[2], 0, N)]
+    alone = draft.forward(features, [QuerySpan(tables[0], 0, N)], tokens[1:])
+    spans = [QuerySpan(tables[1], 0, 33), QuerySpan(tables[2], 0, N)]
     together = draft.forward(torch.cat((features[:33], features)), spans, tokens[1:34] + tokens[1:])
     assert torch.equal(together, torch.cat((alone[:33], alone)))
 
@@ -112,13 +112,13 @@ def test_other_spellings_load_the_same_head(tmp_path: Path, tokens: list[int]) -
     folder = write_tiny_eagle3(tmp_path / "head", target)
     rig = Rig(target)
     features = torch.randn(N, 64)
-    plain = HeadRig(folder, rig).forward(features, [Span(rig.table(N), 0, N)], tokens[1:])
+    plain = HeadRig(folder, rig).forward(features, [QuerySpan(rig.table(N), 0, N)], tokens[1:])
     stored = load_file(folder / "model.safetensors")
     renamed = {"model." + k.replace("midlayer.", "layers.0."): v for k, v in stored.items()}
     save_file(renamed, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 40}))
-    again = HeadRig(folder, rig).forward(features, [Span(rig.table(N), 0, N)], tokens[1:])
+    again = HeadRig(folder, rig).forward(features, [QuerySpan(rig.table(N), 0, N)], tokens[1:])
     assert torch.equal(plain, again)
 
 

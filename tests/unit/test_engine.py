@@ -16,7 +16,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
-from eyas.engine.ipc.messages import Cancel, Event, Load, Ready, Shutdown
+from eyas.engine.ipc.messages import CancelGeneration, EngineLoad, EngineReady, Event, ShutdownEngine
 from eyas.engine.loading.build import build_engine
 from tests.unit.crossed import crossed
 
@@ -271,7 +271,7 @@ def test_cancelled_requests_leave_nothing(base: EngineConfig, split: bool) -> No
         cluster.submit(request, split=split)
         time.sleep(rng.random() * 0.05)
         for worker in {cluster.by_role["decode"], cluster.by_role["prefill"]}:
-            worker.send(Cancel(request.id, rng.choice([None, 0])), Cancel(request.id))
+            worker.send(CancelGeneration(request.id, rng.choice([None, 0])), CancelGeneration(request.id))
     _assert_nothing_held(cluster)
     cluster.close()
 
@@ -290,7 +290,7 @@ def test_a_cancelled_choice_leaves_the_others_as_they_were(
     cluster = Loopback(*(split_configs(base) if split else (base,)))
     result = cluster.submit(request, split=split)
     result.wanted = 2
-    cluster.by_role["decode"].send(Cancel("a", cancelled))
+    cluster.by_role["decode"].send(CancelGeneration("a", cancelled))
     assert result.done.wait(30) and result.failure is None
     assert {c: result.tokens[c] for c in result.finishes} == {
         c: tokens for c, tokens in expected.items() if c != cancelled
@@ -358,11 +358,11 @@ def test_a_worker_that_is_ready_says_at_once_what_it_can_take(base: EngineConfig
             said.extend(events if not said else ())
 
     link = OneBatch(said.append)
-    link.commands.put(Shutdown())
+    link.commands.put(ShutdownEngine())
     config = replace(base, draft=None, max_running=8, max_waiting=10)
     build_engine(config, link).run()
     ready, load = said
-    assert isinstance(ready, Ready) and isinstance(load, Load)
+    assert isinstance(ready, EngineReady) and isinstance(load, EngineLoad)
     assert (load.backlog.prefill_room, load.backlog.decode_room) == (10, 18)
 
 
@@ -378,9 +378,9 @@ def test_deadlines_end_requests(base: EngineConfig) -> None:
 
 
 def _submit(request: GenerationRequest, *, attach: bool = False):
-    from eyas.engine.ipc.messages import Submit
+    from eyas.engine.ipc.messages import SubmitGeneration
 
-    return Submit(request, attempt=1, attach=attach)
+    return SubmitGeneration(request, attempt=1, attach=attach)
 
 
 def replace_choices(request: GenerationRequest, choices: tuple[RequestChoice, ...]) -> GenerationRequest:

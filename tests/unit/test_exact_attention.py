@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from eyas.engine.kernels.attention import exact_blocks
-from eyas.engine.kernels.attention.attend import Queries
-from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
-from eyas.engine.kernels.attention.exact_parts import Parts
+from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.exact_attend import AttentionCut, ExactLaunch
+from eyas.engine.kernels.attention.exact_parts import PartSizes
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from tests.bits.attention import Bits, Exact, Path, Tokens, Tree, branching, ruled
 from tests.bits.compare import Composition, differences
 from tests.unit import tensor_core
 
-SHORT = Parts(near=64, near_end=128, middle=128, middle_end=384, far=192)
-ALONE, SHARED = Cut(16, 1, 4), Cut(16, 3, 4)
+SHORT = PartSizes(near=64, near_end=128, middle=128, middle_end=384, far=192)
+ALONE, SHARED = AttentionCut(16, 1, 4), AttentionCut(16, 3, 4)
 PATH: Path = tuple(range(330))
 
 
@@ -87,7 +87,9 @@ def test_a_trees_nodes_stand_in_the_columns_of_their_paths(tokens: Tokens, lengt
 @pytest.mark.slow
 def test_more_rows_and_wider_chains(tokens: Tokens) -> None:
     runs = plain(tokens, *range(126, 131), *range(255, 260))
-    runs["wide chain"] = partial(Exact(tokens, SHORT, Cut(32, 2, 4)).rows, [PATH[:260], PATH[:131]], 10)
+    runs["wide chain"] = partial(
+        Exact(tokens, SHORT, AttentionCut(32, 2, 4)).rows, [PATH[:260], PATH[:131]], 10
+    )
     assert said(runs) == []
 
 
@@ -96,17 +98,17 @@ def test_a_tree_of_several_words_and_its_neighbour(tokens: Tokens) -> None:
     tree = branching(PATH[:100], PATH[100:135], range(340, 375))
     chain = Tree(PATH[:250], tuple(range(-1, 69)), PATH[250:320])
     runs = plain(tokens, 101, 135, 320)
-    runs["trees"] = partial(Exact(tokens, SHORT, Cut(128, 2, 8)).trees, [tree, chain])
+    runs["trees"] = partial(Exact(tokens, SHORT, AttentionCut(128, 2, 8)).trees, [tree, chain])
     assert said(runs) == []
 
 
-RULES = {"window": Scores(0.3, window=70), "cap": Scores(0.3, soft_cap=2.0)}
+RULES = {"window": ScoreScaling(0.3, window=70), "cap": ScoreScaling(0.3, soft_cap=2.0)}
 
 
 @pytest.mark.parametrize(
     "rule", [RULES["window"], pytest.param(RULES["cap"], marks=pytest.mark.slow)], ids=RULES.keys()
 )
-def test_windows_and_caps(tokens: Tokens, rule: Scores) -> None:
+def test_windows_and_caps(tokens: Tokens, rule: ScoreScaling) -> None:
     own = ruled(tokens, rule)
     tree = branching(PATH[:255], PATH[255:258], range(400, 403))
     shared = Exact(own, SHORT, SHARED)
@@ -127,7 +129,7 @@ def test_a_row_is_a_softmax_over_its_path(tokens: Tokens) -> None:
 
 
 def test_parts_are_counted_as_they_are_cut() -> None:
-    parts = Parts()
+    parts = PartSizes()
     assert [parts.of(n) for n in (1, 128, 129, 2048, 2049, 16384, 16385, 131072)] == [
         *(1, 1, 2, 16, 17, 44, 45, 100)
     ]
@@ -140,9 +142,9 @@ def test_the_rows_that_several_programs_share() -> None:
             b * w
             for b in range(1, batch + 1)
             for w in range(1, width + 1)
-            if Cut.of(b, w * group, kv_heads).shares > 1
+            if AttentionCut.of(b, w * group, kv_heads).shares > 1
         ]
-        assert Cut.most_shared(batch, width, group, kv_heads) == max(shared)
+        assert AttentionCut.most_shared(batch, width, group, kv_heads) == max(shared)
 
 
 def test_what_draft_heads_ask_for_is_refused(tokens: Tokens) -> None:
@@ -151,8 +153,8 @@ def test_what_draft_heads_ask_for_is_refused(tokens: Tokens) -> None:
     start, slot = tokens.ints(19), tokens.ints(0)
     mask = torch.ones(1, 1, 1, dtype=torch.int64)
     for query, pool in (
-        (Queries(slot, start, 1, mask, extent=3), kv),
-        (Queries(slot, start, 1), replace(kv, firsts=slot)),
+        (QueryRows(slot, start, 1, mask, extent=3), kv),
+        (QueryRows(slot, start, 1), replace(kv, firsts=slot)),
     ):
         with pytest.raises(ValueError, match="levels of growing trees"):
             attend_exactly(tokens.q[:1], pool, query, launch)
@@ -164,7 +166,7 @@ def test_what_draft_heads_ask_for_is_refused(tokens: Tokens) -> None:
 def test_parts_by_the_batch_are_noticed(tokens: Tokens) -> None:
     """A batch of two in longer parts than a row alone."""
     runs = plain(tokens, 330)
-    runs["batch"] = partial(Exact(tokens, Parts(128, 256, 128, 384, 192), ALONE).rows, [PATH, PATH[:9]])
+    runs["batch"] = partial(Exact(tokens, PartSizes(128, 256, 128, 384, 192), ALONE).rows, [PATH, PATH[:9]])
     assert len(said(runs)) == 1
 
 

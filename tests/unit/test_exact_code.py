@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels.attention.attend import Queries
-from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
+from eyas.engine.checkpoint.fp8 import RowRounding
+from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.exact_attend import AttentionCut, ExactLaunch
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
 from eyas.engine.kernels.attention.exact_prefill import attend_chunks_exactly
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.exchange.exact_ranks import add_in_order
 from eyas.engine.kernels.experts import combine
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.latent.exact_latents import attend_latent_chunks_exactly, attend_latents_exactly
 from eyas.engine.kernels.latent.latent_products import absorb, values
-from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products.blocks import StoredWeight
-from eyas.engine.kernels.products.skinny_tiles import Tile
+from eyas.engine.kernels.products.skinny_tiles import ProductTile
 from eyas.engine.parallel.one_shot import OneShot
 from tests.bits.products import Product, cut_by
 
@@ -48,11 +48,11 @@ def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 def products() -> None:
     """A product by steps of every depth, by one program for both halves of k and by two."""
     x, weight, out = empty(16, DEEP.k), empty(DEEP.n, DEEP.k), empty(16, DEEP.n)
-    shared = skinny.Launch.on("meta", pdl=True, exact=True)
+    shared = skinny.ProductLaunch.on("meta", pdl=True, exact=True)
     for depth in DEPTHS:
         for split in (1, 2):
-            launch = cut_by(shared, DEEP, [Tile(64, depth, 4, 3, split)] * 4)
-            source = skinny.Source(x)
+            launch = cut_by(shared, DEEP, [ProductTile(64, depth, 4, 3, split)] * 4)
+            source = skinny.ProductInput(x)
             sums = empty(skinny.linear_parts(source, weight, launch), 128, dtype=torch.float32)
             skinny.linear(source, weight, out, launch, out, sums)
 
@@ -70,18 +70,18 @@ def wide() -> None:
     angles = empty(64, 64, dtype=torch.float32)
     for bias, norms in ((None, None), (empty(6144), skinny.HeadNorms(empty(2, 128), 1e-5))):
         after = exact_wide.AfterQkv(bias, norms)
-        rotation = skinny.Rotation(angles, angles, positions)
+        rotation = skinny.RotaryInput(angles, angles, positions)
         kv = skinny.KvRows(pool, positions)
         exact_wide.rope_write(empty(200, 6144), scales, after, empty(200, 32, 128), rotation, kv)
 
 
 def grouped() -> None:
     """Products of experts, for few rows and many, and their sum; a dense one by two programs and by one."""
-    shared = Products(skinny.Launch.on("meta", pdl=True, exact=True))
+    shared = GroupedProducts(skinny.ProductLaunch.on("meta", pdl=True, exact=True))
     gate_up, down = (StoredWeight(empty(64, *sizes)) for sizes in ((1536, LINEAR.k), (LINEAR.k, 768)))
     for count in (1, 4096):
         order = shared.group(empty(count, 8, dtype=torch.int32), (gate_up, down))
-        inner = shared.gate_up(empty(count, LINEAR.k), gate_up, order, 8, Gate())
+        inner = shared.gate_up(empty(count, LINEAR.k), gate_up, order, 8, GateActivation())
         made, weights = shared.down(inner, down, order), empty(count, 8, dtype=torch.float32)
         if count == 1:
             combine.combine_add(made, weights, None, empty(count, LINEAR.k), pdl=True, exact=True)
@@ -92,12 +92,12 @@ def grouped() -> None:
 
 def fp8() -> None:
     """Dense products of weights in blocks and by channels, by two programs and by one."""
-    shared = Products(skinny.Launch.on("meta", pdl=True, exact=True))
+    shared = GroupedProducts(skinny.ProductLaunch.on("meta", pdl=True, exact=True))
     stored = empty(LINEAR.n, LINEAR.k, dtype=torch.float8_e4m3fn)
     scales = empty(LINEAR.n // 128, LINEAR.k // 128, dtype=torch.float32)
     weights = (
-        StoredWeight(stored, scales, Rounding("block")),
-        StoredWeight(stored, empty(LINEAR.n, dtype=torch.float32), Rounding("token")),
+        StoredWeight(stored, scales, RowRounding("block")),
+        StoredWeight(stored, empty(LINEAR.n, dtype=torch.float32), RowRounding("token")),
     )
     for weight in weights:
         for count in (1, 4096):
@@ -106,15 +106,15 @@ def fp8() -> None:
 
 def latents() -> None:
     """Rows by several programs and by one, a tree, and a prompt's chunk; and the products of heads."""
-    kv = PagedKv(empty(4, 2, 1, 64, 1, 576)[:, 1], empty(4, 512, dtype=torch.int32), Scores(0.1))
+    kv = PagedKv(empty(4, 2, 1, 64, 1, 576)[:, 1], empty(4, 512, dtype=torch.int32), ScoreScaling(0.1))
     launch, one = ExactLaunch.on(kv, 128, 64, pdl=True), empty(1, dtype=torch.int32)
     for width, mask in ((1, None), (32, None), (8, empty(1, 1, 8, dtype=torch.int64))):
-        queries = Queries(one, one, width, mask)
+        queries = QueryRows(one, one, width, mask)
         attend_latents_exactly(empty(width, 128, 576), kv, queries, launch, empty(width, 128, 512))
     tiles = empty(64, 4, dtype=torch.int32)
     attend_latent_chunks_exactly(empty(64, 128, 576), kv, tiles, empty(64, 128, 512))
     angles = empty(64, 32, dtype=torch.float32)
-    turned = skinny.Rotation(angles, angles, empty(64, dtype=torch.int32))
+    turned = skinny.RotaryInput(angles, angles, empty(64, dtype=torch.int32))
     absorb(empty(64, 128 * 192), empty(128, 128, 512), turned, pdl=True, exact=True)
     values(empty(64, 128, 512), empty(128, 128, 512), empty(64, 128 * 128), pdl=True, exact=True)
 
@@ -131,16 +131,16 @@ def ranks() -> None:
 
 def ruled() -> None:
     """As `attention`, in a layer with a window and with a soft cap."""
-    attention(Scores(0.1, window=1000, soft_cap=30.0))
+    attention(ScoreScaling(0.1, window=1000, soft_cap=30.0))
 
 
-def attention(rule: Scores | None = None) -> None:
+def attention(rule: ScoreScaling | None = None) -> None:
     """Plain rows, a tree, and a prompt's chunk."""
     kv = PagedKv(empty(4, 2, 2, 16, 8, 128)[:, 1], empty(4, 512, dtype=torch.int32), rule)
     launch, slots = ExactLaunch.on(kv, 32, 32, pdl=True), empty(1, dtype=torch.int32)
-    for width, cut in ((1, Cut(16, 4, 4)), (32, Cut(128, 4, 8))):
+    for width, cut in ((1, AttentionCut(16, 4, 4)), (32, AttentionCut(128, 4, 8))):
         mask = empty(1, 1, width, dtype=torch.int64) if width > 1 else None
-        attend_exactly(empty(width, 32, 128), kv, Queries(slots, slots, width, mask), launch, cut)
+        attend_exactly(empty(width, 32, 128), kv, QueryRows(slots, slots, width, mask), launch, cut)
     attend_chunks_exactly(empty(64, 32, 128), kv, empty(2, 4, dtype=torch.int32))
 
 
@@ -149,7 +149,7 @@ def codes(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    Warmup(f"tests.unit.test_exact_code:{recipe}", (), 90, processes=2).wait()
+    KernelWarmup(f"tests.unit.test_exact_code:{recipe}", (), 90, processes=2).wait()
     return [path.read_text() for path in folder.rglob("*.ptx")]
 
 

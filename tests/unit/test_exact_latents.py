@@ -11,15 +11,15 @@ from functools import partial
 import pytest
 import torch
 
-from eyas.engine.kernels.attention.exact_parts import Parts
+from eyas.engine.kernels.attention.exact_parts import PartSizes
 from eyas.engine.kernels.latent import exact_latents, latent_products
-from eyas.engine.kernels.products.skinny import Rotation
+from eyas.engine.kernels.products.skinny import RotaryInput
 from tests.bits.attention import Bits, Path, branching
 from tests.bits.compare import Composition, differences
 from tests.bits.latents import Latents
 from tests.unit import tensor_core
 
-SHORT = Parts(near=64, near_end=128, middle=128, middle_end=384, far=192)
+SHORT = PartSizes(near=64, near_end=128, middle=128, middle_end=384, far=192)
 PATH: Path = tuple(range(330))
 SIZES = (4, 32, 16)
 
@@ -69,7 +69,7 @@ def test_a_row_is_a_softmax_over_its_path(latents: Latents) -> None:
 
 
 def test_parts_that_prompts_have_for_themselves_are_noticed(latents: Latents) -> None:
-    other = Latents(420, SIZES, "cpu", torch.float16, Parts(near=128, near_end=256, middle=128))
+    other = Latents(420, SIZES, "cpu", torch.float16, PartSizes(near=128, near_end=256, middle=128))
     runs = plain(latents, 258) | {"chunk": partial(other.chunks, [(PATH[:258], 256)])}
     assert said(runs)
 
@@ -83,7 +83,7 @@ def test_a_part_that_follows_the_programs_is_noticed(
     monkeypatch.setattr(exact_latents, "_MOST_SHARES", 1)
     assert said({"shared": lambda: alone, "by one": runs["row 258"]}) == []
     parts = latents._parts
-    latents._parts = Parts(near=192, near_end=192, middle=192, middle_end=384, far=192)
+    latents._parts = PartSizes(near=192, near_end=192, middle=192, middle_end=384, far=192)
     try:
         assert said({"shared": lambda: alone, "longer parts": runs["row 258"]})
     finally:
@@ -96,7 +96,7 @@ def test_the_products_of_heads_do_not_depend_on_the_rows() -> None:
     mixed, factor = torch.randn(40, 4, 32).half(), torch.randn(4, 24, 32).half()
     angles = torch.rand(8, 8)
     for count in (1, 17, 40):
-        turned = Rotation(angles.cos(), angles.sin(), torch.arange(count, dtype=torch.int32) % 8)
+        turned = RotaryInput(angles.cos(), angles.sin(), torch.arange(count, dtype=torch.int32) % 8)
         made, out = latent_products.absorb(q[:count], keys, turned, exact=True), torch.empty(count, 96).half()
         latent_products.values(mixed[:count], factor, out, exact=True)
         if count == 1:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.engine.checkpoint.weights import Placement
+from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.models import fused
 from eyas.engine.models.ops.many_rows import ManyRows
 from tests.bits.compare import Composition, differences
@@ -26,7 +26,7 @@ from tests.unit.tiny_deepseek import SMALL, write_tiny_deepseek
 pytestmark = pytest.mark.slow
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "llama_biases", "mixtral", "qwen3_moe")
-HALF = Placement("cpu", torch.float16)
+HALF = WeightPlacement("cpu", torch.float16)
 NARROW: dict[str, list[Step]] = {
     "one chunk": [(CHUNK, 70)],
     "two chunks and rows": [(CHUNK, 7), (CHUNK, 60), (ROWS, 1), (ROWS, 2)],

@@ -19,8 +19,8 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.products.skinny_tiles import (
     MEASURED,
-    Shape,
-    Tile,
+    ProductShape,
+    ProductTile,
     exact_tile_for,
     stretches_of,
     tile_for,
@@ -30,7 +30,12 @@ from tests.bits.products import Product, ProductRows, WideRows, compositions, cu
 from tests.unit import tensor_core
 
 COUNTS = (1, 17, 40)
-CUTS = (Tile(64, 32, 4, 2), Tile(128, 16, 4, 2), Tile(64, 64, 4, 2, split=2), Tile(128, 32, 4, 2, split=2))
+CUTS = (
+    ProductTile(64, 32, 4, 2),
+    ProductTile(128, 16, 4, 2),
+    ProductTile(64, 64, 4, 2, split=2),
+    ProductTile(128, 32, 4, 2, split=2),
+)
 LINEAR, GATED = Product("linear", 2048, 32), Product("gated", 128, 64)
 QKV, HEADS = Product("qkv", 96, 64, dim=32), Product("heads", 96, 64, dim=32)
 TALL_HEADS = Product("heads", 4096, 32)
@@ -51,7 +56,7 @@ def test_a_row_has_the_same_bits_in_any_company(product: Product) -> None:
 @pytest.mark.slow
 def test_a_product_with_residual_and_sums_too() -> None:
     """At 16 and 32 rows one program takes both stretches of k, at 64 and 128 two of them one each."""
-    shapes = [Shape("linear", rows, LINEAR.n, LINEAR.k, LINEAR.n) for rows in (16, 128)]
+    shapes = [ProductShape("linear", rows, LINEAR.n, LINEAR.k, LINEAR.n) for rows in (16, 128)]
     tiles = [exact_tile_for(shape, 2, LINEAR.table(CUTS)) for shape in shapes]
     assert [(tile.split, tile.folds) for tile in tiles] == [(1, 2), (2, 1)]
     assert said(found(LINEAR, CUTS, (1, 40))) == []
@@ -66,7 +71,7 @@ WIDE = [Product("linear", 128, 64), GATED, QKV, HEADS, TALL_HEADS]
 )
 def test_a_row_has_the_same_bits_on_the_wide_way(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where cuBLAS folds k in order: here the model of the matrix unit stands for it."""
-    launch = skinny.Launch.on("cpu", pdl=False, exact=True)
+    launch = skinny.ProductLaunch.on("cpu", pdl=False, exact=True)
     ways = [ProductRows(product, "cpu", torch.float16), WideRows(product, "cpu", torch.float16)]
     runs = [Composition(type(way).__name__, partial(way.run, range(20), launch)) for way in ways]
     assert said(differences(runs)) == []
@@ -83,7 +88,7 @@ def test_a_cut_of_k_by_the_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_sums_by_tile_are_noticed() -> None:
     """Of 64 columns each in one cut, of 128 in the other: as today."""
     rows = ProductRows(Product("linear", 256, 64), "cpu", torch.float16)
-    launches = [skinny.Launch.on("cpu", pdl=False, exact=exact) for exact in (True, False)]
+    launches = [skinny.ProductLaunch.on("cpu", pdl=False, exact=exact) for exact in (True, False)]
     counts = []
     for launch in launches:
         cuts = [cut_by(launch, rows.product, [cut] * 4) for cut in (CUTS[0], replace(CUTS[1], depth=32))]
@@ -116,9 +121,11 @@ def test_the_final_norm_adds_up_in_the_same_order() -> None:
 def test_k_is_cut_by_the_weight_alone(kind: str) -> None:
     for (measured, _, n, k), _ in MEASURED.items():
         span = 128 if kind in ("qkv", "heads") else n
-        tiles = [exact_tile_for(Shape(kind, rows, n, k, span), 2) for rows in (16, 32, 64, 128)]
+        tiles = [exact_tile_for(ProductShape(kind, rows, n, k, span), 2) for rows in (16, 32, 64, 128)]
         assert len({tile.split * tile.folds for tile in tiles}) == 1
-        assert measured != "linear" or stretches_of(Shape("linear", 16, n, k, n)) == (2 if k > n else 1)
+        assert measured != "linear" or stretches_of(ProductShape("linear", 16, n, k, n)) == (
+            2 if k > n else 1
+        )
 
 
 def test_the_model_of_the_matrix_unit_is_a_left_fold_of_sixteens() -> None:
@@ -139,9 +146,9 @@ def test_the_model_of_the_matrix_unit_is_a_left_fold_of_sixteens() -> None:
     assert np.abs(plain - exact).max() < 1e-4 * np.abs(exact).max()
 
 
-def found(product: Product, cuts: Sequence[Tile], counts: Sequence[int]) -> list[Difference]:
+def found(product: Product, cuts: Sequence[ProductTile], counts: Sequence[int]) -> list[Difference]:
     rows = ProductRows(product, "cpu", torch.float16)
-    launch = cut_by(skinny.Launch.on("cpu", pdl=False, exact=True), product, cuts)
+    launch = cut_by(skinny.ProductLaunch.on("cpu", pdl=False, exact=True), product, cuts)
     return differences(compositions(rows, launch, counts))
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.engine.checkpoint.weights import Placement
+from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.kernels.exchange.exact_ranks import add_in_order
 from eyas.engine.kernels.products import skinny
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import CAPACITY, OneShot
-from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, follow
+from eyas.engine.parallel.ranks import RankCall, RankChannel, RankFollowers, RankInfo, follow
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.bits.products import halved
@@ -121,7 +121,7 @@ class Rank:
         self.calls = {"load": self.load, "logits": self.logits, "careless": self.careless}
 
     def load(self, call: RankCall) -> None:
-        placement = Placement("cpu", torch.float16, self.group.rank, self.group.ranks)
+        placement = WeightPlacement("cpu", torch.float16, self.group.rank, self.group.ranks)
         with tensor_core.hopper():
             self._model = Model(Path(call.data.decode()), True, placement, self.group)
 
@@ -145,7 +145,7 @@ class Rank:
             return self._model.logits(steps)
 
 
-def _follower(rank_info: RankInfo, channel: Channel) -> None:
+def _follower(rank_info: RankInfo, channel: RankChannel) -> None:
     from tests.unit import interpreted
 
     interpreted.install()
@@ -159,7 +159,7 @@ def _follower(rank_info: RankInfo, channel: Channel) -> None:
 class Pair:
     """This process is rank 0."""
 
-    def __init__(self, followers: Followers, zero: Rank) -> None:
+    def __init__(self, followers: RankFollowers, zero: Rank) -> None:
         self._followers, self._zero = followers, zero
 
     def both(self, kind: str, numbers: Sequence[int] = (), data: bytes = b"") -> dict[int, torch.Tensor]:
@@ -173,7 +173,7 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    with Followers(_follower, 2, tmp_path / "meeting") as followers:
+    with RankFollowers(_follower, 2, tmp_path / "meeting") as followers:
         followers.wait_ready(120)
         zero = Rank(followers.rank_info)
         yield Pair(followers, zero)

@@ -11,18 +11,18 @@ import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.quantized import RowScales
 from eyas.engine.formats.fp8 import Fp8Projection
 from eyas.engine.kernels.experts import combine, route
 from eyas.engine.kernels.experts.group import group
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate
-from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation
+from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
 from eyas.engine.kernels.products.rows import Norm, normed
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.parallel.one_shot import OneShot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -53,10 +53,10 @@ def weight_of(*sizes: int, rows: RowScales) -> StoredWeight:
         return StoredWeight(empty(*sizes))
     if rows != "block":
         parts = empty(*sizes, dtype=torch.float8_e4m3fn), empty(*sizes[:-1], dtype=torch.float32)
-        return StoredWeight(*parts, Rounding(rows, scale=0.5))
+        return StoredWeight(*parts, RowRounding(rows, scale=0.5))
     scales = (*sizes[:-2], -(-sizes[-2] // 128), -(-sizes[-1] // 128))
     stored = empty(*sizes, dtype=torch.float8_e4m3fn)
-    return StoredWeight(stored, empty(*scales, dtype=torch.float32), Rounding("block"))
+    return StoredWeight(stored, empty(*scales, dtype=torch.float32), RowRounding("block"))
 
 
 def routed() -> None:
@@ -65,7 +65,7 @@ def routed() -> None:
         logits = empty(rows, spec.experts, dtype=torch.float32)
         for uniform in (False, True):
             chosen = route.choose(logits, spec, correction, shared=uniform, uniform=uniform, pdl=True)
-            held = route.Held(range(spec.experts // 2), range(rows), empty(rows, dtype=torch.int32))
+            held = route.LocalExperts(range(spec.experts // 2), range(rows), empty(rows, dtype=torch.int32))
             route.choose_held(logits, (spec, correction, uniform), held, uniform=uniform, pdl=True)
         group(chosen.experts, spec.experts + 1, 64, pdl=True)
         made = empty(chosen.experts.numel(), HIDDEN)
@@ -95,17 +95,17 @@ def fp8() -> None:
 
 def channels() -> None:
     products("token")
-    quantise(empty(3, HIDDEN), Rounding("tensor", scale=0.5), pdl=True)
+    quantise(empty(3, HIDDEN), RowRounding("tensor", scale=0.5), pdl=True)
 
 
 def products(rows: RowScales) -> None:
     """Few rows, with k split; and many."""
-    shared = Products(Launch.on("meta", pdl=True))
+    shared = GroupedProducts(ProductLaunch.on("meta", pdl=True))
     gate_up = weight_of(V3.experts, 2 * V3.width, HIDDEN, rows=rows)
     down = weight_of(V3.experts, HIDDEN, V3.width, rows=rows)
     for count in (2, 4096):
         experts = empty(count, V3.per_row, dtype=torch.int32)
-        order, gate = shared.group(experts, (gate_up, down)), Gate(rounding=down.rounding)
+        order, gate = shared.group(experts, (gate_up, down)), GateActivation(rounding=down.rounding)
         how = Norm(1e-6, empty(HIDDEN), gate_up.rounding)
         read = normed(empty(count, HIDDEN), how, pdl=True).read_by(gate_up.rounding)
         inner = shared.gate_up(read, gate_up, order, V3.per_row, gate)
@@ -121,7 +121,7 @@ def one_row() -> None:
     for rows in RowScales.__args__:
         gate_up = weight_of(V3.experts + 1, 2 * V3.width, HIDDEN, rows=rows)
         down = weight_of(V3.experts + 1, HIDDEN, V3.width, rows=rows)
-        chosen = route.Chosen(empty(9, dtype=torch.int32), empty(9, dtype=torch.float32))
+        chosen = route.ChosenExperts(empty(9, dtype=torch.int32), empty(9, dtype=torch.float32))
         x = empty(1, HIDDEN)
         read = gate_up.read(x, pdl=True)
         inner = single.gated(read, gate_up, chosen.experts, pdl=True)
@@ -149,7 +149,7 @@ def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    Warmup(f"tests.unit.test_experts_code:{recipe}", (), 90, processes=2).wait()
+    KernelWarmup(f"tests.unit.test_experts_code:{recipe}", (), 90, processes=2).wait()
     found = [path.read_text() for path in tmp_path.rglob("*.ptx")]
     assert len(found) == kernels
     assert not any(map(spills, tmp_path.rglob("*.ptx")))

@@ -11,7 +11,7 @@ from engine_rig import Rig, handle, request
 
 from eyas.common.types import FirstToken
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.ipc.messages import Attach, OpenPull
+from eyas.engine.ipc.messages import AttachKv, OpenPull
 from eyas.engine.scheduling.fairness import Queue, Shares
 
 SHORT = 3
@@ -44,7 +44,7 @@ class Crowd:
         assert id in self.rig.requests.table
         if pulled:
             self.rig.said(OpenPull)
-            self.rig.requests.attach(Attach(id, 1, (handle(rows, id=number),)))
+            self.rig.requests.attach(AttachKv(id, 1, (handle(rows, id=number),)))
             (self.opened[id],) = self.rig.said(OpenPull)
 
     def step(self) -> set[str]:

@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from eyas.common.config import ASSETS
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from tests.unit.fp8_formats import FORMATS, write_format
 from tests.unit.model_rig import Rig
 from tools.nano.data import split_bits
@@ -43,7 +43,7 @@ def nats(folder: Path) -> torch.Tensor:
     rig, found = Rig(folder, pages=160), []
     for ids, answers in texts(Split.HELD, TEXTS):
         rows = len(ids)
-        logits = rig.logits([Span(list(range(-(-rows // 16))), 0, rows)], ids.tolist())
+        logits = rig.logits([QuerySpan(list(range(-(-rows // 16))), 0, rows)], ids.tolist())
         said = logits[:-1].double().log_softmax(-1).gather(1, ids[1:, None].long())[:, 0]
         found.append(-said[answers[1:].bool()])
     return torch.cat(found)

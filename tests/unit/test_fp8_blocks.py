@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.checkpoint.quantized import Fp8
-from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.checkpoint.fp8 import RowRounding
+from eyas.engine.checkpoint.quantized import Fp8Config
+from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
@@ -72,7 +72,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logits(folder: Path, config: ModelConfig | None = None) -> torch.Tensor:
     rig = Rig(folder, config, pages=16)
     tokens = torch.randint(4096, (40,), generator=torch.Generator().manual_seed(5)).tolist()
-    found: torch.Tensor = rig.logits([Span(rig.table(40), 0, 40)], tokens)
+    found: torch.Tensor = rig.logits([QuerySpan(rig.table(40), 0, 40)], tokens)
     return found
 
 
@@ -95,7 +95,7 @@ def test_a_model_in_blocks_is_the_model_they_stand_for(
     save_file(meant, told / "model.safetensors")
     powers = scales_as is not None
     config = read_model(tmp_path / "fp8")
-    assert config.fp8 == Fp8("block", "block", powers) and read_model(told).fp8 is None
+    assert config.fp8 == Fp8Config("block", "block", powers) and read_model(told).fp8 is None
     unrounded, found = config.fp8.with_rows_as_they_are(), logits(tmp_path / "fp8")
     wide = logits(tmp_path / "fp8", dataclasses.replace(config, fp8=unrounded))
     assert torch.equal(wide, logits(told))
@@ -112,7 +112,7 @@ def test_rows_are_rounded_where_a_device_computes(tmp_path: Path, plain: Path, b
     loaded = EngineSpec(config, read_model(tmp_path / "fp8"), head=None, epoch=0)
     with loaded.weights(KvKind.TARGET) as weights:
         rounding = weights.rounding(["model.layers.0.self_attn.o_proj.weight"])
-    assert rounding == (None if backend == "torch" else Rounding("block"))
+    assert rounding == (None if backend == "torch" else RowRounding("block"))
 
 
 def test_a_dense_model_in_blocks_is_read_as_well(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_a_dense_model_in_blocks_is_read_as_well(tmp_path: Path) -> None:
     stored = read_model(tmp_path / "fp8").fp8
     with FolderWeights(tmp_path / "fp8", quantized=stored) as weights:
         assert torch.equal(weights.take(name, (96, 48)), meant[name])
-    half = Placement(rank=1, ranks=2)
+    half = WeightPlacement(rank=1, ranks=2)
     with FolderWeights(tmp_path / "fp8", placement=half, quantized=stored) as weights:
         assert torch.equal(weights.take_columns(name, (96, 48)), meant[name][:, 24:])
-    short = Placement(dtype=torch.bfloat16)
+    short = WeightPlacement(dtype=torch.bfloat16)
     with FolderWeights(tmp_path / "fp8", placement=short, quantized=stored) as weights:
         assert torch.equal(weights.take(name, (96, 48)), meant[name].bfloat16())
     config = EngineConfig(model=str(tmp_path / "fp8"), draft=None, num_pages=4, attention_backend="triton")

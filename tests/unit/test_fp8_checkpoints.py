@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.checkpoint.quantized import Fp8, read_quantized
-from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.checkpoint.fp8 import RowRounding
+from eyas.engine.checkpoint.quantized import Fp8Config, read_quantized
+from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.layers.linear import Linear
 from eyas.engine.layers.mlp import GatedRoundings
 from eyas.engine.models.table import read_model
@@ -48,7 +48,7 @@ def prompt(length: int = 24) -> list[int]:
 
 def logits(folder: Path) -> torch.Tensor:
     rig, tokens = Rig(folder, pages=16), prompt()
-    found: torch.Tensor = rig.logits([Span(rig.table(len(tokens)), 0, len(tokens))], tokens)
+    found: torch.Tensor = rig.logits([QuerySpan(rig.table(len(tokens)), 0, len(tokens))], tokens)
     return found
 
 
@@ -132,7 +132,7 @@ def test_rows_are_rounded_by_the_rule(rows: Any) -> None:
     x = torch.randn(6, 300, generator=torch.Generator().manual_seed(1))
     x *= torch.tensor([1.0, 0.0, 1e-6, 1e3, 1e30, 0.1])[:, None]
     x[5] = torch.linspace(-448.0, 448.0, 300)  # its scale is one: ties are
-    rounding = Rounding(rows, scale=0.02)
+    rounding = RowRounding(rows, scale=0.02)
     found = rounding.rounded(x)
     assert found.dtype == torch.float32
     assert torch.equal(found, rounded(x, ROWS[rows], torch.tensor(0.02).item()).float())
@@ -142,7 +142,7 @@ def test_rows_are_rounded_by_the_rule(rows: Any) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_row_of_nan_spoils_no_other(rows: Any) -> None:
-    weight, rounding = torch.randn(48, 256), Rounding(rows, scale=0.05)
+    weight, rounding = torch.randn(48, 256), RowRounding(rows, scale=0.05)
     x = torch.randn(5, 256)
     product = Linear(weight, rounding=rounding)
     alone = product(x)
@@ -154,7 +154,7 @@ def test_a_row_of_nan_spoils_no_other(rows: Any) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_row_does_not_depend_on_its_company(rows: Any) -> None:
-    product = Linear(torch.randn(64, 256), rounding=Rounding(rows, scale=0.05))
+    product = Linear(torch.randn(64, 256), rounding=RowRounding(rows, scale=0.05))
     x = torch.randn(70, 256) * torch.logspace(-2, 2, 70)[:, None]
     assert torch.equal(product(x)[41], product(x[41:42])[0])
 
@@ -163,7 +163,7 @@ def test_powers_of_two_are_the_next_ones() -> None:
     """A scale that is one stays what it is."""
     x = torch.randn(4, 256, generator=torch.Generator().manual_seed(2))
     x[0, 0], x[1] = 448.0 * 2.0, 448.0 * 2.0**-9
-    exact, powers = Rounding("token"), Rounding("token", powers=True)
+    exact, powers = RowRounding("token"), RowRounding("token", powers=True)
     assert torch.equal(exact.rounded(x)[1], powers.rounded(x)[1])
     stored = powers.rounded(x)[2:]
     for row, given in zip(stored, x[2:], strict=True):
@@ -183,7 +183,7 @@ def test_ranks_cut_scales_with_their_rows(tmp_path: Path, family: tuple[Path, An
     scales = stored[f"{module}weight_scale"].float().reshape(-1).expand(288).reshape(-1)
     roundings = set()
     for rank in range(2):
-        placement = Placement(rank=rank, ranks=2)
+        placement = WeightPlacement(rank=rank, ranks=2)
         with FolderWeights(tmp_path / "fp8", placement=placement, quantized=config.fp8) as weights:
             mine, held = weights.take_fp8(f"{module}weight", shape, 0)
             assert torch.equal(mine.float(), whole[144 * rank : 144 * rank + 144].float())
@@ -204,8 +204,8 @@ def test_parts_of_a_product_share_the_largest_scale_of_rows(tmp_path: Path, fami
     each = [float(stored[name.replace("weight", "input_scale")]) for name in names]
     assert len(set(each)) == 3
     with FolderWeights(tmp_path / "fp8", quantized=read_model(tmp_path / "fp8").fp8) as weights:
-        assert weights.rounding(names) == Rounding("tensor", scale=max(each))
-        assert weights.rounding(names[:1]) == Rounding("tensor", scale=each[0])
+        assert weights.rounding(names) == RowRounding("tensor", scale=max(each))
+        assert weights.rounding(names[:1]) == RowRounding("tensor", scale=each[0])
 
 
 def test_experts_read_the_same_rows(tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_experts_read_the_same_rows(tmp_path: Path) -> None:
     prefixes = [f"model.layers.0.mlp.experts.{i}" for i in range(4)]
     with FolderWeights(tmp_path / "fp8", config.spelling, quantized=config.fp8) as weights:
         assert GatedRoundings.of(weights, prefixes) == GatedRoundings(
-            Rounding("tensor", scale=max(scales["w1"] + scales["w3"])),
-            Rounding("tensor", scale=max(scales["w2"])),
+            RowRounding("tensor", scale=max(scales["w1"] + scales["w3"])),
+            RowRounding("tensor", scale=max(scales["w2"])),
         )
     logits(tmp_path / "fp8")
     name = next(n for n in stored if "experts.2.w2.weight" in n and "scale" not in n)
@@ -290,7 +290,7 @@ def test_numbers_that_mean_something_else_are_refused(
     scales = {"m.weight_scale": torch.tensor(0.5), "m.input_scale": torch.tensor(0.25)}
     save_file({"m.weight": E4M3} | scales | changes, tmp_path / "model.safetensors")
     with (
-        FolderWeights(tmp_path, quantized=Fp8("tensor", "tensor")) as weights,
+        FolderWeights(tmp_path, quantized=Fp8Config("tensor", "tensor")) as weights,
         pytest.raises(ConfigError, match=why),
     ):
         Linear.load(weights, "m.weight", (8, 32))
@@ -353,7 +353,9 @@ def test_two_groups_of_one_kind_are_one(tmp_path: Path) -> None:
     told = compressed()
     groups = told["config_groups"]
     both = {"a": groups["group_0"] | {"targets": ["re:.*self_attn.*"]}, "b": groups["group_0"]}
-    assert read_quantized({"quantization_config": told | {"config_groups": both}}) == Fp8("channel", "token")
+    assert read_quantized({"quantization_config": told | {"config_groups": both}}) == Fp8Config(
+        "channel", "token"
+    )
     both["b"] = groups["group_0"] | {"input_activations": None}
     with pytest.raises(ConfigError, match="2 kinds of config_groups"):
         read_quantized({"quantization_config": told | {"config_groups": both}})

@@ -15,7 +15,7 @@ from eyas.common.types import GenerationRequest, KvKind
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.latent.latent_attend import attend_latent_chunks
 from eyas.engine.kernels.latent.latent_rows import InnerNorms, write_latents
-from eyas.engine.kernels.products.skinny import KvRows, Rotation
+from eyas.engine.kernels.products.skinny import KvRows, RotaryInput
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape, rows_at
 from eyas.engine.loading.spec import EngineSpec
@@ -126,7 +126,7 @@ def test_rows_are_rounded_as_they_are_kept() -> None:
     gain = torch.rand(LATENT, generator=random).add(0.5)
     angles = torch.rand(16, ROTATED // 2, generator=random)
     positions = torch.tensor([3, 0, 9, 1], dtype=torch.int32, device=DEVICE)
-    rotation = Rotation(angles.cos().to(DEVICE), angles.sin().to(DEVICE), positions)
+    rotation = RotaryInput(angles.cos().to(DEVICE), angles.sin().to(DEVICE), positions)
     kept = []
     for dtype in (FP8, torch.float32):
         layer = torch.zeros(2, 1, 4, 1, LATENT + ROTATED, device=DEVICE).to(dtype)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.common.config import EngineConfig
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
-from eyas.engine.checkpoint.quantized import Fp8
+from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.fused import FusedDecoder
@@ -128,5 +128,7 @@ def test_experts_that_no_kernel_has_are_refused_by_name(tmp_path: Path) -> None:
     assert isinstance(config.layers[0].feed_forward, ExpertsSpec)
     assert refusal(config, 128) == ""
     assert "40 of 64 experts" in refusal(changed(config, per_row=40, experts=64), 128)
-    assert "intermediate_size 96 in FP8 blocks" in refusal(replace(config, fp8=Fp8("block", "block")), 128)
+    assert "intermediate_size 96 in FP8 blocks" in refusal(
+        replace(config, fp8=Fp8Config("block", "block")), 128
+    )
     assert "a shared expert of 40 columns" in refusal(changed(config, shared_width=40), 128)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.engine.checkpoint.fp8 import widened
-from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
+from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, Weights
 from eyas.engine.formats.table import loader_of
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.refusal import refusal
@@ -195,7 +195,7 @@ def test_ranks_have_their_rows_and_columns(tmp_path: Path, name: str) -> None:
     quantized = read_model(tmp_path / "fp8").fp8
     names, back = [f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up")], DOWN
     for rank in range(2):
-        placement = Placement(rank=rank, ranks=2)
+        placement = WeightPlacement(rank=rank, ranks=2)
         with FolderWeights(tmp_path / "fp8", placement=placement, quantized=quantized) as weights:
             upper = loader_of(weights, names).rows(names, [256, 256], 256).weight
             lower = loader_of(weights, [back]).columns(back, (256, 256)).weight

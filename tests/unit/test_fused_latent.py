@@ -139,7 +139,7 @@ def stored(rows: int, scales: RowScales) -> Fp8Projection:
     numbers = torch.randn(rows, 130, generator=generator).to(torch.float8_e4m3fn)
     sizes = (-(-rows // 128), 2) if scales == "block" else (rows,)
     scaled = torch.rand(sizes, generator=generator)
-    return Fp8Projection(StoredWeight(numbers, scaled, fp8.Rounding(scales)))
+    return Fp8Projection(StoredWeight(numbers, scaled, fp8.RowRounding(scales)))
 
 
 def widened(made: Projection) -> torch.Tensor:

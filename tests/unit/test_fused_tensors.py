@@ -11,14 +11,17 @@ from safetensors.torch import save_file
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fp8 import widened
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
-from eyas.engine.checkpoint.quantized import Fp8
-from eyas.engine.checkpoint.weights import CPU, FolderWeights, Placement
+from eyas.engine.checkpoint.quantized import Fp8Config
+from eyas.engine.checkpoint.weights import CPU, FolderWeights, WeightPlacement
 
 FUSED = (FusedTensor("qkv_proj", (("q_proj", 256), ("k_proj", 128), ("v_proj", 128))),)
 
 
 def reading(
-    folder: Path, tensors: dict[str, torch.Tensor], placement: Placement = CPU, fp8: Fp8 | None = None
+    folder: Path,
+    tensors: dict[str, torch.Tensor],
+    placement: WeightPlacement = CPU,
+    fp8: Fp8Config | None = None,
 ) -> FolderWeights:
     save_file(tensors, folder / "model.safetensors")
     return FolderWeights(folder, placement=placement, quantized=fp8, fused=FUSED)
@@ -40,7 +43,7 @@ def test_parts_are_rows_of_the_whole(tmp_path: Path) -> None:
 
 def test_a_rank_has_its_rows_of_each_part(tmp_path: Path) -> None:
     whole = torch.randn(512, 32)
-    with reading(tmp_path, {"a.qkv_proj.weight": whole}, Placement(rank=1, ranks=2)) as weights:
+    with reading(tmp_path, {"a.qkv_proj.weight": whole}, WeightPlacement(rank=1, ranks=2)) as weights:
         names = [f"a.{part}_proj.weight" for part in "qkv"]
         stacked = weights.stack_rows(names, [256, 128, 128], 32)
         assert torch.equal(stacked, torch.cat((whole[128:256], whole[320:384], whole[448:])))
@@ -51,7 +54,7 @@ def test_a_rank_has_its_rows_of_each_part(tmp_path: Path) -> None:
 def test_scales_go_with_their_rows(tmp_path: Path, kind: str) -> None:
     stored = torch.randn(512, 256).to(torch.float8_e4m3fn)
     scales = torch.rand({"block": (4, 2), "channel": (512, 1), "tensor": (1,)}[kind]) + 0.5
-    told = Fp8(kind, "block" if kind == "block" else "token")  # type: ignore[arg-type]
+    told = Fp8Config(kind, "block" if kind == "block" else "token")  # type: ignore[arg-type]
     tensors = {"a.qkv_proj.weight": stored, "a.qkv_proj.weight_scale": scales}
     with reading(tmp_path, tensors, fp8=told) as weights:
         numbers, own = weights.take_fp8("a.k_proj.weight", (128, 256), None)

@@ -16,7 +16,7 @@ from eyas.common.config import EngineConfig, ServeConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
-from eyas.engine.ipc.messages import Cancel
+from eyas.engine.ipc.messages import CancelGeneration
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling import host_loads
 
@@ -95,7 +95,7 @@ def test_cancelled_at_any_moment(config: EngineConfig) -> None:
                 wait_all([result], 30)
             else:
                 time.sleep(rng.choice([0.0, 0.002, 0.01]))
-                worker.send(Cancel(f"{i}.{i % 2}"))
+                worker.send(CancelGeneration(f"{i}.{i % 2}"))
         wait_all([cluster.submit(_request(16, 0, texts[0]), split=False)], 30)
     finally:
         cluster.close()

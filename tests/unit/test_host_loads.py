@@ -10,7 +10,7 @@ from engine_rig import PAGE, Rig, request
 
 from eyas.common.errors import TransferFailed
 from eyas.engine.batch.sequence import Sequence, Work
-from eyas.engine.ipc.messages import Cancel
+from eyas.engine.ipc.messages import CancelGeneration
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.scheduling import host_loads
 from eyas.engine.scheduling.host_loads import LATE_S, HostLoads
@@ -88,7 +88,7 @@ def test_a_prompt_waits_for_its_pages_and_others_go_on() -> None:
 
 
 def _cancelled(rig: Tiered) -> None:
-    rig.requests.cancel(Cancel("again"))
+    rig.requests.cancel(CancelGeneration("again"))
     assert not rig.requests.table
     rig.memory.finish_all()
     assert rig.look_after() == []
@@ -161,7 +161,7 @@ def test_a_flush_waits_for_loads_and_forgets_the_host_s_pages() -> None:
     rig = Tiered()
     rig.submit(request(LONG, id="again", max_tokens=4))
     rig.step()
-    rig.requests.cancel(Cancel("again"))
+    rig.requests.cancel(CancelGeneration("again"))
     assert rig.scheduler.flush() is None, "its pages still come into the cache"
     rig.memory.finish_all()
     rig.look_after()

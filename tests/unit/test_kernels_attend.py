@@ -9,11 +9,11 @@ import torch
 
 from eyas.engine.attention.rows import larger
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.attention.attend import Launch, Queries, attend
-from eyas.engine.kernels.attention.attend_tiles import Tiling, tiling_of
+from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, tiling_of
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import ChunkTiling, attend_chunks, tile_rows
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from tests.unit.crossed import crossed
 
 PAGE = 16
@@ -48,7 +48,7 @@ class Scene:
         """[rows, heads, dim] as they lie beside keys and values in one product's result."""
         return self.normal(rows, self.heads + 2, self.dim).to(DEVICE)[:, : self.heads]
 
-    def ruled(self, rule: Scores, firsts: list[int] | None = None) -> None:
+    def ruled(self, rule: ScoreScaling, firsts: list[int] | None = None) -> None:
         """From now on; what lies below a slot's first row is NaN."""
         bounds = None if firsts is None else int32(*firsts)
         self.kv = replace(self.kv, scores=rule, firsts=bounds)
@@ -79,16 +79,16 @@ class Scene:
         return torch.einsum("hk,khd->hd", scores.softmax(-1), v)
 
 
-def decode(scene: Scene, q: torch.Tensor, queries: Queries, tiling: Tiling) -> torch.Tensor:
+def decode(scene: Scene, q: torch.Tensor, queries: QueryRows, tiling: AttentionTiling) -> torch.Tensor:
     """Runs twice: the second launch finds the tickets as the first left them, and must agree bit by bit."""
-    launch = Launch.on(scene.kv, scene.heads, len(queries.slots), queries.width, pdl=False)
+    launch = AttentionLaunch.on(scene.kv, scene.heads, len(queries.slots), queries.width, pdl=False)
     launch.parts.fill_(float("nan"))
     first, again = (attend(q, scene.kv, queries, launch, tiling) for _ in range(2))
     assert torch.equal(first, again) and not launch.tickets.any()
     return first
 
 
-def decode_expected(scene: Scene, q: torch.Tensor, queries: Queries) -> torch.Tensor:
+def decode_expected(scene: Scene, q: torch.Tensor, queries: QueryRows) -> torch.Tensor:
     rows = []
     for b, (slot, start) in enumerate(zip(queries.slots.tolist(), queries.starts.tolist(), strict=True)):
         for j in range(queries.width):
@@ -123,9 +123,9 @@ def positions(ends: list[int], order: list[int], width: int) -> tuple[torch.Tens
 def test_plain_rows_and_chains(heads: int, kv_heads: int, dim: int, width: int, parts: int) -> None:
     ends = [width, 100, 16 + width, 257, 64]
     scene = Scene(heads, kv_heads, dim, ends)
-    queries = Queries(*positions(ends, [3, 0, 4, 2, 1], width), width)
+    queries = QueryRows(*positions(ends, [3, 0, 4, 2, 1], width), width)
     q = scene.queries(len(ends) * width)
-    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=parts, warps=4, stages=2))
+    got = decode(scene, q, queries, AttentionTiling(rows=16, keys=32, parts=parts, warps=4, stages=2))
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
 
 
@@ -147,9 +147,9 @@ def test_trees(width: int, rows: int, parts: int) -> None:
     mask = torch.randint(-(2**63), 2**63 - 1, shape, generator=scene.random)
     for j in range(width):
         mask[j // 64, :, j] |= 1 << j % 64 if j % 64 < 63 else -(2**63)
-    queries = Queries(slots, starts, width, mask.to(DEVICE))
+    queries = QueryRows(slots, starts, width, mask.to(DEVICE))
     q = scene.queries(len(ends) * width)
-    got = decode(scene, q, queries, Tiling(rows, keys=32, parts=parts, warps=4, stages=2))
+    got = decode(scene, q, queries, AttentionTiling(rows, keys=32, parts=parts, warps=4, stages=2))
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
 
 
@@ -160,7 +160,7 @@ def test_a_tree_that_is_a_chain_is_a_chain() -> None:
     mask = torch.tensor([(1 << (j + 1)) - 1 for j in range(6)], device=DEVICE).expand(1, 2, 6).contiguous()
     q = scene.queries(12)
     tiling = tiling_of(batch=2, rows=12, kv_heads=1)
-    chain, tree = (decode(scene, q, Queries(slots, starts, 6, bits), tiling) for bits in (None, mask))
+    chain, tree = (decode(scene, q, QueryRows(slots, starts, 6, bits), tiling) for bits in (None, mask))
     assert torch.equal(chain, tree)
 
 
@@ -171,19 +171,19 @@ def test_a_level_of_a_tree_sees_the_levels_above() -> None:
     slots, starts = positions(ends, [0, 1], 7)
     mask = torch.tensor([1, 3, 5, 11, 19, 37, 101], device=DEVICE).expand(1, 2, 7).contiguous()
     q = scene.queries(14)
-    tiling = Tiling(rows=16, keys=32, parts=4, warps=4, stages=2)
-    whole = decode(scene, q, Queries(slots, starts, 7, mask), tiling).view(2, 7, 4, 32)
-    level = Queries(slots, starts, 3, mask[..., 4:].contiguous(), extent=7)
+    tiling = AttentionTiling(rows=16, keys=32, parts=4, warps=4, stages=2)
+    whole = decode(scene, q, QueryRows(slots, starts, 7, mask), tiling).view(2, 7, 4, 32)
+    level = QueryRows(slots, starts, 3, mask[..., 4:].contiguous(), extent=7)
     got = decode(scene, q.reshape(2, 7, 4, 32)[:, 4:].flatten(0, 1), level, tiling)
     assert (got.view(2, 3, 4, 32) - whole[:, 4:]).abs().max() < 1e-5
 
 
 RULES = {
-    "scale": Scores(0.4),
-    "cap": Scores(0.5, soft_cap=1.5),
-    "window": Scores(0.2, window=37),
-    "short window": Scores(0.2, window=2),
-    "window and cap": Scores(0.5, window=70, soft_cap=1.5),
+    "scale": ScoreScaling(0.4),
+    "cap": ScoreScaling(0.5, soft_cap=1.5),
+    "window": ScoreScaling(0.2, window=37),
+    "short window": ScoreScaling(0.2, window=2),
+    "window and cap": ScoreScaling(0.5, window=70, soft_cap=1.5),
 }
 
 
@@ -205,11 +205,11 @@ def test_rows_and_chains_by_a_layers_rule(
     rule = RULES[name]
     ends = [width, 100, 16 + width, 257, 64]
     scene = Scene(4, 2, 32, ends)
-    queries = Queries(*positions(ends, [3, 0, 4, 2, 1], width), width)
+    queries = QueryRows(*positions(ends, [3, 0, 4, 2, 1], width), width)
     q = scene.queries(len(ends) * width)
     plain = decode_expected(scene, q, queries)
     scene.ruled(rule, firsts)
-    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=parts, warps=4, stages=2))
+    got = decode(scene, q, queries, AttentionTiling(rows=16, keys=32, parts=parts, warps=4, stages=2))
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
     assert (got - plain).abs().max() > 0.05, "the rule changes nothing"
 
@@ -229,14 +229,16 @@ def test_a_window_is_counted_along_a_trees_paths(window: int) -> None:
     scene = Scene(4, 2, 32, ends)
     slots, starts = positions(ends, [0, 1, 2], 8)
     mask = torch.tensor(parents_mask([-1, 0, 0, 1, 1, 2, 3, 0]), device=DEVICE).expand(1, 3, 8).contiguous()
-    queries = Queries(slots, starts, 8, mask | -(1 << 9))  # bits of rows that are not there count for nothing
+    queries = QueryRows(
+        slots, starts, 8, mask | -(1 << 9)
+    )  # bits of rows that are not there count for nothing
     q = scene.queries(24)
     plain = decode_expected(scene, q, queries)
-    scene.ruled(Scores(0.3, window))
-    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=3, warps=4, stages=2))
+    scene.ruled(ScoreScaling(0.3, window))
+    got = decode(scene, q, queries, AttentionTiling(rows=16, keys=32, parts=3, warps=4, stages=2))
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
     assert (got - plain).abs().max() > 0.05
-    level = Queries(slots, starts, 2, mask[..., 6:].contiguous(), extent=8)
+    level = QueryRows(slots, starts, 2, mask[..., 6:].contiguous(), extent=8)
     rows = decode(scene, q.reshape(3, 8, 4, 32)[:, 6:].flatten(0, 1), level, tiling_of(3, 4, 2))
     assert (rows.view(3, 2, 4, 32) - got.view(3, 8, 4, 32)[:, 6:]).abs().max() < 1e-5
 
@@ -251,30 +253,30 @@ def test_a_window_and_a_tree_of_several_words() -> None:
     words = [[bit % (1 << 63) for bit in bits], [bit >> 64 for bit in bits]]  # node 63 is a leaf
     words[0][63] -= 1 << 63
     mask = torch.tensor(words, device=DEVICE).unsqueeze(1).expand(2, 2, width).contiguous()
-    queries, q = Queries(slots, starts, width, mask), scene.queries(2 * width)
+    queries, q = QueryRows(slots, starts, width, mask), scene.queries(2 * width)
     plain = decode_expected(scene, q, queries)
-    scene.ruled(Scores(0.3, window=75))
-    got = decode(scene, q, queries, Tiling(rows=64, keys=32, parts=3, warps=4, stages=2))
+    scene.ruled(ScoreScaling(0.3, window=75))
+    got = decode(scene, q, queries, AttentionTiling(rows=64, keys=32, parts=3, warps=4, stages=2))
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
     assert (got - plain).abs().max() > 0.05
 
 
 def test_a_tree_longer_than_the_window_is_refused() -> None:
     scene = Scene(2, 1, 32, [40])
-    scene.ruled(Scores(0.2, window=3))
+    scene.ruled(ScoreScaling(0.2, window=3))
     mask = torch.ones(1, 1, 4, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match="window of 3"):
-        decode(scene, scene.queries(4), Queries(*positions([40], [0], 4), 4, mask), tiling_of(1, 8, 1))
+        decode(scene, scene.queries(4), QueryRows(*positions([40], [0], 4), 4, mask), tiling_of(1, 8, 1))
 
 
 def test_what_no_row_of_the_tile_sees_is_not_read() -> None:
     """Rows further back than the window may be anything: no program reads them, whatever its part."""
     scene = Scene(2, 1, 32, [300])
-    scene.ruled(Scores(0.2, window=40))
+    scene.ruled(ScoreScaling(0.2, window=40))
     scene.poison(0, 240)  # the first row that is seen is 297 - 39 = 258, in the block that begins with 256
-    queries = Queries(*positions([300], [0], 3), 3)
+    queries = QueryRows(*positions([300], [0], 3), 3)
     q = scene.queries(3)
-    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=4, warps=4, stages=2))
+    got = decode(scene, q, queries, AttentionTiling(rows=16, keys=32, parts=4, warps=4, stages=2))
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
     chunk = torch.tensor([[0, 0, 297, 3]], dtype=torch.int32, device=DEVICE)
     tiles = attend_chunks(q, scene.kv, chunk, ChunkTiling(16, 32, warps=4, stages=2))
@@ -288,16 +290,16 @@ def test_padding_is_finite_and_changes_nothing(tree: bool) -> None:
     slots, starts = positions(ends, [0, 1], 2)
     mask = torch.tensor([[[1, 3], [1, 2], [0, 0]]], device=DEVICE) if tree else None
     q = scene.queries(6)
-    tiling = Tiling(rows=16, keys=32, parts=4, warps=4, stages=2)
-    padded = Queries(int32(*slots, 2), int32(*starts, 0), 2, mask)
+    tiling = AttentionTiling(rows=16, keys=32, parts=4, warps=4, stages=2)
+    padded = QueryRows(int32(*slots, 2), int32(*starts, 0), 2, mask)
     got = decode(scene, q, padded, tiling)
-    alone = decode(scene, q[:4], Queries(slots, starts, 2, None if mask is None else mask[:, :2]), tiling)
+    alone = decode(scene, q[:4], QueryRows(slots, starts, 2, None if mask is None else mask[:, :2]), tiling)
     assert torch.equal(got[:4], alone) and got.isfinite().all()
 
 
 def test_a_launch_has_room_for_every_batch_it_is_for() -> None:
     scene = Scene(8, 2, 32, [16])
-    launch = Launch.on(scene.kv, heads=8, batch=40, width=20, pdl=False)
+    launch = AttentionLaunch.on(scene.kv, heads=8, batch=40, width=20, pdl=False)
     for batch in range(1, 41):
         for width in range(1, 21):
             tiling = tiling_of(batch, width * 4, kv_heads=2)
@@ -308,7 +310,7 @@ def test_a_launch_has_room_for_every_batch_it_is_for() -> None:
 def test_a_launch_has_room_for_small_batches_that_are_wider() -> None:
     """As those that are drafted ahead: each of its tensors is the longer of two."""
     scene = Scene(8, 2, 32, [16])
-    both = [Launch.on(scene.kv, 8, batch, width, pdl=False) for batch, width in ((40, 2), (4, 30))]
+    both = [AttentionLaunch.on(scene.kv, 8, batch, width, pdl=False) for batch, width in ((40, 2), (4, 30))]
     found = larger(*both, "parts", "lses", "tickets")
     for name in ("parts", "lses", "tickets"):
         assert len(getattr(found, name)) == max(len(getattr(one, name)) for one in both)
@@ -388,9 +390,9 @@ def test_rows_before_the_first_one_see_themselves() -> None:
     firsts, ends = [2, 0, 3, 6, 40], [4, 100, 20, 8, 64]
     scene = Scene(4, 2, 32, ends)
     scene.kv = replace(scene.kv, firsts=int32(*firsts))
-    queries = Queries(*positions(ends, [3, 0, 4, 2, 1], 4), 4)
+    queries = QueryRows(*positions(ends, [3, 0, 4, 2, 1], 4), 4)
     q = scene.queries(20)
-    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=2, warps=4, stages=2))
+    got = decode(scene, q, queries, AttentionTiling(rows=16, keys=32, parts=2, warps=4, stages=2))
     paths = [(slot, ends[slot] - 4 + j) for slot in (3, 0, 4, 2, 1) for j in range(4)]
     assert (got - expected_before(scene, q, paths, firsts)).abs().max() < 1e-5
 

@@ -9,7 +9,7 @@ from test_kernels_sample import MIXED, normal
 
 from eyas.common.params import SamplingParams
 from eyas.engine.kernels.drafts.chains import propose
-from eyas.engine.sampling.sampler import Row, perturbed
+from eyas.engine.sampling.sampler import SampledRow, perturbed
 from tests.unit.crossed import crossed
 from tests.unit.rounds_rig import DEVICE, Case, new_rows, random_case
 
@@ -36,7 +36,8 @@ def expected(
     """The target's ids of the perturbed argmax; of the token that stands after draft number `step`."""
     places = [int(case.tables.length[slot]) + 1 + step for slot in case.slots]
     rows = [
-        Row(one, i % 3, place, (), (), ()) for i, (one, place) in enumerate(zip(params, places, strict=True))
+        SampledRow(one, i % 3, place, (), (), ())
+        for i, (one, place) in enumerate(zip(params, places, strict=True))
     ]
     best = perturbed(logits.cpu(), rows, token_map).argmax(-1)
     return (best if token_map is None else token_map[best]).tolist()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.formats.fp8 import Fp8Projection
-from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.products import few
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import CLOSE_IN_FP8, DEVICE, PDL, in_kind, random
 
@@ -46,7 +46,7 @@ def test_it_is_the_product(rows: int, shape: tuple[int, int], kind: str) -> None
     assert few.takes(rows, weight)
     found, expected = few.dense(read, weight, PDL).double(), plainly(x, weight)
     assert (found - expected).norm() < 1e-6 * expected.norm()
-    tiled = Products(Launch.on(DEVICE, pdl=PDL)).dense(read, weight).double()
+    tiled = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL)).dense(read, weight).double()
     assert (found - tiled).norm() < CLOSE_IN_FP8 * expected.norm()
 
 
@@ -55,7 +55,9 @@ def test_others_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     monkeypatch.setattr(few, "dense", lambda x, weight, pdl: taken.append(len(x.stored)))
     x, weight = random(9, 256).to(DEVICE), in_kind(random(64, 256), "blocks")
-    shared, exact = (Products(Launch.on(DEVICE, pdl=PDL, exact=exact)) for exact in (False, True))
+    shared, exact = (
+        GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL, exact=exact)) for exact in (False, True)
+    )
     for products, count in ((shared, 1), (shared, 2), (shared, 8), (shared, 9), (exact, 2)):
         Fp8Projection(weight).apply(x[:count], products)
     Fp8Projection(in_kind(random(64, 256), "token")).apply(x[:2], shared)
@@ -64,7 +66,7 @@ def test_others_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def empty(n: int, k: int) -> StoredWeight:
     scales = torch.empty(-(-n // 128), -(-k // 128), device="meta")
-    return StoredWeight(torch.empty(n, k, device="meta"), scales, Rounding("block"))
+    return StoredWeight(torch.empty(n, k, device="meta"), scales, RowRounding("block"))
 
 
 def test_a_weight_must_fit_into_registers() -> None:

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from eyas.engine.checkpoint.fp8 import Rounding, widened
+from eyas.engine.checkpoint.fp8 import RowRounding, widened
 from eyas.engine.kernels.experts import grouped
 from eyas.engine.kernels.experts.group import group
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
-from eyas.engine.kernels.experts.grouped_tiles import Tile, key_of, tile_for
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of, tile_for
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -45,11 +45,13 @@ def as_blocks(weight: torch.Tensor, powers: bool = False) -> StoredWeight:
         scales = torch.exp2(scales.log2().ceil())
     stored = (cut / scales[..., :, None, :, None]).to(torch.float8_e4m3fn).flatten(-4, -3).flatten(-2)
     return StoredWeight(
-        stored[..., :n, :k].contiguous().to(DEVICE), scales.contiguous().to(DEVICE), Rounding("block", powers)
+        stored[..., :n, :k].contiguous().to(DEVICE),
+        scales.contiguous().to(DEVICE),
+        RowRounding("block", powers),
     )
 
 
-def as_channels(weight: torch.Tensor, rounding: Rounding) -> StoredWeight:
+def as_channels(weight: torch.Tensor, rounding: RowRounding) -> StoredWeight:
     """[..., n, k], rounded row by row."""
     scales = weight.abs().amax(-1) / 448.0
     stored = (weight / scales[..., None]).to(torch.float8_e4m3fn)
@@ -61,7 +63,7 @@ def in_kind(weight: torch.Tensor, kind: str) -> StoredWeight:
         return StoredWeight(weight.to(DEVICE))
     if kind in ("blocks", "powers"):
         return as_blocks(weight, kind == "powers")
-    return as_channels(weight, Rounding(kind, scale=0.01))  # type: ignore[arg-type]
+    return as_channels(weight, RowRounding(kind, scale=0.01))  # type: ignore[arg-type]
 
 
 def meant(weight: StoredWeight) -> torch.Tensor:
@@ -100,10 +102,12 @@ def close(found: torch.Tensor, expected: torch.Tensor, kind: str) -> None:
     assert error.max() < (CLOSE if kind == "float32" else CLOSE_IN_FP8), error.max()
 
 
-def products(tile: Tile | None = None, *uses: tuple[StoredWeight, Gate | None, int]) -> Products:
+def products(
+    tile: GroupedTile | None = None, *uses: tuple[StoredWeight, GateActivation | None, int]
+) -> GroupedProducts:
     """With this tile for these products."""
     table = {key_of(shape_of(weight, gate), choices): tile for weight, gate, choices in uses if tile}
-    return Products(Launch.on(DEVICE, pdl=PDL), table)
+    return GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL), table)
 
 
 def experts_of(rows: int) -> torch.Tensor:
@@ -136,7 +140,7 @@ def run(
 ) -> list[torch.Tensor]:
     shared = products()
     order = shared.group(experts, weights)
-    inner = shared.gate_up(x, weights[0], order, PER_ROW, Gate())
+    inner = shared.gate_up(x, weights[0], order, PER_ROW, GateActivation())
     by_choice = torch.empty_like(inner)
     by_choice[order.order.long()] = inner
     return [by_choice, shared.down(inner, weights[1], order)]
@@ -194,8 +198,12 @@ def test_a_planted_fault_is_caught(fault: str, kind: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("tile", "gate", "kind"),
     crossed(
-        [Tile(16, 64, 32, 4, 3, split=3), Tile(32, 128, 128, 4, 2), Tile(64, 32, 64, 8, 3, group=1)],
-        [None, Gate(), Gate(gelu=True)],
+        [
+            GroupedTile(16, 64, 32, 4, 3, split=3),
+            GroupedTile(32, 128, 128, 4, 2),
+            GroupedTile(64, 32, 64, 8, 3, group=1),
+        ],
+        [None, GateActivation(), GateActivation(gelu=True)],
         ["float32", "blocks", "token", "tensor"],
         quick=lambda tile, gate, kind: (
             kind == "blocks" and (tile.split == 3 or gate is None) or gate is None and tile.rows == 32
@@ -203,7 +211,7 @@ def test_a_planted_fault_is_caught(fault: str, kind: str, monkeypatch: pytest.Mo
     ),
 )
 def test_dense_products_however_they_are_cut(
-    tile: Tile, gate: Gate | None, kind: str, monkeypatch: pytest.MonkeyPatch
+    tile: GroupedTile, gate: GateActivation | None, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped, "programs", lambda tile, shape: 3)  # some have two tiles
     plain = random(256, HIDDEN, seed=4)
@@ -232,7 +240,7 @@ def test_sides_that_are_no_multiple_of_a_block(kind: str, rows: int) -> None:
 def test_rows_are_rounded_by_the_rule(powers: bool) -> None:
     """To the bit; rows of zeros and of tiny numbers too."""
     x = random(5, 300, seed=8) * torch.tensor([1e-3, 1.0, 0.0, 1e-6, 300.0])[:, None]
-    found = quantise(x.to(DEVICE), Rounding("block", powers))
+    found = quantise(x.to(DEVICE), RowRounding("block", powers))
     wide = found.stored.cpu().float() * found.scales.cpu().repeat_interleave(128, 1)[:, :300]
     assert torch.equal(wide.double(), rounded(x, as_blocks(random(16, 300), powers)))
     if powers:
@@ -244,7 +252,7 @@ def test_rows_are_rounded_by_the_rule(powers: bool) -> None:
 def test_rows_of_one_scale_are_rounded_by_the_rule(rows: Any, width: int) -> None:
     """To the bit; zeros, numbers beyond a stored scale, and what is no number too."""
     x = random(6, width, seed=8) * torch.tensor([1e-3, 1.0, 0.0, 1e-6, 3e4, 1.0])[:, None]
-    x[1, 7], rounding = float("nan"), Rounding(rows, scale=0.02)
+    x[1, 7], rounding = float("nan"), RowRounding(rows, scale=0.02)
     found = quantise(x.to(DEVICE), rounding)
     assert found.scales.shape == (6,)
     wide = found.stored.cpu().float() * found.scales.cpu()[:, None]
@@ -255,7 +263,7 @@ def test_rows_of_one_scale_are_rounded_by_the_rule(rows: Any, width: int) -> Non
 
 
 def test_a_row_without_numbers_spoils_no_other() -> None:
-    x, weight = random(5, HIDDEN, seed=9), as_channels(random(48, HIDDEN, seed=10), Rounding("token"))
+    x, weight = random(5, HIDDEN, seed=9), as_channels(random(48, HIDDEN, seed=10), RowRounding("token"))
     alone = products().dense(x.to(DEVICE), weight)
     x[2, 3] = float("nan")
     found = products().dense(x.to(DEVICE), weight)
@@ -264,7 +272,7 @@ def test_a_row_without_numbers_spoils_no_other() -> None:
 
 
 def test_tiles_fit_scratch_memory_and_shape() -> None:
-    deep = shape_of(StoredWeight(torch.empty(256, 512, 7168, device="meta")), Gate())
+    deep = shape_of(StoredWeight(torch.empty(256, 512, 7168, device="meta")), GateActivation())
     for choices in (8, 64, 256, 4096, 32768):
         tile = tile_for(deep, choices, {})
         assert deep.k % (tile.split * tile.depth) == 0

@@ -6,13 +6,17 @@ import pytest
 import torch
 
 from eyas.engine.kernels.experts import grouped_sweep
-from eyas.engine.kernels.experts.grouped_task import Task
-from eyas.engine.kernels.experts.grouped_tiles import Tile
+from eyas.engine.kernels.experts.grouped_task import GroupedTask
+from eyas.engine.kernels.experts.grouped_tiles import GroupedTile
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import DEVICE, close, meant, random, rounded
 from tests.unit.test_kernels_grouped_wide import KINDS, experts_of, layers, run, with_tile
 
-FEW = [Tile(16, 64, 128, 4, 3), Tile(32, 128, 128, 4, 2, group=2), Tile(16, 64, 64, 4, 4, group=1)]
+FEW = [
+    GroupedTile(16, 64, 128, 4, 3),
+    GroupedTile(32, 128, 128, 4, 2, group=2),
+    GroupedTile(16, 64, 64, 4, 4, group=1),
+]
 ROWS = 21
 
 
@@ -41,7 +45,7 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ),
 )
 def test_each_row_meets_its_own_expert(
-    width: int, tile: Tile, kind: str, swept: list[int], monkeypatch: pytest.MonkeyPatch
+    width: int, tile: GroupedTile, kind: str, swept: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """k has one step or two, and may end within one; blocks of rows are not full, the last tile is cut."""
     hidden = 1904 if width == 128 else 272  # of 15 or 30 tiles, so that sweeps are two and three; of 3 or 5
@@ -49,7 +53,7 @@ def test_each_row_meets_its_own_expert(
     shared = with_tile(tile, (gate_up, down), experts.numel())
     order, inner = shared.group(experts, (gate_up, down)), random(experts.numel(), width)
     room = torch.full((experts.numel() + 1, hidden), 7.0, device=DEVICE)
-    monkeypatch.setattr(Task, "out", room[:-1])
+    monkeypatch.setattr(GroupedTask, "out", room[:-1])
     found = shared.down(inner[order.order.cpu().long()].to(DEVICE), down, order)
     assert found.data_ptr() == room.data_ptr() and (room[-1] == 7.0).all(), "written behind the last row"
     assert swept == [width] * (width <= (256 if kind != "float32" else 2 * tile.depth))

@@ -7,18 +7,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts import grouped, grouped_wide
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
-from eyas.engine.kernels.experts.grouped_tiles import Tile, key_of, tile_for
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of, tile_for
 from eyas.engine.kernels.products.blocks import Fp8Rows, StoredWeight, quantise
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import DEVICE, PDL, close, computed, in_kind, products, random
 
 EXPERTS, PER_ROW, ROWS = 4, 2, 70
-TALL = [Tile(64, 128, 128, 8, 3, group=2), Tile(128, 64, 128, 8, 2), Tile(64, 32, 64, 4, 3, group=1)]
+TALL = [
+    GroupedTile(64, 128, 128, 8, 3, group=2),
+    GroupedTile(128, 64, 128, 8, 2),
+    GroupedTile(64, 32, 64, 4, 3, group=1),
+]
 KINDS = ["float32", "blocks", "powers", "token", "tensor"]
 
 
@@ -36,16 +40,21 @@ def layers(kind: str, hidden: int, width: int) -> tuple[StoredWeight, StoredWeig
     return in_kind(gate_up, kind), in_kind(down, kind)
 
 
-def with_tile(tile: Tile, weights: tuple[StoredWeight, StoredWeight], choices: int) -> Products:
-    shapes = shape_of(weights[0], Gate()), shape_of(weights[1], None)
-    return Products(Launch.on(DEVICE, pdl=PDL), {key_of(shape, choices): tile for shape in shapes})
+def with_tile(tile: GroupedTile, weights: tuple[StoredWeight, StoredWeight], choices: int) -> GroupedProducts:
+    shapes = shape_of(weights[0], GateActivation()), shape_of(weights[1], None)
+    return GroupedProducts(
+        ProductLaunch.on(DEVICE, pdl=PDL), {key_of(shape, choices): tile for shape in shapes}
+    )
 
 
 def run(
-    shared: Products, x: torch.Tensor, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]
+    shared: GroupedProducts,
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: tuple[StoredWeight, StoredWeight],
 ) -> list[torch.Tensor]:
     order = shared.group(experts, weights)
-    inner = shared.gate_up(x.to(DEVICE), weights[0], order, PER_ROW, Gate())
+    inner = shared.gate_up(x.to(DEVICE), weights[0], order, PER_ROW, GateActivation())
     assert isinstance(inner, torch.Tensor)
     by_choice = torch.empty_like(inner)
     by_choice[order.order.long()] = inner
@@ -79,7 +88,7 @@ def only_wide(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ),
 )
-def test_each_row_meets_its_own_experts(sizes: tuple[int, int], tile: Tile, kind: str) -> None:
+def test_each_row_meets_its_own_experts(sizes: tuple[int, int], tile: GroupedTile, kind: str) -> None:
     """k has one step, two, or more: `down` keeps a block's rows, or walks k."""
     x, experts, weights = random(ROWS, sizes[0]), experts_of(ROWS), layers(kind, *sizes)
     shared = with_tile(tile, weights, experts.numel())
@@ -105,13 +114,13 @@ def test_sides_that_are_no_multiple_of_a_tile(kind: str) -> None:
 
 @pytest.mark.parametrize("powers", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_what_a_gate_passes_is_rounded_as_quantise_does(powers: bool) -> None:
-    rounding = Rounding("block", powers)
+    rounding = RowRounding("block", powers)
     x, experts = random(ROWS, 256), experts_of(ROWS)
     weights = layers("powers" if powers else "blocks", 256, 256)
     shared = with_tile(TALL[0], weights, experts.numel())
     order = shared.group(experts, weights)
     plain, found = (
-        shared.gate_up(x.to(DEVICE), weights[0], order, PER_ROW, Gate(rounding=how))
+        shared.gate_up(x.to(DEVICE), weights[0], order, PER_ROW, GateActivation(rounding=how))
         for how in (None, rounding)
     )
     assert isinstance(plain, torch.Tensor) and isinstance(found, Fp8Rows)
@@ -121,7 +130,7 @@ def test_what_a_gate_passes_is_rounded_as_quantise_does(powers: bool) -> None:
     assert torch.equal(shared.down(found, weights[1], order), shared.down(plain, weights[1], order))
 
 
-SHORT = Tile(16, 64, 64, 4, 3)
+SHORT = GroupedTile(16, 64, 64, 4, 3)
 
 
 @pytest.mark.parametrize("sizes", [(256, 128), (256, 384)], ids=str)
@@ -140,7 +149,7 @@ def test_exact_products_and_short_blocks_go_the_other_way() -> None:
     """The bits of a row must not change where its expert has many."""
     weights, experts = layers("float32", 256, 256), experts_of(ROWS)
     shared = with_tile(TALL[0], weights, experts.numel())
-    exact = Products(replace(shared.launch, exact=True), shared.tiles)
+    exact = GroupedProducts(replace(shared.launch, exact=True), shared.tiles)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped_wide, "start", lambda *_: pytest.fail("a tall block"))
         run(exact, random(ROWS, 256), experts, weights)
@@ -148,8 +157,8 @@ def test_exact_products_and_short_blocks_go_the_other_way() -> None:
 
 
 def test_tall_blocks_are_the_rule_where_experts_have_many_rows() -> None:
-    gate_up = shape_of(torch.empty(256, 512, 7168, device="meta"), Gate())
+    gate_up = shape_of(torch.empty(256, 512, 7168, device="meta"), GateActivation())
     assert tile_for(gate_up, 256 * 128, {}).rows == grouped_wide.FEWEST
     assert tile_for(gate_up, 256 * 8, {}).rows == 16
-    tuned = {key_of(gate_up, 256 * 128): Tile(16, 64, 64, 4, 3)}
+    tuned = {key_of(gate_up, 256 * 128): GroupedTile(16, 64, 64, 4, 3)}
     assert tile_for(gate_up, 256 * 128, tuned).rows == 16

@@ -8,14 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.kernels.attention.attend import Queries
-from eyas.engine.kernels.attention.attend_tiles import Tiling
+from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.latent import latent_products, latent_rows
-from eyas.engine.kernels.latent.latent_attend import Parted, Scratch, attend_latent_chunks, attend_latents
+from eyas.engine.kernels.latent.latent_attend import (
+    LatentScratch,
+    PartialResults,
+    attend_latent_chunks,
+    attend_latents,
+)
 from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows, latent_tiling_of
-from eyas.engine.kernels.products.skinny import KvRows, Rotation
+from eyas.engine.kernels.products.skinny import KvRows, RotaryInput
 
 PAGE, LAYER, EPS = 16, 1, 1e-6
 LATENT, ROTATED = 32, 16
@@ -41,7 +46,7 @@ class Scene:
             tables[slot, :count] = torch.tensor(table)
             for row in range(end):
                 pool[table[row // PAGE], LAYER, 0, row % PAGE, 0] = self.normal(LATENT + ROTATED)
-        self.kv = PagedKv(pool.to(DEVICE)[:, LAYER], tables.to(DEVICE), Scores(SCALE))
+        self.kv = PagedKv(pool.to(DEVICE)[:, LAYER], tables.to(DEVICE), ScoreScaling(SCALE))
 
     def normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=self.random)
@@ -66,7 +71,7 @@ def positions(ends: list[int], order: list[int], width: int) -> tuple[torch.Tens
     return int32(*order), int32(*(ends[slot] - width for slot in order))
 
 
-def added(parted: Parted) -> torch.Tensor:
+def added(parted: PartialResults) -> torch.Tensor:
     """The parts' sum, by the kernel that multiplies it; with a factor that changes nothing."""
     _, m, heads, latent = parted.parts.shape
     unit = torch.eye(latent, device=DEVICE).expand(heads, latent, latent).contiguous()
@@ -76,11 +81,11 @@ def added(parted: Parted) -> torch.Tensor:
 
 
 def decode(
-    scene: Scene, q: torch.Tensor, queries: Queries, tiling: Tiling, kv: PagedKv | None = None
+    scene: Scene, q: torch.Tensor, queries: QueryRows, tiling: AttentionTiling, kv: PagedKv | None = None
 ) -> torch.Tensor:
     """Runs twice, over scratch memory of NaN: both agree bit by bit."""
     most = len(queries.slots), queries.width
-    scratch = Scratch.on(scene.kv.pool, LATENT, scene.heads, most, pdl=False)
+    scratch = LatentScratch.on(scene.kv.pool, LATENT, scene.heads, most, pdl=False)
     found = []
     for _ in range(2):
         scratch.parts.fill_(float("nan"))
@@ -91,7 +96,7 @@ def decode(
 
 
 def decode_expected(
-    scene: Scene, q: torch.Tensor, queries: Queries, scale: float = SCALE, least: int = 0
+    scene: Scene, q: torch.Tensor, queries: QueryRows, scale: float = SCALE, least: int = 0
 ) -> torch.Tensor:
     rows = []
     for b, (slot, start) in enumerate(zip(queries.slots.tolist(), queries.starts.tolist(), strict=True)):
@@ -129,9 +134,9 @@ def test_plain_rows_and_chains(heads: int, width: int, rows: int, parts: int) ->
     """Also where a sequence's rows take more than one program, and the last of them is partly empty."""
     ends = [width, 100, 16 + width, 290, 64]
     scene = Scene(heads, ends)
-    queries = Queries(*positions(ends, [3, 0, 4, 2, 1], width), width)
+    queries = QueryRows(*positions(ends, [3, 0, 4, 2, 1], width), width)
     q = scene.queries(len(ends) * width)
-    got = decode(scene, q, queries, Tiling(rows, 32, parts, warps=4, stages=2))
+    got = decode(scene, q, queries, AttentionTiling(rows, 32, parts, warps=4, stages=2))
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
     assert (got - decode_expected(scene, q, queries, SCALE / 1.2)).abs().max() > 1e-2, "no scale matters"
 
@@ -148,11 +153,11 @@ def test_trees(width: int, rows: int, parts: int) -> None:
     signed = [[bit - (1 << 64) if bit >> 63 else bit for bit in word] for word in words]
     mask = torch.tensor(signed, device=DEVICE).unsqueeze(1).expand(-1, 3, width).contiguous()
     slots, starts = positions(ends, [1, 0, 2], width)
-    queries, q = Queries(slots, starts, width, mask), scene.queries(3 * width)
-    tiling = Tiling(rows, 32, parts, warps=4, stages=2)
+    queries, q = QueryRows(slots, starts, width, mask), scene.queries(3 * width)
+    tiling = AttentionTiling(rows, 32, parts, warps=4, stages=2)
     got = decode(scene, q, queries, tiling)
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
-    shifted = Queries(slots, starts, width, mask.roll(1, 2))
+    shifted = QueryRows(slots, starts, width, mask.roll(1, 2))
     assert (got - decode_expected(scene, q, shifted)).abs().max() > 1e-2, "no column of the mask matters"
 
 
@@ -161,8 +166,8 @@ def test_a_level_of_a_tree_sees_the_levels_above() -> None:
     scene = Scene(4, ends)
     slots, starts = positions(ends, [0, 1], 7)
     mask = torch.tensor([11, 19, 101], device=DEVICE).expand(1, 2, 3).contiguous()
-    level, q = Queries(slots, starts, 3, mask, extent=7), scene.queries(6)
-    got = decode(scene, q, level, Tiling(16, 32, 2, warps=4, stages=2))
+    level, q = QueryRows(slots, starts, 3, mask, extent=7), scene.queries(6)
+    got = decode(scene, q, level, AttentionTiling(16, 32, 2, warps=4, stages=2))
     assert (got - decode_expected(scene, q, level)).abs().max() < 1e-5
 
 
@@ -172,7 +177,7 @@ def test_a_tree_that_is_a_chain_is_a_chain() -> None:
     slots, starts = positions(ends, [0, 1], 6)
     mask = torch.tensor([(1 << (j + 1)) - 1 for j in range(6)], device=DEVICE).expand(1, 2, 6).contiguous()
     q, tiling = scene.queries(12), latent_tiling_of(2, 12)
-    chain, tree = (decode(scene, q, Queries(slots, starts, 6, bits), tiling) for bits in (None, mask))
+    chain, tree = (decode(scene, q, QueryRows(slots, starts, 6, bits), tiling) for bits in (None, mask))
     assert torch.equal(chain, tree)
 
 
@@ -181,8 +186,8 @@ def test_rows_below_a_bound_may_be_anything() -> None:
     for row in range(70):
         scene.kv.pool[scene.kv.tables[0, row // PAGE], 0, row % PAGE] = float("nan")
     bounded = PagedKv(scene.kv.pool, scene.kv.tables, scene.kv.scores, int32(70, 0))
-    queries, q = Queries(*positions([150], [0], 3), 3), scene.queries(3)
-    got = decode(scene, q, queries, Tiling(16, 32, 4, warps=4, stages=2), bounded)
+    queries, q = QueryRows(*positions([150], [0], 3), 3), scene.queries(3)
+    got = decode(scene, q, queries, AttentionTiling(16, 32, 4, warps=4, stages=2), bounded)
     expected = decode_expected(scene, q, queries, least=70)
     assert (got - expected).abs().max() < 1e-5
     tiles = torch.tensor([[0, 0, 147, 3]], dtype=torch.int32, device=DEVICE)
@@ -194,15 +199,15 @@ def test_padding_is_finite_and_changes_nothing() -> None:
     scene = Scene(2, ends)
     slots, starts = positions(ends, [0, 1], 2)
     mask = torch.tensor([[[1, 3], [1, 2], [0, 0]]], device=DEVICE)
-    q, tiling = scene.queries(6), Tiling(16, 32, 4, warps=4, stages=2)
-    got = decode(scene, q, Queries(int32(*slots, 2), int32(*starts, 0), 2, mask), tiling)
-    alone = decode(scene, q[:4], Queries(slots, starts, 2, mask[:, :2].contiguous()), tiling)
+    q, tiling = scene.queries(6), AttentionTiling(16, 32, 4, warps=4, stages=2)
+    got = decode(scene, q, QueryRows(int32(*slots, 2), int32(*starts, 0), 2, mask), tiling)
+    alone = decode(scene, q[:4], QueryRows(slots, starts, 2, mask[:, :2].contiguous()), tiling)
     assert torch.equal(got[:4], alone) and got.isfinite().all()
 
 
 def test_a_wrong_page_is_seen() -> None:
     scene = Scene(4, [150, 150])
-    queries, q = Queries(*positions([150], [0], 1), 1), scene.queries(1)
+    queries, q = QueryRows(*positions([150], [0], 1), 1), scene.queries(1)
     right = decode(scene, q, queries, latent_tiling_of(1, 4))
     scene.kv.tables[0, 5] = scene.kv.tables[1, 5]
     assert (decode(scene, q, queries, latent_tiling_of(1, 4)) - right).abs().max() > 1e-2
@@ -220,7 +225,7 @@ def test_chunks(heads: int, rows: int) -> None:
         tiles += [(slot, row + i, start + i, min(most, count - i)) for i in range(0, count, most)]
         expected += [scene.expected(q[row + i], slot, [*range(start + i + 1)]) for i in range(count)]
         row += count
-    tiling = Tiling(rows, 32, 1, warps=4, stages=2)
+    tiling = AttentionTiling(rows, 32, 1, warps=4, stages=2)
     padded = torch.tensor([*tiles, (0, 0, 0, 0)], dtype=torch.int32, device=DEVICE)
     got = attend_latent_chunks(q, scene.kv, padded, LATENT, tiling)
     assert (got - torch.stack(expected)).abs().max() < 1e-5
@@ -229,7 +234,7 @@ def test_chunks(heads: int, rows: int) -> None:
 def test_the_usual_tiles_fit_what_is_there() -> None:
     """Scratch has room for every batch it is for, and a tile of a chunk for the heads of its rows."""
     pool = torch.empty(1, 1, PAGE, 1, LATENT + ROTATED)
-    scratch = Scratch.on(pool, LATENT, 8, (40, 20), pdl=False)
+    scratch = LatentScratch.on(pool, LATENT, 8, (40, 20), pdl=False)
     for batch in range(1, 41):
         for width in range(1, 21):
             assert latent_tiling_of(batch, width * 8).parts * batch * width * 8 <= len(scratch.lses)
@@ -241,13 +246,13 @@ def test_the_usual_tiles_fit_what_is_there() -> None:
 # --- rows and products -----------------------------------------------------------------------------------
 
 
-def rotation(m: int, rotated: int = ROTATED) -> Rotation:
+def rotation(m: int, rotated: int = ROTATED) -> RotaryInput:
     angles = torch.outer(torch.arange(40.0), 0.3 ** torch.arange(rotated // 2))
     places = torch.randint(40, (m,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    return Rotation(angles.cos().to(DEVICE), angles.sin().to(DEVICE), places.to(DEVICE))
+    return RotaryInput(angles.cos().to(DEVICE), angles.sin().to(DEVICE), places.to(DEVICE))
 
 
-def turned(x: torch.Tensor, by: Rotation) -> torch.Tensor:
+def turned(x: torch.Tensor, by: RotaryInput) -> torch.Tensor:
     """x [m, .., rotated]: element i and i + rotated / 2 as the parts of a complex number."""
     turn = torch.complex(by.cos[by.positions].double(), by.sin[by.positions].double())
     turn = turn.view(x.shape[0], *[1] * (x.dim() - 2), -1)
@@ -306,20 +311,20 @@ def test_mixed_latents_become_values(m: int, width: int) -> None:
     assert (out - expected).abs().max() < 1e-4
 
 
-def _by_count(parted: Parted) -> torch.Tensor:
+def _by_count(parted: PartialResults) -> torch.Tensor:
     return parted.lses.softmax(0)
 
 
-def _by_base_e(parted: Parted) -> torch.Tensor:
+def _by_base_e(parted: PartialResults) -> torch.Tensor:
     return (parted.lses * torch.log(torch.tensor(2.0))).softmax(0)
 
 
 @pytest.mark.parametrize(("weigh", "same"), [(_by_base_e, True), (_by_count, False)])
 def test_parts_weigh_as_much_as_their_exponentials(
-    weigh: Callable[[Parted], torch.Tensor], same: bool
+    weigh: Callable[[PartialResults], torch.Tensor], same: bool
 ) -> None:
     """Powers of two, not of e."""
-    parted = Parted(random(3, 4, 2, LATENT), random(3, 4, 2) * 3, int32(3, 3), 2)
+    parted = PartialResults(random(3, 4, 2, LATENT), random(3, 4, 2) * 3, int32(3, 3), 2)
     expected = (weigh(parted)[..., None] * parted.parts).sum(0)
     assert ((added(parted) - expected).abs().max() < 1e-5) == same
 
@@ -329,10 +334,10 @@ def test_rows_before_the_first_one_see_themselves() -> None:
     firsts, ends = [2, 0, 3, 6, 40], [4, 100, 20, 8, 64]
     scene = Scene(4, ends)
     scene.kv = replace(scene.kv, firsts=int32(*firsts))
-    queries = Queries(*positions(ends, [3, 0, 4, 2, 1], 4), 4)
+    queries = QueryRows(*positions(ends, [3, 0, 4, 2, 1], 4), 4)
     q = scene.queries(20)
     paths = [(slot, ends[slot] - 4 + j) for slot in (3, 0, 4, 2, 1) for j in range(4)]
-    got = decode(scene, q, queries, Tiling(16, 32, 2, warps=4, stages=2))
+    got = decode(scene, q, queries, AttentionTiling(16, 32, 2, warps=4, stages=2))
     assert (got - expected_before(scene, q, paths, firsts)).abs().max() < 1e-5
 
     q = scene.queries(28)

@@ -13,10 +13,10 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
+from eyas.engine.batch.tables import SlotTables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.drafts import lookup as kernels
-from eyas.engine.speculation.drafters.base import Draft
+from eyas.engine.speculation.drafters.base import SequenceProposal
 from eyas.engine.speculation.drafters.device_lookup import DeviceLookup, words_predicted
 from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
 from tests.unit.crossed import crossed
@@ -35,7 +35,7 @@ class World:
 
     spec: SpeculationConfig
     headed: bool
-    tables: Tables
+    tables: SlotTables
     device: DeviceLookup
     head: ScriptedHead
     plain: LookupDrafter
@@ -43,7 +43,7 @@ class World:
     @classmethod
     def of(cls, spec: SpeculationConfig, *, headed: bool) -> World:
         sizes = TableSizes(SLOTS + 1, 1, spec.width, context=CONTEXT, predicted=words_predicted(CONTEXT))
-        tables, head = Tables(sizes, DEVICE), ScriptedHead()
+        tables, head = SlotTables(sizes, DEVICE), ScriptedHead()
         device = DeviceLookup(tables, spec, headed=headed, trees=headed and spec.topk > 1)
         return cls(spec, headed, tables, device, head, LookupDrafter(spec, head if headed else None))
 
@@ -68,7 +68,9 @@ class World:
         """Both look up after the head has proposed `trees`, by slot; what the plain one gives, by slot."""
         for slot, tree in trees.items():
             put_tree(self.tables, slot, tree)
-        self.head.drafts = [Draft(s, len(s) - 1, trees[s.slot]) for s in sequences if s.slot in trees]
+        self.head.drafts = [
+            SequenceProposal(s, len(s) - 1, trees[s.slot]) for s in sequences if s.slot in trees
+        ]
         for seq in sequences:
             self.plain.grew(seq)
         self.device.look_up(self.slots(sequences), PAGE, pdl=False)
@@ -215,4 +217,4 @@ def test_another_rule_is_noticed(wrong: dict[str, int], monkeypatch: pytest.Monk
             list(rounds(SpeculationConfig(3, 1, 4, ngram=True), seed=7 + seed))
 
 
-RULE = kernels.Rule
+RULE = kernels.LookupRule

@@ -16,19 +16,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
+from eyas.engine.batch.tables import SlotTables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, Mailbox, MailLayout, tags
-from eyas.engine.ipc.messages import Proposal
+from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, DraftMailbox, MailLayout, tags
+from eyas.engine.ipc.messages import DraftProposal
 from eyas.engine.ipc.row_ring import tag
-from eyas.engine.kernels.drafts.rounds import FACTS, Batch
+from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch
 from eyas.engine.kernels.exchange import mailbox
-from eyas.engine.kernels.exchange.mailbox import MOST_POLLS, POLL_S, Reach, polls_in
+from eyas.engine.kernels.exchange.mailbox import MOST_POLLS, POLL_S, DraftLimits, polls_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLACES, KEPT, WIDTH, VOCAB, DEEPEST = 3, 8, 6, 50, 3
-TREES, CHAINS = Reach(VOCAB, DEEPEST, True), Reach(VOCAB, DEEPEST, False)
+TREES, CHAINS = DraftLimits(VOCAB, DEEPEST, True), DraftLimits(VOCAB, DEEPEST, False)
 TABLES = ("drafts", "parents", "depth", "mask")
 
 
@@ -43,8 +43,8 @@ class Rig:
     def __post_init__(self) -> None:
         self.place = MailLayout(KEPT, self.nodes)
         self.memory = np.zeros(self.place.nbytes(PLACES), np.uint8)
-        self.box = Mailbox(memoryview(self.memory), self.place, PLACES)
-        self.tables = Tables(TableSizes(PLACES + 1, 4, self.width), "cpu")
+        self.box = DraftMailbox(memoryview(self.memory), self.place, PLACES)
+        self.tables = SlotTables(TableSizes(PLACES + 1, 4, self.width), "cpu")
         for slot in range(PLACES):
             self.tables.mailbox[slot] = self.memory.ctypes.data + slot * self.place.words * 8
             self.tables.ring_generation[slot] = 11 + slot
@@ -56,10 +56,10 @@ class Rig:
     def propose(self, slot: int, tree: tuple[list[int], list[int]], *, later: int = 0) -> None:
         """For the round whose root is `later` positions behind the slot's own."""
         base = int(self.tables.length[slot]) + later
-        assert self.box.propose(slot, Proposal(1, 11 + slot, base, tuple(tree[0]), tuple(tree[1])))
+        assert self.box.propose(slot, DraftProposal(1, 11 + slot, base, tuple(tree[0]), tuple(tree[1])))
 
-    def fetch(self, reach: Reach = TREES) -> None:
-        mailbox.fetch(Batch(self.tables, self.slots, 16), self.place, reach)
+    def fetch(self, reach: DraftLimits = TREES) -> None:
+        mailbox.fetch(RoundBatch(self.tables, self.slots, 16), self.place, reach)
 
     def drafts(self, slot: int) -> list[int]:
         return self.tables.drafts[slot].tolist()
@@ -122,7 +122,7 @@ def proposals(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 def by_host(rig: Rig, slot: int, tree: DraftTree, deepest: int, most: int) -> dict[str, torch.Tensor]:
     """What the host would leave in the tables of such a round, of drafts that remain in their places."""
-    twin = Tables(rig.tables.sizes, "cpu")
+    twin = SlotTables(rig.tables.sizes, "cpu")
     writes, cut = TableWrites(twin), tree.narrow(min(most or rig.width - 1, rig.width - 1))
     writes.draft(slot, cut, branching=True)
     twin.apply(torch.from_numpy(writes.array()))
@@ -157,7 +157,7 @@ def test_trees_of_more_than_one_word() -> None:
     width = 70
     parents = [-1, -1, *range(65)]
     rig = Rig(width=width, nodes=width)
-    reach = Reach(VOCAB, 69, True)
+    reach = DraftLimits(VOCAB, 69, True)
     rig.tables.speculative[2] = 69
     rig.propose(2, ([node % VOCAB for node in range(67)], parents))
     rig.fetch(reach)
@@ -218,7 +218,7 @@ WRONG = {
 
 @pytest.mark.parametrize("spoil", [pytest.param(one, id=name) for name, one in WRONG.items()])
 @pytest.mark.parametrize("reach", [CHAINS, TREES], ids=["chains", "trees"])
-def test_what_makes_no_sense_is_no_draft(spoil: Spoil, reach: Reach) -> None:
+def test_what_makes_no_sense_is_no_draft(spoil: Spoil, reach: DraftLimits) -> None:
     """Beside a neighbour, which has its drafts."""
     rig = Rig()
     rig.tables.drafts[0] = 3
@@ -305,5 +305,5 @@ def test_tags_are_those_of_rows(generation: int, position: int) -> None:
 def test_a_proposal_that_has_no_room_is_not_left() -> None:
     rig = Rig(nodes=2)
     for number, nodes in ((0, 3), (PLACES, 1), (-1, 1)):
-        assert not rig.box.propose(number, Proposal(1, 11, 5, (1,) * nodes, (-1,) * nodes))
+        assert not rig.box.propose(number, DraftProposal(1, 11, 5, (1,) * nodes, (-1,) * nodes))
     assert not rig.box.words.any()

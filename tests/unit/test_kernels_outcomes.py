@@ -9,9 +9,9 @@ from test_kernels_rounds import snapshot
 from test_kernels_sample import normal
 
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.drafts.outcomes import Outcomes, extend, find
+from eyas.engine.kernels.drafts.outcomes import RoundOutcomes, extend, find
 from eyas.engine.kernels.sampling.couple import couple
-from eyas.engine.sampling.sampler import Row, perturbed
+from eyas.engine.sampling.sampler import SampledRow, perturbed
 from eyas.engine.speculation.drafters.ahead import fan_out
 from tests.unit.rounds_rig import DEVICE, Case, new_rows, random_case, words_of
 
@@ -43,7 +43,7 @@ def sees(after: int, own: int, level: int, count: int) -> int:
     return sum(1 << row for row in rows)
 
 
-def check_rows(case: Case, outcomes: Outcomes, rows, level: int, tokens: list[list[int]]) -> None:
+def check_rows(case: Case, outcomes: RoundOutcomes, rows, level: int, tokens: list[list[int]]) -> None:
     count = outcomes.accepted.shape[1]
     for b, slot in enumerate(case.slots):
         base = int(case.tables.length[slot])
@@ -74,7 +74,7 @@ def test_tokens_and_rows_are_those_of_the_specification(count: int, mapped: bool
     token_map = ids_of(VOCAB).to(DEVICE) if mapped else None
     known = ids_of(VOCAB) if mapped else torch.arange(VOCAB)
     accepted, ranks, drafts = ended(batch, count)
-    outcomes, rows = Outcomes.of(accepted, ranks, drafts), new_rows(batch * count, 1)
+    outcomes, rows = RoundOutcomes.of(accepted, ranks, drafts), new_rows(batch * count, 1)
     assert len(outcomes.visible) == mask_words(STEPS + STEPS * count)
     ids = normal(batch * (STEPS + 1), VOCAB).topk(count + 1).indices
     sources = torch.empty(batch * count, dtype=torch.int32, device=DEVICE)
@@ -114,7 +114,7 @@ def test_a_head_that_knows_few_tokens_has_fewer_outcomes() -> None:
     accepted = torch.zeros(3, 4, dtype=torch.int32, device=DEVICE)
     ranks = torch.arange(4, dtype=torch.int32, device=DEVICE).repeat(3, 1)
     drafts = torch.tensor([[1, 0, 0], [2, 0, 0], [9, 0, 0]], dtype=torch.int32, device=DEVICE)
-    outcomes, rows = Outcomes.of(accepted, ranks, drafts), new_rows(12, 1)
+    outcomes, rows = RoundOutcomes.of(accepted, ranks, drafts), new_rows(12, 1)
     ids = torch.tensor([[2, 1, 0]] * 12, device=DEVICE)
     find(case.batch, outcomes, ids, None, rows, torch.empty(12, dtype=torch.int32, device=DEVICE))
     assert outcomes.tokens[:, :, 0].tolist() == [[2, 0, -1, -1], [1, 0, -1, -1], [2, 1, 0, -1]]
@@ -127,7 +127,9 @@ def test_each_outcomes_noise_is_that_of_its_own_place() -> None:
     depths = torch.tensor([0, 2, 1] * 4, dtype=torch.int32, device=DEVICE)
     logits = normal(12, VOCAB, scale=0.5)
     places = [int(case.tables.length[slot]) + 1 + 1 + depth for slot in case.slots for depth in (0, 2, 1)]
-    asking = [Row(params[row // 3], row // 3 % 3, place, (), (), ()) for row, place in enumerate(places)]
+    asking = [
+        SampledRow(params[row // 3], row // 3 % 3, place, (), (), ()) for row, place in enumerate(places)
+    ]
     expected = perturbed(logits.cpu(), asking, ids_of(VOCAB)).argmax(-1)
     plain = logits.clone()
     couple(case.batch, 1, logits, ids_of(VOCAB).to(DEVICE), depths)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.engine.kernels.drafts.paths import compact, gather_path
-from eyas.engine.kernels.drafts.rounds import FACTS, Verdicts
+from eyas.engine.kernels.drafts.rounds import FACTS, RoundVerdicts
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from tests.unit.rounds_rig import DEVICE, PAGE, Case, new_extension, random_case
@@ -16,7 +16,7 @@ from tests.unit.rounds_rig import DEVICE, PAGE, Case, new_extension, random_case
 WIDTH, DEEPEST = 40, 6
 
 
-def accepted(case: Case, seed: int) -> tuple[Verdicts, list[list[int]], list[list[int]]]:
+def accepted(case: Case, seed: int) -> tuple[RoundVerdicts, list[list[int]], list[list[int]]]:
     """A verdict already committed: random ascending paths, some of them chains, some the root alone."""
     rng = random.Random(seed)
     paths, emitted = [], []
@@ -29,7 +29,9 @@ def accepted(case: Case, seed: int) -> tuple[Verdicts, list[list[int]], list[lis
             case.tables.length[slot] += len(paths[-1])
     result = [[len(tokens), 9, WIDTH - 1, *tokens, *[-1] * (WIDTH - len(tokens))] for tokens in emitted]
     path = [[*nodes, *[-1] * (DEEPEST - len(nodes))] for nodes in paths]
-    verdicts = Verdicts(*(torch.tensor(table, dtype=torch.int32, device=DEVICE) for table in (result, path)))
+    verdicts = RoundVerdicts(
+        *(torch.tensor(table, dtype=torch.int32, device=DEVICE) for table in (result, path))
+    )
     return verdicts, paths, emitted
 
 
@@ -71,7 +73,7 @@ def test_a_source_that_is_also_a_target() -> None:
     path = torch.tensor([[0, 2, 3, 5], [0, -1, -1, -1]], dtype=torch.int32, device=DEVICE)
     result = torch.zeros(2, FACTS + WIDTH, dtype=torch.int32, device=DEVICE)
     result[:, 0] = torch.tensor([4, 1])
-    compact(case.batch, Verdicts(result, path), pool.tensor)
+    compact(case.batch, RoundVerdicts(result, path), pool.tensor)
     assert [float(pool.tensor[at][0, 0]) for at in place] == [0.0, 2.0, 3.0, 5.0, 4.0, 5.0]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.tables import Tables, mask_words
+from eyas.engine.batch.tables import SlotTables, mask_words
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.drafts.rounds import FACTS, prepare, verdict
 from eyas.engine.sampling.noise import _philox, streams
@@ -39,7 +39,7 @@ def picked(case: Case, width: int, seed: int) -> torch.Tensor:
     return torch.tensor([rng.randrange(VOCAB) for _ in range(rows)], dtype=torch.int32, device=DEVICE)
 
 
-def snapshot(tables: Tables) -> dict[str, torch.Tensor]:
+def snapshot(tables: SlotTables) -> dict[str, torch.Tensor]:
     names = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative")
     return {name: getattr(tables, name).clone() for name in names}
 

@@ -8,7 +8,7 @@ import torch
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.weights import CPU, Part, Shape, Weights
 from eyas.engine.kernels.experts import route
-from eyas.engine.kernels.experts.group import Grouped, group
+from eyas.engine.kernels.experts.group import GroupedChoices, group
 from eyas.engine.layers.experts import Router
 from tests.unit.crossed import crossed
 
@@ -53,7 +53,7 @@ def logits_of(rows: int, experts: int, *, ties: bool = False) -> torch.Tensor:
 
 def routes(
     router: ExpertsSpec, logits: torch.Tensor, shift: float = 0.0
-) -> tuple[route.Chosen, torch.Tensor, torch.Tensor]:
+) -> tuple[route.ChosenExperts, torch.Tensor, torch.Tensor]:
     """What the kernel chooses, and the plain router's experts and weights."""
     generator = torch.Generator().manual_seed(3)
     correction = (torch.rand(router.experts, generator=generator) - 0.5) * 0.6 + shift
@@ -92,7 +92,7 @@ def test_every_choice_is_of_the_rank_that_has_the_expert(name: str) -> None:
     whole, each = route.choose(logits, router, correction, shared=True), router.experts // 2
     kv_rows = torch.tensor([0, 7, 3, 4, -1, 9], dtype=torch.int32, device=DEVICE)
     for rank in range(2):
-        held = route.Held(
+        held = route.LocalExperts(
             range(each * rank, each * (rank + 1)), range(rows * rank, rows * (rank + 1)), kv_rows
         )
         found = route.choose_held(logits, (router, correction, True), held)
@@ -148,7 +148,7 @@ def test_choices_are_sorted_by_expert_and_cut_into_blocks(shape: tuple[int, int,
     with pytest.raises(AssertionError):
         spoilt = found.order.clone()
         spoilt[:2] = spoilt[:2].flip(0)
-        assert_grouped(Grouped(spoilt, found.blocks, block), chosen, experts)
+        assert_grouped(GroupedChoices(spoilt, found.blocks, block), chosen, experts)
 
 
 def test_all_rows_of_one_expert_fill_blocks() -> None:
@@ -157,7 +157,7 @@ def test_all_rows_of_one_expert_fill_blocks() -> None:
         assert_grouped(group(chosen.to(DEVICE), 8, 128), chosen, 8)
 
 
-def assert_grouped(found: Grouped, chosen: torch.Tensor, experts: int) -> None:
+def assert_grouped(found: GroupedChoices, chosen: torch.Tensor, experts: int) -> None:
     """Every choice once, by expert and then by choice; no block is of two experts, none is too long."""
     flat = chosen.flatten()
     expected = flat.long().masked_fill(flat < 0, experts).sort(stable=True).indices[: int((flat >= 0).sum())]

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc import row_ring as layout
 from eyas.engine.ipc.row_ring import RowRing, kept_rows, tag
 from eyas.engine.kernels.exchange import row_ring
@@ -37,7 +37,7 @@ class Rig:
         words = WIDTH * self.dtype.itemsize // 4
         self.ring = RowRing(self.places, self.kept, words)
         self.memory = torch.zeros(self.ring.nbytes // 8, dtype=torch.int64)
-        self.tables = Tables(TableSizes(self.places + 1, 4), "cpu")
+        self.tables = SlotTables(TableSizes(self.places + 1, 4), "cpu")
         self.windows = torch.full((self.places + 1, WINDOW, WIDTH), -1.0, dtype=self.dtype)
         self.stays = self.windows.clone()  # what the rule says that they hold
         self._rows = 0
@@ -68,7 +68,7 @@ class Rig:
                 self.tables.ring[place] = self.address(place)
                 self.tables.ring_generation[place] = generation
             counts.append([count, 7])
-        written = row_ring.Written(
+        written = row_ring.WrittenRows(
             torch.tensor([place for place, _, _ in sequences], dtype=torch.int32) % (self.places + 1),
             self.kept,
             self.windows,

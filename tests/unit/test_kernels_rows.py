@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels.products import rows
-from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation
+from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, RotaryInput
 from eyas.engine.layers.rotary import Rotary, tables
 
 pytestmark = pytest.mark.slow
@@ -159,8 +159,8 @@ def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, nor
     q = torch.empty(m, heads, dim, dtype=dtype, device=DEVICE)
     gains = random(2, dim, dtype=dtype) if normed else (None, None)
     norms = HeadNorms(gains, EPS) if normed else None
-    place, layout = KvRows(pool[:, LAYER], kv_rows), rows.Heads(heads, kv_heads, dim, norms)
-    rows.rope_write(qkv, layout, q, Rotation(cos, sin, positions), place)
+    place, layout = KvRows(pool[:, LAYER], kv_rows), rows.HeadLayout(heads, kv_heads, dim, norms)
+    rows.rope_write(qkv, layout, q, RotaryInput(cos, sin, positions), place)
     all_heads = qkv.view(m, -1, dim)
     parts = list(all_heads.split([heads, kv_heads, kv_heads], dim=1))
     for i, gain in enumerate(gains):

@@ -22,7 +22,7 @@ from eyas.engine.kernels.sampling.ranking import id_of, key_of, value_of
 from eyas.engine.kernels.sampling.survivors import SHORTLIST, cut_of
 from eyas.engine.sampling.filters import survivors, tempered
 from eyas.engine.sampling.noise import gumbel_rows, streams
-from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.sampler import SampledRow, sample
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ class Batch:
 
     def __init__(self, params: list[SamplingParams]) -> None:
         n = len(params)
-        self.rows = [Row(p, i % 3, 1000 * i + 7, (), (), ()) for i, p in enumerate(params)]
+        self.rows = [SampledRow(p, i % 3, 1000 * i + 7, (), (), ()) for i, p in enumerate(params)]
         order = [row.params for row in reversed(self.rows)]  # slot s holds row n - 1 - s
 
         def table(name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -223,7 +223,7 @@ def test_survivors_are_the_specifications(filters: dict, scale: float) -> None:
     """A flat row's nucleus is beyond the short list, a peaked row's is in it."""
     params = SamplingParams(temperature=0.8, **filters)
     logits = normal(300, scale=scale)
-    assert plain_choice(logits.tolist(), Row(params, 0, 0, (), (), ())).margin > 1e-6
+    assert plain_choice(logits.tolist(), SampledRow(params, 0, 0, (), (), ())).margin > 1e-6
     assert kept(logits, params) == expected(logits, params)
 
 
@@ -232,7 +232,7 @@ def test_survivors_among_ties(filters: dict) -> None:
     """Few values, many equals: the lowest ids have the room."""
     params = SamplingParams(temperature=2.0, **filters)
     logits = normal(300, scale=2.0).round()
-    assert plain_choice(logits.tolist(), Row(params, 0, 0, (), (), ())).margin > 1e-6
+    assert plain_choice(logits.tolist(), SampledRow(params, 0, 0, (), (), ())).margin > 1e-6
     assert kept(logits, params) == expected(logits, params)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.kernels.experts.route import Chosen
+from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from tests.unit.crossed import crossed
@@ -66,12 +66,12 @@ def test_a_gated_product(kind: str, gelu: bool) -> None:
     close(single.gated(read(x, weight), weight, None, gelu, PDL), expected)
 
 
-def layer(kind: str) -> tuple[torch.Tensor, StoredWeight, StoredWeight, Chosen]:
+def layer(kind: str) -> tuple[torch.Tensor, StoredWeight, StoredWeight, ChosenExperts]:
     """A row, its experts' weights, and which of them it chose; one choice is of none."""
     gate_up = in_kind(random(EXPERTS, 2 * WIDTH, HIDDEN, seed=1) / HIDDEN**0.5, kind)
     down = in_kind(random(EXPERTS, HIDDEN, WIDTH, seed=2) / WIDTH**0.5, kind)
     chosen = torch.tensor([TAKEN], dtype=torch.int32), random(1, len(TAKEN), seed=3).abs()
-    return random(1, HIDDEN), gate_up, down, Chosen(*(part.to(DEVICE) for part in chosen))
+    return random(1, HIDDEN), gate_up, down, ChosenExperts(*(part.to(DEVICE) for part in chosen))
 
 
 def inner_of(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:

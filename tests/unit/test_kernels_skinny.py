@@ -11,9 +11,9 @@ import torch.nn.functional as F
 import triton
 
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products import skinny
-from eyas.engine.kernels.products.skinny_tiles import MEASURED, Shape, Tile, tile_for
+from eyas.engine.kernels.products.skinny_tiles import MEASURED, ProductShape, ProductTile, tile_for
 from eyas.engine.layers.rotary import Rotary
 
 pytestmark = pytest.mark.slow
@@ -23,15 +23,15 @@ EPS = 1e-2  # large, so that a forgotten epsilon shows
 UNWRITTEN = 77.0
 PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
 CUTS = [
-    Tile(32, 16, 4, 2),
-    Tile(32, 64, 4, 3),
-    Tile(32, 32, 4, 2, split=2),
-    Tile(64, 32, 4, 2, split=4),
+    ProductTile(32, 16, 4, 2),
+    ProductTile(32, 64, 4, 3),
+    ProductTile(32, 32, 4, 2, split=2),
+    ProductTile(64, 32, 4, 2, split=4),
 ]
 HOPPER_CUTS = [
-    Tile(128, 64, 4, 3, ahead=256),
-    Tile(128, 128, 8, 3, split=2),
-    Tile(64, 64, 4, 3),
+    ProductTile(128, 64, 4, 3, ahead=256),
+    ProductTile(128, 128, 8, 3, split=2),
+    ProductTile(64, 64, 4, 3),
 ]
 tolerance = {torch.float32: 2e-5, torch.float16: 4e-3}
 
@@ -40,8 +40,8 @@ def random(*sizes: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) 
     return (torch.randn(*sizes, device=DEVICE) * scale).to(dtype)
 
 
-def launch(kind: str, rows: int, weight: torch.Tensor, tile: Tile) -> skinny.Launch:
-    shared = skinny.Launch.on(DEVICE, pdl=PDL)
+def launch(kind: str, rows: int, weight: torch.Tensor, tile: ProductTile) -> skinny.ProductLaunch:
+    shared = skinny.ProductLaunch.on(DEVICE, pdl=PDL)
     return replace(shared, tiles={(kind, rows, *weight.shape): tile})
 
 
@@ -68,7 +68,7 @@ def seeded() -> None:
 
 @pytest.mark.parametrize("tile", CUTS)
 @pytest.mark.parametrize(("m", "dtype"), [(1, torch.float16), (17, torch.float32), (100, torch.float16)])
-def test_linear_adds_the_residual_and_leaves_sums(m: int, dtype: torch.dtype, tile: Tile) -> None:
+def test_linear_adds_the_residual_and_leaves_sums(m: int, dtype: torch.dtype, tile: ProductTile) -> None:
     n, k = 64, 128
     x, weight = random(m, k, dtype=dtype), random(n, k, dtype=dtype, scale=k**-0.5)
     rows, shared = (
@@ -77,7 +77,7 @@ def test_linear_adds_the_residual_and_leaves_sums(m: int, dtype: torch.dtype, ti
     )
     expected = x.double() @ weight.double().t() + rows[:m].double()
     last = rows[m].clone()
-    source, parts = skinny.Source(x), n // tile.columns
+    source, parts = skinny.ProductInput(x), n // tile.columns
     assert skinny.linear_parts(source, weight, shared) == parts
     sums = torch.full((parts, skinny.MAX_ROWS), UNWRITTEN, device=DEVICE)
     skinny.linear(source, weight, rows[:m], shared, rows[:m], sums)
@@ -89,29 +89,31 @@ def test_linear_adds_the_residual_and_leaves_sums(m: int, dtype: torch.dtype, ti
 
 
 @pytest.mark.parametrize("tile", CUTS)
-def test_linear_of_normed_rows_to_float32(tile: Tile) -> None:
+def test_linear_of_normed_rows_to_float32(tile: ProductTile) -> None:
     x, weight = random(5, 128, dtype=torch.float16), random(64, 128, dtype=torch.float16)
     out = torch.empty(5, 64, device=DEVICE)
-    skinny.linear(skinny.Source(x, sums_of(x, 4), EPS), weight, out, launch("linear", 16, weight, tile))
+    skinny.linear(skinny.ProductInput(x, sums_of(x, 4), EPS), weight, out, launch("linear", 16, weight, tile))
     close(out, normed(x) @ weight.double().t(), torch.float16)
 
 
 def test_more_parts_than_usual() -> None:
     x, weight = random(2, 512), random(16, 512)
     out = torch.empty(2, 16, device=DEVICE)
-    skinny.linear(skinny.Source(x, sums_of(x, 256), EPS), weight, out, skinny.Launch.on(DEVICE, pdl=PDL))
+    skinny.linear(
+        skinny.ProductInput(x, sums_of(x, 256), EPS), weight, out, skinny.ProductLaunch.on(DEVICE, pdl=PDL)
+    )
     close(out, normed(x) @ weight.double().t(), torch.float32)
 
 
 @pytest.mark.parametrize("tile", CUTS)
 @pytest.mark.parametrize("m", [3, 20])
 @pytest.mark.parametrize("gelu", [False, True])
-def test_gated(m: int, tile: Tile, gelu: bool) -> None:
+def test_gated(m: int, tile: ProductTile, gelu: bool) -> None:
     inner, k = 96, 128
     x, weight = random(m, k), random(2 * inner, k, scale=k**-0.5)
     out = torch.full((m + 1, inner), UNWRITTEN, device=DEVICE)
     shared = launch("gated", 16 if m == 3 else 32, weight, tile)
-    skinny.gated(skinny.Source(x, sums_of(x, 2), EPS), weight, out[:m], shared, gelu)
+    skinny.gated(skinny.ProductInput(x, sums_of(x, 2), EPS), weight, out[:m], shared, gelu)
     gate, up = (normed(x) @ weight.double().t()).chunk(2, dim=1)
     silu, by_tanh = F.silu(gate), F.gelu(gate, approximate="tanh")
     assert (silu - by_tanh).abs().max() > 0.01
@@ -123,7 +125,7 @@ def test_gated(m: int, tile: Tile, gelu: bool) -> None:
 @pytest.mark.parametrize("with_sums", [True, False])
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
 @pytest.mark.parametrize("extras", ["", "bias", "norms", "bias, norms"])
-def test_qkv_rope(tile: Tile, with_sums: bool, integers: torch.dtype, extras: str) -> None:
+def test_qkv_rope(tile: ProductTile, with_sums: bool, integers: torch.dtype, extras: str) -> None:
     m, k, heads, kv_heads, dim, page_size, length = 6, 64, 3, 2, 32, 4, 50
     x, weight = random(m, k), random((heads + 2 * kv_heads) * dim, k, scale=k**-0.5)
     bias = random(len(weight)) if "bias" in extras else None
@@ -137,10 +139,10 @@ def test_qkv_rope(tile: Tile, with_sums: bool, integers: torch.dtype, extras: st
     angles = torch.rand(length, dim // 2, device=DEVICE) * 6.28
     q_out = torch.full((m + 1, heads, dim), UNWRITTEN, device=DEVICE)
     skinny.qkv_rope(
-        skinny.Source(x, sums_of(x, 2), EPS) if with_sums else skinny.Source(x),
+        skinny.ProductInput(x, sums_of(x, 2), EPS) if with_sums else skinny.ProductInput(x),
         skinny.QkvWeights(weight, bias, norms),
         q_out[:m],
-        skinny.Rotation(angles.cos(), angles.sin(), positions),
+        skinny.RotaryInput(angles.cos(), angles.sin(), positions),
         skinny.KvRows(pool[:, 1], rows),
         launch("qkv" if norms is None else "heads", 16, weight, tile),
     )
@@ -181,27 +183,27 @@ def test_a_row_does_not_depend_on_its_company() -> None:
     x, weight = random(16, 128), random(64, 128)
     shared = launch("linear", 16, weight, CUTS[3])
     alone, together = torch.empty(1, 64, device=DEVICE), torch.empty(16, 64, device=DEVICE)
-    skinny.linear(skinny.Source(x), weight, together, shared)
-    skinny.linear(skinny.Source(x[3:4].clone()), weight, alone, shared)
+    skinny.linear(skinny.ProductInput(x), weight, together, shared)
+    skinny.linear(skinny.ProductInput(x[3:4].clone()), weight, alone, shared)
     assert torch.equal(alone[0], together[3])
 
 
 @pytest.mark.parametrize("tile", CUTS[1::2])
-def test_what_lies_behind_the_rows_changes_nothing(tile: Tile) -> None:
+def test_what_lies_behind_the_rows_changes_nothing(tile: ProductTile) -> None:
     m, n, k = 5, 64, 128
     rows, weight = random(m, k), random(n, k)
     x = skinny.empty_padded(m, k, like=weight).copy_(rows)
     x.as_strided((16 - m, k), (k, 1), m * k).fill_(float("nan"))
     sums = torch.full((n // tile.columns, skinny.MAX_ROWS), UNWRITTEN, device=DEVICE)
     found, expected = (torch.empty(m, n, device=DEVICE) for _ in range(2))
-    skinny.linear(skinny.Source(rows), weight, expected, launch("linear", 16, weight, tile))
-    skinny.linear(skinny.Source(x), weight, found, launch("linear", 16, weight, tile), sums=sums)
+    skinny.linear(skinny.ProductInput(rows), weight, expected, launch("linear", 16, weight, tile))
+    skinny.linear(skinny.ProductInput(x), weight, found, launch("linear", 16, weight, tile), sums=sums)
     assert torch.equal(found, expected)
     close(sums[:, :m], sums_of(found, len(sums))[:, :m].double(), torch.float32)
     assert (sums[:, m:] == UNWRITTEN).all()
     shared, halves = launch("gated", 16, weight, tile), [torch.empty(m, n // 2, device=DEVICE) for _ in "ab"]
     for source, half in zip((rows, x), halves, strict=True):
-        skinny.gated(skinny.Source(source, sums_of(rows, 2), EPS), weight, half, shared)
+        skinny.gated(skinny.ProductInput(source, sums_of(rows, 2), EPS), weight, half, shared)
     assert torch.equal(*halves)
 
 
@@ -217,27 +219,29 @@ def test_rows_are_padded_with_memory_only_where_there_is_some() -> None:
         (pages[24:29], 16),
         (pages[25:30], 5),
     ):
-        plan = skinny._plan("linear", skinny.Source(x), weight, 32, skinny.Launch.on(DEVICE, pdl=PDL))
+        plan = skinny._plan(
+            "linear", skinny.ProductInput(x), weight, 32, skinny.ProductLaunch.on(DEVICE, pdl=PDL)
+        )
         assert skinny._rows(x, plan).shape == [rows, 64]
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    shared, x, weight = skinny.Launch.on(DEVICE, pdl=PDL), random(2, 64), random(32, 64)
+    shared, x, weight = skinny.ProductLaunch.on(DEVICE, pdl=PDL), random(2, 64), random(32, 64)
     out = torch.empty(2, 32, device=DEVICE)
     with pytest.raises(ValueError, match="out"):
-        skinny.linear(skinny.Source(x), weight, torch.empty(1, 32, device=DEVICE), shared)
+        skinny.linear(skinny.ProductInput(x), weight, torch.empty(1, 32, device=DEVICE), shared)
     with pytest.raises(ValueError, match="residual"):
-        skinny.linear(skinny.Source(x), weight, out, shared, out[:1])
+        skinny.linear(skinny.ProductInput(x), weight, out, shared, out[:1])
     with pytest.raises(ValueError, match="sums"):
-        skinny.linear(skinny.Source(x), weight, out, shared, sums=torch.empty(9, 64, device=DEVICE))
+        skinny.linear(skinny.ProductInput(x), weight, out, shared, sums=torch.empty(9, 64, device=DEVICE))
     with pytest.raises(ValueError, match="no skinny product"):
-        skinny.linear(skinny.Source(random(129, 64)), weight, out, shared)
+        skinny.linear(skinny.ProductInput(random(129, 64)), weight, out, shared)
     with pytest.raises(ValueError, match="no skinny product"):
-        skinny.linear(skinny.Source(random(2, 48)), weight, out, shared)
+        skinny.linear(skinny.ProductInput(random(2, 48)), weight, out, shared)
     with pytest.raises(ValueError, match="contiguous"):
-        skinny.linear(skinny.Source(random(64, 2).t()), weight, out, shared)
+        skinny.linear(skinny.ProductInput(random(64, 2).t()), weight, out, shared)
     with pytest.raises(ValueError, match="multiple of 16"):
-        skinny.linear(skinny.Source(x), random(24, 64), out, shared)
+        skinny.linear(skinny.ProductInput(x), random(24, 64), out, shared)
 
 
 def recipe() -> None:
@@ -250,13 +254,13 @@ def recipe() -> None:
         torch.empty(9, dim // 2, device="meta"),
         torch.empty(m, dtype=torch.int32, device="meta"),
     )
-    source, kv = skinny.Source(x, sums, EPS), skinny.KvRows(pool[:, 1], integers)
-    rotation = skinny.Rotation(angles, angles, integers)
+    source, kv = skinny.ProductInput(x, sums, EPS), skinny.KvRows(pool[:, 1], integers)
+    rotation = skinny.RotaryInput(angles, angles, integers)
     for cut in HOPPER_CUTS:
         tiles = {(kind, 64, k, k): cut for kind in ("linear", "gated", "qkv", "heads")}
-        shared = replace(skinny.Launch.on("meta", pdl=True), tiles=tiles)
+        shared = replace(skinny.ProductLaunch.on("meta", pdl=True), tiles=tiles)
         left = torch.empty(k // cut.columns, 128, device="meta")
-        skinny.linear(skinny.Source(x), weight, out, shared, out, left)
+        skinny.linear(skinny.ProductInput(x), weight, out, shared, out, left)
         inner = torch.empty(m, k // 2, dtype=x.dtype, device="meta")
         skinny.gated(source, weight, inner, shared)
         q_out = torch.empty(m, 2, dim, dtype=x.dtype, device="meta")
@@ -273,7 +277,7 @@ def test_all_compiles_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    compiled = Warmup("tests.unit.test_kernels_skinny:recipe", (), 90, processes=2).wait()
+    compiled = KernelWarmup("tests.unit.test_kernels_skinny:recipe", (), 90, processes=2).wait()
     codes = [path.read_text() for path in tmp_path.rglob("*.ptx")]
     assert compiled.kernels == len(codes) == 5 * len(HOPPER_CUTS)
     for code in codes:
@@ -289,21 +293,24 @@ def test_any_shape_has_a_tile_that_fits(kind: str, rows: int) -> None:
     sides = [32, 96, 256, 672, 1312, 4096, 6144, 14336, 28672, 32000, 128256]
     for n in sides:
         for k in (16, 48, *sides[:8]):
-            shape = Shape(kind, rows, n, k, span=64 if kind == "qkv" else n)
+            shape = ProductShape(kind, rows, n, k, span=64 if kind == "qkv" else n)
             check(tile_for(shape, 2), shape, 2)
             check(tile_for(shape, 4), shape, 4)
 
 
 def test_measured_tiles_fit_as_they_are() -> None:
     for (kind, rows, n, k), tile in MEASURED.items():
-        shape = Shape(kind, rows, n, k, span=128 if kind == "qkv" else n)
+        shape = ProductShape(kind, rows, n, k, span=128 if kind == "qkv" else n)
         assert tile_for(shape, 2) == tile
         check(tile, shape, 2)
 
 
-def check(tile: Tile, shape: Shape, itemsize: int) -> None:
+def check(tile: ProductTile, shape: ProductShape, itemsize: int) -> None:
     assert shape.span % tile.columns == 0 and (shape.k // tile.split) % tile.depth == 0
     assert tile.columns >= 16 and tile.depth >= 16 and tile.stages >= 1
     assert tile.stages * (tile.columns + shape.rows) * tile.depth * itemsize <= 208 * 1024
     assert tile.ahead <= shape.k // tile.split and tile.ahead.bit_count() <= 1
-    assert tile.split == 1 or tile.split * shape.n * 128 <= skinny.Launch.on("cpu", False).partials.numel()
+    assert (
+        tile.split == 1
+        or tile.split * shape.n * 128 <= skinny.ProductLaunch.on("cpu", False).partials.numel()
+    )

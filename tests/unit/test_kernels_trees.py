@@ -11,12 +11,12 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.drafts.rounds import verdict
-from eyas.engine.kernels.drafts.trees import Frontier, Growth, grow, new_growth, select
+from eyas.engine.kernels.drafts.trees import TreeFrontier, TreeGrowth, grow, new_growth, select
 from eyas.engine.kernels.sampling.couple import couple
-from eyas.engine.sampling.sampler import Row, draft_probabilities
+from eyas.engine.sampling.sampler import SampledRow, draft_probabilities
 from eyas.engine.speculation.expansion import TreeExpansion
 from eyas.engine.speculation.verify import walk
 from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible, words_of
@@ -48,8 +48,8 @@ def level_of(
     return torch.tensor(probabilities, device=DEVICE), torch.tensor(ids, device=DEVICE)
 
 
-def new_frontier(batch: int, topk: int) -> Frontier:
-    return Frontier(new_rows(batch, topk), ints(batch * topk))
+def new_frontier(batch: int, topk: int) -> TreeFrontier:
+    return TreeFrontier(new_rows(batch, topk), ints(batch * topk))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -100,14 +100,14 @@ def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> set[tuple[int, ..
     return found
 
 
-def rows_of(tables: Tables, slot: int) -> list[torch.Tensor]:
+def rows_of(tables: SlotTables, slot: int) -> list[torch.Tensor]:
     """A copy of what is told of a slot's drafts."""
     rows = tables.drafts[slot], tables.parents[slot], tables.depth[slot], tables.mask[:, slot]
     return [row.clone() for row in rows]
 
 
 def grow_both(
-    case: Case, growth: Growth, rng: random.Random, coarse: bool, strange: bool = True
+    case: Case, growth: TreeGrowth, rng: random.Random, coarse: bool, strange: bool = True
 ) -> list[TreeExpansion]:
     """All levels, on the device and by the twins, compared level by level."""
     spec, batch = growth.spec, case.batch
@@ -128,7 +128,7 @@ def grow_both(
 
 
 def check_frontier(
-    case: Case, growth: Growth, twin: TreeExpansion, b: int, level: int, below: Frontier
+    case: Case, growth: TreeGrowth, twin: TreeExpansion, b: int, level: int, below: TreeFrontier
 ) -> None:
     slot, topk = case.slots[b], growth.spec.topk
     start = int(case.tables.length[slot])
@@ -170,7 +170,7 @@ def test_noise_for_a_level(level: int, mapped: bool) -> None:
     token_map = torch.randperm(9000, generator=torch.Generator().manual_seed(1))[:vocab] if mapped else None
     logits = torch.randn(5 * width, vocab, generator=torch.Generator().manual_seed(2))
     rows = [
-        Row(
+        SampledRow(
             SamplingParams(temperature=t, seed=int(tables.seed[slot]) % (1 << 64)),
             int(tables.choice[slot]),
             int(tables.length[slot]) + 1 + level,

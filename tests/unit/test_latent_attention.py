@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.checkpoint.weights import Part, Placement, Shape, Weights
+from eyas.engine.checkpoint.weights import Part, Shape, WeightPlacement, Weights
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.layers.linear import Linear
@@ -44,7 +44,7 @@ class Noise(Weights):
     """Random tensors, kept for who writes out what is made of them."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(Placement(dtype=dtype))
+        super().__init__(WeightPlacement(dtype=dtype))
         self.taken: dict[str, torch.Tensor] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -103,7 +103,7 @@ def absorbed(spec: LatentSpec, block: LatentMixer[Linear], x: torch.Tensor, cuts
     for start, end in zip(cuts, cuts[1:], strict=False):
         places = torch.arange(start, end)
         rows = torch.tensor(pages)[places // PAGE] * PAGE + places % PAGE
-        plan = backend.plan([Span(pages, start, end - start)])
+        plan = backend.plan([QuerySpan(pages, start, end - start)])
         step = Step(pool, rows, pool.slots(rows), plan, {spec.rope: rotary.angles(places)}, backend)
         parts.append(block.attend(x[start:end], 0, TorchOps(step, 1e-5)))
     return torch.cat(parts)
@@ -135,7 +135,7 @@ def test_a_cached_row_is_the_normed_latent_and_the_rotated_key() -> None:
     shape = PoolShape(KvFormat(2, 1, SPEC.head_dim, SPEC.kv_rank), 2, PAGE)
     pool, backend = KvPool(shape), TorchAttention(SPEC.num_heads, shape)
     angles = Rotary(SPEC.rope, SPEC.rotated_dim, 8).angles(torch.arange(8))
-    plan = backend.plan([Span([1], 0, 7)])
+    plan = backend.plan([QuerySpan([1], 0, 7)])
     rows = torch.arange(16, 23)
     step = Step(pool, rows, pool.slots(rows), plan, {SPEC.rope: angles}, backend)
     block.keep(x, 1, TorchOps(step, 1e-5))

@@ -12,13 +12,13 @@ from eyas.engine.attention import latent_prompts
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
-from eyas.engine.attention.rows import Most
+from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows
-from eyas.engine.kernels.products.skinny import Rotation
+from eyas.engine.kernels.products.skinny import RotaryInput
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 
@@ -56,7 +56,7 @@ class Scene:
             for row in range(start + count):
                 self.layer[pages[row // PAGE], 0, row % PAGE, 0] = self.normal(LATENT + ROTATED)
             if slot > 1:
-                self.spans.append(Span(pages, start, count))
+                self.spans.append(QuerySpan(pages, start, count))
                 tiles += [(slot, first + i, start + i, min(most, count - i)) for i in range(0, count, most)]
                 first += count
         rounds = DecodeRows(int32(0, 1), int32(20, 33))
@@ -64,7 +64,7 @@ class Scene:
         kept = torch.full((len(positions),), -1, dtype=torch.int32)
         self.rows = Rows(kept, int32(*positions), kept, rounds, torch.tensor(tiles, dtype=torch.int32))
         angles = torch.outer(torch.arange(300.0), 0.4 ** torch.arange(ROTATED // 2))
-        rotation = Rotation(angles.cos(), angles.sin(), self.rows.positions)
+        rotation = RotaryInput(angles.cos(), angles.sin(), self.rows.positions)
         factors = {"keys": self.normal(HEADS, PLAIN, LATENT), "values": self.normal(HEADS, VALUE, LATENT)}
         self.heads = LatentHeads(SPEC.scale, rotation=rotation, **factors)
         self.q = self.normal(len(positions), HEADS * (PLAIN + ROTATED) + 5)[:, :-5]
@@ -73,7 +73,7 @@ class Scene:
         return torch.randn(sizes, generator=self.random)
 
     def attended(self, prompts: ExpandedPrompts | None = None, **rows: Any) -> torch.Tensor:
-        attention = PagedLatents(self.tables, HEADS, SHAPE, Most(2, 1), pdl=False, prompts=prompts)
+        attention = PagedLatents(self.tables, HEADS, SHAPE, RowLimits(2, 1), pdl=False, prompts=prompts)
         return attention(self.q, self.layer, dataclasses.replace(self.rows, **rows), self.heads)
 
 
@@ -81,7 +81,7 @@ def int32(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def planned(spans: list[Span], monkeypatch: pytest.MonkeyPatch) -> ExpandedPrompts:
+def planned(spans: list[QuerySpan], monkeypatch: pytest.MonkeyPatch) -> ExpandedPrompts:
     """Whether it pays or not."""
     monkeypatch.setattr(ExpandedPrompts, "pays", lambda self, spans: True)
     prompts = ExpandedPrompts(SPEC, SHAPE)
@@ -121,10 +121,10 @@ def test_when_it_pays() -> None:
     prompts = ExpandedPrompts(v3, dataclasses.replace(SHAPE, dtype=torch.bfloat16))
 
     def pays(start: int, count: int) -> bool:
-        return prompts.pays([Span([], start, count)])
+        return prompts.pays([QuerySpan([], start, count)])
 
     assert pays(0, 345) and not pays(0, 335)
     assert pays(30_000, 175) and not pays(30_000, 165)
     most = latent_prompts.MOST_BYTES // (16 * 256 * 2)
     assert pays(most - 2000, 2000) and not pays(most - 2000, 2001)
-    assert not prompts.plan([]) and not prompts.plan([Span([0] * 30, 0, 40)])
+    assert not prompts.plan([]) and not prompts.plan([QuerySpan([0] * 30, 0, 40)])

@@ -16,7 +16,7 @@ import torch
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.sampling.noise import gumbel_rows, streams
-from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.sampler import SampledRow, sample
 from eyas.engine.speculation.verify import walk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,7 +67,7 @@ def test_tokens_follow_the_softmax_over_a_large_vocabulary(kind: str) -> None:
     bins = _bins(p, 20)
     counts = np.zeros(20)
     for first in range(0, DRAWS, 4):
-        rows = [Row(SamplingParams(seed=7), 0, first + i, (), (), ()) for i in range(4)]
+        rows = [SampledRow(SamplingParams(seed=7), 0, first + i, (), (), ()) for i in range(4)]
         tokens = sample(logits.expand(4, -1), rows).tokens
         np.add.at(counts, bins[tokens].numpy(), 1)
     mass = np.bincount(bins.numpy(), weights=p.numpy(), minlength=20)

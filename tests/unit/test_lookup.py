@@ -10,13 +10,13 @@ from lookup_rig import ScriptedHead, sequence
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.speculation.drafters.base import Draft, Drafter
+from eyas.engine.speculation.drafters.base import Drafter, SequenceProposal
 from eyas.engine.speculation.drafters.lookup import (
     AT_FIRST,
     CERTAIN,
     LONGEST,
     SHORTEST,
-    Text,
+    SequenceText,
     learned,
     look_up,
     prefers,
@@ -28,7 +28,7 @@ from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
 
 def found(ids: str, predicted: str = "", *, prompt: int = 1, depth: int = 3, history: bool = True) -> str:
     """The proposal for a text of letters."""
-    text = Text(list(map(ord, ids)), prompt, list(map(ord, predicted)))
+    text = SequenceText(list(map(ord, ids)), prompt, list(map(ord, predicted)))
     proposal = look_up(text, depth, history=history)
     return "" if proposal is None else "".join(map(chr, proposal.tokens))
 
@@ -103,7 +103,7 @@ letters = st.lists(st.integers(0, 2), max_size=24)
 def test_the_rule_in_other_words(prompt: list[int], output: list[int], told: list[int], depth: int) -> None:
     """The head of the prompt differs, so that no match is shorter only because the text begins there."""
     prompt = [*range(10, 10 + LONGEST), *prompt]
-    proposal = look_up(Text(prompt + output, len(prompt), told), depth)
+    proposal = look_up(SequenceText(prompt + output, len(prompt), told), depth)
     expected = from_most_to_least(prompt + output, len(prompt), told, depth)
     assert (None if proposal is None else list(proposal.tokens)) == expected
 
@@ -143,7 +143,7 @@ def test_alone_it_proposes_a_chain() -> None:
     drafter, seq = LookupDrafter(NGRAM), sequence((1, 2, 3, 4), [1, 2])
     drafter.grew(seq)
     (draft,) = drafter.take()
-    assert draft == Draft(seq, 5, DraftTree((3, 4, 1), range(-1, 2)))
+    assert draft == SequenceProposal(seq, 5, DraftTree((3, 4, 1), range(-1, 2)))
     assert drafter.take() == [] and not drafter.owed() and not drafter.local_kv
     assert not drafter.open(seq, 5, None) and drafter.outgoing() == []
 
@@ -162,7 +162,7 @@ def test_beside_a_tree_it_goes_no_deeper_than_the_head() -> None:
 
 
 def beside(seq: Sequence, drafter: LookupDrafter, head: ScriptedHead, tree: DraftTree = HEADS) -> list[int]:
-    head.drafts = [Draft(seq, len(seq) - 1, tree)]
+    head.drafts = [SequenceProposal(seq, len(seq) - 1, tree)]
     return taken(drafter, seq) or []
 
 
@@ -191,8 +191,8 @@ def test_a_head_that_is_late_or_empty_gives_way() -> None:
     assert beside(seq, drafter, head, DraftTree((), ())) == [3, 4, 1]
     other = sequence((1, 2, 3, 4), [5, 2], slot=1)
     assert beside(other, drafter, head) == [90, 91]  # nothing is found
-    head.drafts = [Draft(other, len(other) - 1, HEADS)]
-    assert drafter.take() == [Draft(other, len(other) - 1, HEADS)]  # it has no new token
+    head.drafts = [SequenceProposal(other, len(other) - 1, HEADS)]
+    assert drafter.take() == [SequenceProposal(other, len(other) - 1, HEADS)]  # it has no new token
 
 
 def test_a_head_hears_what_it_would_hear_alone() -> None:

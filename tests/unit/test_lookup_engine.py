@@ -16,7 +16,7 @@ from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, Role
 from eyas.engine.loop import plain_runner
-from eyas.engine.speculation.verify import Verdict
+from eyas.engine.speculation.verify import TreeVerdict
 from gateway.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -159,12 +159,12 @@ def test_a_request_without_drafts_has_none(base: EngineConfig, asked) -> None:
 # --- power: a verdict that is wrong is noticed ----------------------------------------------------------
 
 
-def _the_first_draft_is_right(tree, chosen) -> Verdict:
-    return Verdict((0,), (tree.tokens[0], chosen[1]))
+def _the_first_draft_is_right(tree, chosen) -> TreeVerdict:
+    return TreeVerdict((0,), (tree.tokens[0], chosen[1]))
 
 
-def _a_rejected_draft_goes_on(tree, chosen) -> Verdict:
-    return Verdict((), (chosen[-1],))
+def _a_rejected_draft_goes_on(tree, chosen) -> TreeVerdict:
+    return TreeVerdict((), (chosen[-1],))
 
 
 @pytest.mark.parametrize(

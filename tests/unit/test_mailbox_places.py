@@ -23,13 +23,13 @@ from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
 from eyas.engine.batch.sequence import RingPlace, Sequence, Work
 from eyas.engine.batch.step_result import StepResult
-from eyas.engine.batch.tree import Drafts
+from eyas.engine.batch.tree import DraftCounts
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.mailbox import PAGE
-from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, Proposal
-from eyas.engine.ipc.row_memory import Gpu, RowMemory
-from eyas.engine.loop.patience import Patience
-from eyas.engine.speculation.drafters.base import Commit
+from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, DraftProposal
+from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
+from eyas.engine.loop.patience import DraftWait
+from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, DecodeChannels, DraftChannels
 from eyas.engine.speculation.drafters.mailing import mails
 from eyas.engine.speculation.drafters.remote import RemoteDrafter
@@ -50,8 +50,8 @@ class Deaf(FakeDriver):
 
 def both_ends(folder: Path, ours: FakeDriver) -> tuple[MailChannel | None, MailChannel]:
     """The decode engine's end and the draft worker's."""
-    offered = OfferedChannel(folder / "mail", SHAPE, Gpu(ours, "float32", lambda: None))
-    rows = RowMemory.new(SHAPE, Gpu(FakeDriver(b"gpu-b"), "float32", lambda: None))
+    offered = OfferedChannel(folder / "mail", SHAPE, LocalGpu(ours, "float32", lambda: None))
+    rows = RowMemory.new(SHAPE, LocalGpu(FakeDriver(b"gpu-b"), "float32", lambda: None))
     theirs = answer(msgspec.structs.replace(SHAPE, export=offered.export), WIDTH, str(folder), rows)
     try:
         return offered.accept(), theirs
@@ -75,7 +75,7 @@ def test_both_ends_see_one_memory_that_the_gpu_may_use(tmp_path: Path) -> None:
     assert (ours.mailbox.address(0), ours.mailbox.address(1)) == (address, address + 8 * place.words)
     assert size == place.nbytes(PLACES) and size % PAGE == 0 and not ours.mailbox.words.any()
     assert place.width == 0, "features go from GPU to GPU"
-    assert theirs.mailbox.propose(1, Proposal(1, 7, 9, (5, 6), (-1, 0)))
+    assert theirs.mailbox.propose(1, DraftProposal(1, 7, 9, (5, 6), (-1, 0)))
     assert np.array_equal(ours.mailbox.words, theirs.mailbox.words) and ours.mailbox.words[1].any()
     assert not ours.mailbox.words[:1].any()
     ours.close()
@@ -116,7 +116,7 @@ class GpuPair(Pair):
 
     def __init__(self, folder: Path, spec: SpeculationConfig = SPEC) -> None:
         super().__init__(folder, shape=SHAPE)
-        ours, theirs = (Gpu(FakeDriver(name), "float32", lambda: None) for name in (b"gpu-a", b"gpu-b"))
+        ours, theirs = (LocalGpu(FakeDriver(name), "float32", lambda: None) for name in (b"gpu-a", b"gpu-b"))
         self.offered = DecodeChannels(SHAPE, lambda: folder / "eyas-mail", ours)
         self.answered = DraftChannels(WIDTH, str(folder), theirs)
         self.drafter = RemoteDrafter(spec, 1000, self.offered)
@@ -127,7 +127,7 @@ class GpuPair(Pair):
         generation.
         """
         rows = torch.full((1, WIDTH), float(base))
-        self.drafter.post([Commit(seq, base, [9], rows, SPEC, ringed, late)])
+        self.drafter.post([AcceptedRows(seq, base, [9], rows, SPEC, ringed, late)])
         return self.by_front()
 
     def begun(self) -> Sequence:
@@ -248,11 +248,11 @@ def landed(*, offered: int, accepted: int = 0, mailed: bool = True) -> StepResul
     ring = RingPlace(0, 64, 1, 128 if mailed else 0)
     seq = SimpleNamespace(mailed=ring.mailbox != 0, occupancy=0)
     work = Work(seq, 5, [1], None, sample=True, round=True)  # type: ignore[arg-type]
-    return StepResult(work, (1,), drafts=Drafts(accepted, offered, offered))
+    return StepResult(work, (1,), drafts=DraftCounts(accepted, offered, offered))
 
 
 def test_steps_that_waited_in_vain_do_not_lengthen_the_wait() -> None:
-    patience = Patience()
+    patience = DraftWait()
     patience.stepped([landed(offered=0)], 0.010)
     assert patience.draft_wait_s == pytest.approx(0.010), "the first is better than nothing"
     for _ in range(50):
@@ -265,7 +265,7 @@ def test_steps_that_waited_in_vain_do_not_lengthen_the_wait() -> None:
 
 def test_a_wait_that_was_too_short_for_any_proposal_grows_again() -> None:
     """Else a text that is hard to draft for would end all drafting by mailboxes."""
-    patience = Patience()
+    patience = DraftWait()
     for _ in range(100):
         patience.stepped([landed(offered=3)], 0.010)
     assert patience.draft_wait_s < 0.0001
@@ -280,7 +280,7 @@ def test_a_wait_that_was_too_short_for_any_proposal_grows_again() -> None:
 
 
 def test_proposals_that_came_are_learnt_from_beside_others_that_did_not() -> None:
-    patience = Patience()
+    patience = DraftWait()
     patience.stepped([landed(offered=3)], 0.010)
     for _ in range(100):
         patience.stepped([landed(offered=0), landed(offered=3)], 0.010)

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from eyas.common.errors import ConfigError
-from eyas.engine.loading.memory import FEWEST_PAGES, Demand, DeviceMemory, pool_pages
+from eyas.engine.loading.memory import FEWEST_PAGES, DeviceMemory, MemoryDemand, pool_pages
 
 GIB = 2**30
 H200 = DeviceMemory(total=140 * GIB, free=123 * GIB, held=16 * GIB)
-LLAMA = Demand(page_bytes=2 * 2**20, page_size=16, context_length=131072, rows_ahead=12, reserve=4 * GIB)
+LLAMA = MemoryDemand(
+    page_bytes=2 * 2**20, page_size=16, context_length=131072, rows_ahead=12, reserve=4 * GIB
+)
 
 
 def test_weights_and_pages_are_the_fraction() -> None:

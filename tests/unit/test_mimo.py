@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.models.table import read_model
 from tests.unit.loopback import Loopback
 from tests.unit.model_rig import Rig
@@ -51,7 +51,7 @@ def test_logits_are_those_of_a_qwen2(folder: Path) -> None:
     table, parts = rig.table(len(TOKENS)), []
     cuts = [0, 5, 69, 140, *range(141, len(TOKENS) + 1)]
     for start, end in zip(cuts, cuts[1:], strict=False):
-        parts.append(rig.logits([Span(table, start, end - start)], TOKENS[start:end]))
+        parts.append(rig.logits([QuerySpan(table, start, end - start)], TOKENS[start:end]))
     assert (torch.cat(parts) - expected).abs().max() < CLOSE
 
 

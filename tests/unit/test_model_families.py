@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.models.table import MODELS, read_model
@@ -38,7 +38,7 @@ def wanted(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def whole(rig: Rig, tokens: list[int]) -> torch.Tensor:
-    return rig.logits([Span(rig.table(len(tokens)), 0, len(tokens))], tokens)
+    return rig.logits([QuerySpan(rig.table(len(tokens)), 0, len(tokens))], tokens)
 
 
 def test_every_architecture_has_a_sample() -> None:
@@ -60,7 +60,7 @@ def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
     table, parts = rig.table(LENGTH), []
     cuts = [0, 5, 69, 140, *range(141, LENGTH + 1)]
     for start, end in zip(cuts, cuts[1:], strict=False):
-        parts.append(rig.logits([Span(table, start, end - start)], tokens[start:end]))
+        parts.append(rig.logits([QuerySpan(table, start, end - start)], tokens[start:end]))
     assert (torch.cat(parts) - expected).abs().max() < CLOSE
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from tests.unit.crossed import crossed
 from tests.unit.families import SAMPLES, write_family
 from tests.unit.model_rig import Rig
@@ -47,7 +47,7 @@ def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
     folder = write_tiny_llama(tmp_path, layers=3, **VARIANTS[name])
     tokens = prompt(150)
     rig = Rig(folder)
-    got = rig.logits([Span(rig.table(150), 0, 150)], tokens)
+    got = rig.logits([QuerySpan(rig.table(150), 0, 150)], tokens)
     with torch.no_grad():
         wanted = reference(folder)(torch.tensor([tokens])).logits[0]
     assert (got - wanted).abs().max() < 1e-4
@@ -58,12 +58,12 @@ def test_a_position_off_by_one_is_detected(tmp_path: Path) -> None:
     """Power check: RoPE is relative, so one row shifted against the others must move the logits visibly."""
     rig = Rig(write_tiny_llama(tmp_path, layers=3))
     tokens, table = prompt(40), rig.table(48)
-    right = rig.logits([Span(table, 0, 40)], tokens)[-1]
-    tree = Span(table, 39, 1, ((39,),))
+    right = rig.logits([QuerySpan(table, 0, 40)], tokens)[-1]
+    tree = QuerySpan(table, 39, 1, ((39,),))
     assert torch.equal(rig.logits([tree], tokens[-1:])[0], right)
-    shifted = Span(table, 38, 1, ((38, 39),))
+    shifted = QuerySpan(table, 38, 1, ((38, 39),))
     assert torch.equal(rig.logits([shifted], tokens[-1:])[0], right)
-    late = Span(table, 39, 1, ((39, 39),))  # the same keys, but a position too far
+    late = QuerySpan(table, 39, 1, ((39, 39),))  # the same keys, but a position too far
     assert (rig.logits([late], tokens[-1:])[0] - right).abs().max() > 1e-2
 
 
@@ -75,9 +75,9 @@ def test_greedy_continuations_equal_transformers(tmp_path: Path, length: int) ->
     tokens, new = prompt(length, 256, seed=length), 12
     rig = Rig(folder)
     table = rig.table(length + new)
-    got = [int(rig.logits([Span(table, 0, length)], tokens)[-1].argmax())]
+    got = [int(rig.logits([QuerySpan(table, 0, length)], tokens)[-1].argmax())]
     while len(got) < new:
-        got.append(int(rig.logits([Span(table, length + len(got) - 1, 1)], got[-1:])[0].argmax()))
+        got.append(int(rig.logits([QuerySpan(table, length + len(got) - 1, 1)], got[-1:])[0].argmax()))
     model = reference(folder)
     wanted = model.generate(
         torch.tensor([tokens]), max_new_tokens=new, min_new_tokens=new, do_sample=False, eos_token_id=-1
@@ -90,7 +90,7 @@ def test_captured_states_are_layer_inputs(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path, layers=8)
     tokens = prompt(20)
     rig = Rig(folder)
-    hidden, captured = rig.forward([Span(rig.table(20), 0, 20)], tokens, capture=(0, 2, 4, 5))
+    hidden, captured = rig.forward([QuerySpan(rig.table(20), 0, 20)], tokens, capture=(0, 2, 4, 5))
     model = reference(folder)
     with torch.no_grad():
         states = model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
@@ -134,18 +134,18 @@ def alone(folder: Path, tokens: list[int]) -> torch.Tensor:
     """Logits of every row, one forward a row: what all other ways must reproduce to the bit."""
     rig = Rig(folder)
     table = rig.table(LENGTH)
-    return torch.cat([rig.logits([Span(table, i, 1)], tokens[i : i + 1]) for i in range(LENGTH)])
+    return torch.cat([rig.logits([QuerySpan(table, i, 1)], tokens[i : i + 1]) for i in range(LENGTH)])
 
 
 def test_bits_of_a_whole_prompt(rig: Rig, tokens: list[int], alone: torch.Tensor) -> None:
-    assert torch.equal(rig.logits([Span(rig.table(LENGTH), 0, LENGTH)], tokens), alone)
+    assert torch.equal(rig.logits([QuerySpan(rig.table(LENGTH), 0, LENGTH)], tokens), alone)
 
 
 @pytest.mark.parametrize("chunk", [5, pytest.param(64, marks=pytest.mark.slow), 71])
 def test_bits_of_chunks(rig: Rig, tokens: list[int], alone: torch.Tensor, chunk: int) -> None:
     table = rig.table(LENGTH)
     parts = [
-        rig.logits([Span(table, i, min(chunk, LENGTH - i))], tokens[i : i + chunk])
+        rig.logits([QuerySpan(table, i, min(chunk, LENGTH - i))], tokens[i : i + chunk])
         for i in range(0, LENGTH, chunk)
     ]
     assert torch.equal(torch.cat(parts), alone)
@@ -156,13 +156,13 @@ def test_bits_in_company(rig: Rig, tokens: list[int], alone: torch.Tensor) -> No
     other = prompt(400, seed=1)
     tables = [rig.table(LENGTH) for _ in range(3)]
     for table, known in zip(tables, (150, 127, 70), strict=True):
-        rig.logits([Span(table, 0, known)], tokens[:known])
+        rig.logits([QuerySpan(table, 0, known)], tokens[:known])
     spans = [
-        Span(rig.table(90), 0, 90),
-        Span(tables[0], 150, 1),
-        Span(tables[1], 127, 6),
-        Span(rig.table(310), 0, 310),
-        Span(tables[2], 70, 100),
+        QuerySpan(rig.table(90), 0, 90),
+        QuerySpan(tables[0], 150, 1),
+        QuerySpan(tables[1], 127, 6),
+        QuerySpan(rig.table(310), 0, 310),
+        QuerySpan(tables[2], 70, 100),
     ]
     step = other[:90] + tokens[150:151] + tokens[127:133] + other[90:400] + tokens[70:170]
     logits = rig.logits(spans, step)
@@ -192,15 +192,15 @@ def test_bits_of_a_tree(
         return [] if node is None else [*lineage(parents[node]), node]
 
     table = rig.table(LENGTH)
-    rig.logits([Span(table, 0, start)], tokens[:start])
+    rig.logits([QuerySpan(table, 0, start)], tokens[:start])
     paths = tuple(tuple(place[n] for n in lineage(node)) for node in order)
-    logits = rig.logits([Span(table, start, len(order), paths)], [drafts[node] for node in order])
+    logits = rig.logits([QuerySpan(table, start, len(order), paths)], [drafts[node] for node in order])
     for i, node in enumerate(order):
         if node < 4:
             assert torch.equal(logits[i], alone[start + node])
         else:
             text = tokens[:start] + [drafts[n] for n in lineage(node)]
-            branch = rig.logits([Span(rig.table(len(text)), 0, len(text))], text)
+            branch = rig.logits([QuerySpan(rig.table(len(text)), 0, len(text))], text)
             assert torch.equal(logits[i], branch[-1])
 
 
@@ -210,7 +210,7 @@ def test_bits_after_recomputation_and_on_other_threads(
     for threads in (2, 1):
         torch.set_num_threads(threads)
         table = rig.table(LENGTH)
-        first = rig.logits([Span(table, 0, LENGTH)], tokens)
-        again = rig.logits([Span(table, 100, LENGTH - 100)], tokens[100:])
+        first = rig.logits([QuerySpan(table, 0, LENGTH)], tokens)
+        again = rig.logits([QuerySpan(table, 100, LENGTH - 100)], tokens[100:])
         assert torch.equal(first, alone) and torch.equal(again, alone[100:])
-        assert torch.equal(rig.logits([Span(table, 160, 1)], tokens[160:161])[0], alone[160])
+        assert torch.equal(rig.logits([QuerySpan(table, 160, 1)], tokens[160:161])[0], alone[160])

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.engine.attention.device import chunk_tile_rows, row_attention
-from eyas.engine.attention.rows import Most
+from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, Norms
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, NormNames
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels.products import skinny
@@ -42,7 +42,7 @@ SLOTS = 4
 ERROR = 1e-4
 FIRST = {"narrow": 20, "wide": skinny.MAX_ROWS - 8}
 
-Placed = list[tuple[int, Span]]  # spans and their slots
+Placed = list[tuple[int, QuerySpan]]  # spans and their slots
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,8 @@ class Twin:
         self.pool.tensor.fill_(float("nan"))
         self._tile = chunk_tile_rows(config)
         self._tables = tables
-        attention = row_attention(tables, config.num_heads, pool.shape, Most(SLOTS, 3), pdl=False)
-        launch = skinny.Launch.on("cpu", pdl=False)
+        attention = row_attention(tables, config.num_heads, pool.shape, RowLimits(SLOTS, 3), pdl=False)
+        launch = skinny.ProductLaunch.on("cpu", pdl=False)
         self.context = LayerContext.on("cpu", config, ProcessGroup(RankInfo(), "cpu"), launch, attention)
 
     def rows(self, rounds: Placed, chunks: Placed) -> Rows:
@@ -126,11 +126,11 @@ class Steps:
         a, b, c = (rig.table(rows) for rows in (first + 3, 12, first + 4))
         self._wide = first == FIRST["wide"]
         self.steps = [
-            ([], [(2, Span(a, 0, first)), (0, Span(b, 0, 9))]),
-            ([(0, Span(b, 9, 3)), (2, Span(a, first, 3))], [(1, Span(c, 0, first + 4))]),
+            ([], [(2, QuerySpan(a, 0, first)), (0, QuerySpan(b, 0, 9))]),
+            ([(0, QuerySpan(b, 9, 3)), (2, QuerySpan(a, first, 3))], [(1, QuerySpan(c, 0, first + 4))]),
         ]
 
-    def __iter__(self) -> Iterator[tuple[Placed, Placed, list[Span], torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Placed, Placed, list[QuerySpan], torch.Tensor]]:
         generator = torch.Generator().manual_seed(5)
         for rounds, chunks in self.steps:
             spans = [span for _, span in (*rounds, *chunks)]
@@ -186,7 +186,7 @@ def test_a_layer_without_a_norm_before_it(target: Path, tmp_path: Path, first: i
     edit(folder, {f"model.layers.{bare}.input_layernorm.weight": None})
     usual = read_model(folder)
     layers = list(usual.layers)
-    layers[bare] = replace(layers[bare], norms=Norms(before_attention=""))
+    layers[bare] = replace(layers[bare], norms=NormNames(before_attention=""))
     config = replace(usual, layers=tuple(layers))
     same_forwards(folder, first, config, Rig(folder, config))
     with pytest.raises(AssertionError):
@@ -225,7 +225,7 @@ def test_every_field_of_a_specification_is_known() -> None:
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
         "output_bias head_norms row_norms",
         FeedForwardSpec: "width activation bias",
-        Norms: "before_attention after_attention before_feed_forward after_feed_forward",
+        NormNames: "before_attention after_attention before_feed_forward after_feed_forward",
     }
     for spec, names in known.items():
         assert [field.name for field in fields(spec)] == names.split()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
@@ -147,19 +147,19 @@ class Run:
 def run(case: Case) -> Run:
     rig = Rig(case.target)
     draft = HeadRig(case.head, rig)
-    _, captured = rig.forward([Span(rig.table(N), 0, N)], TOKENS[:N], draft.capture.layers)
+    _, captured = rig.forward([QuerySpan(rig.table(N), 0, N)], TOKENS[:N], draft.capture.layers)
     features = draft.capture.features(captured)
     table = rig.table(N + STEPS)
     certain = torch.cat(
         [
-            draft.forward(features[:41], [Span(table, 0, 41)], TOKENS[1:42]),
-            draft.forward(features[41:], [Span(table, 41, N - 41)], TOKENS[42:]),
+            draft.forward(features[:41], [QuerySpan(table, 0, 41)], TOKENS[1:42]),
+            draft.forward(features[41:], [QuerySpan(table, 41, N - 41)], TOKENS[42:]),
         ]
     )
     chain, drafted = [certain[-1:]], []
     for step in range(STEPS):
         drafted.append(int(draft.head.logits(chain[-1])[0].argmax()))
-        chain.append(draft.forward(chain[-1], [Span(table, N + step, 1)], drafted[-1:]))
+        chain.append(draft.forward(chain[-1], [QuerySpan(table, N + step, 1)], drafted[-1:]))
     keys = draft.pool.layer(0)[table, 0].flatten(0, 1)[: N + STEPS]
     rows = torch.cat(chain[1:])
     return Run(
@@ -229,7 +229,7 @@ def test_a_row_of_another_position_is_not_blank(case: Case) -> None:
     draft = HeadRig(case.head, rig)
     features, table = torch.randn(1, 64), rig.table(1)
     first, later = (
-        [draft.forward(features, [Span(table, 0, 1, offset=offset)], [token])[0] for token in (5, 6)]
+        [draft.forward(features, [QuerySpan(table, 0, 1, offset=offset)], [token])[0] for token in (5, 6)]
         for offset in (0, 3)
     )
     assert torch.equal(*first) == case.form.first_is_blank
@@ -240,8 +240,8 @@ def test_drafts_of_many_sequences_equal_drafts_alone(case: Case, run: Run) -> No
     rig = Rig(case.target)
     draft = HeadRig(case.head, rig)
     tables = [rig.table(N) for _ in range(3)]
-    alone = draft.forward(run.features, [Span(tables[0], 0, N)], TOKENS[1:])
-    spans = [Span(tables[1], 0, 33), Span(tables[2], 0, N)]
+    alone = draft.forward(run.features, [QuerySpan(tables[0], 0, N)], TOKENS[1:])
+    spans = [QuerySpan(tables[1], 0, 33), QuerySpan(tables[2], 0, N)]
     together = draft.forward(torch.cat((run.features[:33], run.features)), spans, TOKENS[1:34] + TOKENS[1:])
     assert torch.equal(together, torch.cat((alone[:33], alone)))
 

@@ -15,7 +15,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import AttentionSpec
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models import mtp
@@ -124,13 +124,13 @@ def served(folder: Path) -> Run:
     cuts, rows, drafts = [0, *PIECES], [], []
     for _ in range(2):
         for first, end in zip(cuts, cuts[1:], strict=False):
-            span = Span(table, first, end - first)
+            span = QuerySpan(table, first, end - first)
             last = draft.drafted(features[first:end], [span], NEWS[first + 1 : end + 1])
         last = type(last)(last.rows[-1:], last.features[-1:])
         made, own = [last.rows[0]], []
         for depth in range(1, STEPS):
             own.append(int(draft.head.logits(last.rows)[0].argmax()))
-            last = draft.drafted(last.features, [Span(table, end + depth - 1, 1)], own[-1:], depth)
+            last = draft.drafted(last.features, [QuerySpan(table, end + depth - 1, 1)], own[-1:], depth)
             made.append(last.rows[0])
         rows.append(made)
         drafts.append(own)
@@ -209,10 +209,10 @@ def test_a_tree_is_its_paths(case: Case, run: Run) -> None:
     """Two nodes below the root, one of them with a child; rows as a tree has them."""
     rig = Rig(case.folder)
     draft, table = HeadRig(case.folder, rig), rig.table(N + 4)
-    last = draft.drafted(run.features[:N], [Span(table, 0, N)], NEWS[1 : N + 1])
+    last = draft.drafted(run.features[:N], [QuerySpan(table, 0, N)], NEWS[1 : N + 1])
     below = last.features[-1:]
-    first = draft.drafted(below.repeat(2, 1), [Span(table, N, 2, ((N,), (N + 1,)))], [5, 6], 1)
-    second = draft.drafted(first.features[1:], [Span(table, N, 1, ((N + 1, N + 2),))], [7], 2)
+    first = draft.drafted(below.repeat(2, 1), [QuerySpan(table, N, 2, ((N,), (N + 1,)))], [5, 6], 1)
+    second = draft.drafted(first.features[1:], [QuerySpan(table, N, 1, ((N + 1, N + 2),))], [7], 2)
     found = [first.rows[0], first.rows[1], second.rows[0]]
     for row, path in zip(found, ([5], [6], [6, 7]), strict=True):
         paper = Paper(case.folder, case.form, Rule())
@@ -228,8 +228,8 @@ def test_a_window_has_no_rows_before_it(case: Case, run: Run) -> None:
     rig = Rig(case.folder)
     draft, table = HeadRig(case.folder, rig), rig.table(9)
     draft.pool.tensor.fill_(1e3)
-    last = draft.drafted(run.features[:8], [Span(table, 0, 8, offset=40)], NEWS[1:9])
-    found = draft.drafted(last.features[-1:], [Span(table, 8, 1, offset=40)], [5], 1)
+    last = draft.drafted(run.features[:8], [QuerySpan(table, 0, 8, offset=40)], NEWS[1:9])
+    found = draft.drafted(last.features[-1:], [QuerySpan(table, 8, 1, offset=40)], [5], 1)
     paper = Paper(case.folder, replace(case.form, first_is_blank=False), Rule())
     paper.drafted(run.features[:8], NEWS[1:9], 0)
     assert close(found.rows[0], paper.drafted(run.features[:8], [*NEWS[1:9], 5], 1))
@@ -239,8 +239,8 @@ def test_sequences_share_a_batch(case: Case, run: Run) -> None:
     rig = Rig(case.folder)
     draft = HeadRig(case.folder, rig)
     tables = [rig.table(N) for _ in range(3)]
-    alone = draft.drafted(run.features[:N], [Span(tables[0], 0, N)], NEWS[1 : N + 1])
-    spans = [Span(tables[1], 0, 33), Span(tables[2], 0, N)]
+    alone = draft.drafted(run.features[:N], [QuerySpan(tables[0], 0, N)], NEWS[1 : N + 1])
+    spans = [QuerySpan(tables[1], 0, 33), QuerySpan(tables[2], 0, N)]
     both, tokens = torch.cat((run.features[:33], run.features[:N])), NEWS[1:34] + NEWS[1 : N + 1]
     together = draft.drafted(both, spans, tokens)
     assert torch.equal(together.features, torch.cat((alone.features[:33], alone.features)))

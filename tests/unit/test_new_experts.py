@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig, Norms
-from eyas.engine.kernels.experts.route import Chosen, Held, choose_held
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig, NormNames
+from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts, choose_held
 from eyas.engine.layers import routing
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.loading.arithmetic import inexact
@@ -51,7 +51,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     write_family(tmp_path, "qwen3_moe", mlp_only_layers=[], **TINY)
     config = read_model(tmp_path)
     store_more(tmp_path, config)
-    norms = Norms(after_feed_forward="post_mlp_layernorm")
+    norms = NormNames(after_feed_forward="post_mlp_layernorm")
     return changed(config, norms=norms, **NEW)
 
 
@@ -68,7 +68,7 @@ def store_more(folder: Path, config: ModelConfig) -> None:
     save_file(stored, file)
 
 
-def changed(config: ModelConfig, norms: Norms | None = None, **fields: Any) -> ModelConfig:
+def changed(config: ModelConfig, norms: NormNames | None = None, **fields: Any) -> ModelConfig:
     layers = [
         replace(each, feed_forward=replace(each.feed_forward, **fields), norms=norms or each.norms)
         for each in config.layers
@@ -86,7 +86,7 @@ def test_they_are_the_plain_models(model: ModelConfig, first: int) -> None:
 
 @pytest.mark.slow
 def test_rows_that_passed_no_norm(model: ModelConfig) -> None:
-    bare = changed(model, Norms(before_feed_forward="", after_feed_forward="post_mlp_layernorm"))
+    bare = changed(model, NormNames(before_feed_forward="", after_feed_forward="post_mlp_layernorm"))
     stored = load_file(model.folder / "model.safetensors")
     kept = {name: each for name, each in stored.items() if "post_attention_layernorm" not in name}
     save_file(kept, model.folder / "model.safetensors")
@@ -96,7 +96,7 @@ def test_rows_that_passed_no_norm(model: ModelConfig) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
-    [{"activation": "silu"}, {"scores": "sigmoid"}, {"router_bias": False}, {"norms": Norms()}],
+    [{"activation": "silu"}, {"scores": "sigmoid"}, {"router_bias": False}, {"norms": NormNames()}],
     ids=lambda change: next(iter(change)),
 )
 def test_each_part_of_it_counts(model: ModelConfig, change: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ def test_defaults_give_what_kernels_do(tmp_path: Path, monkeypatch: pytest.Monke
 def test_exact_arithmetic_refuses_what_runs_by_defaults(
     model: ModelConfig, change: tuple[str, object]
 ) -> None:
-    usual = changed(model, Norms(), activation="silu", bias=False, router_bias=False, scores="softmax")
+    usual = changed(model, NormNames(), activation="silu", bias=False, router_bias=False, scores="softmax")
     config = EngineConfig(model=str(model.folder), dtype="bfloat16")
     assert inexact(usual, config) == ""
     assert "feed-forward" in inexact(changed(usual, **dict([change])), config)
@@ -143,8 +143,8 @@ def test_the_default_choice_is_the_kernels(scores: str, held: bool, monkeypatch:
     part = RouterPart(spec, logits, None, correction, {}, range(4, 8), True)
     here = None
     if held:
-        here = Held(part.own, range(2, 5), torch.arange(9, dtype=torch.int32) - 1)
-    kernel: Chosen = choose_held(logits, (spec, correction, True), here)
+        here = LocalExperts(part.own, range(2, 5), torch.arange(9, dtype=torch.int32) - 1)
+    kernel: ChosenExperts = choose_held(logits, (spec, correction, True), here)
     default = expert_products.chosen_by_default(logits, part, here, uniform=False)
     assert torch.equal(default.experts, kernel.experts) and default.experts.dtype == torch.int32
     assert torch.allclose(default.weights, kernel.weights)

@@ -18,7 +18,7 @@ from eyas.engine.batch.step_result import NOT_FINITE
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels.sampling import sample as kernels
 from eyas.engine.models.eagle3 import Eagle3Draft
-from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.sampler import SampledRow, sample
 from tests.unit.loopback import Loopback, Result
 from tests.unit.test_device_engine import SIZES, on_device, write_head
 from tests.unit.tiny import write_tiny_llama
@@ -186,8 +186,8 @@ def test_rows_are_marked_and_others_are_not(value: float, params: SamplingParams
     assert out.tolist() == [expected[0], -300, expected[2]]
 
 
-def rows(params: SamplingParams) -> list[Row]:
-    return [Row(params, 0, place, (), (), ()) for place in range(3)]
+def rows(params: SamplingParams) -> list[SampledRow]:
+    return [SampledRow(params, 0, place, (), (), ()) for place in range(3)]
 
 
 def tables(params: SamplingParams) -> Any:

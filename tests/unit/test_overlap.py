@@ -18,7 +18,7 @@ from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import slot_table
-from eyas.engine.device.masks import Nodes, StepMasks
+from eyas.engine.device.masks import DraftNodes, StepMasks
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepShape
 from eyas.engine.loop import commit
@@ -132,7 +132,7 @@ def test_an_output_that_failed_since_its_step_began_has_no_masks() -> None:
     generation = Generation(request, 1, Kind.LOCAL, 0.0, 1.0)
     seq = Sequence(1, generation, 0, (1, 2), [], slot=3)
     generation.sequences.append(seq)
-    nodes = Nodes.of(np.full((2, 1), -1, np.int32), world.tables.sizes.width)
+    nodes = DraftNodes.of(np.full((2, 1), -1, np.int32), world.tables.sizes.width)
     work = Work(seq, 1, [2], None, sample=True, round=True)
     assert StepMasks(grammars, {3: nodes}).of(work) == [], "the first look finds no state"
     assert len(StepMasks(grammars, {3: nodes}).of(work)) == 1
@@ -289,7 +289,7 @@ def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def _last_prompt_row_is_a_round_like_any_other(patch: pytest.MonkeyPatch) -> None:
-    told = slot_table.Occupant
+    told = slot_table.SlotOccupant
     patch.setattr(slot_table, "Occupant", lambda *known: told(*known, grows=True))
 
 

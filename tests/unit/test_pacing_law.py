@@ -11,7 +11,7 @@ from pacing_world import BATCHES, HOST_MS, SPEC, STARTS, TABLES, Engine, best_fi
 
 from eyas.engine.speculation.depths import depth as depth_module
 from eyas.engine.speculation.depths import round_times
-from eyas.engine.speculation.depths.acceptance import Acceptance
+from eyas.engine.speculation.depths.acceptance import AcceptanceRates
 from eyas.engine.speculation.depths.depth import AdaptiveDepth
 
 LAW = 0.98
@@ -173,7 +173,7 @@ def test_wrong_rules_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(depth_module, "BUDGET", 1.0)
         assert least(Engine(started()), (256,), 0.0) < 0.95
-    monkeypatch.setattr(Acceptance, "_forget", lambda self: None)
+    monkeypatch.setattr(AcceptanceRates, "_forget", lambda self: None)
     engine = Engine(started())
     engine.batch(4)
     engine.run(0.95, 6000.0)

@@ -10,9 +10,9 @@ from pacing_world import SPEC, round_ms, started
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import RequestDraftLimits
-from eyas.engine.batch.tree import Drafts
+from eyas.engine.batch.tree import DraftCounts
 from eyas.engine.speculation.depths import depth as depth_module
-from eyas.engine.speculation.depths.pacing import Pacing, pacing_of
+from eyas.engine.speculation.depths.pacing import DepthPacing, pacing_of
 
 ROUNDS = {1: 1500, 32: 500, 64: 500}
 PROSE = (0.22, 0.3)  # how often something is found; the chance of each draft, once those before it were right
@@ -39,7 +39,7 @@ class World:
     def ms(self, depth: int) -> float:
         return round_ms(len(self.seqs), depth) - (0.25 + 0.19 * depth if depth else 0.0)
 
-    def speed(self, pacing: Pacing) -> float:
+    def speed(self, pacing: DepthPacing) -> float:
         """Tokens per millisecond over rounds as the policy chooses them."""
         tokens = ms = 0.0
         for _ in range(ROUNDS[len(self.seqs)]):
@@ -54,7 +54,7 @@ class World:
         right = (self.random.random(offered) < self.right).cumprod().sum()
         work = SimpleNamespace(seq=seq, occupancy=seq.occupancy, round=True)
         tokens = (0,) * (1 + int(right))
-        return SimpleNamespace(work=work, tokens=tokens, drafts=Drafts(int(right), offered, offered))
+        return SimpleNamespace(work=work, tokens=tokens, drafts=DraftCounts(int(right), offered, offered))
 
     def best(self) -> float:
         """Of the fixed depths."""
@@ -68,20 +68,20 @@ def test_no_batch_and_no_text_is_slower_than_the_best_fixed_depth(
 ) -> None:
     """From the first round on, so what is learnt at first, and trials of one depth less, take their part."""
     world = World(batch, text)
-    assert world.speed(Pacing(started(), sparse=True)) >= 0.975 * world.best()
+    assert world.speed(DepthPacing(started(), sparse=True)) >= 0.975 * world.best()
 
 
 def test_drafts_that_are_missing_and_do_not_count_make_rounds_too_wide() -> None:
     """What is found is often right: a policy that hears of nothing else drafts for the other rounds too."""
     world = World(64, (0.05, 0.9))
-    heard = world.speed(Pacing(started(), sparse=True)) / world.best()
-    unheard = world.speed(Pacing(started())) / world.best()
+    heard = world.speed(DepthPacing(started(), sparse=True)) / world.best()
+    unheard = world.speed(DepthPacing(started())) / world.best()
     assert heard >= 0.98 and unheard < 0.9
 
 
 def test_what_a_request_did_not_ask_for_is_not_missing() -> None:
     """Of limits on its drafts, and of a round that had room for fewer."""
-    pacing = Pacing(started(), sparse=True)
+    pacing = DepthPacing(started(), sparse=True)
     for limit, depth, accepted, offered, counts in (
         (0, 7, 0, 0, 1),
         (0, 7, 2, 2, 3),
@@ -91,7 +91,7 @@ def test_what_a_request_did_not_ask_for_is_not_missing() -> None:
         (0, 0, 0, 0, 0),
     ):
         [seq] = World(1, PROSE, limit).seqs
-        one = SimpleNamespace(work=SimpleNamespace(seq=seq), drafts=Drafts(accepted, offered, offered))
+        one = SimpleNamespace(work=SimpleNamespace(seq=seq), drafts=DraftCounts(accepted, offered, offered))
         assert pacing._offered(one, depth) == counts
     seq.generation.request.speculative = False
     assert pacing._offered(one, 7) == 0
@@ -107,14 +107,14 @@ def test_only_lookups_alone_are_sparse() -> None:
 
 def test_a_plain_round_looks_at_no_sequence_unless_a_choice_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither before it nor when it has landed: the host has other work in large batches."""
-    world, pacing, looks = World(32, (1.0, 0.0)), Pacing(started()), [0]
-    limit = Pacing._limit
+    world, pacing, looks = World(32, (1.0, 0.0)), DepthPacing(started()), [0]
+    limit = DepthPacing._limit
 
-    def counted(self: Pacing, seq: SimpleNamespace) -> int:
+    def counted(self: DepthPacing, seq: SimpleNamespace) -> int:
         looks[0] += 1
         return limit(self, seq)
 
-    monkeypatch.setattr(Pacing, "_limit", counted)
+    monkeypatch.setattr(DepthPacing, "_limit", counted)
     monkeypatch.setattr(depth_module, "BUDGET", 0.0)
     world.speed(pacing)
     rounds = ROUNDS[32]

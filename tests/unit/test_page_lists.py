@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from eyas.engine.attention.page_lists import PageLists, page_lists
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 
 PAGE = 4
 
@@ -18,11 +18,11 @@ def test_every_query_sees_its_span() -> None:
         for _ in range(random.randint(1, 5)):
             start, count = random.choice((0, random.randint(1, 40))), random.randint(1, 30)
             needed = -(-(start + count) // PAGE)
-            spans.append(Span([free.pop() for _ in range(needed + random.randint(0, 3))], start, count))
+            spans.append(QuerySpan([free.pop() for _ in range(needed + random.randint(0, 3))], start, count))
         assert _visible(page_lists(spans, PAGE)) == [rows for span in spans for rows in _expected(span)]
 
 
-def _expected(span: Span) -> list[list[int]]:
+def _expected(span: QuerySpan) -> list[list[int]]:
     """Physical rows seen by each query, from the definition of a causal span."""
     physical = [span.pages[row // PAGE] * PAGE + row % PAGE for row in range(span.start + span.count)]
     return [physical[: span.start + i + 1] for i in range(span.count)]

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 
 from eyas.common.errors import ConfigError, EngineError
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.weights import DummyWeights, Placement
+from eyas.engine.checkpoint.weights import DummyWeights, WeightPlacement
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import CAPACITY, SUMS_ROWS, OneShot
-from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, follow
+from eyas.engine.parallel.ranks import RankCall, RankChannel, RankFollowers, RankInfo, follow
 from eyas.engine.parallel.shards import config_of_rank
 from tests.unit.tiny import write_tiny_llama
 
@@ -134,7 +134,7 @@ def summed(shape: tuple[int, int], seed: int, with_residual: bool = False) -> to
     return sum(matrix(*shape, seed, rank) for rank in order)
 
 
-def _follower(rank_info: RankInfo, channel: Channel) -> None:
+def _follower(rank_info: RankInfo, channel: RankChannel) -> None:
     torch.set_num_threads(1)
     channel.ready()
     member = Member(rank_info)
@@ -144,7 +144,7 @@ def _follower(rank_info: RankInfo, channel: Channel) -> None:
 
 @dataclasses.dataclass
 class Pair:
-    followers: Followers
+    followers: RankFollowers
     zero: Member
 
     def both(self, kind: str, *numbers: int, data: bytes = b"") -> torch.Tensor:
@@ -155,7 +155,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with Followers(_follower, RANKS, tmp_path_factory.mktemp("ranks") / "meeting") as followers:
+    with RankFollowers(_follower, RANKS, tmp_path_factory.mktemp("ranks") / "meeting") as followers:
         followers.wait_ready(60)
         member = Member(followers.rank_info)
         yield Pair(followers, member)
@@ -295,7 +295,7 @@ def test_a_divided_layer_is_the_whole_one(pair: Pair, tmp_path: Path) -> None:
 
 def _logits(config: ModelConfig, group: ProcessGroup) -> torch.Tensor:
     """Logits of one decoder layer over seven rows, with one rank's part of every matrix."""
-    weights = DummyWeights(placement=Placement(rank=group.rank, ranks=group.ranks))
+    weights = DummyWeights(placement=WeightPlacement(rank=group.rank, ranks=group.ranks))
     mine = config_of_rank(config, group.ranks)
     hidden, inner, dim = config.hidden_size, config.layers[0].feed_forward.width, config.head_dim
     q, kv = config.num_heads * dim, config.num_kv_heads * dim

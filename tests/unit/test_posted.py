@@ -9,12 +9,12 @@ import pytest
 from fake_gpu import FakeDriver
 from test_draft_engine import PEER, WIDTH, CountingRunner, Drive, _commit, _open
 
-from eyas.engine.ipc.mailbox import NEWEST, Mailbox, MailLayout, tags
-from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, Proposal
-from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.mailbox import NEWEST, DraftMailbox, MailLayout, tags
+from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, DraftProposal
+from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.speculation.draft_worker import posted
-from eyas.engine.speculation.draft_worker.draft_runner import KeptChain, Proposed
+from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, ProposedTree
 
 PLACES, KEPT = 3, 8
 OFFER = DraftChannel({}, WIDTH, 6, PLACES, KEPT, gpu=b"gpu-a", dtype="float32")
@@ -27,9 +27,9 @@ class MailDrive(Drive):
 
     def __init__(self, width: int = 0) -> None:
         super().__init__(pages=64)
-        self.memory = RowMemory.new(OFFER, Gpu(FakeDriver(), "float32", lambda: None, shared=True))
+        self.memory = RowMemory.new(OFFER, LocalGpu(FakeDriver(), "float32", lambda: None, shared=True))
         place = MailLayout(KEPT, OFFER.nodes, width)
-        self.box = Mailbox(memoryview(bytearray(place.nbytes(PLACES))), place, PLACES)
+        self.box = DraftMailbox(memoryview(bytearray(place.nbytes(PLACES))), place, PLACES)
         self.engine._channels.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
         self.boxes = {PEER: self.box}
         self.engine._posted._mailbox = self.boxes.get
@@ -38,7 +38,7 @@ class MailDrive(Drive):
 
         def seeing(asked, spec):
             self.seen += [one.extension for one in asked]
-            return [Proposed(tree, None) for tree, _, _ in draft(asked, spec)]
+            return [ProposedTree(tree, None) for tree, _, _ in draft(asked, spec)]
 
         self.runner.draft = seeing  # type: ignore[method-assign]
 
@@ -224,8 +224,8 @@ def test_waiting_for_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not drive.engine._posted.answer((PEER, 1), drive.engine._sequences.followed[PEER, 1], _proposal())
 
 
-def _proposal() -> Proposal:
-    return Proposal(1, 1, 5, (1,), (-1,))
+def _proposal() -> DraftProposal:
+    return DraftProposal(1, 1, 5, (1,), (-1,))
 
 
 def test_all_answers_are_left_before_any_is_drafted_ahead_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_all_answers_are_left_before_any_is_drafted_ahead_of(monkeypatch: pytest
     drive, seen = MailDrive(), []
     drive.follow(1, place=0)
     drive.follow(2, place=1)
-    draft, chain = CountingRunner.draft.__get__(drive.runner), KeptChain([], "owner", "seat")
+    draft, chain = CountingRunner.draft.__get__(drive.runner), DeviceChain([], "owner", "seat")
     drive.runner.draft = lambda *asked: [one._replace(chain=chain) for one in draft(*asked)]  # type: ignore[method-assign]
     monkeypatch.setattr(
         drive.engine._ahead, "begin", lambda *_: seen.append([drive.left(place)[0] for place in (0, 1)])

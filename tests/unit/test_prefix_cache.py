@@ -11,7 +11,7 @@ from admission_tier import Tier
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
-from eyas.engine.ipc.messages import Load, Submit
+from eyas.engine.ipc.messages import EngineLoad, SubmitGeneration
 from eyas.engine.kv import prefix_cache
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
@@ -112,8 +112,8 @@ def test_pages_are_counted_once_however_many_use_them_and_not_for_the_cache() ->
     tier = Tier("worker", pages=12, max_running=4)
     params = SamplingParams(max_tokens=4)
     request = GenerationRequest("r", tuple(range(8)), params, tuple(map(RequestChoice, range(4))))
-    tier.inbox = [Submit(request, 1, False)]
-    loads = [event for _ in range(8) for event in tier.turn(1) if isinstance(event, Load)]
+    tier.inbox = [SubmitGeneration(request, 1, False)]
+    loads = [event for _ in range(8) for event in tier.turn(1) if isinstance(event, EngineLoad)]
     assert any(load.running == 4 for load in loads) and loads[-1].running == 0
     assert max(load.pages_used for load in loads) <= 12 and loads[-1].pages_used == 0
     assert tier.scheduler.cache.held > 0

@@ -17,8 +17,8 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.attention.prompts import PromptAttention
-from eyas.engine.batch.spans import Span
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 from tests.unit.families import write_family
@@ -61,7 +61,7 @@ class Attention:
     def __init__(self, heads: int, shape: PoolShape, scale: float, build: Build) -> None:
         self._group, self._scale, self.ready = heads // shape.kv_heads, scale, build.ready
 
-    def plan(self, spans: Sequence[Span]) -> None:
+    def plan(self, spans: Sequence[QuerySpan]) -> None:
         self.planned.append([(span.start, span.count) for span in spans])
         self._spans = spans
 
@@ -140,8 +140,8 @@ def test_prompts_stay_where_the_kernels_cannot_be_built(
     monkeypatch.setattr(Build, "failed", True)
     build = Build(torch.float32, 16, "cpu")
     attention = Attention(4, PoolShape(KvFormat(LAYERS, 2, 16), 1, 16), 0.25, build)
-    prompts = PromptAttention(attention, Scores(0.25))
-    assert [prompts.plan([Span((0,), 0, 1)]) for _ in range(4)] == [False] * 4
+    prompts = PromptAttention(attention, ScoreScaling(0.25))
+    assert [prompts.plan([QuerySpan((0,), 0, 1)]) for _ in range(4)] == [False] * 4
     assert (Attention.planned, build.asked) == ([], Build.asks)
     assert [record.message for record in caplog.records] == [
         "prompts stay with the triton kernel: no compiler"

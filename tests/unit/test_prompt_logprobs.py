@@ -14,7 +14,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, PromptTokenLogprobs, RequestChoice, TokenLogprob
-from eyas.engine.ipc.messages import Attach, Submit
+from eyas.engine.ipc.messages import AttachKv, SubmitGeneration
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -182,7 +182,7 @@ def test_decode_scores_a_prompt_whose_prefill_came_to_nothing(base: EngineConfig
     cluster = Loopback(decode, draft)
     request = scoring("lost", PROMPT, max_tokens=3)
     result = cluster.results["lost"] = Result(1)
-    cluster.workers["decode"].send(Submit(request, 1, attach=True), Attach("lost", 2))
+    cluster.workers["decode"].send(SubmitGeneration(request, 1, attach=True), AttachKv("lost", 2))
     wait_all([result], 60)
     assert len(told(result)) == len(PROMPT) - 1
     cluster.close()
@@ -193,7 +193,7 @@ def test_a_migrated_request_is_not_scored_again(unified: Loopback) -> None:
     request = generation("moved", PROMPT, prompt_logprobs=TOP)
     moved = GenerationRequest("moved", PROMPT, request.params, (RequestChoice(0, (5, 6)),))
     result = unified.results["moved"] = Result(1, {0: [5, 6]})
-    unified.workers["unified"].send(Submit(moved, 2, attach=False))
+    unified.workers["unified"].send(SubmitGeneration(moved, 2, attach=False))
     wait_all([result], 60)
     assert all(entry.prompt is None for entry in result.entries)
 

@@ -16,8 +16,8 @@ from eyas.common.errors import EyasError
 from eyas.common.types import FirstToken, KvKind
 from eyas.common.wire.pool import PoolInfo, RankPool
 from eyas.engine.ipc.messages import (
-    Attach,
-    Cancel,
+    AttachKv,
+    CancelGeneration,
     ClosePull,
     CopyPages,
     CopyStopped,
@@ -35,7 +35,7 @@ from eyas.engine.ipc.messages import (
     WireFailure,
 )
 from eyas.engine.kv.front_wire import FrontWire
-from eyas.engine.kv.pulls import Pulls
+from eyas.engine.kv.pulls import PullManager
 from kv_transfer.area import PoolArea
 from kv_transfer.backends.base import BackendSite
 from kv_transfer.backends.shm import ShmBackend
@@ -61,13 +61,13 @@ class FrontRig(Rig):
         self.transfer, self.boards = transfer, boards
         super().__init__()
 
-    def _pulls(self) -> Pulls:
+    def _pulls(self) -> PullManager:
         memory = memoryview(bytearray(65 * GEOMETRY.page_bytes))
         self.area, wire = PoolArea.new(memory, GEOMETRY.page_bytes, "/dev/shm/here"), FrontWire(self.outbox)
         site = BackendSite(self.area, "/dev/shm", wire)
         backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
         copier, routes = PageCopier(backends), PeerRoutes(backends, self.transfer)
-        return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1), KvPeers(self.boards))
+        return PullManager(copier, routes, wire, PAGE, self.outbox, itertools.count(1), KvPeers(self.boards))
 
     def tell(self, *commands: object) -> list[Event]:
         """What the engine says after it has heard `commands`, and looked after its pulls once."""
@@ -86,7 +86,7 @@ class FrontRig(Rig):
         """A request of 28 prompt tokens (7 pages) that has met its owner and has pages; the pull's number."""
         self.submit(request(28, id=id), attach=True)
         offered = msgspec.structs.replace(handle(28), epoch=info.epoch)
-        self.requests.attach(Attach(id, 1, (offered,)))
+        self.requests.attach(AttachKv(id, 1, (offered,)))
         (opened,) = self.said(OpenPull)
         self.opened = opened
         assert self.tell(*([] if opened.known else [PullMet(opened.pull, info)])) == []
@@ -188,7 +188,7 @@ def test_a_rank_that_the_owner_did_not_describe_is_refused() -> None:
     rig = FrontRig()
     info = msgspec.structs.replace(INFO, ranks=(RankPool(1, 0, {"grpc": {}}),))
     rig.submit(request(28, id="a"), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(28),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(28),)))
     (opened,) = rig.said(OpenPull)
     events = rig.tell(PullMet(opened.pull, info))
     assert of(events, Lost) and not of(events, CopyPages) and rig.held() == 0
@@ -202,7 +202,7 @@ def test_a_cancelled_pull_keeps_its_pages_until_the_front_says_stopped(proven: b
     else:
         pull = rig.attach("a")
         (copy,) = of(rig.tell(PullReady(pull, 28)), CopyPages)
-    rig.requests.cancel(Cancel("a"))
+    rig.requests.cancel(CancelGeneration("a"))
     events = rig.tell()
     assert of(events, ClosePull) == [ClosePull(pull)]
     assert of(events, StopCopy) == [StopCopy(pull, copy.number)]
@@ -243,7 +243,7 @@ def test_several_pulls_of_one_owner_prove_their_way_apart() -> None:
     pulls = [rig.attach(id) for id in "abc"]
     proofs = [of(rig.tell(PullReady(pull, 28)), CopyPages)[0] for pull in pulls]
     assert all(proof.proof for proof in proofs)
-    rig.requests.cancel(Cancel("a"))
+    rig.requests.cancel(CancelGeneration("a"))
     rig.tell(CopyStopped(pulls[0], proofs[0].number, 0, 0.1, STOPPED))
     copies = list(itertools.chain(*(of(rig.prove(proof), CopyPages) for proof in proofs[1:])))
     assert [copy.pull for copy in copies] == pulls[1:]

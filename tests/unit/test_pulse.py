@@ -13,8 +13,15 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, Role
 from eyas.engine.ipc import pulse
-from eyas.engine.ipc.messages import Alive, Event, Load, Shutdown, StepReply, Submit
-from eyas.engine.ipc.pulse import Pulse
+from eyas.engine.ipc.messages import (
+    EngineAlive,
+    EngineLoad,
+    Event,
+    ShutdownEngine,
+    StepReply,
+    SubmitGeneration,
+)
+from eyas.engine.ipc.pulse import EngineHeartbeat
 from eyas.engine.loading.build import build_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,13 +55,13 @@ class Batches(QueueLink):
         ends = [e for event in events if isinstance(event, StepReply) for e in event.entries if e.finish]
         if ends:
             assert ends[0].finish is FinishCause.LENGTH
-            self.commands.put(Shutdown())
+            self.commands.put(ShutdownEngine())
 
 
 def run(config: EngineConfig) -> list[Sequence[Event]]:
     link = Batches()
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    link.commands.put(Submit(GenerationRequest("r", tuple(range(3, 63)), params), 1, attach=False))
+    link.commands.put(SubmitGeneration(GenerationRequest("r", tuple(range(3, 63)), params), 1, attach=False))
     build_engine(config, link).run()
     return link.sent
 
@@ -63,13 +70,15 @@ def test_a_step_beats_in_every_layer_and_a_short_one_is_not_told(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pulse, "PULSE_S", 60.0)
-    assert not any(isinstance(event, Alive) for batch in run(config) for event in batch)
+    assert not any(isinstance(event, EngineAlive) for batch in run(config) for event in batch)
     monkeypatch.setattr(pulse, "PULSE_S", 0.0)
     sent = run(config)
-    assert any(isinstance(event, Load) for event in sent[0]), "nothing is said before the engine is ready"
+    assert any(isinstance(event, EngineLoad) for event in sent[0]), (
+        "nothing is said before the engine is ready"
+    )
     beats, most = 0, 0
     for batch in sent:
-        beats = beats + 1 if isinstance(batch[0], Alive) else 0
+        beats = beats + 1 if isinstance(batch[0], EngineAlive) else 0
         most = max(most, beats)
     assert most >= 8, "a round: layers of the target, its sampling, levels of the head"
 
@@ -77,10 +86,10 @@ def test_a_step_beats_in_every_layer_and_a_short_one_is_not_told(
 def test_it_is_told_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     link, now = Batches(), [100.0]
     monkeypatch.setattr(pulse.time, "monotonic", lambda: now[0])
-    beat = Pulse(link)
+    beat = EngineHeartbeat(link)
     beat()
     beat.loop()
     for _ in range(40):
         now[0] += 0.0625
         beat()
-    assert link.sent == [[Alive()]] * 5
+    assert link.sent == [[EngineAlive()]] * 5

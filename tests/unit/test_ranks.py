@@ -15,13 +15,13 @@ import pytest
 
 from eyas.common.errors import EngineError
 from eyas.engine.parallel import ranks
-from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, follow
+from eyas.engine.parallel.ranks import RankCall, RankChannel, RankFollowers, RankInfo, follow
 from kv_transfer.own_files import new_path, sweep
 
 READY_S = 30.0
 
 
-def _write_down(folder: Path, rank_info: RankInfo, channel: Channel) -> None:
+def _write_down(folder: Path, rank_info: RankInfo, channel: RankChannel) -> None:
     """Follows; a file a rank keeps what was said."""
     path = folder / str(rank_info.rank)
 
@@ -39,32 +39,32 @@ def _write_down(folder: Path, rank_info: RankInfo, channel: Channel) -> None:
         file.write(b"left")
 
 
-def _cannot_load(rank_info: RankInfo, channel: Channel) -> None:
+def _cannot_load(rank_info: RankInfo, channel: RankChannel) -> None:
     raise ValueError("the folder is empty")
 
 
-def _never_ready(rank_info: RankInfo, channel: Channel) -> None:
+def _never_ready(rank_info: RankInfo, channel: RankChannel) -> None:
     time.sleep(600)
 
 
-def _killed(rank_info: RankInfo, channel: Channel) -> None:
+def _killed(rank_info: RankInfo, channel: RankChannel) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _only_the_second_ends(rank_info: RankInfo, channel: Channel) -> None:
+def _only_the_second_ends(rank_info: RankInfo, channel: RankChannel) -> None:
     if rank_info.rank == 2:
         raise ValueError("the folder is empty")
     time.sleep(600)
 
 
 @pytest.fixture
-def trio(tmp_path: Path) -> Iterator[Followers]:
-    with Followers(functools.partial(_write_down, tmp_path), 3, tmp_path / "meeting") as followers:
+def trio(tmp_path: Path) -> Iterator[RankFollowers]:
+    with RankFollowers(functools.partial(_write_down, tmp_path), 3, tmp_path / "meeting") as followers:
         followers.wait_ready(READY_S)
         yield followers
 
 
-def _wait_for_the_end(followers: Followers) -> EngineError:
+def _wait_for_the_end(followers: RankFollowers) -> EngineError:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -75,7 +75,7 @@ def _wait_for_the_end(followers: Followers) -> EngineError:
     raise AssertionError("nothing was noticed")
 
 
-def test_all_followers_do_everything_in_order(trio: Followers, tmp_path: Path) -> None:
+def test_all_followers_do_everything_in_order(trio: RankFollowers, tmp_path: Path) -> None:
     for i in range(200):
         trio.broadcast(RankCall("note", (i, -i), b"abc" if i % 2 else b""))
     trio.broadcast(RankCall("note", (200,), b"xyz" * 1_000_000))  # more than any pipe holds
@@ -84,14 +84,14 @@ def test_all_followers_do_everything_in_order(trio: Followers, tmp_path: Path) -
     assert [(tmp_path / rank).read_text().split("\n") for rank in "12"] == [said, said]
 
 
-def test_a_follower_that_fails_says_why(trio: Followers) -> None:
+def test_a_follower_that_fails_says_why(trio: RankFollowers) -> None:
     trio.broadcast(RankCall("stumble", (2,)))
     assert "rank 2 of 3 has ended: ValueError: no such page" in str(_wait_for_the_end(trio))
     with pytest.raises(EngineError):
         trio.broadcast(RankCall("note", (0,)))
 
 
-def test_a_follower_that_is_killed_is_noticed_at_the_next_call(trio: Followers) -> None:
+def test_a_follower_that_is_killed_is_noticed_at_the_next_call(trio: RankFollowers) -> None:
     victim = trio._followers[0]._process
     victim.kill()
     victim.join(10)
@@ -99,7 +99,9 @@ def test_a_follower_that_is_killed_is_noticed_at_the_next_call(trio: Followers) 
         trio.broadcast(RankCall("note", (0,)))
 
 
-def test_a_follower_that_takes_nothing_is_an_error(trio: Followers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_that_takes_nothing_is_an_error(
+    trio: RankFollowers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
     for follower in trio._followers:
         follower.pipe.settimeout(0.5)
@@ -110,7 +112,7 @@ def test_a_follower_that_takes_nothing_is_an_error(trio: Followers, monkeypatch:
     assert time.monotonic() - began < 5
 
 
-def test_close_ends_even_a_follower_that_hangs(trio: Followers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_ends_even_a_follower_that_hangs(trio: RankFollowers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
     trio.broadcast(RankCall("hang"))
     began = time.monotonic()
@@ -126,7 +128,7 @@ def test_close_ends_even_a_follower_that_hangs(trio: Followers, monkeypatch: pyt
     [(_cannot_load, "ValueError: the folder is empty"), (_killed, "killed by SIGKILL")],
 )
 def test_a_follower_that_cannot_start_says_why(main: ranks.FollowerMain, words: str, tmp_path: Path) -> None:
-    with Followers(main, 2, tmp_path / "meeting") as followers, pytest.raises(EngineError, match=words):
+    with RankFollowers(main, 2, tmp_path / "meeting") as followers, pytest.raises(EngineError, match=words):
         followers.wait_ready(READY_S)
 
 
@@ -135,7 +137,7 @@ def test_one_that_cannot_start_is_told_while_another_loads(
 ) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
     with (
-        Followers(_only_the_second_ends, 3, tmp_path / "meeting") as followers,
+        RankFollowers(_only_the_second_ends, 3, tmp_path / "meeting") as followers,
         pytest.raises(EngineError, match="rank 2 of 3 could not start: ValueError: the folder is empty"),
     ):
         followers.wait_ready(READY_S)
@@ -144,7 +146,7 @@ def test_one_that_cannot_start_is_told_while_another_loads(
 def test_a_follower_that_is_late_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
     with (
-        Followers(_never_ready, 2, tmp_path / "meeting") as followers,
+        RankFollowers(_never_ready, 2, tmp_path / "meeting") as followers,
         pytest.raises(EngineError, match="rank 1 of 2 was not ready in time"),
     ):
         followers.wait_ready(0.0)
@@ -152,13 +154,13 @@ def test_a_follower_that_is_late_is_an_error(monkeypatch: pytest.MonkeyPatch, tm
 
 def _rank_zero(report: Connection, folder: Path) -> None:
     """A rank 0 that tells who its follower is and then does nothing."""
-    followers = Followers(_hang_on_the_device, 2, new_path("meeting", folder))
+    followers = RankFollowers(_hang_on_the_device, 2, new_path("meeting", folder))
     followers.wait_ready(READY_S)
     report.send(followers._followers[0]._process.pid)
     time.sleep(600)
 
 
-def _hang_on_the_device(rank_info: RankInfo, channel: Channel) -> None:
+def _hang_on_the_device(rank_info: RankInfo, channel: RankChannel) -> None:
     channel.ready()
     time.sleep(600)  # never looks at its channel again
 
@@ -191,7 +193,7 @@ def test_neither_follower_nor_file_outlives_rank_zero(
 
 def _rank_zero_fails(report: Connection, folder: Path) -> None:
     """A rank 0 that ends by an error, whose traceback holds on to its followers."""
-    followers = Followers(functools.partial(_write_down, folder), 2, folder / "meeting")
+    followers = RankFollowers(functools.partial(_write_down, folder), 2, folder / "meeting")
     followers.wait_ready(READY_S)
     report.send(followers._followers[0]._process.pid)
     raise SystemExit(3)

@@ -12,14 +12,14 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.batch.prompt_scores import Asked, PromptScores
+from eyas.engine.batch.prompt_scores import PromptScores, ScoreRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.device.buckets import FEW_SINGLES, Buckets
+from eyas.engine.batch.tables import SlotTables, TableSizes
+from eyas.engine.device.buckets import FEW_SINGLES, GraphBuckets
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.step import JoinBatch, Layout, StepInput, StepShape
+from eyas.engine.device.step import JoinBatch, StepInput, StepLayout, StepShape
 from eyas.engine.kernels.sampling.special import COLUMNS
-from eyas.engine.sampling.scores import Scores
+from eyas.engine.sampling.scores import TokenScores
 from tests.unit.paper_grammars import GRAMMAR, PaperGrammars
 
 PAGES, SIZE, SLOTS, TILE = 8, 4, 5, 4
@@ -30,7 +30,7 @@ WIDTH = 3
 class Told:
     """A `Rank0Executor` that keeps what it is told, and answers with nothing."""
 
-    def __init__(self, tables: Tables, ranks: int, drafts: bool) -> None:
+    def __init__(self, tables: SlotTables, ranks: int, drafts: bool) -> None:
         self.tables, self._ranks = tables, ranks
         config = SimpleNamespace(vocab_size=VOCAB)
         self.state = SimpleNamespace(
@@ -71,9 +71,11 @@ class Told:
         self.sampled.append(list(rows))
         return [torch.zeros(self._ranks, len(rows[0]), 4, dtype=torch.int32)]
 
-    def score(self, asked: Asked) -> Scores:
+    def score(self, asked: ScoreRequest) -> TokenScores:
         count = self._ranks, len(asked.places)
-        return Scores(torch.zeros(count), torch.zeros(*count, 1, dtype=torch.int32), torch.zeros(*count, 1))
+        return TokenScores(
+            torch.zeros(count), torch.zeros(*count, 1, dtype=torch.int32), torch.zeros(*count, 1)
+        )
 
     def finish(self, step: StepInput) -> tuple[torch.Tensor, None]:
         self.finished.append(step)
@@ -86,10 +88,10 @@ class Told:
 
 def made(ranks: int = 2, width: int = 1) -> tuple[DeviceRunner, Told]:
     """`width`: rows of a round; with more than one steps have a head."""
-    told = Told(Tables(TableSizes(SLOTS + 1, 4, width, 64), "cpu"), ranks, width > 1)
+    told = Told(SlotTables(TableSizes(SLOTS + 1, 4, width, 64), "cpu"), ranks, width > 1)
     grammars = PaperGrammars(drafts=width > 1)
-    layouts = [Layout(SIZE, SLOTS, TILE, PAGES * rank) for rank in range(ranks)]
-    buckets = Buckets(width, TILE, (1, 2, 4), (), 16, 16)
+    layouts = [StepLayout(SIZE, SLOTS, TILE, PAGES * rank) for rank in range(ranks)]
+    buckets = GraphBuckets(width, TILE, (1, 2, 4), (), 16, 16)
     return DeviceRunner(told, buckets, layouts, grammars, ahead=True), told  # type: ignore[arg-type]
 
 

@@ -12,16 +12,16 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.types import FinishCause, FirstToken, KvKind, RequestChoice, WorkerBacklog
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.ipc.messages import (
-    Attach,
-    Cancel,
-    Drain,
+    AttachKv,
+    CancelGeneration,
+    DrainEngine,
     Failed,
     OpenPull,
-    Prefill,
+    PrefillPrompt,
     PullReady,
-    Release,
     ReleaseHandle,
-    Submit,
+    ReleaseLease,
+    SubmitGeneration,
 )
 from eyas.engine.scheduling.backlog import backlog
 
@@ -31,20 +31,20 @@ THREE = (RequestChoice(0), RequestChoice(1), RequestChoice(2))
 def test_a_cancelled_leader_hands_its_prompt_to_the_next_choice() -> None:
     rig = Rig()
     rig.submit(request(10, *THREE))
-    rig.requests.cancel(Cancel("a", 0))
+    rig.requests.cancel(CancelGeneration("a", 0))
     (leader,) = rig.scheduler.waiting
     assert (leader.choice, leader.forks) == (1, (2,))
-    rig.requests.cancel(Cancel("a", 2))
-    rig.requests.cancel(Cancel("a", 1))
+    rig.requests.cancel(CancelGeneration("a", 2))
+    rig.requests.cancel(CancelGeneration("a", 1))
     assert not rig.requests.table and not rig.scheduler.waiting
 
 
 def test_a_choice_cancelled_before_its_pages_came_never_joins() -> None:
     rig = Rig()
     rig.submit(request(10, *THREE), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(10),)))
     (pull,) = rig.said(OpenPull)
-    rig.requests.cancel(Cancel("a", 1))
+    rig.requests.cancel(CancelGeneration("a", 1))
     rig.arrive(pull, *(FirstToken(c, 5) for c in range(3)))
     assert sorted(seq.choice for seq in rig.joined) == [0, 2]
 
@@ -52,7 +52,7 @@ def test_a_choice_cancelled_before_its_pages_came_never_joins() -> None:
 def test_a_failure_of_an_admitted_request_names_the_field() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(9),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(9),)))
     (failed,) = rig.said(Failed)
     error = failed.failure.error()
     assert isinstance(error, InvalidRequest) and error.param == "handles"
@@ -61,9 +61,9 @@ def test_a_failure_of_an_admitted_request_names_the_field() -> None:
 def test_the_last_choice_cancelled_while_waiting_ends_the_request() -> None:
     rig = Rig()
     rig.submit(request(10, RequestChoice(0), RequestChoice(1)), attach=True)
-    rig.requests.cancel(Cancel("a", 0))
+    rig.requests.cancel(CancelGeneration("a", 0))
     assert rig.requests.table
-    rig.requests.cancel(Cancel("a", 1))
+    rig.requests.cancel(CancelGeneration("a", 1))
     assert not rig.requests.table
 
 
@@ -72,7 +72,7 @@ def test_choices_that_run_hide_no_queue() -> None:
     rig = Rig()
     rig.submit(request(10, *THREE), attach=True)
     assert rig.requests.waiting == 1
-    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(10),)))
     (pull,) = rig.said(OpenPull)
     rig.arrive(pull, *(FirstToken(c, 5) for c in range(3)))
     assert len(rig.scheduler.running) == 3 and rig.requests.waiting == 0
@@ -110,7 +110,7 @@ def test_a_request_that_has_begun_finds_a_place_in_a_full_queue(attach: bool) ->
 def test_an_attach_said_twice_does_not_disturb_its_own_pull() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    attach = Attach("a", 1, (handle(10), handle(9, id=2, group=KvKind.DRAFT)))
+    attach = AttachKv("a", 1, (handle(10), handle(9, id=2, group=KvKind.DRAFT)))
     rig.requests.attach(attach)
     (pull,) = rig.said(OpenPull)
     rig.requests.attach(attach)
@@ -122,15 +122,15 @@ def test_an_attach_said_twice_does_not_disturb_its_own_pull() -> None:
 def test_a_newer_attach_replaces_the_pull_and_gives_its_pages_back() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(10),)))
     rig.poll()
     assert rig.held() == 3
-    rig.requests.attach(Attach("a", 2, (handle(10, id=5),)))
+    rig.requests.attach(AttachKv("a", 2, (handle(10, id=5),)))
     assert rig.held() == 0
     assert [event.attempt for event in rig.said(OpenPull)] == [1, 2]
-    rig.requests.attach(Attach("a", 1, (handle(10),)))  # late: refused, and nothing else
+    rig.requests.attach(AttachKv("a", 1, (handle(10),)))  # late: refused, and nothing else
     assert rig.outbox.take() == [ReleaseHandle(handle(10), 1)]
-    rig.requests.cancel(Cancel("a"))
+    rig.requests.cancel(CancelGeneration("a"))
     assert rig.pulls.active == 0
 
 
@@ -138,7 +138,7 @@ def test_an_unused_draft_handle_is_returned_when_the_sequence_joins() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
     draft = handle(9, id=2, group=KvKind.DRAFT)
-    rig.requests.attach(Attach("a", 1, (handle(10), draft)))
+    rig.requests.attach(AttachKv("a", 1, (handle(10), draft)))
     (pull,) = rig.said(OpenPull)
     rig.arrive(pull, FirstToken(0, 5))
     assert [event.handle for event in rig.said(ReleaseHandle)] == [draft]
@@ -150,12 +150,12 @@ def test_an_unused_draft_handle_is_returned_when_the_sequence_joins() -> None:
 def test_first_tokens_that_are_missing_or_no_tokens_are_a_lost_attempt(first: tuple) -> None:
     rig = Rig()
     rig.submit(request(10, RequestChoice(0), RequestChoice(1)), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(10),)))
     (pull,) = rig.said(OpenPull)
     rig.arrive(pull, *first)
     assert rig.lost() == [1]
     assert rig.held() == 0 and "a" in rig.requests.table, "it keeps its place"
-    rig.requests.attach(Attach("a", 2))
+    rig.requests.attach(AttachKv("a", 2))
     assert [seq.generation.kind for seq in rig.scheduler.waiting] == [Kind.LOCAL]
 
 
@@ -163,7 +163,7 @@ def test_first_tokens_that_are_missing_or_no_tokens_are_a_lost_attempt(first: tu
 def test_handles_that_do_not_fit_the_prompt_fail_the_request(handles: tuple) -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, handles))
+    rig.requests.attach(AttachKv("a", 1, handles))
     rig.poll()
     assert rig.refusals() and not rig.requests.table and rig.held() == 0
 
@@ -171,14 +171,14 @@ def test_handles_that_do_not_fit_the_prompt_fail_the_request(handles: tuple) -> 
 def test_a_handle_of_no_shards_is_lost_before_a_byte_moves() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(10, shards=0),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(10, shards=0),)))
     assert rig.lost() == [1] and rig.pulls.active == 0
 
 
 def test_a_handle_of_more_ranks_than_its_owner_has_is_lost_before_a_byte_moves() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(10, shards=2),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(10, shards=2),)))
     rig.pulls.told(PullReady(1, 10))  # the front meets the owner first
     assert rig.lost() == [1] and not rig.copier.jobs and rig.pulls.active == 0
 
@@ -186,14 +186,14 @@ def test_a_handle_of_more_ranks_than_its_owner_has_is_lost_before_a_byte_moves()
 def test_first_tokens_given_with_an_attach_are_checked() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, (), (FirstToken(0, VOCAB),)))
+    rig.requests.attach(AttachKv("a", 1, (), (FirstToken(0, VOCAB),)))
     assert rig.refusals() and not rig.requests.table
 
 
 def test_an_attach_whose_choices_all_ended_at_token_0_ends_the_request() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, (), (FirstToken(0, 5, finish=FinishCause.STOP),)))
+    rig.requests.attach(AttachKv("a", 1, (), (FirstToken(0, 5, finish=FinishCause.STOP),)))
     assert not rig.requests.table and not rig.scheduler.waiting
 
 
@@ -210,7 +210,7 @@ def test_choices_that_make_no_sense_are_refused() -> None:
     begun = request(10, RequestChoice(0, (1, 2)))
     rig.submit(begun, attach=True)
     assert rig.refusals(), "a begun choice does not wait for a prompt's pages"
-    rig.requests.prefill(Prefill(begun, 1, False))
+    rig.requests.prefill(PrefillPrompt(begun, 1, False))
     assert rig.refusals(), "nor is it prefilled for elsewhere"
     rig.submit(begun)
     assert len(rig.scheduler.waiting) == 1
@@ -219,11 +219,11 @@ def test_choices_that_make_no_sense_are_refused() -> None:
 def test_pulled_pages_enter_a_cache_with_draft_kv_only_if_they_have_it() -> None:
     rig = Rig(lookahead=1)
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(10),)))
     (pull,) = rig.said(OpenPull)
     rig.arrive(pull, FirstToken(0, 5))
     assert rig.joined and rig.cache.held == 0
-    rig.requests.cancel(Cancel("a"))
+    rig.requests.cancel(CancelGeneration("a"))
     assert rig.pool.used == 0
 
 
@@ -232,35 +232,35 @@ def test_a_follower_without_a_slot_can_be_cancelled_while_it_waits() -> None:
     rig.submit(request(10, RequestChoice(0), RequestChoice(1)), attach=True)
     rig.submit(request(5, id="b"))
     rig.scheduler.schedule()
-    rig.requests.attach(Attach("a", 1, (handle(10),)))
+    rig.requests.attach(AttachKv("a", 1, (handle(10),)))
     (pull,) = rig.said(OpenPull)
     rig.arrive(pull, FirstToken(0, 5), FirstToken(1, 6))
     follower = next(seq for seq in rig.requests.table["a"].sequences if not seq.pages or seq.choice == 1)
-    rig.requests.cancel(Cancel("a", follower.choice))
-    rig.requests.cancel(Cancel("a"))
-    rig.requests.cancel(Cancel("b"))
+    rig.requests.cancel(CancelGeneration("a", follower.choice))
+    rig.requests.cancel(CancelGeneration("a"))
+    rig.requests.cancel(CancelGeneration("b"))
     assert rig.held() == 0 and not rig.scheduler.waiting and not rig.scheduler.running
 
 
 def test_a_stale_release_is_answered_and_changes_nothing() -> None:
     rig = Rig()
-    rig.leases.release(Release(call=3, handle=99, epoch=1, attempt=1))
+    rig.leases.release(ReleaseLease(call=3, handle=99, epoch=1, attempt=1))
     (event,) = rig.outbox.take()
     assert event.call == 3 and not event.valid
 
 
 def test_a_prompt_given_up_after_it_was_done_leaves_no_lease() -> None:
     rig = Rig()
-    rig.requests.prefill(Prefill(request(10), 1, False))
+    rig.requests.prefill(PrefillPrompt(request(10), 1, False))
     (work,) = rig.scheduler.schedule()
     generation = work.seq.generation
     rig.leases.offer(generation, work.seq.pages)
     rig.leases.finished(generation, (FirstToken(0, 5),), b"")
     rig.requests.end(work.seq)
-    rig.requests.cancel(Cancel("another"))
+    rig.requests.cancel(CancelGeneration("another"))
     rig.leases.poll(time.monotonic())
     assert rig.held() == 3
-    rig.requests.cancel(Cancel("a"))
+    rig.requests.cancel(CancelGeneration("a"))
     rig.leases.poll(time.monotonic())
     assert rig.held() == 0
 
@@ -268,18 +268,18 @@ def test_a_prompt_given_up_after_it_was_done_leaves_no_lease() -> None:
 def test_a_drained_worker_keeps_what_it_has_begun_and_accepts_nothing_more() -> None:
     rig = Rig(max_running=1)
     for id in ("begun", "queued"):
-        rig.requests.prefill(Prefill(request(8, id=id), 1, False))
+        rig.requests.prefill(PrefillPrompt(request(8, id=id), 1, False))
     begun = rig.requests.table["begun"]
     rig.leases.offer(begun, rig.scheduler.lend(begun, 8)[0])
     rig.submit(request(8, id="waiting"), attach=True)
     rig.submit(request(8, id="local"))
     rig.outbox.take()
-    rig.requests.drain(Drain())
+    rig.requests.drain(DrainEngine())
     (failed,) = rig.said(Failed)
     assert (failed.id, failed.failure.code) == ("queued", "unavailable")
     assert set(rig.requests.table) == {"begun", "waiting", "local"}
     rig.submit(request(8, id="new"))
-    rig.requests.prefill(Prefill(request(8, id="new too"), 1, False))
+    rig.requests.prefill(PrefillPrompt(request(8, id="new too"), 1, False))
     assert rig.refusals() == ["the worker is draining"] * 2
 
 
@@ -287,7 +287,7 @@ def test_what_is_left_of_an_earlier_attempt_ends_no_later_one() -> None:
     rig = Rig()
     rig.submit(request(10))
     old = rig.requests.table["a"]
-    rig.requests.submit(Submit(request(10), 2, attach=False))
+    rig.requests.submit(SubmitGeneration(request(10), 2, attach=False))
     new = rig.requests.table["a"]
     assert new is not old and new.attempt == 2
     rig.said(Failed)
@@ -305,7 +305,7 @@ def test_the_backlog_counts_what_decodes_here_and_what_is_to_be_computed() -> No
     assert backlog(rig.requests, 0.25) == WorkerBacklog(0, 0, 0, 0.25, 8, 8 + 4, kv_room=64 * PAGE)
     rig.submit(request(10, *THREE, id="local"))
     rig.submit(request(20, *THREE, id="pulls"), attach=True)
-    rig.requests.prefill(Prefill(request(30, id="elsewhere"), 1, False))
+    rig.requests.prefill(PrefillPrompt(request(30, id="elsewhere"), 1, False))
     told = backlog(rig.requests, 0.0)
     assert (told.decoding, told.context) == (3 + 3, 3 * 10 + 3 * 20)
     assert told.queued == (10 - 1) + (30 - 1)
@@ -318,5 +318,5 @@ def test_the_backlog_counts_what_decodes_here_and_what_is_to_be_computed() -> No
 
 def test_a_draining_worker_has_no_room() -> None:
     rig = Rig()
-    rig.requests.drain(Drain())
+    rig.requests.drain(DrainEngine())
     assert backlog(rig.requests, 0.0) == WorkerBacklog()

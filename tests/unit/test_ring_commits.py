@@ -7,9 +7,9 @@ from fake_gpu import FakeDriver
 from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
 from eyas.engine.ipc.row_ring import tag
-from eyas.engine.speculation.draft_worker.draft_runner import Proposed
+from eyas.engine.speculation.draft_worker.draft_runner import ProposedTree
 
 OFFER = DraftChannel({}, WIDTH, 6, 3, 8, gpu=b"gpu-a", dtype="float32")
 
@@ -19,14 +19,14 @@ class RingDrive(Drive):
 
     def __init__(self, *, whole: bool = True) -> None:
         super().__init__()
-        self.memory = RowMemory.new(OFFER, Gpu(FakeDriver(), "float32", lambda: None, shared=True))
+        self.memory = RowMemory.new(OFFER, LocalGpu(FakeDriver(), "float32", lambda: None, shared=True))
         self.engine._channels.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
         self.seen: list = []
         draft = self.runner.draft
 
         def seeing(asked, spec):
             self.seen += [one.extension for one in asked]
-            return [Proposed(tree, None, whole) for tree, _, _ in draft(asked, spec)]
+            return [ProposedTree(tree, None, whole) for tree, _, _ in draft(asked, spec)]
 
         self.runner.draft = seeing  # type: ignore[method-assign]
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels.experts import grouped
 from eyas.engine.kernels.experts.group import group
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
-from eyas.engine.kernels.experts.grouped_tiles import Tile, key_of
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of
 from eyas.engine.kernels.latent.latent_rows import InnerNorms, write_latents
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Fp8Rows, Normed, StoredWeight, quantise
-from eyas.engine.kernels.products.skinny import KvRows, Launch, Rotation
+from eyas.engine.kernels.products.skinny import KvRows, ProductLaunch, RotaryInput
 from eyas.engine.layers.rotary import tables
 from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-5
-BLOCK, POWERS = Rounding("block"), Rounding("block", powers=True)
-ROUNDINGS = [BLOCK, POWERS, Rounding("token"), Rounding("tensor", scale=0.004)]
+BLOCK, POWERS = RowRounding("block"), RowRounding("block", powers=True)
+ROUNDINGS = [BLOCK, POWERS, RowRounding("token"), RowRounding("tensor", scale=0.004)]
 
 
 def random(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -36,7 +36,7 @@ def same(found: Fp8Rows, expected: Fp8Rows) -> bool:
 
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
 @pytest.mark.parametrize("width", [64, 300, 512])
-def test_norms_round_what_they_give(width: int, rounding: Rounding) -> None:
+def test_norms_round_what_they_give(width: int, rounding: RowRounding) -> None:
     x, residual, gain = random(4, width), random(4, width, seed=1), random(width, seed=2)
     x[1], residual[1] = 0.0, 0.0
     alone = row_kernels.normed(x, row_kernels.Norm(EPS, gain, rounding))
@@ -72,10 +72,10 @@ def test_rows_are_read_as_a_weight_rounds_them() -> None:
 
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
 @pytest.mark.parametrize("queries", [96, 384])
-def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: Rounding) -> None:
+def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: RowRounding) -> None:
     latent, rotated = 128, 32
     cos, sin = (table.to(DEVICE) for table in tables(Rope(10_000.0), rotated, 16))
-    rotation = Rotation(cos, sin, torch.tensor([3, 0, 9], dtype=torch.int32, device=DEVICE))
+    rotation = RotaryInput(cos, sin, torch.tensor([3, 0, 9], dtype=torch.int32, device=DEVICE))
     x, gains = random(3, queries + latent + rotated), (random(latent, seed=1), random(queries, seed=2))
     found = []
     for how in (None, rounding):
@@ -98,19 +98,19 @@ def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: Roun
     ),
 )
 def test_what_a_gate_passes_is_rounded_by_its_tile(
-    split: int, width: int, rounding: Rounding, monkeypatch: pytest.MonkeyPatch
+    split: int, width: int, rounding: RowRounding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped, "programs", lambda tile, shape: 3)  # some have two tiles
     experts, per_row, hidden = 3, 2, 512
     weight = in_blocks(experts, 2 * width, hidden, rounding=rounding)
     down = in_blocks(experts, hidden, width, rounding=rounding)
     chosen = torch.tensor([[0, 2], [2, 1], [0, 1], [2, 0], [1, 0]], dtype=torch.int32, device=DEVICE)
-    tile = Tile(16, 128, 128, 4, 2, split=split)
-    table = {key_of(shape_of(weight, Gate()), chosen.numel()): tile}
-    products, x = Products(Launch.on(DEVICE, pdl=False), table), random(5, hidden)
+    tile = GroupedTile(16, 128, 128, 4, 2, split=split)
+    table = {key_of(shape_of(weight, GateActivation()), chosen.numel()): tile}
+    products, x = GroupedProducts(ProductLaunch.on(DEVICE, pdl=False), table), random(5, hidden)
     order = group(chosen, experts, tile.rows)
-    plain = products.gate_up(x, weight, order, per_row, Gate())
-    found = products.gate_up(x, weight, order, per_row, Gate(rounding=rounding))
+    plain = products.gate_up(x, weight, order, per_row, GateActivation())
+    found = products.gate_up(x, weight, order, per_row, GateActivation(rounding=rounding))
     assert isinstance(plain, torch.Tensor) and isinstance(found, Fp8Rows)
     assert same(found, quantise(plain, rounding)) and not same(found, quantise(plain.flip(0), rounding))
     assert torch.equal(products.down(found, down, order), products.down(plain, down, order))
@@ -121,13 +121,15 @@ def test_a_tile_without_all_that_shares_a_scale_does_not_round() -> None:
     weight = in_blocks(1, 512, 256)
     assert weight.scales is not None
     flat = StoredWeight(weight.stored[0], weight.scales[0], BLOCK)
-    for columns, rounding in ((64, BLOCK), (128, Rounding("token"))):
-        table = {key_of(shape_of(flat, Gate()), 16): Tile(16, columns, 128, 4, 2)}
-        products = Products(Launch.on(DEVICE, pdl=False), table)
-        assert isinstance(products.dense_gated(random(2, 256), flat, Gate(rounding=rounding)), torch.Tensor)
+    for columns, rounding in ((64, BLOCK), (128, RowRounding("token"))):
+        table = {key_of(shape_of(flat, GateActivation()), 16): GroupedTile(16, columns, 128, 4, 2)}
+        products = GroupedProducts(ProductLaunch.on(DEVICE, pdl=False), table)
+        assert isinstance(
+            products.dense_gated(random(2, 256), flat, GateActivation(rounding=rounding)), torch.Tensor
+        )
 
 
-def in_blocks(experts: int, n: int, k: int, rounding: Rounding = BLOCK) -> StoredWeight:
+def in_blocks(experts: int, n: int, k: int, rounding: RowRounding = BLOCK) -> StoredWeight:
     stored = random(experts, n, k, seed=n).float().to(torch.float8_e4m3fn)
     scales = torch.rand(experts, -(-n // 128), -(-k // 128), generator=torch.Generator().manual_seed(k))
     return StoredWeight(stored, scales.add_(0.5).div_(32.0).to(DEVICE), rounding)

@@ -9,12 +9,12 @@ from eyas.common.types import FinishCause, RequestChoice
 from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import StepReply
-from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.drafting import Drafting
+from eyas.engine.loop.commit import StepCommitter
+from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.plain_runner import ComputedStep, verified
 from eyas.engine.loop.step_loop import StepLoop
-from eyas.engine.sampling.sampler import Sampled
-from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
+from eyas.engine.sampling.sampler import SampledTokens
+from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, SequenceProposal
 
 WIDTH = 2
 
@@ -42,7 +42,7 @@ class FarDrafter(Drafter):
 
     def __init__(self) -> None:
         self.opened: list[tuple[int, int]] = []  # (choice, base)
-        self.posted: list[Commit] = []
+        self.posted: list[AcceptedRows] = []
 
     def open(self, seq, base, handle) -> bool:
         self.opened.append((seq.choice, base))
@@ -51,7 +51,7 @@ class FarDrafter(Drafter):
     def post(self, commits) -> None:
         self.posted += commits
 
-    def take(self) -> list[Draft]:
+    def take(self) -> list[SequenceProposal]:
         return []
 
     def owed(self) -> bool:
@@ -76,7 +76,7 @@ class ToldRunner:
         for row, token in enumerate(work.tokens, start=work.start):
             self.pool.rows[work.seq.pages[row // 4] * 4 + row % 4] = token
         features = torch.tensor(work.tokens, dtype=torch.float32)[:, None].expand(-1, WIDTH)
-        sampled, counts = Sampled(self.chosen, [None] * len(self.chosen)), [len(self.chosen)]
+        sampled, counts = SampledTokens(self.chosen, [None] * len(self.chosen)), [len(self.chosen)]
         return ComputedStep(works, verified(works, counts, sampled, features, self.pool), 0.0)  # type: ignore[arg-type]
 
     def close(self) -> bool:
@@ -85,10 +85,10 @@ class ToldRunner:
 
 def _loop(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> StepLoop:
     runner = ToldRunner(pool)
-    committer = Committer(
+    committer = StepCommitter(
         scheduler=rig.scheduler,
         runner=runner,
-        drafting=Drafting(drafter, WIDTH, 7),
+        drafting=DraftCoordinator(drafter, WIDTH, 7),
         leases=rig.leases,
         outbox=rig.outbox,
         eos_ids=(99,),

@@ -17,17 +17,17 @@ from eyas.common.errors import ConfigError
 from eyas.engine.ipc import row_memory
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
 
 WIDTH = 4
 SHAPE = DraftChannel({}, WIDTH, 6, 3, 32, gpu=b"gpu-a", dtype="bfloat16")
 
 
-def gpu(name: bytes = b"gpu-a", dtype: str = "bfloat16", **changes: Any) -> Gpu:
-    return Gpu(FakeDriver(name, **changes), dtype, lambda: None)
+def gpu(name: bytes = b"gpu-a", dtype: str = "bfloat16", **changes: Any) -> LocalGpu:
+    return LocalGpu(FakeDriver(name, **changes), dtype, lambda: None)
 
 
-def agreed(folder: Path, ours: Gpu | None, theirs: Gpu | None) -> tuple[MailChannel, MailChannel]:
+def agreed(folder: Path, ours: LocalGpu | None, theirs: LocalGpu | None) -> tuple[MailChannel, MailChannel]:
     """The decode engine's end and the draft worker's."""
     offered = OfferedChannel(folder / "mail", SHAPE, ours)
     rows = RowMemory.new(SHAPE, theirs) if theirs is not None else None
@@ -38,7 +38,7 @@ def agreed(folder: Path, ours: Gpu | None, theirs: Gpu | None) -> tuple[MailChan
 
 
 @pytest.fixture
-def channels(tmp_path: Path) -> Iterator[tuple[MailChannel, MailChannel, Gpu, Gpu]]:
+def channels(tmp_path: Path) -> Iterator[tuple[MailChannel, MailChannel, LocalGpu, LocalGpu]]:
     ours, theirs = gpu(), gpu(b"gpu-b")
     here, there = agreed(tmp_path, ours, theirs)
     yield here, there, ours, theirs
@@ -47,7 +47,7 @@ def channels(tmp_path: Path) -> Iterator[tuple[MailChannel, MailChannel, Gpu, Gp
     assert isinstance(ours.driver, FakeDriver) and ours.driver.mappings == 0
 
 
-def test_both_ends_see_the_same_rows(channels: tuple[MailChannel, MailChannel, Gpu, Gpu]) -> None:
+def test_both_ends_see_the_same_rows(channels: tuple[MailChannel, MailChannel, LocalGpu, LocalGpu]) -> None:
     here, there, _, _ = channels
     assert here.rows.ring == there.rows.ring and here.rows.ring.words == WIDTH // 2
     for place, position in ((0, 0), (2, 31), (1, 40)):
@@ -56,7 +56,7 @@ def test_both_ends_see_the_same_rows(channels: tuple[MailChannel, MailChannel, G
 
 
 def test_the_memory_outlives_the_draft_worker_for_its_decode_engine(
-    channels: tuple[MailChannel, MailChannel, Gpu, Gpu],
+    channels: tuple[MailChannel, MailChannel, LocalGpu, LocalGpu],
 ) -> None:
     """What is written there then is read by none, and writing faults nothing."""
     here, there, _, theirs = channels
@@ -76,7 +76,7 @@ def test_engines_of_one_gpu_agree_where_that_is_asked_for(tmp_path: Path) -> Non
 
 def test_kernels_that_were_launched_end_before_the_memory_goes(tmp_path: Path) -> None:
     driver, held = FakeDriver(), []
-    waiting = Gpu(driver, "bfloat16", lambda: held.append((len(driver.registered), driver.mappings)))
+    waiting = LocalGpu(driver, "bfloat16", lambda: held.append((len(driver.registered), driver.mappings)))
     here, there = agreed(tmp_path, waiting, gpu(b"gpu-b"))
     here.close()
     assert held == [(1, 1), (0, 1)], "the mailbox, then the ring"
@@ -96,7 +96,10 @@ def test_kernels_that_were_launched_end_before_the_memory_goes(tmp_path: Path) -
     ],
 )
 def test_where_there_can_be_no_ring_it_says_why(
-    changes: dict[str, int], theirs: Callable[[], Gpu | None], reason: str, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, int],
+    theirs: Callable[[], LocalGpu | None],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(row_memory, "MOST_BYTES", 1 << 20)
     with pytest.raises(ConfigError, match=reason):
@@ -112,7 +115,7 @@ def test_without_a_gpu_of_the_draft_worker_hosts_share_their_memory(tmp_path: Pa
 
 @pytest.mark.parametrize("ours", [gpu(), None], ids=["cannot be mapped", "not asked for"])
 def test_a_ring_that_cannot_be_used_is_no_answer(
-    tmp_path: Path, ours: Gpu | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ours: LocalGpu | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RowMemory, "size", property(lambda rows: rows.ring.nbytes - 1))
     with pytest.raises(ConfigError, match="not as large|not asked for"):

@@ -12,13 +12,13 @@ from sampling_twins import choose, gumbel, threads
 
 from eyas.common.params import SamplingParams
 from eyas.engine.sampling.filters import survivors, tempered
-from eyas.engine.sampling.sampler import Row, draft_probabilities, perturbed, sample
+from eyas.engine.sampling.sampler import SampledRow, draft_probabilities, perturbed, sample
 
 NEG = -torch.inf
 
 
-def row(params: SamplingParams, *, position: int = 9, **context: object) -> Row:
-    return Row(
+def row(params: SamplingParams, *, position: int = 9, **context: object) -> SampledRow:
+    return SampledRow(
         params, **{"choice": 0, "prompt": (), "output": (), "ancestors": (), **context}, position=position
     )
 
@@ -29,7 +29,7 @@ def kept(logits: torch.Tensor, params: SamplingParams) -> list[int]:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[float], Row]:
+def cases(draw: st.DrawFn) -> tuple[list[float], SampledRow]:
     """Logits on a quarter grid, so that ties are common, and a row with any mix of parameters."""
     size = draw(st.integers(2, 40))
     ids = st.lists(st.integers(0, size - 1), max_size=12)
@@ -51,7 +51,7 @@ def cases(draw: st.DrawFn) -> tuple[list[float], Row]:
         seed=draw(st.integers(0, 2**64 - 1)),
         bad_words=tuple(draw(st.lists(word.map(tuple), max_size=4))),
     )
-    context = Row(
+    context = SampledRow(
         params,
         choice=draw(st.integers(0, 3)),
         position=draw(st.integers(0, 5000)),
@@ -65,7 +65,7 @@ def cases(draw: st.DrawFn) -> tuple[list[float], Row]:
 
 @given(case=cases())
 @settings(max_examples=80, deadline=None)
-def test_sampler_equals_its_plain_twin(case: tuple[list[float], Row]) -> None:
+def test_sampler_equals_its_plain_twin(case: tuple[list[float], SampledRow]) -> None:
     logits, context = case
     expected = choose(logits, context)
     assume(expected.margin > 1e-5)  # sums of probabilities round differently at an exact boundary
@@ -74,7 +74,9 @@ def test_sampler_equals_its_plain_twin(case: tuple[list[float], Row]) -> None:
 
 @given(batch=st.lists(cases(), min_size=2, max_size=6), data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_a_row_ignores_its_neighbours(batch: list[tuple[list[float], Row]], data: st.DataObject) -> None:
+def test_a_row_ignores_its_neighbours(
+    batch: list[tuple[list[float], SampledRow]], data: st.DataObject
+) -> None:
     """Rows of one width with different parameters: alone, together and reordered they agree."""
     width = min(len(logits) for logits, _ in batch)
     rows = [_fitted(context, width) for _, context in batch]
@@ -88,14 +90,14 @@ def test_a_row_ignores_its_neighbours(batch: list[tuple[list[float], Row]], data
         assert alone.logprobs[0] == together.logprobs[i] == shuffled.logprobs[place]
 
 
-def _fitted(context: Row, width: int) -> Row:
+def _fitted(context: SampledRow, width: int) -> SampledRow:
     fields = {f: [t for t in getattr(context, f) if t < width] for f in ("prompt", "output", "ancestors")}
     bias = {t: b for t, b in context.params.logit_bias.items() if t < width}
     values = {f: getattr(context.params, f) for f in context.params.__struct_fields__}
     words = tuple(word for word in context.params.bad_words if word[-1] < width)
     changed = {"logit_bias": bias, "bad_words": words, "logprobs": context.position % 4}
     params = SamplingParams(**{**values, **changed})
-    return Row(params, context.choice, context.position, **fields)
+    return SampledRow(params, context.choice, context.position, **fields)
 
 
 MIXED = [

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eyas.common.types import FirstToken, RequestChoice
 from eyas.engine.batch.sequence import Work
-from eyas.engine.ipc.messages import Attach, Cancel, OpenPull, PullReady
+from eyas.engine.ipc.messages import AttachKv, CancelGeneration, OpenPull, PullReady
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 
@@ -31,7 +31,7 @@ def _apply(rig: Rig, works: list[Work], token: int = 1) -> None:
             continue
         seq.output.append(token)
         if seq.forks:
-            rig.requests.cancel(Cancel(seq.generation.id))
+            rig.requests.cancel(CancelGeneration(seq.generation.id))
         elif len(seq.output) >= seq.generation.request.params.max_tokens:
             rig.requests.end(seq)
     rig.scheduler.preempted.clear()
@@ -43,7 +43,7 @@ def test_a_starved_sequence_gets_the_pages_that_a_pull_gave_back() -> None:
     rig.submit(request(4, max_tokens=24, id="old"))
     _apply(rig, rig.scheduler.schedule())
     rig.submit(request(tuple(range(50, 78)), max_tokens=1, id="new"), attach=True)
-    rig.requests.attach(Attach("new", 1, (handle(28),)))
+    rig.requests.attach(AttachKv("new", 1, (handle(28),)))
     rig.poll()
     assert rig.pool.free == 1, "the pull took the rest"
     rig.pulls.told(PullReady(rig.said(OpenPull)[0].pull, 12))  # copies run into three of its pages
@@ -152,7 +152,7 @@ class _World(RuleBasedStateMachine):
         choices = tuple(RequestChoice(i) for i in range(n))
         self.rig.submit(request(self._prompt(rows, family), *choices, id=id, max_tokens=most), attach=True)
         self.rig.said(OpenPull)
-        self.rig.requests.attach(Attach(id, 1, (handle(rows, id=self.numbers),)))
+        self.rig.requests.attach(AttachKv(id, 1, (handle(rows, id=self.numbers),)))
         for event in self.rig.said(OpenPull):
             self.opened[id] = event
 
@@ -195,7 +195,7 @@ class _World(RuleBasedStateMachine):
     @rule(data=st.data(), choice=st.sampled_from([None, 0, 1]))
     def cancel(self, data: st.DataObject, choice: int | None) -> None:
         id = data.draw(st.sampled_from(sorted(self.rig.requests.table)))
-        self.rig.requests.cancel(Cancel(id, choice))
+        self.rig.requests.cancel(CancelGeneration(id, choice))
 
     @invariant()
     def every_claim_has_an_owner(self) -> None:
@@ -210,7 +210,7 @@ class _World(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for id in list(self.rig.requests.table):
-            self.rig.requests.cancel(Cancel(id))
+            self.rig.requests.cancel(CancelGeneration(id))
         self.copies_stop()
         assert self.rig.held() == 0 and self.rig.pulls.active == 0
         assert not self.rig.scheduler.running and not self.rig.scheduler.waiting

@@ -12,7 +12,7 @@ from engine_rig import Rig, handle, request
 
 from eyas.common.types import FirstToken, GenerationRequest, RequestChoice
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.ipc.messages import Attach, OpenPull, Prefill
+from eyas.engine.ipc.messages import AttachKv, OpenPull, PrefillPrompt
 from eyas.engine.scheduling.fairness import Shares
 from eyas.engine.scheduling.scheduler import Scheduler
 
@@ -123,7 +123,7 @@ def test_pages_are_given_back_as_slots_are(pulled: bool) -> None:
     made = of_call("one", 0, most=3)
     rig.submit(made, attach=pulled)
     if pulled:
-        rig.requests.attach(Attach("one0", 1, (handle(ROWS),)))
+        rig.requests.attach(AttachKv("one0", 1, (handle(ROWS),)))
         rig.poll()
         (opened,) = rig.said(OpenPull)
         rig.arrive(opened, FirstToken(0, 60))
@@ -138,7 +138,7 @@ def test_a_pulled_prompt_gets_its_slot() -> None:
     rig = Rig(200, max_running=3)
     for number, made in enumerate([*(of_call("many", i) for i in range(5)), of_call("one", 0, most=4)]):
         rig.submit(made, attach=True)
-        rig.requests.attach(Attach(made.id, 1, (handle(ROWS, id=number),)))
+        rig.requests.attach(AttachKv(made.id, 1, (handle(ROWS, id=number),)))
         rig.poll()
         (opened,) = rig.said(OpenPull)
         rig.arrive(opened, FirstToken(0, 60))
@@ -153,8 +153,8 @@ def test_a_prefill_worker_computes_the_prompts_of_calls_in_turn() -> None:
     rig = Rig(200)
     order = []
     for number in range(4):
-        rig.requests.prefill(Prefill(of_call("many", number), 1, False))
-    rig.requests.prefill(Prefill(of_call("one", 0), 1, False))
+        rig.requests.prefill(PrefillPrompt(of_call("many", number), 1, False))
+    rig.requests.prefill(PrefillPrompt(of_call("one", 0), 1, False))
     for _ in range(5):
         works = rig.scheduler.schedule()
         order += [work.seq.generation.id for work in works if work.start == 0]
@@ -212,7 +212,7 @@ def test_what_changes_hands_is_never_handed_back_and_everybody_ends(seed: int) -
             pulled = pick.random() < 0.5
             rig.submit(made, attach=pulled)
             if pulled and made.id in rig.requests.table:
-                rig.requests.attach(Attach(made.id, 1, (handle(ROWS, id=step),)))
+                rig.requests.attach(AttachKv(made.id, 1, (handle(ROWS, id=step),)))
                 for event in rig.said(OpenPull):
                     opened[made.id] = event
         commit(rig, rig.scheduler.schedule())
@@ -235,7 +235,7 @@ def test_a_prompt_for_elsewhere_is_never_disturbed() -> None:
     """Its pages are under a lease."""
     rig = Rig(200, max_running=3)
     for number in range(4):
-        rig.requests.prefill(Prefill(msgspec.structs.replace(of_call("many", number)), 1, False))
+        rig.requests.prefill(PrefillPrompt(msgspec.structs.replace(of_call("many", number)), 1, False))
     works = rig.scheduler.schedule()
     assert {work.seq.generation.kind for work in works} == {Kind.PREFILL}
     rig.submit(of_call("one", 0))
@@ -261,7 +261,7 @@ def test_choices_that_begin_elsewhere_need_no_slots_here() -> None:
     rig.submit(of_call("here", 1))
     steps(rig)
     for number in range(2):
-        rig.requests.prefill(Prefill(of_call("there", number, n=3), 1, False))
+        rig.requests.prefill(PrefillPrompt(of_call("there", number, n=3), 1, False))
     works = rig.scheduler.schedule()
     assert [work.seq.generation.request.call for work in works] == ["here"] * 2 + ["there"] * 2
     assert rig.scheduler.preemptions == 0

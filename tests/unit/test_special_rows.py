@@ -14,11 +14,11 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.batch.stopping import banned_ids
-from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
+from eyas.engine.batch.tables import SlotTables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.special import SpecialReport, SpecialRows, SpecialSampler, occupy_special
 from eyas.engine.kernels.sampling import sample as sample_kernels
-from eyas.engine.sampling.sampler import Row, sample
+from eyas.engine.sampling.sampler import SampledRow, sample
 from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,7 +42,7 @@ class Step:
         self.rng = random.Random(seed)
         self.width = width
         sizes = TableSizes(len(asked) + 1, 1, width, CONTEXT)
-        self.tables = Tables(sizes, DEVICE)
+        self.tables = SlotTables(sizes, DEVICE)
         self.sequences = [self._sequence(slot, params) for slot, params in enumerate(asked)]
         self.trees = {seq.slot: self._tree(seq) for seq in self.sequences}
         self.ends = self.sequences[len(asked) // 2 :]
@@ -98,7 +98,7 @@ class Step:
         params, tree = seq.generation.request.params, self.trees[seq.slot]
         above = [tree.tokens[i] for i in tree.path(node - 1)] if node else []
         banned = banned_ids(params, EOS, len(seq.output) + len(above))
-        row = Row(params, choice, len(seq) + len(above), seq.prompt, seq.output, above, banned)
+        row = SampledRow(params, choice, len(seq) + len(above), seq.prompt, seq.output, above, banned)
         found = sample(self.logits[place : place + 1].cpu(), [row])
         return found.tokens[0], found.logprobs[0]
 
@@ -182,7 +182,7 @@ def test_no_row_of_logits_is_allocated(count: int, monkeypatch: pytest.MonkeyPat
     """However many rows: what is as wide as the vocabulary was there before. Kernels allocate nothing."""
     monkeypatch.setattr(type(sample_kernels._peaks), "run", lambda *args, **kwargs: None)
     vocab = 5000  # wider than the short list that filters work on
-    tables = Tables(TableSizes(2, 1, 1, CONTEXT), DEVICE)
+    tables = SlotTables(TableSizes(2, 1, 1, CONTEXT), DEVICE)
     sampler = SpecialSampler(tables, vocab, pdl=False)
     logits = torch.randn(count, vocab, device=DEVICE)
     ints = torch.zeros(count, dtype=torch.int32, device=DEVICE)

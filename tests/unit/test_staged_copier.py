@@ -13,9 +13,9 @@ from staging_rig import SLOTS, ByHand, staged
 
 from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import RankPages
-from eyas.engine.kv.slots import Slots
-from eyas.engine.kv.staged_copier import Inlet, StagedCopier
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.slots import SlotAllocator
+from eyas.engine.kv.staged_copier import StagedCopier, StagingInlet
+from eyas.engine.kv.staging import PageStaging
 from kv_transfer.area import PoolArea
 from kv_transfer.backends.base import CopyJob, CopyResult, PeerSource, TransferBackend
 from kv_transfer.peers import PeerRoute
@@ -75,12 +75,12 @@ class Landing:
 
     def __init__(self, folder: Path) -> None:
         self.pool, self.staging = staged(folder)
-        self.slots = Slots(range(4, SLOTS))
+        self.slots = SlotAllocator(range(4, SLOTS))
         self.backend = HandBackend(self.staging.area)
         self.pages = PoolArea(self.pool.pages.numpy().view("u1"))
         self.direct = DirectHand(self.pages)
         backends = {"direct": self.direct, "hand": self.backend}
-        self.copier = StagedCopier(backends, Inlet(self.staging, self.slots, WINDOW))
+        self.copier = StagedCopier(backends, StagingInlet(self.staging, self.slots, WINDOW))
 
     def submit(self, *jobs: CopyJob) -> None:
         for job in jobs:
@@ -200,14 +200,14 @@ def test_a_cancelled_job_whose_windows_all_came_is_a_copy_like_any_other(landing
 def test_it_is_not_closed_while_slots_are_copied_into_the_pool(
     landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, gate, copy = threading.Event(), threading.Event(), Staging._copy
+    begun, gate, copy = threading.Event(), threading.Event(), PageStaging._copy
 
     def gated(*args: Any) -> int:
         begun.set()
         assert gate.wait(10)
         return copy(*args)
 
-    monkeypatch.setattr(Staging, "_copy", gated)
+    monkeypatch.setattr(PageStaging, "_copy", gated)
     landing.submit(job(0, (50,), (3,)))
     landing.backend.finish()
     landing.copier.finished()

@@ -12,7 +12,7 @@ import pytest
 from eyas.common.errors import TransferFailed, Unavailable
 from eyas.common.types import KvKind
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Command, Staged, StagePages, Unstage, WireFailure
+from eyas.engine.ipc.messages import Command, PagesStaged, StagePages, UnstagePages, WireFailure
 from prefill_svc import staged
 from prefill_svc.staged import StagedPages
 
@@ -41,7 +41,7 @@ class Desk:
                 if self.alone:
                     asyncio.get_running_loop().call_soon(self.copy)
             else:
-                assert isinstance(command, Unstage)
+                assert isinstance(command, UnstagePages)
                 self.asked = [other for other in self.asked if other.call != command.call]
                 self.free += self.held.pop(command.call, ())
 
@@ -52,11 +52,11 @@ class Desk:
         slots = tuple(self.free.pop() for _ in command.pages)
         self.held[command.call] = slots
         self.slots[list(slots)] = self.pool[list(command.pages)]
-        self.client.dispatch([Staged(command.call, slots)])
+        self.client.dispatch([PagesStaged(command.call, slots)])
 
     def refuse(self, message: str) -> None:
         self.client.dispatch(
-            [Staged(self.asked.pop(0).call, failure=WireFailure("transfer_failed", message))]
+            [PagesStaged(self.asked.pop(0).call, failure=WireFailure("transfer_failed", message))]
         )
 
     def idle(self) -> bool:
@@ -118,7 +118,7 @@ async def test_a_stream_that_ends_early_gives_every_slot_back(copied: int) -> No
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert desk.idle()
-    desk.client.dispatch([Staged(1, (0, 1, 2))])
+    desk.client.dispatch([PagesStaged(1, (0, 1, 2))])
 
 
 async def test_what_the_engine_says_ends_the_stream() -> None:

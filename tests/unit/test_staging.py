@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint import staging
-from eyas.engine.checkpoint.staging import Staging, rows_per_piece
+from eyas.engine.checkpoint.staging import WeightStaging, rows_per_piece
 
 PIECE = 1024  # bytes
 
@@ -31,12 +31,12 @@ class SlowFetch:
 
 
 @pytest.fixture
-def way(monkeypatch: pytest.MonkeyPatch) -> Staging:
+def way(monkeypatch: pytest.MonkeyPatch) -> WeightStaging:
     monkeypatch.setattr(staging, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(staging, "_Buffer", _unpinned)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    return Staging("cpu")
+    return WeightStaging("cpu")
 
 
 def _unpinned() -> SimpleNamespace:
@@ -56,7 +56,7 @@ def _unpinned() -> SimpleNamespace:
     ids=["whole", "rows", "columns", "vector", "deep"],
 )
 def test_what_arrives_is_what_was_sent(
-    way: Staging, dtype: torch.dtype, view: Callable[[torch.Tensor], torch.Tensor]
+    way: WeightStaging, dtype: torch.dtype, view: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     source = view(torch.randint(0, 100, (100, 64), generator=torch.Generator().manual_seed(1)).to(dtype))
     arrived = way.upload(source)

@@ -26,28 +26,28 @@ from eyas.common.errors import TransferFailed
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, RequestChoice
 from eyas.engine.batch.sequence import Generation, Kind
-from eyas.engine.ipc.messages import Release, Staged, StagePages, Unstage
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.leases import Leases
+from eyas.engine.ipc.messages import PagesStaged, ReleaseLease, StagePages, UnstagePages
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.kv.slots import Slots
-from eyas.engine.kv.stager import Outlet, Stager
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.slots import SlotAllocator
+from eyas.engine.kv.stager import PageStager, StagingOutlet
+from eyas.engine.kv.staging import PageStaging
 from kv_transfer.owner import LeaseOwner
 
 TARGET = KvKind.TARGET
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Iterator[tuple[KvPool, Staging]]:
+def beside(tmp_path: Path) -> Iterator[tuple[KvPool, PageStaging]]:
     pool, staging = staged(tmp_path)
     yield pool, staging
     pool.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def wait(staging: Staging, told: list[object], count: int) -> None:
+def wait(staging: PageStaging, told: list[object], count: int) -> None:
     deadline = time.monotonic() + 10.0
     while len(told) < count:
         assert time.monotonic() < deadline
@@ -58,7 +58,7 @@ def wait(staging: Staging, told: list[object], count: int) -> None:
 # --- the thread -------------------------------------------------------------------------------------
 
 
-def test_pages_go_out_and_come_back_whole_and_in_order(beside: tuple[KvPool, Staging]) -> None:
+def test_pages_go_out_and_come_back_whole_and_in_order(beside: tuple[KvPool, PageStaging]) -> None:
     pool, staging = beside
     told: list[object] = []
     staging.copy_out([3, 4, 9, 20], [7, 8, 1, 2], told.append)
@@ -72,7 +72,7 @@ def test_pages_go_out_and_come_back_whole_and_in_order(beside: tuple[KvPool, Sta
     assert [float(row[0]) for row in rows[[7, 8, 1, 2]]] == [3, 4, 9, 20]
 
 
-def test_the_proof_page_goes_out_as_any_other(beside: tuple[KvPool, Staging]) -> None:
+def test_the_proof_page_goes_out_as_any_other(beside: tuple[KvPool, PageStaging]) -> None:
     pool, staging = beside
     told: list[object] = []
     staging.copy_out([PAGES], [5], told.append)
@@ -94,11 +94,11 @@ class StagedOwner:
     def __init__(self, folder: Path) -> None:
         self.pool, self.staging = staged(folder)
         self.thread = ByHand(self.staging)
-        self.pages, self.slots, self.outbox = PagePool(PAGES), Slots(range(SLOTS)), Outbox()
+        self.pages, self.slots, self.outbox = PagePool(PAGES), SlotAllocator(range(SLOTS)), EventOutbox()
         owner = LeaseOwner("here", 1, 1e6, itertools.count(1).__next__)
-        self.leases = Leases(owner, self.pages, PAGE, {TARGET: "m"}, self.outbox)
-        outlets = {TARGET: Outlet(self.staging, self.slots, proof=PAGES)}
-        self.stager = Stager(outlets, self.leases.covers, self.outbox)
+        self.leases = LeaseTable(owner, self.pages, PAGE, {TARGET: "m"}, self.outbox)
+        outlets = {TARGET: StagingOutlet(self.staging, self.slots, proof=PAGES)}
+        self.stager = PageStager(outlets, self.leases.covers, self.outbox)
         self.calls = itertools.count(1)
 
     def lease(self, count: int) -> tuple[int, tuple[int, ...]]:
@@ -114,11 +114,11 @@ class StagedOwner:
         return call
 
     def release(self, handle: int) -> None:
-        self.leases.release(Release(1, handle, 1, 1))
+        self.leases.release(ReleaseLease(1, handle, 1, 1))
         self.leases.poll(time.monotonic())
 
-    def told(self) -> dict[int, Staged]:
-        return {event.call: event for event in self.outbox.take() if isinstance(event, Staged)}
+    def told(self) -> dict[int, PagesStaged]:
+        return {event.call: event for event in self.outbox.take() if isinstance(event, PagesStaged)}
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_call_that_waited_until_its_lease_ended_is_refused(owner: StagedOwner)
     mine, pages = owner.lease(8)
     first, second = owner.stage(mine, *pages), owner.stage(mine, *pages)
     owner.release(mine)
-    owner.stager.unstage(Unstage(first))
+    owner.stager.unstage(UnstagePages(first))
     (answer,) = owner.told().values()
     assert answer.call == second and "under the lease" in answer.failure.message
     assert owner.slots.free == 2, "the first one's copy runs on"
@@ -168,12 +168,12 @@ def test_calls_are_served_in_order_and_a_gap_is_used(owner: StagedOwner) -> None
     first, second, third = (owner.stage(mine, *pages[:count]) for count in (8, 6, 1))
     owner.thread.do_one()
     assert set(owner.told()) == {first} and not owner.thread.jobs, "the third would fit, but it came last"
-    owner.stager.unstage(Unstage(second))
+    owner.stager.unstage(UnstagePages(second))
     owner.thread.do_one()
     assert set(owner.told()) == {third}
     for call in (first, third):
-        owner.stager.unstage(Unstage(call))
-        owner.stager.unstage(Unstage(call))
+        owner.stager.unstage(UnstagePages(call))
+        owner.stager.unstage(UnstagePages(call))
     assert owner.slots.free == SLOTS
 
 
@@ -186,8 +186,8 @@ def test_a_copy_that_fails_is_told_and_keeps_no_slot(owner: StagedOwner) -> None
     assert owner.told()[first].failure.message == "the device is gone"
     owner.thread.do_one()
     assert owner.told()[second].failure is None
-    owner.stager.unstage(Unstage(first))
-    owner.stager.unstage(Unstage(second))
+    owner.stager.unstage(UnstagePages(first))
+    owner.stager.unstage(UnstagePages(second))
     assert owner.slots.free == SLOTS
 
 
@@ -225,7 +225,7 @@ class Asking(RuleBasedStateMachine):
     def end(self, call):
         del self.asked[call]
         self.staged.pop(call, None)
-        self.rig.stager.unstage(Unstage(call))
+        self.rig.stager.unstage(UnstagePages(call))
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data())
@@ -283,21 +283,21 @@ TestAsking = Asking.TestCase
 def test_the_model_finds_what_it_is_for(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """The power check: two mistakes that staging must not make are found."""
     if fault == "slots are given back at once":
-        monkeypatch.setattr(Stager, "_settle", _given_at_once)
+        monkeypatch.setattr(PageStager, "_settle", _given_at_once)
     else:
-        monkeypatch.setattr(Stager, "_copy", _told_early)
+        monkeypatch.setattr(PageStager, "_copy", _told_early)
     quick = settings(max_examples=300, database=None, deadline=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(Asking, settings=settings(quick, report_multiple_bugs=False))
 
 
-_copy = Stager._copy
+_copy = PageStager._copy
 
 
 def _told_early(self, command: StagePages) -> bool:
     began = _copy(self, command)
     if began:
-        self.outbox.add(Staged(command.call, tuple(self._held[command.call].slots)))
+        self.outbox.add(PagesStaged(command.call, tuple(self._held[command.call].slots)))
     return began
 
 

@@ -10,7 +10,7 @@ import pytest
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.types import Role
 from eyas.engine.loading import startup
-from eyas.engine.loading.startup import Phases, Start
+from eyas.engine.loading.startup import EngineStart, StartPhases
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 
 def test_seconds_by_phase_from_the_start_of_the_process() -> None:
     clock = Clock()
-    phases = Phases(clock)
+    phases = StartPhases(clock)
     for name, seconds in (("weights", 3.0), ("kernels", 12.0), ("weights", 1.2)):
         with phases(name):
             clock.now += seconds
@@ -34,7 +34,7 @@ def test_seconds_by_phase_from_the_start_of_the_process() -> None:
 
 def test_a_phase_that_fails_is_timed_too() -> None:
     clock = Clock()
-    phases = Phases(clock)
+    phases = StartPhases(clock)
     with pytest.raises(ValueError), phases("weights"):
         clock.now += 2.0
         raise ValueError
@@ -43,7 +43,7 @@ def test_a_phase_that_fails_is_timed_too() -> None:
 
 def test_import_time_is_that_of_this_process() -> None:
     before = time.time() - psutil.Process().create_time()
-    said = float(Phases().summary().removeprefix("ready in ").partition(" ")[0])
+    said = float(StartPhases().summary().removeprefix("ready in ").partition(" ")[0])
     assert before - 0.06 <= said <= time.time() - psutil.Process().create_time() + 0.06
 
 
@@ -62,7 +62,7 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _asked(device: str, **changes: object) -> object:
-    warmup = Start.of(resolve_engine(device, draft=None, **changes)).warmup
+    warmup = EngineStart.of(resolve_engine(device, draft=None, **changes)).warmup
     return None if warmup is None else warmup.asked
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.parallel.step_calls import StepRows, rows_of, step
 
-CHAIN = Span([3, 1], 20, 2)
-TREE = Span([9, 12, 10], 33, 3, ((33,), (33, 34), (33, 35)))
-MOVED = Span([17], 0, 1, offset=90)
+CHAIN = QuerySpan([3, 1], 20, 2)
+TREE = QuerySpan([9, 12, 10], 33, 3, ((33,), (33, 34), (33, 35)))
+MOVED = QuerySpan([17], 0, 1, offset=90)
 
 
 @pytest.mark.parametrize("taps", [(), (2, 5)])

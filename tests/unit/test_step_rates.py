@@ -14,14 +14,14 @@ from eyas.common.prompt_share import WINDOW_S, PromptShare
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes
 from eyas.engine.batch.sequence import Work
 from eyas.engine.loading import step_rates
-from eyas.engine.loading.step_rates import Reach, Sample, fit, measure
+from eyas.engine.loading.step_rates import StepLimits, StepSample, fit, measure
 from eyas.simulator.hardware import example
 
-REACH = Reach(decoding=128, rows=2048, length=4096)
+REACH = StepLimits(decoding=128, rows=2048, length=4096)
 BUDGET = StepBudget(chunk_tokens=3072, mixed_tokens=512)
 
 
-def timed(times: StepTimes, sample: Sample) -> float:
+def timed(times: StepTimes, sample: StepSample) -> float:
     """Seconds of a sample, if `times` are true."""
     pairs = sample.rows * sample.start + sample.rows**2 / 2
     return times.step_s(sample.decoding, sample.decoding * sample.context, sample.rows, pairs)
@@ -33,20 +33,20 @@ def test_a_fit_tells_the_times_of_steps_that_were_not_measured() -> None:
     found = fit(lambda sample: timed(true, sample), REACH, BUDGET, grain=64)
     assert found.grain == 64 and found.pairs_ms == pytest.approx(0.9, rel=0.02)
     for sample in (
-        Sample(1, 1000),
-        Sample(60, 2000),
-        Sample(rows=1024),
-        Sample(rows=1500, start=6000),
-        Sample(16, 3000, rows=1000, start=500),
+        StepSample(1, 1000),
+        StepSample(60, 2000),
+        StepSample(rows=1024),
+        StepSample(rows=1500, start=6000),
+        StepSample(16, 3000, rows=1000, start=500),
     ):
         assert timed(found, sample) == pytest.approx(timed(true, sample), rel=0.15)
 
 
 def test_a_fit_of_a_real_table_is_near_it() -> None:
     true = replace(example().times, grain=1)
-    found = fit(lambda sample: timed(true, sample), Reach(255, 3071, 8000), BUDGET, grain=1)
+    found = fit(lambda sample: timed(true, sample), StepLimits(255, 3071, 8000), BUDGET, grain=1)
     for decoding, context, rows in ((1, 500, 0), (64, 2000, 0), (200, 500, 0), (0, 1, 3000), (32, 1000, 480)):
-        sample = Sample(decoding, context, rows)
+        sample = StepSample(decoding, context, rows)
         assert timed(found, sample) == pytest.approx(timed(true, sample), rel=0.25)
 
 
@@ -55,16 +55,18 @@ def test_noise_of_long_steps_is_not_taken_for_the_price_of_mixed_ones() -> None:
     true = replace(example().times, grain=1)
     for seed in range(20):
         noise = random.Random(seed)
-        reach = Reach(255, 3071, 8000)
+        reach = StepLimits(255, 3071, 8000)
         found = fit(
             lambda one, noise=noise: timed(true, one) * noise.gauss(1.0, 0.02), reach, BUDGET, grain=1
         )
-        mixed = Sample(32, 1000, rows=480)
+        mixed = StepSample(32, 1000, rows=480)
         assert timed(found, mixed) == pytest.approx(timed(true, mixed), rel=0.12)
 
 
-@pytest.mark.parametrize("reach", [Reach(1, 1, 1), Reach(1, 2, 2), Reach(7, 5, 3), Reach(3, 64, 2)])
-def test_noise_makes_no_table_that_falls(reach: Reach) -> None:
+@pytest.mark.parametrize(
+    "reach", [StepLimits(1, 1, 1), StepLimits(1, 2, 2), StepLimits(7, 5, 3), StepLimits(3, 64, 2)]
+)
+def test_noise_makes_no_table_that_falls(reach: StepLimits) -> None:
     times = iter([0.01, 0.002, 0.02, 0.001, 0.003, 0.0005, 0.004] * 4)
     found = fit(lambda _: next(times), reach, BUDGET, grain=1)
     steps = [found.step_s(n, 100.0 * n, n, 50.0 * n) for n in (1, 2, 4, 8, 100, 10_000)]
@@ -112,7 +114,7 @@ def test_what_a_sequence_takes_once_is_no_part_of_a_step(
     device = Device(ahead)
     monkeypatch.setattr(step_rates.time, "monotonic", lambda: device.now)
     config = EngineConfig(num_pages=50_000, max_running=256, chunk_tokens=3072)
-    found = measure(device, config, Reach(255, 3071, 100_000), 64)  # type: ignore[arg-type]
+    found = measure(device, config, StepLimits(255, 3071, 100_000), 64)  # type: ignore[arg-type]
     assert found is not None
     told_s = 8 * 6250 * device.told_s  # of the sample with long sequences: 25 times a step
     assert told_s > 20 * device.step_s

@@ -11,7 +11,7 @@ from engine_rig import Rig, request
 
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.loop.drafting import Drafting
+from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.scheduling.fairness import Queue
 from eyas.engine.scheduling.turns import StepRoom
 
@@ -120,7 +120,7 @@ def test_drafts_are_rows_too_and_none_are_wanted_in_crowded_steps() -> None:
 def test_no_proposal_is_waited_for_that_is_not_wanted() -> None:
     """It was asked for before so many decoded: whoever has no turn meanwhile takes nothing back."""
     drafter = SimpleNamespace(owed=lambda: True)
-    drafting = Drafting(drafter, width=4, most_nodes=3)  # type: ignore[arg-type]
+    drafting = DraftCoordinator(drafter, width=4, most_nodes=3)  # type: ignore[arg-type]
     assert drafting.owed()
     drafting.plain = True
     assert not drafting.owed()

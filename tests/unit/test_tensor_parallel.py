@@ -23,19 +23,19 @@ from eyas.common.errors import ConfigError, EngineError
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.types import GenerationRequest, RequestChoice
-from eyas.engine.batch.prompt_scores import Asked
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.prompt_scores import ScoreRequest
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.device import calls
-from eyas.engine.device.executor import Executor
+from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.device.step import JoinBatch, StepInput, StepShape
 from eyas.engine.loading import build, follower
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.step_rates import Reach, measure
-from eyas.engine.loop.runner import Runner
+from eyas.engine.loading.step_rates import StepLimits, measure
+from eyas.engine.loop.runner import StepRunner
 from eyas.engine.parallel import leader
 from eyas.engine.parallel.leader import RankLeader, join_leader
-from eyas.engine.parallel.ranks import Channel, FollowerMain, RankCall, RankInfo, follow
+from eyas.engine.parallel.ranks import FollowerMain, RankCall, RankChannel, RankInfo, follow
 from tests.unit import tiny_deepseek
 from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
@@ -83,7 +83,7 @@ WHOLE_BLOCKS = tiny_deepseek.WHOLE | {
 DEEPSEEK = tiny_deepseek.SMALL | {"vocab_size": 64, "num_hidden_layers": 2, "n_routed_experts": 8}
 
 
-def _interpreted(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
+def _interpreted(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     """A follower whose kernels are interpreted as this process's are."""
     from tests.unit import interpreted
 
@@ -186,8 +186,10 @@ def test_ranks_whose_steps_were_measured_give_what_one_gives(
     """As workers of the auto layout are, before they serve."""
     rates = []
 
-    def measured(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
-        rates.append(measure(runner, config, Reach(2, 12, 64), grain))
+    def measured(
+        runner: StepRunner, config: EngineConfig, most: StepLimits, grain: int = 1
+    ) -> StepRates | None:
+        rates.append(measure(runner, config, StepLimits(2, 12, 64), grain))
         return rates[-1]
 
     model = {"model": str(write_tiny_llama(tmp_path, layers=2, tied=False))}
@@ -246,7 +248,7 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
     shape = StepShape(5, 4, 48 * chunks, chunks, chunks, singles=2 * chunks)
     data = numbers.integers(-(2**31), 2**31, shape.sections["all"][1]).astype(np.int32)
     writes = numbers.integers(-9, 9, (2, 7 * chunks)).astype(np.int32)
-    spans = [Span(list(range(i, 3 * i + 1)), 16 * i, 48) for i in range(chunks)]
+    spans = [QuerySpan(list(range(i, 3 * i + 1)), 16 * i, 48) for i in range(chunks)]
     held = list(range(2, 2 + chunks))
     step = StepInput(shape, data, writes, spans=spans, scored=chunks == 3, held=held)
     found = calls.step_of(calls.begin(step))
@@ -255,7 +257,7 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
 
 
 def test_rows_to_be_scored_arrive() -> None:
-    asked = Asked(7, range(40, 43), (2**31 - 1, 0, 5), 20)
+    asked = ScoreRequest(7, range(40, 43), (2**31 - 1, 0, 5), 20)
     assert calls.asked_of(calls.score(asked)) == asked
 
 
@@ -276,14 +278,14 @@ def test_those_who_join_arrive() -> None:
 # --- a follower that is gone -------------------------------------------------------------------------------
 
 
-def _idle(rank_info: RankInfo, channel: Channel) -> None:
+def _idle(rank_info: RankInfo, channel: RankChannel) -> None:
     group = join_leader(rank_info, channel, "cpu", 60.0)
     assert group is not None
     follow(channel, {"die": lambda call: os.kill(os.getpid(), signal.SIGKILL)})
     group.close()
 
 
-def _early(rank_info: RankInfo, channel: Channel) -> None:
+def _early(rank_info: RankInfo, channel: RankChannel) -> None:
     """Ends between its join and its first answer, as one does that finds no room for its weights."""
     join_leader(rank_info, channel, "cpu", 60.0)
     raise ConfigError("no room for the weights")
@@ -356,7 +358,7 @@ def test_what_rank_zero_alone_cannot_do_is_done_together_no_more(
     executor = object.__new__(Rank0Executor)
     executor._leader, executor.state = led, SimpleNamespace(sharers=None)  # type: ignore[assignment]
     with (
-        mock.patch.object(Executor, "copy_page", side_effect=failure),
+        mock.patch.object(StepExecutor, "copy_page", side_effect=failure),
         mock.patch.object(led, "tell"),
         pytest.raises((EngineError, ValueError), match=str(failure)),
     ):

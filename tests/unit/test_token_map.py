@@ -20,7 +20,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.base import DraftModel
 from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.heads import head_family, load_device_draft, load_draft
-from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest, DraftRunner, Extension
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftRequest, DraftRunner
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_models_fused import Twin, write_head
@@ -136,7 +136,7 @@ def proposed(head: DraftModel, rig: HeadRig, params: SamplingParams, spec: Specu
     runner, generator = DraftRunner(head, rig.pool, rig.backend), torch.Generator().manual_seed(1)
     pages = list(range(6))
     features = torch.randn(20, 64, generator=generator)
-    [last] = runner.extend([Extension(pages, 0, list(range(20)), features)])
+    [last] = runner.extend([DraftExtension(pages, 0, list(range(20)), features)])
     [tree] = runner.propose([DraftRequest(pages, 20, last, params, choice=0)], spec)
     return tree
 

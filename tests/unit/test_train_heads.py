@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.train.export import save_trained
 from eyas.train.heads.base import DraftHead, TrainingBatch
@@ -193,13 +193,13 @@ def served(engine: HeadRig, rig: Rig, features: Tensor, tokens: list[int], depth
     """The logits after the last pair, and after each of its greedy drafts, as the engine computes them."""
     count = len(tokens)
     pages = rig.table(count + depth)
-    rows = engine.forward(features, [Span(pages, 0, count)], tokens)[-1:]
+    rows = engine.forward(features, [QuerySpan(pages, 0, count)], tokens)[-1:]
     found = [engine.head.logits(rows)[0]]
     for step in range(depth):
         draft = int(found[-1].argmax())
         if engine.head.token_map is not None:
             draft = int(engine.head.token_map[draft])
-        rows = engine.forward(rows, [Span(pages, count + step, 1)], [draft])
+        rows = engine.forward(rows, [QuerySpan(pages, count + step, 1)], [draft])
         found.append(engine.head.logits(rows)[0])
     return found
 
@@ -219,7 +219,7 @@ def test_what_is_trained_is_what_is_served(
     assert engine.config.algorithm == kind
     (text,) = texts(1, 6, length=10)
     ids = text.ids.tolist()
-    _, tapped = rig.forward([Span(rig.table(10), 0, 10)], ids, engine.capture.layers)
+    _, tapped = rig.forward([QuerySpan(rig.table(10), 0, 10)], ids, engine.capture.layers)
     features = engine.capture.features(tapped)[:9]
     for step, logits in enumerate(served(engine, rig, features, ids[1:], depth=3)):
         batch = batch_of([[TrainingExample(np.array(ids, np.int32), np.ones(len(ids), bool))]], 24)

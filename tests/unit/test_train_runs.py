@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.weights import Placement
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.models.table import read_model
 from eyas.train.acceptance import ByDepth, count_chains
 from eyas.train.checkpoint import TrainingCheckpoint
@@ -192,7 +192,7 @@ def test_a_teacher_says_what_the_target_does(target: Path, teacher: TeacherModel
     seen = teacher.observe(batch, (1, 3))
     for row, first, count in ((0, 0, 9), (0, 9, 9), (1, 0, 30)):
         ids = batch.ids[row, first : first + count].tolist()
-        residual, tapped = rig.forward([Span(rig.table(len(ids)), 0, len(ids))], ids, (1, 3))
+        residual, tapped = rig.forward([QuerySpan(rig.table(len(ids)), 0, len(ids))], ids, (1, 3))
         here = slice(first, first + len(ids))
         assert torch.equal(seen.tapped[row, here], tapped)
         torch.testing.assert_close(teacher.logits(seen.hidden[row, here]), rig.model.logits(residual))
@@ -201,7 +201,7 @@ def test_a_teacher_says_what_the_target_does(target: Path, teacher: TeacherModel
 
 def test_a_gpu_teacher_is_the_plain_one(target: Path, teacher: TeacherModel) -> None:
     """Under Triton's interpreter, on the CPU."""
-    fast = DeviceTeacher(read_model(target), Placement(), ROOM)
+    fast = DeviceTeacher(read_model(target), WeightPlacement(), ROOM)
     batch = batch_of([texts(2, 8, length=9), texts(1, 9, length=21)], 24)
     found, expected = fast.observe(batch, (0, 1)), teacher.observe(batch, (0, 1))
     torch.testing.assert_close(found.tapped, expected.tapped, atol=1e-4, rtol=1e-4)

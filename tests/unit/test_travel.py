@@ -12,11 +12,11 @@ import pytest
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind, Role
-from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.travel import STAGED_BYTES, Travel, travel
+from eyas.engine.loading.travel import STAGED_BYTES, PageTransfer, travel
 from kv_transfer import layout
 from kv_transfer.backends.table import BACKENDS, direct
 from kv_transfer.own_files import LOCK
@@ -36,7 +36,7 @@ class Made:
     def __init__(self, spec: EngineSpec, **changes: object) -> None:
         self.spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, **changes))
         self.pool = KvPool(self.spec.shape(KvKind.TARGET))
-        self.travel: Travel = travel(self.spec, {KvKind.TARGET: self.pool}, Outbox())
+        self.travel: PageTransfer = travel(self.spec, {KvKind.TARGET: self.pool}, EventOutbox())
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -105,7 +105,7 @@ def test_pages_of_a_file_stay_too(spec: EngineSpec) -> None:
     config = dataclasses.replace(spec.config, transfer="none")
     still = dataclasses.replace(spec, config=config)
     pool = still.pool(KvKind.TARGET)
-    assert not travel(still, {KvKind.TARGET: pool}, Outbox()).possible
+    assert not travel(still, {KvKind.TARGET: pool}, EventOutbox()).possible
     pool.close()
 
 

@@ -14,7 +14,14 @@ from eyas.bench.tuning.search import TuningBench, TuningJob, candidates, gated_p
 from eyas.common.errors import ConfigError
 from eyas.common.machine import gpus
 from eyas.engine.kernels.experts import grouped_tiles
-from eyas.engine.kernels.experts.grouped_tiles import Shape, Tile, key_of, read_table, read_times, write_table
+from eyas.engine.kernels.experts.grouped_tiles import (
+    GroupedShape,
+    GroupedTile,
+    key_of,
+    read_table,
+    read_times,
+    write_table,
+)
 from tests.gpu.answer_latent import write_rank
 from tests.unit.families import write_family
 
@@ -22,7 +29,7 @@ R8 = gated_pair(256, 256, 7168, 1)
 
 
 def test_tables_come_back_as_they_were_written(tmp_path: Path) -> None:
-    tiles = {key_of(R8[0], choices): Tile(16, 64, 128, 4, choices // 4) for choices in (8, 64)}
+    tiles = {key_of(R8[0], choices): GroupedTile(16, 64, 128, 4, choices // 4) for choices in (8, 64)}
     times = dict(zip(tiles, (1.5, 2.5), strict=True))
     write_table(tmp_path / "new" / "table.json", "NVIDIA H200", tiles, times)
     assert read_table(tmp_path / "new" / "table.json") == tiles
@@ -32,7 +39,7 @@ def test_tables_come_back_as_they_were_written(tmp_path: Path) -> None:
 def test_an_engine_reads_the_table_of_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a start's recipe, whose device is none, that of the first one."""
     monkeypatch.setattr(grouped_tiles, "ASSETS", tmp_path)
-    tiles = {key_of(R8[0], 8): Tile(16, 32, 128, 4, 3)}
+    tiles = {key_of(R8[0], 8): GroupedTile(16, 32, 128, 4, 3)}
     write_table(grouped_tiles.table_of("NVIDIA H200"), "NVIDIA H200", tiles, dict.fromkeys(tiles, 1.0))
     monkeypatch.setattr(gpus, "model", lambda device: "NVIDIA H200" if device != "cuda:1" else "NVIDIA L4")
     for device, found in (("cuda", tiles), ("meta", tiles), ("cuda:1", {}), ("cpu", {})):
@@ -44,13 +51,13 @@ def test_an_engine_reads_the_table_of_its_gpu(tmp_path: Path, monkeypatch: pytes
 def test_products_are_those_of_a_ranks_share(tmp_path: Path) -> None:
     write_family(tmp_path, "mixtral", vocab_size=128)
     (job,) = jobs_of(str(tmp_path), 2, "moe")
-    assert job == TuningJob((Shape(4, 96, 48, True, 2), Shape(4, 48, 48, False, 2)), 2)
+    assert job == TuningJob((GroupedShape(4, 96, 48, True, 2), GroupedShape(4, 48, 48, False, 2)), 2)
     assert jobs_of(str(tmp_path), 1, "gemm") == ()
 
 
 def test_latent_attention_has_three_products_and_a_shared_expert_none_of_its_own(tmp_path: Path) -> None:
     write_rank(tmp_path, 4)
-    latent = [Shape(1, n, k, False, 1) for n, k in ((2112, 7168), (3072, 1536), (7168, 2048))]
+    latent = [GroupedShape(1, n, k, False, 1) for n, k in ((2112, 7168), (3072, 1536), (7168, 2048))]
     found = [job.shapes[0] for job in jobs_of(str(tmp_path), 1, "gemm")]
     assert found == [*latent, *gated_pair(1, 2304, 7168, 1)]
 
@@ -67,9 +74,9 @@ def test_a_search_finds_a_tile_that_gives_the_rules_result(monkeypatch: pytest.M
     """Among right tiles the fastest wins: the clock here prefers wide ones."""
     job = TuningJob(gated_pair(4, 32, 64, 4), 2)
     bench = TuningBench(job, "cpu")
-    asked: list[Tile] = []
+    asked: list[GroupedTile] = []
 
-    def few(shape: Shape, choices: int, rows: int) -> list[Tile]:
+    def few(shape: GroupedShape, choices: int, rows: int) -> list[GroupedTile]:
         asked[:] = candidates(shape, choices, rows)[:3]
         return asked
 

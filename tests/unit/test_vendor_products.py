@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn.functional import ScalingType
 
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.formats.fp8 import Fp8Projection
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import rows, vendor
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import act, as_blocks, as_channels, in_kind, meant, random, rounded
 
@@ -67,7 +67,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 )
 def test_wide_products_are_cublas(kind: str, plain: list[str]) -> None:
     x, weight = random(ROWS, K).bfloat16(), in_kind(random(N, K, seed=1), kind)
-    products = Products(Launch.on("cpu", pdl=False), vendor=True)
+    products = GroupedProducts(ProductLaunch.on("cpu", pdl=False), vendor=True)
     close(Fp8Projection(weight).apply(x, products), rounded(x.float(), weight) @ meant(weight).t())
     assert plain == ["blocks" if kind in ("blocks", "powers") else "channels"]
 
@@ -82,8 +82,8 @@ def test_wide_products_are_cublas(kind: str, plain: list[str]) -> None:
 )
 def test_a_gate_behind_cublas(kind: str, gelu: bool, plain: list[str]) -> None:
     x, weight = random(ROWS, K).bfloat16(), in_kind(random(2 * N, K, seed=1), kind)
-    products = Products(Launch.on("cpu", pdl=False), vendor=True)
-    made = Fp8Projection(weight).gated(x, products, Gate(gelu, weight.rounding))
+    products = GroupedProducts(ProductLaunch.on("cpu", pdl=False), vendor=True)
+    made = Fp8Projection(weight).gated(x, products, GateActivation(gelu, weight.rounding))
     expected = act(rounded(x.float(), weight) @ meant(weight).t(), gelu)
     read = weight.read(made)
     assert not isinstance(read, torch.Tensor) and len(plain) == 1
@@ -96,7 +96,7 @@ def test_a_gate_behind_cublas(kind: str, gelu: bool, plain: list[str]) -> None:
 
 @pytest.mark.parametrize("powers", [False, True])
 def test_a_gate_rounds_as_quantise_does(powers: bool) -> None:
-    gate_up, rounding = random(5, 2 * 1200).bfloat16() * 4, Rounding("block", powers)
+    gate_up, rounding = random(5, 2 * 1200).bfloat16() * 4, RowRounding("block", powers)
     found = rows.act_mul_rounded(gate_up, rounding, gelu=False)
     expected = quantise(rows.act_mul(gate_up), rounding)
     assert torch.equal(found.stored.view(torch.uint8), expected.stored.view(torch.uint8))
@@ -104,7 +104,7 @@ def test_a_gate_rounds_as_quantise_does(powers: bool) -> None:
 
 
 def test_what_goes_to_cublas() -> None:
-    blocks, channels = as_blocks(random(N, K)), as_channels(random(N, K), Rounding("token"))
+    blocks, channels = as_blocks(random(N, K)), as_channels(random(N, K), RowRounding("token"))
     for weight in (blocks, channels):
         assert vendor.takes(vendor.FEWEST, torch.bfloat16, weight)
         assert not vendor.takes(vendor.FEWEST - 1, torch.bfloat16, weight)
@@ -112,19 +112,19 @@ def test_what_goes_to_cublas() -> None:
     assert not vendor.takes(vendor.FEWEST, torch.bfloat16, StoredWeight(random(N, K)))
     ragged = random(N, K + 128)
     assert not vendor.takes(vendor.FEWEST, torch.bfloat16, as_blocks(ragged))
-    assert vendor.takes(vendor.FEWEST, torch.bfloat16, as_channels(ragged, Rounding("token")))
+    assert vendor.takes(vendor.FEWEST, torch.bfloat16, as_channels(ragged, RowRounding("token")))
     assert not vendor.is_there("cpu")
 
 
 def test_exact_products_and_other_machines_do_without(plain: list[str]) -> None:
     x, weight = random(ROWS, K).bfloat16(), as_blocks(random(N, K, seed=1))
     for exact, there in ((True, True), (False, False)):
-        products = Products(Launch.on("cpu", pdl=False, exact=exact), vendor=there)
+        products = GroupedProducts(ProductLaunch.on("cpu", pdl=False, exact=exact), vendor=there)
         close(Fp8Projection(weight).apply(x, products), rounded(x.float(), weight) @ meant(weight).t())
     assert not plain
 
 
 def test_rows_for_products_have_memory_behind_them() -> None:
-    for rounding in (Rounding("block"), Rounding("token")):
+    for rounding in (RowRounding("block"), RowRounding("token")):
         found = quantise(random(5, 300), rounding).stored
         assert found.untyped_storage().nbytes() == 8 * 300 and found.storage_offset() == 0

@@ -21,9 +21,9 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.sampling.sampler import Row, draft_probabilities, sample
+from eyas.engine.sampling.sampler import SampledRow, draft_probabilities, sample
 from eyas.engine.speculation.expansion import TreeExpansion
-from eyas.engine.speculation.verify import Verdict, walk
+from eyas.engine.speculation.verify import TreeVerdict, walk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -72,14 +72,14 @@ def streams(count: int, max_tokens: int = 14) -> list[Stream]:
 
 
 Drafting = Callable[[Stream, random.Random], DraftTree | None]
-Rows = Callable[[Stream, DraftTree | None], list[Row]]
+Rows = Callable[[Stream, DraftTree | None], list[SampledRow]]
 
 
-def rows_of(stream: Stream, tree: DraftTree | None) -> list[Row]:
+def rows_of(stream: Stream, tree: DraftTree | None) -> list[SampledRow]:
     """The sampling contexts of a round, root first: as an engine must build them."""
     paths = [[]] + [tree.path(i) for i in range(len(tree))] if tree else [[]]
     return [
-        Row(
+        SampledRow(
             stream.params,
             choice=0,
             position=len(stream.prompt) + len(stream.output) + len(path),
@@ -96,7 +96,7 @@ def run(
     asked: list[Stream],
     draft: Drafting = lambda stream, rng: None,
     rows: Rows = rows_of,
-    verdict: Callable[[DraftTree | None, list[int]], Verdict] = walk,
+    verdict: Callable[[DraftTree | None, list[int]], TreeVerdict] = walk,
 ) -> list[Stream]:
     """Decode all streams to their end, one round of all of them a call to the sampler."""
     rng = random.Random(5)
@@ -156,26 +156,26 @@ def test_speculation_equals_plain_decoding_token_for_token(seeds: int) -> None:
     assert min(lengths) == 7
 
 
-def _root_ancestors(stream: Stream, tree: DraftTree | None) -> list[Row]:
+def _root_ancestors(stream: Stream, tree: DraftTree | None) -> list[SampledRow]:
     return [dataclasses.replace(row, ancestors=[]) for row in rows_of(stream, tree)]
 
 
-def _root_position(stream: Stream, tree: DraftTree | None) -> list[Row]:
+def _root_position(stream: Stream, tree: DraftTree | None) -> list[SampledRow]:
     rows = rows_of(stream, tree)
     return [dataclasses.replace(row, position=rows[0].position) for row in rows]
 
 
-def _node_position(stream: Stream, tree: DraftTree | None) -> list[Row]:
+def _node_position(stream: Stream, tree: DraftTree | None) -> list[SampledRow]:
     rows = rows_of(stream, tree)
     return [dataclasses.replace(row, position=rows[0].position + i) for i, row in enumerate(rows)]
 
 
-def _root_bans(stream: Stream, tree: DraftTree | None) -> list[Row]:
+def _root_bans(stream: Stream, tree: DraftTree | None) -> list[SampledRow]:
     rows = rows_of(stream, tree)
     return [dataclasses.replace(row, banned=rows[0].banned) for row in rows]
 
 
-def _prompt_forgotten(stream: Stream, tree: DraftTree | None) -> list[Row]:
+def _prompt_forgotten(stream: Stream, tree: DraftTree | None) -> list[SampledRow]:
     return [
         dataclasses.replace(row, prompt=[] if row.ancestors else row.prompt) for row in rows_of(stream, tree)
     ]
@@ -188,31 +188,31 @@ def test_a_wrong_context_is_seen(mutation: Rows) -> None:
     assert outputs(run(streams(140), random_tree, rows=mutation)) != plain_outputs(140)
 
 
-def _bonus_of_the_parent(tree: DraftTree | None, chosen: list[int]) -> Verdict:
+def _bonus_of_the_parent(tree: DraftTree | None, chosen: list[int]) -> TreeVerdict:
     found = walk(tree, chosen)
     if not found.path:
         return found
     above = chosen[1 + tree.parents[found.path[-1]]]
-    return Verdict(found.path, (*found.tokens[:-1], above))
+    return TreeVerdict(found.path, (*found.tokens[:-1], above))
 
 
-def _leaf_below_wrong_parent(tree: DraftTree | None, chosen: list[int]) -> Verdict:
+def _leaf_below_wrong_parent(tree: DraftTree | None, chosen: list[int]) -> TreeVerdict:
     """Accepts a child that equals the token chosen at the node before it, whatever its parent is."""
     accepted = 0
     while tree and accepted < len(tree) and tree.tokens[accepted] == chosen[accepted]:
         accepted += 1
-    return Verdict(tuple(range(accepted)), tuple(chosen[: accepted + 1]))
+    return TreeVerdict(tuple(range(accepted)), tuple(chosen[: accepted + 1]))
 
 
-def _no_bonus_replacement(tree: DraftTree | None, chosen: list[int]) -> Verdict:
+def _no_bonus_replacement(tree: DraftTree | None, chosen: list[int]) -> TreeVerdict:
     """Always takes the first child of the root, as if it had been accepted."""
     if not tree:
         return walk(tree, chosen)
-    return Verdict((0,), (tree.tokens[0], chosen[1]))
+    return TreeVerdict((0,), (tree.tokens[0], chosen[1]))
 
 
 @pytest.mark.parametrize("mutation", [_bonus_of_the_parent, _leaf_below_wrong_parent, _no_bonus_replacement])
-def test_a_wrong_verdict_is_seen(mutation: Callable[[DraftTree | None, list[int]], Verdict]) -> None:
+def test_a_wrong_verdict_is_seen(mutation: Callable[[DraftTree | None, list[int]], TreeVerdict]) -> None:
     assert outputs(run(streams(140), random_tree, verdict=mutation)) != plain_outputs(140)
 
 
@@ -265,7 +265,7 @@ def grown(*, coupled: bool) -> Drafting:
         for level in range(3):
             position = len(stream.prompt) + len(stream.output) + level
             contexts = [stream.after(path) for path in paths]
-            rows = [Row(params, 0, position, (), (), ())] * len(paths)
+            rows = [SampledRow(params, 0, position, (), (), ())] * len(paths)
             found = draft_probabilities((TARGET + error)[contexts], rows, None).topk(2)
             growing.grow(found.indices.tolist(), found.values.tolist())
             paths = [[*paths[node.parent_slot], node.token] for node in growing.frontier()]
@@ -340,7 +340,7 @@ def test_end_of_text_inside_a_tree() -> None:
     """A path accepted through an ending id and beyond: the output stops with it."""
     tree = DraftTree([4, 2, 6], [-1, 0, 1])
     found = walk(tree, [4, 2, 6, 8])
-    assert found == Verdict((0, 1, 2), (4, 2, 6, 8))
+    assert found == TreeVerdict((0, 1, 2), (4, 2, 6, 8))
     params = SamplingParams(max_tokens=50)
     assert finish(params, EOS, 3, found.tokens) == ((4, 2), FinishCause.STOP)
 
@@ -348,7 +348,7 @@ def test_end_of_text_inside_a_tree() -> None:
 def test_walks() -> None:
     #        0: 7   1: 8   2: 7 below 0   3: 9 below 0   4: 8 below 3   5: 8 again
     tree = DraftTree([7, 8, 7, 9, 8, 8], [-1, -1, 0, 0, 3, -1])
-    assert walk(tree, [7, 9, 0, 0, 8, 5, 0]) == Verdict((0, 3, 4), (7, 9, 8, 5))
-    assert walk(tree, [8, 0, 3, 0, 0, 0, 4]) == Verdict((1,), (8, 3))  # of equal siblings the first
-    assert walk(tree, [6, 0, 0, 0, 0, 0, 0]) == Verdict((), (6,))
-    assert walk(None, [6]) == walk(DraftTree([], []), [6]) == Verdict((), (6,))
+    assert walk(tree, [7, 9, 0, 0, 8, 5, 0]) == TreeVerdict((0, 3, 4), (7, 9, 8, 5))
+    assert walk(tree, [8, 0, 3, 0, 0, 0, 4]) == TreeVerdict((1,), (8, 3))  # of equal siblings the first
+    assert walk(tree, [6, 0, 0, 0, 0, 0, 0]) == TreeVerdict((), (6,))
+    assert walk(None, [6]) == walk(DraftTree([], []), [6]) == TreeVerdict((), (6,))

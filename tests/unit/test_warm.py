@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.engine.kernels.launch.warm import Compiled, Warmup
+from eyas.engine.kernels.launch.warm import CompileReport, KernelWarmup
 
 pytest.importorskip("triton")
 
@@ -44,17 +44,17 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_launches_find_what_was_compiled() -> None:
     """The first and third launch are those of the recipe; the others differ in alignment or a constant."""
-    compiled = Warmup(RECIPE, (5,), 90, processes=2).wait()
+    compiled = KernelWarmup(RECIPE, (5,), 90, processes=2).wait()
     assert compiled.kernels == 2 and compiled.seconds > 0
     assert len(list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))) == 2
     done = subprocess.run([sys.executable, "-c", LAUNCHES], check=True, capture_output=True)
     assert json.loads(done.stdout) == [True, False, True, False]
-    assert Warmup(RECIPE, (5,), 90, processes=2).wait() == Compiled(2, 0.0)
+    assert KernelWarmup(RECIPE, (5,), 90, processes=2).wait() == CompileReport(2, 0.0)
 
 
 def test_a_kernel_that_does_not_compile_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no_such_function"):
-        Warmup("tests.unit.warm_kernels:broken_recipe", (), 90, processes=1).wait()
+        KernelWarmup("tests.unit.warm_kernels:broken_recipe", (), 90, processes=1).wait()
 
 
 def test_waiting_needs_no_torch() -> None:

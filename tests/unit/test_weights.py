@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.finite import FiniteCheck
-from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
+from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, Weights
 from tests.unit.tiny import write_tiny_llama
 
 
@@ -82,7 +82,7 @@ def test_a_number_that_the_dtype_cannot_hold_is_not_finite(folder: Path) -> None
     save_file(stored, folder / "model.safetensors")
     for dtype, refused in ((torch.float32, False), (torch.bfloat16, False), (torch.float16, True)):
         with pytest.raises(ConfigError, match=r"norm") if refused else contextlib.nullcontext():  # noqa: SIM117
-            with FolderWeights(folder, placement=Placement(dtype=dtype)) as weights:
+            with FolderWeights(folder, placement=WeightPlacement(dtype=dtype)) as weights:
                 weights.take("model.norm.weight", (64,))
 
 
@@ -96,7 +96,7 @@ def test_nan_and_infinity_are_found_whatever_the_dtypes(
         stored["model.norm.weight"][7] = wrong
         save_file(stored, folder / "model.safetensors")
         with pytest.raises(ConfigError, match=r"model\.norm"):  # noqa: SIM117
-            with FolderWeights(folder, placement=Placement(dtype=asked)) as weights:
+            with FolderWeights(folder, placement=WeightPlacement(dtype=asked)) as weights:
                 weights.take("model.norm.weight", (64,))
 
 
@@ -154,7 +154,7 @@ def test_dummy_tensors_are_gains_of_one_and_integers_of_zero() -> None:
 # --- ranks ---------------------------------------------------------------------------------------------
 
 QUERIES, KEYS = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
-Source = Callable[[Placement], Weights]
+Source = Callable[[WeightPlacement], Weights]
 
 
 @pytest.fixture(params=["folder", "dummy"])
@@ -167,8 +167,8 @@ def source(request: pytest.FixtureRequest, folder: Path) -> Source:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_shares_of_all_ranks_are_the_whole(source: Source, ranks: int) -> None:
-    whole = source(Placement())
-    shares = [source(Placement(rank=rank, ranks=ranks)) for rank in range(ranks)]
+    whole = source(WeightPlacement())
+    shares = [source(WeightPlacement(rank=rank, ranks=ranks)) for rank in range(ranks)]
     rows = [weights.take_rows(QUERIES, (64, 64)) for weights in shares]
     columns = [weights.take_columns(KEYS, (32, 64)) for weights in shares]
     gains = [weights.take_rows("model.norm.weight", (64,)) for weights in shares]
@@ -181,7 +181,7 @@ def test_the_shares_of_all_ranks_are_the_whole(source: Source, ranks: int) -> No
 
 
 def test_stacked_rows_are_each_matrix_own_share(source: Source) -> None:
-    whole, second = source(Placement()), source(Placement(rank=1, ranks=2))
+    whole, second = source(WeightPlacement()), source(WeightPlacement(rank=1, ranks=2))
     fused = second.stack_rows([QUERIES, KEYS], [64, 32], 64)
     expected = torch.cat([whole.take(QUERIES, (64, 64))[32:], whole.take(KEYS, (32, 64))[16:]])
     assert torch.equal(fused, expected)
@@ -191,7 +191,7 @@ def test_stacked_rows_are_each_matrix_own_share(source: Source) -> None:
 
 
 def test_ranks_that_do_not_divide_are_an_error(source: Source) -> None:
-    weights = source(Placement(rank=0, ranks=3))
+    weights = source(WeightPlacement(rank=0, ranks=3))
     for take in (weights.take_rows, weights.take_columns):
         with pytest.raises(ConfigError, match=f"{QUERIES}: its 64 .* by 3 ranks"):
             take(QUERIES, (64, 64))

@@ -11,8 +11,8 @@ import pytest
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.engine.loading import build, device_build
-from eyas.engine.speculation.depths.depth import AdaptiveDepth, Batch
-from eyas.engine.speculation.depths.pacing import Pacing
+from eyas.engine.speculation.depths.depth import AdaptiveDepth, DecodingBatch
+from eyas.engine.speculation.depths.pacing import DepthPacing
 
 SPEC = SpeculationConfig(adaptive=True)
 
@@ -37,7 +37,7 @@ class Wandering(AdaptiveDepth):
     def keep(self, size: int) -> bool:
         return not size
 
-    def choose(self, batch: Batch) -> int:
+    def choose(self, batch: DecodingBatch) -> int:
         super().choose(batch)  # and forgets what it says
         if len(batch):
             self.chosen.append(self._random.choice(self.depths) if self.path is None else next(self.path))
@@ -54,7 +54,7 @@ def wander(patch: pytest.MonkeyPatch, path: list[int] | None = None) -> list[Wan
         found.append(Wandering(config.speculation, config.max_running))
         if path is not None:
             found[-1].path = itertools.cycle(path)
-        return Pacing(found[-1])
+        return DepthPacing(found[-1])
 
     for module in (build, device_build):
         patch.setattr(module, "pacing_of", pacing_of)

@@ -21,7 +21,14 @@ from eyas.common.types import FinishCause, GenerationRequest, Role, TokenEntry, 
 from eyas.common.wire import info, rpc
 from eyas.common.wire.links import PageLink
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Admitted, Cancel, Command, Ready, StepReply, Submit
+from eyas.engine.ipc.messages import (
+    Admitted,
+    CancelGeneration,
+    Command,
+    EngineReady,
+    StepReply,
+    SubmitGeneration,
+)
 
 CONTEXT = 1 << 20  # tokens: an answer is as long as the measurement
 TOKENS = range(100, 1000)  # they come in turn: ordinary words of any vocabulary
@@ -34,7 +41,7 @@ class PacedEngine:
 
     def __init__(self) -> None:
         self.client = EngineClient(self._hear)
-        self.client.ready = Ready(
+        self.client.ready = EngineReady(
             epoch=1,
             model="paced",
             fingerprint="paced",
@@ -72,11 +79,11 @@ class PacedEngine:
     def _hear(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Submit(request, attempt):
+                case SubmitGeneration(request, attempt):
                     self._running[request.id], self._at[request.id] = (request, attempt), 0
                     first = StepReply((self._entry(request, attempt, FIRST),))
                     self.client.dispatch([Admitted(request.id, attempt), first])
-                case Cancel(id):
+                case CancelGeneration(id):
                     self._forget(id)
 
     def _forget(self, id: str) -> None:

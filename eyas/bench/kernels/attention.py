@@ -15,11 +15,11 @@ import torch
 
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.batch.spans import Span
-from eyas.engine.kernels.attention.attend import Launch, Queries, attend
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import attend_chunks, tile_rows
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kv.pool import KvPool, PoolShape
 
 DECODE = ((1, 1024), (8, 1024), (32, 1024), (8, 8192))  # sequences, rows below each
@@ -51,7 +51,7 @@ def cases(setting: KernelSetting) -> Iterator[KernelCase]:
     fa3 = setting.config.prefill_attention_backend == "flashinfer"
     for shape in _chunks(setting):
         yield KernelCase(shape.name, partial(_chunk, setting, shape))
-        if fa3 and Scores.of(plain) == Scores(plain.scale):
+        if fa3 and ScoreScaling.of(plain) == ScoreScaling(plain.scale):
             yield KernelCase(f"{shape.name}, FA3", partial(_fa3, setting, shape))
 
 
@@ -111,10 +111,10 @@ class PoolRows:
         layers = [self.pool.layer(i) for i in range(self.layers)]
         return [partial(call, chosen, layer) for chosen in range(self.sets) for layer in layers]
 
-    def spans(self, chosen: int, shape: AttentionShape) -> list[Span]:
+    def spans(self, chosen: int, shape: AttentionShape) -> list[QuerySpan]:
         """The sequences of one set, as plans on the host take them."""
         tables = self.pages[chosen].tolist()
-        return [Span(table, shape.below, shape.width, paths_of(shape)) for table in tables]
+        return [QuerySpan(table, shape.below, shape.width, paths_of(shape)) for table in tables]
 
     def tables(self, setting: KernelSetting) -> torch.Tensor:
         """int32 [sets * batch, pages each] on the device."""
@@ -148,15 +148,15 @@ def _round(setting: KernelSetting, shape: AttentionShape) -> KernelCalls:
 
 
 def _attend_calls(setting: KernelSetting, shape: AttentionShape, rows: PoolRows) -> Sequence[Call]:
-    scores, tables = Scores.of(setting.model.layers[0].attention), rows.tables(setting)
+    scores, tables = ScoreScaling.of(setting.model.layers[0].attention), rows.tables(setting)
     one = PagedKv(rows.pool.layer(0), tables, scores)
-    launch = Launch.on(one, setting.model.num_heads, shape.batch, shape.width, setting.pdl)
+    launch = AttentionLaunch.on(one, setting.model.num_heads, shape.batch, shape.width, setting.pdl)
     out = torch.empty_like(rows.q)
     ints = partial(torch.tensor, device=setting.device)
     masks = ints([ancestors(shape.width)] * shape.batch, dtype=torch.int64) if shape.tree else None
     starts = ints([shape.below] * shape.batch, dtype=torch.int32)
     slots = torch.arange(shape.batch * rows.sets, dtype=torch.int32, device=setting.device)
-    queries = [Queries(own, starts, shape.width, masks) for own in slots.split(shape.batch)]
+    queries = [QueryRows(own, starts, shape.width, masks) for own in slots.split(shape.batch)]
 
     def call(chosen: int, layer: torch.Tensor) -> object:
         return attend(rows.q, PagedKv(layer, tables, scores), queries[chosen], launch, out=out)
@@ -186,7 +186,7 @@ def _chunk(setting: KernelSetting, shape: AttentionShape) -> KernelCalls:
         return KernelCalls(calls, *least(setting, shape), clock=setting.clock)
     model, out = setting.model, torch.empty_like(rows.q)
     most = tile_rows(model.num_heads, model.num_kv_heads)
-    tables, scores = rows.tables(setting), Scores.of(model.layers[0].attention)
+    tables, scores = rows.tables(setting), ScoreScaling.of(model.layers[0].attention)
     tiles = [
         torch.tensor(
             [(own, i, shape.below + i, min(most, shape.width - i)) for i in range(0, shape.width, most)][

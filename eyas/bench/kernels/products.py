@@ -80,7 +80,7 @@ def _work(setting: KernelSetting, product: MatrixProduct, m: int) -> KernelCalls
         x = setting.normal(m, product.k)
         calls = [partial(torch.mm, x, weight.t()) for weight in weights]
     else:
-        launch = skinny.Launch.on(setting.device, pdl=setting.pdl)
+        launch = skinny.ProductLaunch.on(setting.device, pdl=setting.pdl)
         rows = _LayerRows(setting, m)
         calls = [rows.call(product, weight, launch) for weight in weights]
     return KernelCalls(calls, nbytes, product.flops(m), clock=setting.clock)
@@ -96,7 +96,7 @@ class _LayerRows:
         self._squares[0, :m] = self._hidden.float().square().sum(1)
         places = torch.arange(m, dtype=torch.int32, device=setting.device)
         angles = torch.zeros(2, m, model.head_dim // 2, device=setting.device)
-        self._rotation = skinny.Rotation(angles[0], angles[1], places)
+        self._rotation = skinny.RotaryInput(angles[0], angles[1], places)
         size = setting.config.page_size
         pages = -(-m // size)
         pool = torch.zeros(
@@ -104,9 +104,9 @@ class _LayerRows:
         )
         self._kv = skinny.KvRows(pool, places)
 
-    def call(self, product: MatrixProduct, weight: torch.Tensor, launch: skinny.Launch) -> Call:
+    def call(self, product: MatrixProduct, weight: torch.Tensor, launch: skinny.ProductLaunch) -> Call:
         """One product, as the engine calls it."""
-        normed = skinny.Source(self._hidden, self._squares, EPS)
+        normed = skinny.ProductInput(self._hidden, self._squares, EPS)
         if product.kind == "qkv":
             spec = self._setting.model.layers[0].attention
             q = self._empty(spec.num_heads, spec.head_dim)
@@ -115,7 +115,7 @@ class _LayerRows:
         if product.kind == "gated":
             gelu = self._setting.model.layers[0].feed_forward.activation == "gelu_tanh"
             return partial(skinny.gated, normed, weight, self._empty(product.n // 2), launch, gelu)
-        plain = skinny.Source(self._normal(product.k))
+        plain = skinny.ProductInput(self._normal(product.k))
         if product.kind == "head":
             out = torch.empty(self._m, product.n, dtype=torch.float32, device=self._setting.device)
             return partial(skinny.linear, plain, weight, out, launch)

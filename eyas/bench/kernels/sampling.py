@@ -14,7 +14,7 @@ import torch
 
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.common.params import SamplingParams
-from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.kernels.sampling import sample
 from eyas.engine.sampling import sampler
 
@@ -47,7 +47,7 @@ def _work(setting: KernelSetting, params: SamplingParams, count: int) -> KernelC
 
 def _sample(params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:
     rows = [
-        sampler.Row(msgspec.structs.replace(params, seed=params.seed + i), 0, 100 + i, (), (), ())
+        sampler.SampledRow(msgspec.structs.replace(params, seed=params.seed + i), 0, 100 + i, (), (), ())
         for i in range(logits[0].shape[0])
     ]
     return [partial(sampler.sample, some, rows) for some in logits]
@@ -55,7 +55,7 @@ def _sample(params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:
 
 def _choose(setting: KernelSetting, params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:
     count = logits[0].shape[0]
-    tables = Tables(TableSizes(count + 1, 1), setting.device)
+    tables = SlotTables(TableSizes(count + 1, 1), setting.device)
     for name in FIELDS:
         getattr(tables, name).fill_(getattr(params, name) or 0)
     tables.seed += torch.arange(count + 1, device=setting.device)

@@ -17,7 +17,7 @@ from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import RankPages
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.staging import PageStaging
 from kv_transfer.area import PoolArea, create_file
 from kv_transfer.backends.base import CopyJob, copy_pages
 from kv_transfer.backends.shm import map_file
@@ -78,7 +78,7 @@ def _shm(setting: KernelSetting, scattered: bool) -> KernelCalls:
 def _staged(setting: KernelSetting, scattered: bool, out: bool) -> KernelCalls:
     shape = _pages(setting)
     pool = KvPool(shape)
-    staging = Staging(pool, new_path("staging", Path(setting.config.pool_dir)), shape.pages)
+    staging = PageStaging(pool, new_path("staging", Path(setting.config.pool_dir)), shape.pages)
     calls: list[Call] = []
     for i, pages in enumerate(_jobs(shape.pages, scattered)):
         slots = tuple(range(i * len(pages), (i + 1) * len(pages)))
@@ -91,7 +91,7 @@ def _staged(setting: KernelSetting, scattered: bool, out: bool) -> KernelCalls:
     return KernelCalls(calls, nbytes, road=road, clock="host", close=pool.close)
 
 
-def _done(staging: Staging, move: Callable[..., object]) -> None:
+def _done(staging: PageStaging, move: Callable[..., object]) -> None:
     """Asks for a copy and waits until it has stopped, as the engine's loop learns of it."""
     told: list[EyasError | None] = []
     move(told.append)

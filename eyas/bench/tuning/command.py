@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--device: there is no GPU {args.device} here", param="device")
     from eyas.bench.tuning import search
     from eyas.engine.kernels.experts.grouped_tiles import read_table, read_times, table_of, write_table
-    from eyas.engine.kernels.launch.warm import Warmup
+    from eyas.engine.kernels.launch.warm import KernelWarmup
 
     jobs = search.jobs_of(args.model, args.tensor_parallel_size, args.products)
     if not jobs:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.out or table_of(gpu)
     tiles = read_table(path) if path.exists() else {}
     times = read_times(path) if path.exists() else {}
-    warmup = Warmup(
+    warmup = KernelWarmup(
         "eyas.bench.tuning.search:launches", (jobs,), gpus.capability(args.device), os.cpu_count() or 1
     )
     print(f"{warmup.wait().kernels} kernels are compiled", file=sys.stderr)

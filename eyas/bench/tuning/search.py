@@ -16,15 +16,23 @@ from triton.runtime.errors import OutOfResources
 
 from eyas.bench.kernels.timing import graph_us, host_us
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts import grouped_wide
-from eyas.engine.kernels.experts.group import Grouped, group
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
-from eyas.engine.kernels.experts.grouped_tiles import Key, Shape, Tile, fitted, key_of, most_blocks, tile_for
+from eyas.engine.kernels.experts.group import GroupedChoices, group
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import (
+    GroupedShape,
+    GroupedTile,
+    Key,
+    fitted,
+    key_of,
+    most_blocks,
+    tile_for,
+)
 from eyas.engine.kernels.products import few, single, vendor
 from eyas.engine.kernels.products.blocks import SIDE, Rows, StoredWeight
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
 
@@ -41,7 +49,7 @@ Call = Callable[[], Rows]
 class TuningJob:
     """Products to be tuned: of experts `gate_up` and `down`, `per_row` each; or (0) one dense product."""
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[GroupedShape, ...]
     per_row: int = 0
 
 
@@ -50,14 +58,14 @@ class ProductInput:
     """Rows of a product, as its weight reads them, and the order of their experts."""
 
     x: Rows
-    order: Grouped | None
+    order: GroupedChoices | None
 
 
 @dataclass(frozen=True)
 class FastestTile:
     """The fastest tile, its microseconds, and those of the rule's."""
 
-    tile: Tile
+    tile: GroupedTile
     us: float
     ruled_us: float
 
@@ -78,20 +86,22 @@ def jobs_of(model: str, ranks: int, products: str) -> tuple[TuningJob, ...]:
     return tuple(jobs)
 
 
-def gated_pair(experts: int, width: int, hidden: int, itemsize: int) -> tuple[Shape, Shape]:
+def gated_pair(experts: int, width: int, hidden: int, itemsize: int) -> tuple[GroupedShape, GroupedShape]:
     """Gate and up, and down."""
-    return Shape(experts, 2 * width, hidden, True, itemsize), Shape(experts, hidden, width, False, itemsize)
+    return GroupedShape(experts, 2 * width, hidden, True, itemsize), GroupedShape(
+        experts, hidden, width, False, itemsize
+    )
 
 
-def dense_shapes(layer: LayerSpec, hidden: int) -> Iterator[Shape]:
+def dense_shapes(layer: LayerSpec, hidden: int) -> Iterator[GroupedShape]:
     """Of a layer's dense products in FP8 blocks; a shared expert like the others is one of those."""
     attention, spec = layer.attention, layer.feed_forward
     if isinstance(attention, LatentSpec):
         yield from _latent_shapes(attention, hidden)
     else:
         heads, kv, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
-        yield Shape(1, (heads + 2 * kv) * dim, hidden, False, 1)
-        yield Shape(1, hidden, heads * dim, False, 1)
+        yield GroupedShape(1, (heads + 2 * kv) * dim, hidden, False, 1)
+        yield GroupedShape(1, hidden, heads * dim, False, 1)
     width = spec.width
     if isinstance(spec, ExpertsSpec):
         width = 0 if spec.shared_width == spec.width else spec.shared_width
@@ -99,13 +109,13 @@ def dense_shapes(layer: LayerSpec, hidden: int) -> Iterator[Shape]:
         yield from gated_pair(1, width, hidden, 1)
 
 
-def _latent_shapes(spec: LatentSpec, hidden: int) -> Iterator[Shape]:
+def _latent_shapes(spec: LatentSpec, hidden: int) -> Iterator[GroupedShape]:
     """What the input is multiplied by first, the queries' second factor, and the way back."""
     queries = spec.num_heads * (spec.plain_dim + spec.rotated_dim)
-    yield Shape(1, (spec.query_rank or queries) + spec.head_dim, hidden, False, 1)
+    yield GroupedShape(1, (spec.query_rank or queries) + spec.head_dim, hidden, False, 1)
     if spec.query_rank:
-        yield Shape(1, queries, spec.query_rank, False, 1)
-    yield Shape(1, hidden, spec.num_heads * spec.value_dim, False, 1)
+        yield GroupedShape(1, queries, spec.query_rank, False, 1)
+    yield GroupedShape(1, hidden, spec.num_heads * spec.value_dim, False, 1)
 
 
 def search(jobs: tuple[TuningJob, ...], device: str, deadline: float) -> Iterator[tuple[Key, FastestTile]]:
@@ -138,7 +148,7 @@ def meant(made: Rows) -> torch.Tensor:
     return made.stored.float() * made.scales.repeat_interleave(SIDE, 1)[:, : made.stored.shape[1]]
 
 
-def candidates(shape: Shape, choices: int, rows: int) -> list[Tile]:
+def candidates(shape: GroupedShape, choices: int, rows: int) -> list[GroupedTile]:
     """Tiles of `rows` rows that fit, the rule's first."""
     tiles = [tile_for(shape, choices, {}, rows)]
     depths = (128,) if shape.itemsize == 1 else (64, 128)
@@ -148,7 +158,7 @@ def candidates(shape: Shape, choices: int, rows: int) -> list[Tile]:
     ):
         if warps == 8 and columns * rows < 64 * 64 or columns * rows > 128 * 128:
             continue
-        tile = fitted(Tile(rows, columns, depth, warps, stages, split), shape, choices)
+        tile = fitted(GroupedTile(rows, columns, depth, warps, stages, split), shape, choices)
         programs = most_blocks(choices, shape.experts, rows) * -(-shape.outputs // tile.columns)
         if tile.split == split and (split == 1 or programs * split <= SPREAD):
             tiles.append(tile)
@@ -160,7 +170,7 @@ class TuningBench:
 
     def __init__(self, job: TuningJob, device: str) -> None:
         self.job, self._device = job, device
-        self._launch = Launch.on(device, pdl=device != "cpu")
+        self._launch = ProductLaunch.on(device, pdl=device != "cpu")
         self._weights = [self._weight(shape) for shape in job.shapes]
 
     def is_elsewhere(self, rows: int) -> bool:
@@ -204,15 +214,15 @@ class TuningBench:
             found.append(ProductInput(self._weights[at].read(x, self._launch.pdl), order))
         return found
 
-    def calls(self, at: int, inputs: list[ProductInput], tile: Tile, choices: int) -> list[Call]:
+    def calls(self, at: int, inputs: list[ProductInput], tile: GroupedTile, choices: int) -> list[Call]:
         """A product of each of the inputs, by this tile."""
         shape = self.job.shapes[at]
-        products = Products(self._launch, {key_of(shape, choices): tile})
+        products = GroupedProducts(self._launch, {key_of(shape, choices): tile})
         return [partial(self._product, products, at, given) for given in inputs]
 
-    def _product(self, products: Products, at: int, given: ProductInput) -> Rows:
+    def _product(self, products: GroupedProducts, at: int, given: ProductInput) -> Rows:
         """What a gate passes is rounded for the next product, by the tile or after it."""
-        weight, gate = self._weights[at], Gate(rounding=self._weights[at].rounding)
+        weight, gate = self._weights[at], GateActivation(rounding=self._weights[at].rounding)
         if not self.job.shapes[at].gated:
             if given.order is None:
                 return products.dense(given.x, weight)
@@ -245,7 +255,7 @@ class TuningBench:
     def _dtype(self) -> torch.dtype:
         return torch.float32 if self._device == "cpu" else torch.bfloat16
 
-    def _weight(self, shape: Shape) -> StoredWeight:
+    def _weight(self, shape: GroupedShape) -> StoredWeight:
         sizes = (shape.experts, shape.n, shape.k) if self.job.per_row else (shape.n, shape.k)
         noise = torch.empty(sizes, dtype=self._dtype, device=self._device)
         for part in noise.view(-1, shape.k).split(4096):
@@ -254,6 +264,6 @@ class TuningBench:
             return StoredWeight(noise)
         blocks = (*sizes[:-2], -(-shape.n // 128), -(-shape.k // 128))
         scales = torch.full(blocks, 1 / 64, dtype=torch.float32, device=self._device)
-        weight = StoredWeight(noise.mul_(64).to(torch.float8_e4m3fn), scales, Rounding("block"))
-        assert shape_of(weight, Gate() if shape.gated else None) == shape
+        weight = StoredWeight(noise.mul_(64).to(torch.float8_e4m3fn), scales, RowRounding("block"))
+        assert shape_of(weight, GateActivation() if shape.gated else None) == shape
         return weight

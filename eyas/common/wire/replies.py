@@ -25,7 +25,7 @@ class Rejected(TaggedMessage, frozen=True):
 
 
 class Lost(TaggedMessage, frozen=True):
-    """The pages of this attempt did not arrive; the request keeps its place and waits for an `Attach`."""
+    """The pages of this attempt did not arrive; the request keeps its place and waits for an `AttachKv`."""
 
     id: str
     attempt: int

@@ -1,8 +1,5 @@
-"""The seam of attention: `plan` on the host once a forward, `run` on the device once a layer.
-
-It knows sequences as page tables and logical rows, and a layer as its `AttentionSpec`; it knows nothing of
-requests or tokens.
-"""
+"""The interface of attention backends: `plan` on the host once a forward, `run` on the device once a
+layer."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import AttentionSpec
 
 
-class Plan(ABC):  # noqa: B024 (a backend's own record: only its backend looks inside)
+class AttentionPlan(ABC):  # noqa: B024 (a backend's own record: only its backend looks inside)
     """What a backend prepared for one forward."""
 
 
@@ -25,11 +22,13 @@ class AttentionBackend(ABC):
     device: str
 
     @abstractmethod
-    def plan(self, spans: Sequence[Span]) -> Plan:
+    def plan(self, spans: Sequence[QuerySpan]) -> AttentionPlan:
         """Host work of a forward whose rows are those of `spans`, in order."""
 
     @abstractmethod
-    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan, spec: AttentionSpec) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, layer_pool: torch.Tensor, plan: AttentionPlan, spec: AttentionSpec
+    ) -> torch.Tensor:
         """q [R, heads, dim] over layer_pool [pages, fields, page_size, kv_heads, dim]: [R, heads, value dim].
 
         `spec`: the layer's scale, window and soft cap; a row at place p of its path sees the places from

@@ -1,7 +1,4 @@
-"""Where a step has prompt chunks and rounds: two streams, as these wait for memory, those for matrix units.
-
-It knows two pieces of work, and not what they do.
-"""
+"""Two streams for a step with prompt chunks and rounds: rounds wait for memory, chunks for matrix units."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 from eyas.engine.kernels.products.skinny import MAX_ROWS
 
 
-class Beside:
+class PrefillStream:
     """The stream of one engine's chunks; without a GPU there is none."""
 
     def __init__(self, *, cuda: bool) -> None:

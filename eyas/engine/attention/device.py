@@ -1,4 +1,4 @@
-"""Which attention of a device's rows goes with what a pool keeps, and how it wants chunks cut into tiles."""
+"""Chooses the attention of a device's rows by what the pool keeps, and how it wants chunks cut into tiles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.prompts import PromptAttention, PromptPlan
-from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.attention.rows import PagedAttention, RowLimits
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.kernels.attention.prefill import tile_rows
 from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows
@@ -18,7 +18,7 @@ def row_attention(
     tables: torch.Tensor,
     heads: int,
     shape: PoolShape,
-    most: Most,
+    most: RowLimits,
     *,
     pdl: bool,
     prompts: PromptPlan | None = None,

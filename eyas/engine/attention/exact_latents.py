@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
-from eyas.engine.attention.rows import Most
+from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import Rows
-from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.exact_attend import ExactLaunch
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.latent.exact_latents import (
     MOST_SHARED,
     attend_latent_chunks_exactly,
@@ -27,20 +27,24 @@ from eyas.engine.kv.pool import PoolShape
 class ExactLatents:
     """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages]."""
 
-    def __init__(self, tables: torch.Tensor, heads: int, shape: PoolShape, most: Most, *, pdl: bool) -> None:
+    def __init__(
+        self, tables: torch.Tensor, heads: int, shape: PoolShape, most: RowLimits, *, pdl: bool
+    ) -> None:
         self.tables, self._latent, self._pdl = tables, shape.format.latent, pdl
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         kv, queries = PagedKv(sample, tables), most.batch * most.width
         self._launch = ExactLaunch.on(kv, heads, queries, pdl, shared=MOST_SHARED)
 
-    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+    ) -> torch.Tensor:
         """As `PagedLatents`."""
         assert isinstance(scores, LatentHeads)
         kv, first = PagedKv(layer, self.tables, scores, rows.firsts), 0
         absorbed = absorb(q, scores.keys, scores.rotation, self._pdl, exact=True)
         mixed = absorbed.new_zeros(*absorbed.shape[:2], self._latent)
         for group in rows.groups:
-            queries = Queries(group.slots, group.starts, group.width, group.mask, group.extent or None)
+            queries = QueryRows(group.slots, group.starts, group.width, group.mask, group.extent or None)
             own = slice(first, first + group.rows)
             attend_latents_exactly(absorbed[own], kv, queries, self._launch, mixed[own])
             first += group.rows

@@ -10,15 +10,15 @@ from functools import partial
 
 import torch
 
-from eyas.engine.attention.beside import Beside
-from eyas.engine.attention.rows import Most
+from eyas.engine.attention.beside import PrefillStream
+from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import Rows
-from eyas.engine.kernels.attention.attend import Queries
-from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
+from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.exact_attend import AttentionCut, ExactLaunch
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
 from eyas.engine.kernels.attention.exact_prefill import attend_chunks_exactly
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
 
@@ -26,15 +26,19 @@ from eyas.engine.kv.pool import PoolShape
 class ExactAttention:
     """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages]."""
 
-    def __init__(self, tables: torch.Tensor, heads: int, shape: PoolShape, most: Most, *, pdl: bool) -> None:
+    def __init__(
+        self, tables: torch.Tensor, heads: int, shape: PoolShape, most: RowLimits, *, pdl: bool
+    ) -> None:
         self.tables = tables
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         kv = PagedKv(sample, tables)
-        shared = Cut.most_shared(most.batch, most.width, heads // kv.kv_heads, kv.kv_heads)
-        self._beside = Beside(cuda=sample.is_cuda)
+        shared = AttentionCut.most_shared(most.batch, most.width, heads // kv.kv_heads, kv.kv_heads)
+        self._beside = PrefillStream(cuda=sample.is_cuda)
         self._launch = ExactLaunch.on(kv, heads, most.batch * most.width, pdl, shared=shared)
 
-    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+    ) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
         kv, out = PagedKv(layer, self.tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
         first = sum(group.rows for group in rows.groups)
@@ -49,7 +53,7 @@ class ExactAttention:
     def _rounds(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
         first = 0
         for group in rows.groups:
-            queries = Queries(group.slots, group.starts, group.width, group.mask, group.extent)
+            queries = QueryRows(group.slots, group.starts, group.width, group.mask, group.extent)
             own = slice(first, first + group.rows)
             attend_exactly(q[own], kv, queries, self._launch, out=out[own])
             first += group.rows

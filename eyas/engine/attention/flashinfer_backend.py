@@ -1,7 +1,7 @@
 """Prompt attention by flashinfer's FA3 template: causal queries over the paged pool, on Hopper.
 
-It knows spans, the pool's layers, and how its kernels come to be compiled. It refuses to know decode rows,
-trees and CUDA graphs: flashinfer's plan reads lengths from the host, and fixes them in what it launches.
+It takes no decode rows, trees or CUDA graphs: flashinfer's plan reads lengths on the host, and fixes them in
+what it launches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.page_lists import page_lists
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kv.pool import PoolShape
 
 HEAD_DIMS = (64, 128, 256)
@@ -99,7 +99,7 @@ class PrefillAttention:
         """Whether `plan` may be called; see `Fa3Build.ready`."""
         return self._build.ready()
 
-    def plan(self, spans: Sequence[Span]) -> None:
+    def plan(self, spans: Sequence[QuerySpan]) -> None:
         """Lays out the work of a step's chunks on the current stream, without waiting for the device.
 
         The query rows follow each other in the order of `spans`, which are causal and not empty. A span's

@@ -1,7 +1,4 @@
-"""One forward's rows: which tokens, at which positions, written where, attending to what.
-
-It knows how a span's logical rows become physical rows and positions; it knows nothing of models.
-"""
+"""The rows of one forward: their tokens and positions, where they are written, and what they attend to."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.attention.base import AttentionBackend, Plan
-from eyas.engine.batch.spans import Span
+from eyas.engine.attention.base import AttentionBackend, AttentionPlan
+from eyas.engine.batch.spans import QuerySpan
 
 
 @dataclass(frozen=True)
@@ -24,13 +21,17 @@ class ForwardBatch:
     tokens: torch.Tensor
     positions: torch.Tensor
     kv_rows: torch.Tensor
-    plan: Plan
-    spans: Sequence[Span]
+    plan: AttentionPlan
+    spans: Sequence[QuerySpan]
     depth: int = 0
 
 
 def build_batch(
-    spans: Sequence[Span], tokens: Sequence[int], page_size: int, backend: AttentionBackend, depth: int = 0
+    spans: Sequence[QuerySpan],
+    tokens: Sequence[int],
+    page_size: int,
+    backend: AttentionBackend,
+    depth: int = 0,
 ) -> ForwardBatch:
     """A forward of the spans' rows, in order, one token per row. `depth`: of all of them."""
     positions: list[int] = []
@@ -51,7 +52,7 @@ def build_batch(
     )
 
 
-def _rows(span: Span) -> Iterator[tuple[int, int]]:
+def _rows(span: QuerySpan) -> Iterator[tuple[int, int]]:
     """(logical row, place on its path) of each query: a tree node stands where its path ends."""
     if span.paths is None:
         return ((row, row) for row in range(span.start, span.start + span.count))

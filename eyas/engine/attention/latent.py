@@ -13,12 +13,12 @@ import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
-from eyas.engine.attention.rows import Most, larger
+from eyas.engine.attention.rows import RowLimits, larger
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.scores import Scores
-from eyas.engine.kernels.latent.latent_attend import Scratch, attend_latent_chunks, attend_latents
+from eyas.engine.kernels.attention.scores import ScoreScaling
+from eyas.engine.kernels.latent.latent_attend import LatentScratch, attend_latent_chunks, attend_latents
 from eyas.engine.kernels.latent.latent_products import absorb, values
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
@@ -35,7 +35,7 @@ class PagedLatents:
         tables: torch.Tensor,
         heads: int,
         shape: PoolShape,
-        most: Most,
+        most: RowLimits,
         *,
         pdl: bool,
         prompts: ExpandedPrompts | None = None,
@@ -45,12 +45,14 @@ class PagedLatents:
         self._pdl = pdl
         self._prompts = prompts
         sample = torch.empty(0, dtype=shape.dtype, device=shape.device)
-        self._scratch = Scratch.on(sample, self._latent, heads, (most.batch, most.width), pdl)
+        self._scratch = LatentScratch.on(sample, self._latent, heads, (most.batch, most.width), pdl)
         if (wider := most.wider) is not None:
-            other = Scratch.on(sample, self._latent, heads, (wider.batch, wider.width), pdl)
+            other = LatentScratch.on(sample, self._latent, heads, (wider.batch, wider.width), pdl)
             self._scratch = larger(self._scratch, other, "parts", "lses", "counts")
 
-    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+    ) -> torch.Tensor:
         """q [m, heads * (plain + rotated)], not rotated yet, strided by row at most, over [pages, 1,
         page_size, 1, width] -> [m, heads * value]. `scores`: `LatentHeads`.
         """
@@ -81,5 +83,5 @@ class PagedLatents:
             values(mixed, heads.values, out[first:], self._pdl)
 
 
-def _queries(group: DecodeRows) -> Queries:
-    return Queries(group.slots, group.starts, group.width, group.mask, group.extent or None)
+def _queries(group: DecodeRows) -> QueryRows:
+    return QueryRows(group.slots, group.starts, group.width, group.mask, group.extent or None)

@@ -1,4 +1,4 @@
-"""What the heads of a layer with latent attention do with latents, for those that attend for it."""
+"""The heads of a layer with latent attention, as attention backends see them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.kernels.attention.scores import Scores
-from eyas.engine.kernels.products.skinny import Rotation
+from eyas.engine.kernels.attention.scores import ScoreScaling
+from eyas.engine.kernels.products.skinny import RotaryInput
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LatentHeads(Scores):
+class LatentHeads(ScoreScaling):
     """A layer's rule, its scale alone, for the rows of one forward.
 
     keys [heads, plain, latent] and values [heads, value, latent]: each head's factors. `rotation`: of the
@@ -20,8 +20,8 @@ class LatentHeads(Scores):
 
     keys: torch.Tensor
     values: torch.Tensor
-    rotation: Rotation
+    rotation: RotaryInput
 
-    def turned(self, own: slice) -> Rotation:
+    def turned(self, own: slice) -> RotaryInput:
         """How some of the rows are rotated."""
-        return Rotation(self.rotation.cos, self.rotation.sin, self.rotation.positions[own])
+        return RotaryInput(self.rotation.cos, self.rotation.sin, self.rotation.positions[own])

@@ -1,8 +1,7 @@
 """Prompt chunks over latents in the expanded form, where that is less work: keys and values are made.
 
 `plan` lays a step's chunks out on the host and says whether it pays: a pair of query and key then costs a
-third, but every row of the sequence, cached ones too, is multiplied by the heads' factors first. It knows
-spans, pages and sizes; who attends to the other rows it does not know.
+third, but every row of the sequence, cached ones too, is multiplied by the heads' factors first.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.page_lists import page_lists
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LatentSpec
-from eyas.engine.kernels.latent.latent_prefill import TILE, Expanded, attend_expanded
+from eyas.engine.kernels.latent.latent_prefill import TILE, ExpandedRows, attend_expanded
 from eyas.engine.kv.pool import PoolShape, rows_at
 from kv_transfer.layout import pages_for
 
@@ -32,7 +31,7 @@ class ExpandedPrompts:
         self._pages = torch.empty(0, dtype=torch.int32, device=shape.device)
         self._tiles = torch.empty(0, 4, dtype=torch.int32, device=shape.device)
 
-    def plan(self, spans: Sequence[Span]) -> bool:
+    def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
         if not spans or not self.pays(spans):
             return False
@@ -46,7 +45,7 @@ class ExpandedPrompts:
         self._tiles = self._sent(np.array(tiles[::-1], np.int32))  # those with most keys begin first
         return True
 
-    def pays(self, spans: Sequence[Span]) -> bool:
+    def pays(self, spans: Sequence[QuerySpan]) -> bool:
         """Whether it is less work than over latents, and what is made has room."""
         spec = self._spec
         pairs = sum(span.count * span.start + span.count * (span.count + 1) // 2 for span in spans)
@@ -65,7 +64,7 @@ class ExpandedPrompts:
         keys = torch.mm(latents, heads.keys.flatten(0, 1).t()).view(rows.shape[0], count, -1)
         values = torch.mm(latents, heads.values.flatten(0, 1).t()).view(rows.shape[0], count, -1)
         rotation = heads.turned(slice(first, None))
-        return attend_expanded(q, Expanded(keys, values, rows), self._tiles, rotation, heads.factor)
+        return attend_expanded(q, ExpandedRows(keys, values, rows), self._tiles, rotation, heads.factor)
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:
         """On the device. Copies from plain memory would wait for the stream."""
@@ -75,6 +74,6 @@ class ExpandedPrompts:
         return tensor.pin_memory().to(self._shape.device, non_blocking=True)
 
 
-def made_up(rows: int, page_size: int) -> list[Span]:
+def made_up(rows: int, page_size: int) -> list[QuerySpan]:
     """A prompt of `rows` rows in the pool's first page alone, for steps in which every row is padding."""
-    return [Span([0] * pages_for(rows, page_size), 0, rows)]
+    return [QuerySpan([0] * pages_for(rows, page_size), 0, rows)]

@@ -1,7 +1,4 @@
-"""Spans as four compressed integer arrays: the form in which paged kernels take a batch of prompt chunks.
-
-It knows page tables and row counts, on the host; which kernel reads the arrays, and where, it does not know.
-"""
+"""Spans as four compressed integer arrays: the form in which paged kernels take a batch of prompt chunks."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from kv_transfer.layout import pages_for
 
 
@@ -26,7 +23,7 @@ class PageLists:
     last_rows: np.ndarray  # [spans]
 
 
-def page_lists(spans: Sequence[Span], page_size: int) -> PageLists:
+def page_lists(spans: Sequence[QuerySpan], page_size: int) -> PageLists:
     """The pages that hold the rows 0 .. start + count - 1 of each causal span; none of them is empty."""
     ends = np.array([span.start + span.count for span in spans], np.int32)
     used = [np.asarray(s.pages[: pages_for(s.start + s.count, page_size)], np.int32) for s in spans]

@@ -1,7 +1,4 @@
-"""Prompt attention by kernels whose build may still run: `plan` says whether they take a step.
-
-It knows spans and readiness. What the kernels are, and who attends until they are there, it does not know.
-"""
+"""Prompt attention by kernels whose build may still run: `plan` says whether they take a step."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from typing import Protocol
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.spans import Span
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.kernels.attention.scores import ScoreScaling
 
 
 class PromptPlan(Protocol):
     """What decides, step by step, whether it attends the prompt rows."""
 
-    def plan(self, spans: Sequence[Span]) -> bool:
+    def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
         ...
 
@@ -31,7 +28,7 @@ class PlannedAttention(Protocol):
         """Whether the kernels are built. Raises ConfigError if they cannot be."""
         ...
 
-    def plan(self, spans: Sequence[Span]) -> None:
+    def plan(self, spans: Sequence[QuerySpan]) -> None:
         """Prepares the attention of these chunks, for all layers of one step."""
         ...
 
@@ -46,12 +43,12 @@ class PromptAttention:
     `scores`: of the layers that it is for.
     """
 
-    def __init__(self, attention: PlannedAttention, scores: Scores) -> None:
+    def __init__(self, attention: PlannedAttention, scores: ScoreScaling) -> None:
         self.scores = scores
         self._attention = attention
         self._usable: bool | None = None  # not known yet
 
-    def plan(self, spans: Sequence[Span]) -> bool:
+    def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
         if self._usable is None:
             self._usable = self._found()

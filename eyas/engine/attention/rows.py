@@ -13,27 +13,27 @@ from typing import TypeVar
 
 import torch
 
-from eyas.engine.attention.beside import Beside
+from eyas.engine.attention.beside import PrefillStream
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.kernels.attention.attend import Launch, Queries, attend
+from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import attend_chunks
-from eyas.engine.kernels.attention.scores import Scores
-from eyas.engine.kernels.latent.latent_attend import Scratch
+from eyas.engine.kernels.attention.scores import ScoreScaling
+from eyas.engine.kernels.latent.latent_attend import LatentScratch
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
 
-Memory = TypeVar("Memory", Launch, Scratch)
+Memory = TypeVar("Memory", AttentionLaunch, LatentScratch)
 
 
 @dataclass(frozen=True)
-class Most:
+class RowLimits:
     """The largest batch of rounds, and the most rows of each. `wider`: smaller batches may have more."""
 
     batch: int
     width: int
-    wider: Most | None = None
+    wider: RowLimits | None = None
 
 
 def larger(one: Memory, other: Memory, *names: str) -> Memory:
@@ -54,7 +54,7 @@ class PagedAttention:
         tables: torch.Tensor,
         heads: int,
         shape: PoolShape,
-        most: Most,
+        most: RowLimits,
         *,
         pdl: bool,
         prompts: PromptAttention | None = None,
@@ -63,13 +63,15 @@ class PagedAttention:
         self._prompts = prompts
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         kv = PagedKv(sample, tables)
-        self._launch = Launch.on(kv, heads, most.batch, most.width, pdl)
+        self._launch = AttentionLaunch.on(kv, heads, most.batch, most.width, pdl)
         if (wider := most.wider) is not None:
-            other = Launch.on(kv, heads, wider.batch, wider.width, pdl)
+            other = AttentionLaunch.on(kv, heads, wider.batch, wider.width, pdl)
             self._launch = larger(self._launch, other, "parts", "lses", "tickets")
-        self._beside = Beside(cuda=sample.is_cuda)
+        self._beside = PrefillStream(cuda=sample.is_cuda)
 
-    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+    ) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
         kv, out = PagedKv(layer, self.tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
         if not rows.groups:
@@ -88,7 +90,7 @@ class PagedAttention:
     def _groups(self, q: torch.Tensor, kv: PagedKv, groups: list[DecodeRows], out: torch.Tensor) -> None:
         first = 0
         for group in groups:
-            queries = Queries(group.slots, group.starts, group.width, group.mask, group.extent)
+            queries = QueryRows(group.slots, group.starts, group.width, group.mask, group.extent)
             own = slice(first, first + group.rows)
             attend(q[own], kv, queries, self._launch, out=out[own])
             first += group.rows

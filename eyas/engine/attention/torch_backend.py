@@ -19,10 +19,10 @@ from typing import NamedTuple, Self, TypeVar
 import numpy as np
 import torch
 
-from eyas.engine.attention.base import AttentionBackend, Plan
+from eyas.engine.attention.base import AttentionBackend, AttentionPlan
 from eyas.engine.attention.soft_cap import soft_cap
 from eyas.engine.batch.blocks import padded_rows
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import PoolShape, rows_at
@@ -33,7 +33,7 @@ _GATHER_BYTES = 1 << 25  # bound on the keys and values copied for one part of a
 
 
 @dataclass(frozen=True)
-class _Tile:
+class _QueryTile:
     """Queries row .. row + count - 1 of a step; the first stands after `visible` keys, each later one more.
 
     Key j of the path is logical row j below `straight`, else tail[j - straight]. `first`: the first block
@@ -57,11 +57,11 @@ class _Tile:
         return -(-self.keys // BLOCK) - self.first
 
 
-T = TypeVar("T", _Tile, "_Stem")
+T = TypeVar("T", _QueryTile, "_TreeStem")
 
 
 @dataclass(frozen=True)
-class _Group:
+class _TileGroup:
     """Tiles computed together: `pairs` (tile, block) pairs over as many blocks of a part's keys.
 
     `at`: the first of these blocks, counted in the part. `counts`: how many tiles have a first block, a
@@ -77,7 +77,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Keys:
+class _KeyGather:
     """Where keys and values are that are gathered together."""
 
     gather: torch.Tensor  # int64 [fields * blocks * kv_heads * BLOCK], into a layer viewed as rows of [dim]
@@ -85,21 +85,21 @@ class _Keys:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _KeyPart:
     """Keys and values gathered once, and the groups that read them."""
 
-    keys: _Keys
-    groups: tuple[_Group, ...]
+    keys: _KeyGather
+    groups: tuple[_TileGroup, ...]
 
 
 @dataclass(frozen=True)
 class _TreePart:
     """Stems of trees, and the tips that go on from them."""
 
-    stem_keys: _Keys
-    stems: _Group
-    tip_keys: _Keys
-    tips: _Group
+    stem_keys: _KeyGather
+    stems: _TileGroup
+    tip_keys: _KeyGather
+    tips: _TileGroup
     stem_rows: (
         torch.Tensor
     )  # int64 [tips * kv_heads * tile rows]: the stems' row that each row of a tip goes on from
@@ -109,18 +109,18 @@ class _TreePart:
 
 
 @dataclass(frozen=True)
-class _Stem:
+class _TreeStem:
     """Up to a tile of a tree's nodes: the blocks that all of them see, and their tips."""
 
-    tile: _Tile
-    tips: tuple[_Tile, ...]
+    tile: _QueryTile
+    tips: tuple[_QueryTile, ...]
 
     @property
     def blocks(self) -> int:
         return self.tile.blocks + sum(tip.blocks for tip in self.tips)
 
 
-class Sight(NamedTuple):
+class KeyVisibility(NamedTuple):
     """Which keys a layer's queries see: `window` and `unseen` of its `AttentionSpec`."""
 
     window: int
@@ -133,18 +133,18 @@ class Sight(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _View:
+class _VisibleParts:
     """What rows see by one sight."""
 
-    parts: tuple[_Part | _TreePart, ...]
+    parts: tuple[_KeyPart | _TreePart, ...]
     rows: torch.Tensor  # int64 [padded R * heads]: where each query head's result is among the tiles'
 
 
 @dataclass(frozen=True)
-class TorchPlan(Plan):
+class TorchPlan(AttentionPlan):
     """`views`: one for each sight that a layer has."""
 
-    views: Mapping[Sight, _View]
+    views: Mapping[KeyVisibility, _VisibleParts]
 
 
 class TorchAttention(AttentionBackend):
@@ -157,7 +157,7 @@ class TorchAttention(AttentionBackend):
         self,
         heads: int,
         shape: PoolShape,
-        sights: Iterable[Sight] = (Sight(0, 0),),
+        sights: Iterable[KeyVisibility] = (KeyVisibility(0, 0),),
         beat: Beat = no_pulse,
     ) -> None:
         self._heads = heads
@@ -172,16 +172,18 @@ class TorchAttention(AttentionBackend):
     @classmethod
     def of(cls, config: ModelConfig, shape: PoolShape, beat: Beat = no_pulse) -> Self:
         """For all layers of a decoder."""
-        return cls(config.num_heads, shape, {Sight.of(layer.attention) for layer in config.layers}, beat)
+        return cls(
+            config.num_heads, shape, {KeyVisibility.of(layer.attention) for layer in config.layers}, beat
+        )
 
-    def plan(self, spans: Sequence[Span]) -> TorchPlan:
+    def plan(self, spans: Sequence[QuerySpan]) -> TorchPlan:
         return TorchPlan({sight: self._view(spans, sight) for sight in self._sights})
 
-    def _view(self, spans: Sequence[Span], sight: Sight) -> _View:
-        parts: list[_Part | _TreePart] = []
-        order: list[_Tile] = []
-        short: list[_Tile] = []
-        stems: list[_Stem] = []
+    def _view(self, spans: Sequence[QuerySpan], sight: KeyVisibility) -> _VisibleParts:
+        parts: list[_KeyPart | _TreePart] = []
+        order: list[_QueryTile] = []
+        short: list[_QueryTile] = []
+        stems: list[_TreeStem] = []
         row = 0
         for span in spans:
             tiles = [_seen(tile, sight.window) for tile in self._tiles(span, row)]
@@ -196,7 +198,7 @@ class TorchAttention(AttentionBackend):
         for batch in self._batches(short):
             self._beat()
             batch.sort(key=lambda tile: -tile.blocks)
-            parts.append(_Part(self._keys(batch), (self._group_of(batch, sight),)))
+            parts.append(_KeyPart(self._keys(batch), (self._group_of(batch, sight),)))
             order += batch
         for together in self._batches(stems):
             self._beat()
@@ -204,11 +206,13 @@ class TorchAttention(AttentionBackend):
             together.sort(key=lambda stem: -stem.tile.blocks)
             parts.append(self._tree_part(together, tips, sight))
             order += tips
-        return _View(tuple(parts), self._result_rows(order, row))
+        return _VisibleParts(tuple(parts), self._result_rows(order, row))
 
-    def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan, spec: AttentionSpec) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, layer_pool: torch.Tensor, plan: AttentionPlan, spec: AttentionSpec
+    ) -> torch.Tensor:
         assert isinstance(plan, TorchPlan)
-        view, kv_heads = plan.views[Sight.of(spec)], self._shape.kv_heads
+        view, kv_heads = plan.views[KeyVisibility.of(spec)], self._shape.kv_heads
         rows = self._as_rows(layer_pool)
         q_rows = q.reshape(-1, self._shape.head_dim).float()
         results = []
@@ -226,7 +230,7 @@ class TorchAttention(AttentionBackend):
         found = found.index_select(0, view.rows[: q_rows.shape[0]])
         return found.view(*q.shape[:-1], self._shape.format.value_dim).to(q.dtype)
 
-    def _gathered(self, rows: torch.Tensor, keys: _Keys) -> torch.Tensor:
+    def _gathered(self, rows: torch.Tensor, keys: _KeyGather) -> torch.Tensor:
         """-> [fields, pairs * kv_heads, BLOCK, dim] (blocks for pairs where each pair has its own)"""
         fields, dim = self._shape.fields, self._shape.head_dim
         gathered = rows_at(rows, keys.gather, torch.float32)
@@ -243,7 +247,7 @@ class TorchAttention(AttentionBackend):
         return layer_pool.as_strided((rows, shape.head_dim), (shape.head_dim, 1))
 
     def _attend(
-        self, q_rows: torch.Tensor, seen: torch.Tensor, group: _Group, spec: AttentionSpec
+        self, q_rows: torch.Tensor, seen: torch.Tensor, group: _TileGroup, spec: AttentionSpec
     ) -> torch.Tensor:
         """`seen` [fields, pairs * kv_heads, BLOCK, dim] -> [tiles * kv_heads * tile rows, value dim]."""
         scores, peaks = self._scores(q_rows, seen, group, spec)
@@ -268,7 +272,7 @@ class TorchAttention(AttentionBackend):
         return mixed.div_(total)
 
     def _scores(
-        self, q_rows: torch.Tensor, seen: torch.Tensor, group: _Group, spec: AttentionSpec
+        self, q_rows: torch.Tensor, seen: torch.Tensor, group: _TileGroup, spec: AttentionSpec
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """-> scores [pairs * kv_heads, tile rows, BLOCK], and their maxima [pairs, kv_heads * tile rows]"""
         keys = seen[0].transpose(1, 2)
@@ -285,7 +289,7 @@ class TorchAttention(AttentionBackend):
         scores: torch.Tensor,
         peak: torch.Tensor,
         seen: torch.Tensor,
-        group: _Group,
+        group: _TileGroup,
         begun: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over the blocks of each tile, for `peak` [tiles, kv_heads * tile rows]: of the weights
@@ -305,17 +309,17 @@ class TorchAttention(AttentionBackend):
         total = _fold(torch.add, totals[0], sums, group.counts)
         return total.view(-1, 1), _fold(torch.add, totals[1], mixed, group.counts).view(-1, value_dim)
 
-    def _tiles(self, span: Span, row: int) -> Iterator[_Tile]:
+    def _tiles(self, span: QuerySpan, row: int) -> Iterator[_QueryTile]:
         if span.paths is not None:
             for i, path in enumerate(span.paths):
-                yield _Tile(span.pages, row + i, 1, span.start + len(path), span.start, path)
+                yield _QueryTile(span.pages, row + i, 1, span.start + len(path), span.start, path)
             return
         for i in range(0, span.count, self._queries):
             count = min(self._queries, span.count - i)
             first = span.start + i + 1
-            yield _Tile(span.pages, row + i, count, first, first + count - 1)
+            yield _QueryTile(span.pages, row + i, count, first, first + count - 1)
 
-    def _stems(self, span: Span, tips: Sequence[_Tile]) -> list[_Stem]:
+    def _stems(self, span: QuerySpan, tips: Sequence[_QueryTile]) -> list[_TreeStem]:
         """The tree's nodes by tiles. None where their paths have no whole block in common."""
         common = span.start // BLOCK
         stems = []
@@ -327,8 +331,10 @@ class TorchAttention(AttentionBackend):
             end = (
                 common * BLOCK
             )  # `visible` is chosen so that the keys end there; nodes see all of them, or a window
-            tile = _Tile(span.pages, nodes[0].row, len(nodes), end + 1 - len(nodes), span.start, first=first)
-            stems.append(_Stem(tile, tuple(replace(tip, first=max(tip.first, common)) for tip in nodes)))
+            tile = _QueryTile(
+                span.pages, nodes[0].row, len(nodes), end + 1 - len(nodes), span.start, first=first
+            )
+            stems.append(_TreeStem(tile, tuple(replace(tip, first=max(tip.first, common)) for tip in nodes)))
         return stems
 
     def _batches(self, tiles: Sequence[T]) -> Iterator[list[T]]:
@@ -347,7 +353,9 @@ class TorchAttention(AttentionBackend):
         if batch:
             yield batch
 
-    def _tree_part(self, stems: Sequence[_Stem], tips: Sequence[_Tile], sight: Sight) -> _TreePart:
+    def _tree_part(
+        self, stems: Sequence[_TreeStem], tips: Sequence[_QueryTile], sight: KeyVisibility
+    ) -> _TreePart:
         tiles = [stem.tile for stem in stems]
         number = {tip.row: i for i, tip in enumerate(tips)}
         visible = np.zeros((len(stems), self._tile_rows), np.int64)
@@ -378,13 +386,13 @@ class TorchAttention(AttentionBackend):
         heads = np.arange(self._shape.kv_heads)[:, None] * self._tile_rows
         return self._tensor((rows[:, None, :] + heads).reshape(-1))
 
-    def _shared_part(self, tiles: Sequence[_Tile], sight: Sight) -> _Part:
+    def _shared_part(self, tiles: Sequence[_QueryTile], sight: KeyVisibility) -> _KeyPart:
         """Tiles of one causal span: each reads some of the keys from the first one's first to the last's."""
         first = tiles[0].first
         groups = tuple(self._group_of([tile], sight, at=tile.first - first) for tile in tiles)
-        return _Part(self._keys([replace(tiles[-1], first=first)]), groups)
+        return _KeyPart(self._keys([replace(tiles[-1], first=first)]), groups)
 
-    def _keys(self, tiles: Sequence[_Tile]) -> _Keys:
+    def _keys(self, tiles: Sequence[_QueryTile]) -> _KeyGather:
         """Where the fields of the tiles' blocks are."""
         shape, size = self._shape, self._shape.page_size
         tile_of, block_of = _pairs(tiles)
@@ -403,11 +411,15 @@ class TorchAttention(AttentionBackend):
         rows = (page * (shape.layers * shape.fields * size) + slot) * shape.kv_heads
         heads = rows[:, None, :] + np.arange(shape.kv_heads)[:, None]  # [pairs, kv_heads, BLOCK]
         fields = [heads + field * size * shape.kv_heads for field in range(shape.fields)]
-        return _Keys(self._tensor(np.stack(fields).reshape(-1)), blocks)
+        return _KeyGather(self._tensor(np.stack(fields).reshape(-1)), blocks)
 
     def _group_of(
-        self, tiles: Sequence[_Tile], sight: Sight, at: int = 0, visible: np.ndarray | None = None
-    ) -> _Group:
+        self,
+        tiles: Sequence[_QueryTile],
+        sight: KeyVisibility,
+        at: int = 0,
+        visible: np.ndarray | None = None,
+    ) -> _TileGroup:
         """A tile's matrix row m is query min(m // group, count - 1), query head m % group of the key head.
 
         `visible` [tiles, tile rows]: how many keys each row sees, where they are not one more per query.
@@ -426,7 +438,7 @@ class TorchAttention(AttentionBackend):
         if sight.unseen:
             sees &= (key >= sight.unseen) | (after == -1)
         mask = np.where(sees, np.float32(0), np.float32(-np.inf))
-        return _Group(
+        return _TileGroup(
             at=at,
             pairs=len(tile_of),
             counts=tuple((blocks > step).sum().item() for step in range(blocks.max())),
@@ -435,7 +447,7 @@ class TorchAttention(AttentionBackend):
             tile_of=self._tensor(tile_of),
         )
 
-    def _result_rows(self, tiles: Sequence[_Tile], rows: int) -> torch.Tensor:
+    def _result_rows(self, tiles: Sequence[_QueryTile], rows: int) -> torch.Tensor:
         kv_heads, group = self._shape.kv_heads, self._group
         heads = np.arange(self._heads)
         within = heads // group * self._tile_rows + heads % group
@@ -460,7 +472,7 @@ def _fold(
     return found
 
 
-def _pairs(tiles: Sequence[_Tile]) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(tiles: Sequence[_QueryTile]) -> tuple[np.ndarray, np.ndarray]:
     """The (tile, block) pairs of `tiles`: the first block of each, the second of those that have one, and so
     on. Two int64 [pairs].
     """
@@ -470,7 +482,7 @@ def _pairs(tiles: Sequence[_Tile]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shared(
-    tiles: Sequence[_Tile], tile_of: np.ndarray, block_of: np.ndarray
+    tiles: Sequence[_QueryTile], tile_of: np.ndarray, block_of: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """A pair for each different block of keys, and for each pair which of these blocks it has.
 
@@ -486,17 +498,17 @@ def _shared(
     return firsts, same.reshape(-1)
 
 
-def _seen(tile: _Tile, window: int) -> _Tile:
+def _seen(tile: _QueryTile, window: int) -> _QueryTile:
     """Without the blocks before its first query's window; 0: it sees all keys."""
     return replace(tile, first=max(tile.visible - window, 0) // BLOCK) if window else tile
 
 
-def _column(tiles: Sequence[_Tile], name: str) -> np.ndarray:
+def _column(tiles: Sequence[_QueryTile], name: str) -> np.ndarray:
     """One number a tile, int64 [tiles, 1]."""
     return np.array([[getattr(tile, name)] for tile in tiles])
 
 
-def _along_tails(tiles: Sequence[_Tile], tile_of: np.ndarray, path: np.ndarray) -> np.ndarray:
+def _along_tails(tiles: Sequence[_QueryTile], tile_of: np.ndarray, path: np.ndarray) -> np.ndarray:
     """Path places [pairs, BLOCK] turned into logical rows."""
     tails = np.zeros((len(tiles), max(len(tile.tail) for tile in tiles)), np.int64)
     for row, tile in zip(tails, tiles, strict=True):

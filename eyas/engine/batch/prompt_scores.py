@@ -1,6 +1,6 @@
 """Prompt log-probabilities: which rows of a prompt are scored, and the scores so far.
 
-Row i scores token i + 1; the prompt's last row scores none. This file knows rows and ids, no tensors.
+Row i scores token i + 1; the prompt's last row scores none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from eyas.common.types import GenerationRequest, PromptIds, PromptTokenLogprobs
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoreRequest:
     """Rows to be scored. `row`: the first one's index in its prompt. `places`: their rows in the forward.
 
     `tokens`: the token after each row. `top`: how many of the most probable ids are wanted as well.
@@ -45,15 +45,15 @@ class PromptScores:
         row = self.start + len(self.found)
         return row if row < len(self.prompt) - 1 else None
 
-    def asked(self, row: int, places: range) -> Asked | None:
+    def asked(self, row: int, places: range) -> ScoreRequest | None:
         """The rows to score in a forward that has the prompt's rows from `row` on at `places`; None: none."""
         first = max(row, self.start)
         stop = min(row + len(places), len(self.prompt) - 1)
         if first >= stop:
             return None
         here = places[first - row : stop - row]
-        return Asked(first, here, self.prompt[first + 1 : stop + 1], self.found.top)
+        return ScoreRequest(first, here, self.prompt[first + 1 : stop + 1], self.found.top)
 
-    def add(self, asked: Asked, found: PromptTokenLogprobs) -> None:
+    def add(self, asked: ScoreRequest, found: PromptTokenLogprobs) -> None:
         """Adds scores. Rows come in order; some are repeated if their sequence was preempted meanwhile."""
         self.found = self.found.joined(found, self.start + len(self.found) - asked.row)

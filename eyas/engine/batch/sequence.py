@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from eyas.common.priority import PRIORITY_S
 from eyas.common.types import EngineTimings, GenerationRequest, KvHandle, PromptIds, PromptTokenLogprobs
-from eyas.engine.batch.prompt_scores import Asked, PromptScores
+from eyas.engine.batch.prompt_scores import PromptScores, ScoreRequest
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import FeatureWindow
 
@@ -37,7 +37,7 @@ class Generation:
     deadline: float
     sequences: list[Sequence] = field(default_factory=list)
     rank: int | None = None  # the attention rank whose pages and slots it takes; None: not chosen yet
-    attached: int = -1  # ATTACH: the newest attempt for which an `Attach` arrived
+    attached: int = -1  # ATTACH: the newest attempt for which an `AttachKv` arrived
     began: float = 0.0  # when its first chunk ran or its pull began; 0.0: not yet
     cached_tokens: int = 0
     transfer_ms: float = 0.0
@@ -60,7 +60,7 @@ class Generation:
         """The request's id inside the engine."""
         return self.request.id
 
-    def scored(self, asked: Asked, found: PromptTokenLogprobs) -> None:
+    def scored(self, asked: ScoreRequest, found: PromptTokenLogprobs) -> None:
         """Adds scores. Ignored after they were sent: then their sequence was preempted and ran again."""
         if self.scores is not None:
             self.scores.add(asked, found)
@@ -220,7 +220,7 @@ class Work:
         """Is it a round of a step that drafts nothing, where others may? The head takes its row later."""
         return self.round and depth == 0
 
-    def asked(self, first: int = 0) -> Asked | None:
+    def asked(self, first: int = 0) -> ScoreRequest | None:
         """Which of its rows must be scored, if `first` is the place of its first row in the forward."""
         scores = self.seq.generation.scores
         return None if scores is None else scores.asked(self.start, range(first, first + len(self.tokens)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Span:
+class QuerySpan:
     """Consecutive query rows of one sequence, in a step's flattened row order.
 
     `pages` is the sequence's page table; it covers every logical row used here. All queries see the rows

@@ -1,7 +1,4 @@
-"""What a step gave one sequence, whichever runner made the step.
-
-It knows ids and counts; features are whatever tensors the runner has, and only their rows count here.
-"""
+"""The result of a step for one sequence, the same for every runner."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 from eyas.common.types import PromptTokenLogprobs, TokenLogprob
-from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.sequence import Work
-from eyas.engine.batch.tree import NO_DRAFTS, Drafts
+from eyas.engine.batch.tree import NO_DRAFTS, DraftCounts
 
 NOT_FINITE = -1
 """Or any number below 0: in place of a token whose row's logits hold NaN or infinity."""
@@ -27,16 +24,16 @@ class StepResult(NamedTuple):
     `logprobs`: of those tokens, as far as they were asked for. `forks`: by choice, the first token of each
     that starts from this prompt. `features`: [k, head width] of the last k rows that are certain now: all of
     them for a drafter outside the step, the last one where it is handed on, None where nothing is; or
-    `KeptRows`, where they have stayed on the device. `ringed`: the generation as which they are in that
+    `DeviceRows`, where they have stayed on the device. `ringed`: the generation as which they are in that
     drafter's GPU already; 0: they are not.
     """
 
     work: Work
     tokens: SequenceOf[int] = ()
     logprobs: SequenceOf[TokenLogprob | None] = ()
-    drafts: Drafts = NO_DRAFTS
+    drafts: DraftCounts = NO_DRAFTS
     forks: Mapping[int, tuple[int, TokenLogprob | None]] = NO_FORKS
-    scores: tuple[Asked, PromptTokenLogprobs] | None = None
+    scores: tuple[ScoreRequest, PromptTokenLogprobs] | None = None
     features: Any = None
     ringed: int = 0
 

@@ -1,4 +1,4 @@
-"""When a generation ends: end-of-turn ids, stop ids and length limits. The gateway handles stop strings.
+"""The end of a generation: end-of-turn ids, stop ids and length limits. The gateway handles stop strings.
 
 `output_len` is always the number of tokens that a choice has emitted before the token in question. The first
 `min_tokens` tokens cannot end a generation: ending ids are banned there, and ignored if one appears. With a

@@ -1,8 +1,8 @@
 """Device tables: the state of every running sequence, indexed by slot.
 
 All tables lie in one block of int32 memory, so the host changes any entry of any table by (place, word)
-pairs. The last slot is for padding: padding rows read and write it. This file knows the names, shapes and
-meanings of the entries; `eyas.engine.device.executor` knows when they may change.
+pairs. The last slot is for padding: padding rows read and write it. `eyas.engine.device.executor` decides
+when they change.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TableSizes:
     predicted: int = 1
 
 
-class Tables:
+class SlotTables:
     """Tensors [slots, ...], but `mask` [words, slots, nodes]; `memory` is the int32 block under them all."""
 
     def __init__(self, sizes: TableSizes, device: str) -> None:
@@ -172,7 +172,7 @@ _WIDE = {
 class TableWrites:
     """The host's changes to the tables for one step, collected as (place, word) pairs: each place once."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: SlotTables) -> None:
         self._tables = tables
         self._places: list[int] = []
         self._words: list[int] = []
@@ -232,7 +232,7 @@ class TableWrites:
             self.put("bad_words", slot, words, start=i * MAX_BAD_WORD_TOKENS)
 
     def array(self) -> np.ndarray:
-        """All writes as int32 [2, n], the argument of `Tables.apply`."""
+        """All writes as int32 [2, n], the argument of `SlotTables.apply`."""
         return np.array([self._places, self._words], np.int32).reshape(2, -1)
 
 

@@ -1,7 +1,7 @@
 """Draft trees: the shape of a proposal, and what became of its drafts.
 
 Plain integers, no torch: the engine cuts trees, a step turns them into masks, `speculation.verify` walks
-them. This file does not know how a tree grows.
+them.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class DraftTree:
         return DraftTree([self.tokens[n] for n in nodes], [place[self.parents[n]] for n in nodes])
 
 
-class Drafts(NamedTuple):
+class DraftCounts(NamedTuple):
     """What became of the drafts of one sequence in one step.
 
     Only one branch of a tree can be accepted, so `offered` is the depth of the drafts: the most that could be
@@ -123,4 +123,4 @@ class Drafts(NamedTuple):
     nodes: int
 
 
-NO_DRAFTS = Drafts(0, 0, 0)
+NO_DRAFTS = DraftCounts(0, 0, 0)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 ROWS = 128  # a window has at least this many rows before the newest, if the sequence has them
 
 
-class Keeper(Protocol):
+class DeviceFeatures(Protocol):
     """The memory of a device."""
 
     def read(self, slot: int, rows: range) -> Any:
@@ -21,12 +21,12 @@ class Keeper(Protocol):
 
 
 @dataclass(slots=True)
-class KeptRows:
+class DeviceRows:
     """Features of the rows `rows` that have not come to the host: `keeper` has them, for as long as the
     sequence sits in `slot` by the same `occupancy` and makes no more rows than a window has.
     """
 
-    keeper: Keeper
+    keeper: DeviceFeatures
     slot: int
     occupancy: int
     rows: range
@@ -34,8 +34,8 @@ class KeptRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, part: slice) -> KeptRows:
-        return KeptRows(self.keeper, self.slot, self.occupancy, self.rows[part])
+    def __getitem__(self, part: slice) -> DeviceRows:
+        return DeviceRows(self.keeper, self.slot, self.occupancy, self.rows[part])
 
     def read(self) -> Any:
         """[n, head width], on the host. May wait for the device."""
@@ -76,7 +76,7 @@ class FeatureWindow:
 
     def forget_others(self, slot: int, occupancy: int) -> None:
         """Drops rows that were kept while the sequence sat elsewhere, and all before them."""
-        kept = [(i, one) for i, one in enumerate(self.chunks) if isinstance(one, KeptRows)]
+        kept = [(i, one) for i, one in enumerate(self.chunks) if isinstance(one, DeviceRows)]
         lost = [i for i, one in kept if (one.slot, one.occupancy) != (slot, occupancy)]
         for _ in range(lost[-1] + 1 if lost else 0):
             self._forget_oldest()

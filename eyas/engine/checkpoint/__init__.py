@@ -1,1 +1,1 @@
-"""What a model's folder says: its configuration, and its tensors on their way to a device."""
+"""Reads a model's folder: its configuration, and its tensors on their way to a device."""

@@ -1,7 +1,7 @@
-"""What a model is: a common part and one specification per layer, frozen.
+"""The description of a model: a common part and one specification per layer, frozen.
 
-It knows sizes and equations as numbers; it refuses to know torch, so the fronts may read a configuration too,
-and families: how a config.json becomes one of these is said in `eyas.engine.models`, a file per family.
+Sizes and equations are plain numbers, without torch, so the fronts may read a configuration too.
+`eyas.engine.models` has a file per family, which makes one of these of a config.json.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.folder import fingerprint, weight_files
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
-from eyas.engine.checkpoint.quantized import Fp8
+from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, Rope
 from eyas.engine.kv.format import KvFormat
 
@@ -144,7 +144,7 @@ class ExpertsSpec(FeedForwardSpec):
 
 
 @dataclasses.dataclass(frozen=True)
-class Norms:
+class NormNames:
     """The tensors (below the layer's prefix) that hold the gains of a layer's norms; "": there is none.
 
     Those before stand on what a half reads, those after on what it adds to the residual.
@@ -167,7 +167,7 @@ class LayerSpec:
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
-    norms: Norms = Norms()
+    norms: NormNames = NormNames()
 
     def complaints(self) -> Iterator[str]:
         """What of its numbers cannot be, a sentence each."""
@@ -205,7 +205,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     logit_soft_cap: float = 0.0
-    fp8: Fp8 | None = None
+    fp8: Fp8Config | None = None
     renamed: tuple[tuple[str, str], ...] = ()
     fused: tuple[FusedTensor, ...] = ()
     eos_token_ids: tuple[int, ...] = ()

@@ -1,7 +1,6 @@
-"""Whether weights are finite numbers. A model with NaN or infinity serves, and its answers are empty.
+"""Checks that weights are finite numbers. A model with NaN or infinity serves, and its answers are empty.
 
 What is found of a tensor stays on its device until all are loaded: asking a GPU means waiting for it.
-This file knows numbers and the names that it is given; it refuses to know files.
 """
 
 from __future__ import annotations

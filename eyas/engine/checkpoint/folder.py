@@ -1,6 +1,6 @@
 """A model's folder as files: its JSON, its safetensors files and their headers, and a fingerprint of both.
 
-It knows no key of a config.json and refuses to know torch. What is missing or broken is one `ConfigError`.
+No torch is loaded. What is missing or broken is one `ConfigError`.
 """
 
 from __future__ import annotations

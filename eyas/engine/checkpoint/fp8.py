@@ -3,7 +3,7 @@
 A weight [N, K] is q * scale; of scales there is one for each block of 128 x 128 (arXiv 2412.19437, section
 3.3.2), for each row of it, or for all of it. They are stored in any float type, or as powers of two in eight
 bits (UE8M0). A row is rounded to q * s by the same rule, whatever shares the step with it. This is the plain
-statement in float32, to which kernels are held. It knows one tensor at a time.
+statement in float32, to which kernels are held.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def widened(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Rounding:
+class RowRounding:
     """How rows are rounded: what of them has one scale (never ""), and whether that is a power of two.
 
     `scale`: of "tensor", the one of all rows.

@@ -1,6 +1,7 @@
 """A folder's tensors beside what a model wants of them: all that does not fit, instead of the first of it.
 
-A model that is built from an `Inspection` is no model: it only says by what it takes which tensors it needs.
+A model that is built from an `CheckpointInspection` is no model: it only says by what it takes which tensors
+it needs.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from pathlib import Path
 import torch
 
 from eyas.engine.checkpoint.folder import tensor_shapes
-from eyas.engine.checkpoint.quantized import Fp8
+from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 
 
-class Inspection(FolderWeights):
+class CheckpointInspection(FolderWeights):
     """Notes in `complaints`, a sentence each, which tensors are missing, of another shape, or not finite.
 
     `blank`: whole numbers are given as zeros, for who has seen already that they cannot be used.
@@ -25,7 +26,7 @@ class Inspection(FolderWeights):
         self,
         folder: Path,
         spelling: Callable[[str], str],
-        quantized: Fp8 | None,
+        quantized: Fp8Config | None,
         *,
         blank: bool,
     ) -> None:

@@ -1,7 +1,7 @@
 """Weights of an older export (`pytorch_model*.bin`, as official EAGLE heads have them), as safetensors.
 
 Each file is converted once, into the user's cache, and found there from then on. Only tensors are unpickled:
-a file that holds anything else is refused. It knows no tensor by name.
+a file that holds anything else is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How a config.json says that weights are stored in FP8 (e4m3), and what it says of any other kind.
+"""Reads from a config.json that weights are stored in FP8 (e4m3), or in a format that is refused.
 
 Three ways of writing stand behind one dataclass: `quant_method` fp8 with blocks (DeepSeek, Qwen), fp8 without
 (a scale for each tensor), and compressed-tensors. Everything else is refused by name: numbers that are read
-as something that they are not answer fluently and wrong. It knows words of a config.json, and neither tensors
-nor torch.
+as something that they are not answer fluently and wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _KEPT = ("ignore", "ignored_layers", "modules_to_not_convert")
 
 
 @dataclass(frozen=True)
-class Fp8:
+class Fp8Config:
     """FP8 weights, with a scale for each block of 128 x 128, output row ("channel") or whole tensor.
 
     `rows`: what of the rows that they multiply has one scale, when those are rounded to FP8 as well: 128
@@ -54,7 +53,7 @@ class Fp8:
         module = tensor.removesuffix(".weight")
         return any(_named(entry, module) for entry in self.kept)
 
-    def with_rows_as_they_are(self) -> Fp8:
+    def with_rows_as_they_are(self) -> Fp8Config:
         """The same weights, which multiply rows that nothing rounds."""
         return dataclasses.replace(self, rows="", powers=False)
 
@@ -69,7 +68,7 @@ class Fp8:
         return f"FP8 by {each}, {rows}"
 
 
-def read_quantized(raw: Raw) -> Fp8 | None:
+def read_quantized(raw: Raw) -> Fp8Config | None:
     """None: weights are stored in 16 or 32 bits. Scales of an FP8 KV cache are passed over: the cache has the
     model's type here, which is what numbers with those scales come near to.
 
@@ -88,7 +87,7 @@ def read_quantized(raw: Raw) -> Fp8 | None:
     raise _refused(f"quant_method {method!r}")
 
 
-def _fp8(told: Raw) -> Fp8:
+def _fp8(told: Raw) -> Fp8Config:
     block, scheme = told.get("weight_block_size"), told.get("activation_scheme", "dynamic")
     powers, kept = told.get("scale_fmt") == "ue8m0", _kept(told)
     if (kind := told.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
@@ -97,13 +96,13 @@ def _fp8(told: Raw) -> Fp8:
         raise _refused(f"activation_scheme {scheme!r}")
     if not block:
         # A scale of all rows of a step would tie a row to its company: dynamic ones are each row's own.
-        return Fp8("tensor", "token" if scheme == "dynamic" else "tensor", kept=kept)
+        return Fp8Config("tensor", "token" if scheme == "dynamic" else "tensor", kept=kept)
     if block != [FP8_SIDE, FP8_SIDE] or scheme != "dynamic":
         raise _refused(f"{scheme} FP8 with weight_block_size {block}")
-    return Fp8("block", "block", powers, kept)
+    return Fp8Config("block", "block", powers, kept)
 
 
-def _compressed(told: Raw) -> Fp8:
+def _compressed(told: Raw) -> Fp8Config:
     """Groups may name different modules, never different kinds."""
     for key in ("sparsity_config", "transform_config"):
         if (given := told.get(key)) and given.get("format") != "dense":
@@ -119,7 +118,7 @@ def _compressed(told: Raw) -> Fp8:
     if len(found) != 1:
         raise _refused(f"compressed-tensors with {len(found)} kinds of config_groups")
     ((weights, rows),) = found
-    return Fp8(weights, rows, kept=_kept(told))
+    return Fp8Config(weights, rows, kept=_kept(told))
 
 
 def _group(name: str, group: Raw) -> tuple[WeightScales, RowScales]:

@@ -1,6 +1,6 @@
 """Rotary embedding as numbers: what a config.json says of it, and which of those numbers make no angles.
 
-It refuses to know torch: `eyas.engine.layers.rotary` computes the angles.
+Without torch: `eyas.engine.layers.rotary` computes the angles.
 """
 
 from __future__ import annotations

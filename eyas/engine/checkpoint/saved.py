@@ -1,4 +1,5 @@
-"""What `torch.save` has written, of tensors and plain objects: a pickle that would run code is not loaded."""
+"""Loads tensors and plain objects that `torch.save` has written; a pickle that would run code is not
+loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes a model's weights and KV pages take, before any is read: by config.json and files' headers.
+"""Estimates the bytes of a model's weights and KV pages before any is read, by config.json and file headers.
 
 The numbers are the least: a process also needs vectors, tables and room for its steps. No torch is loaded.
 """
@@ -22,7 +22,7 @@ _ENDS = ("model.embed_tokens.", "model.norm.")
 
 
 @dataclass(frozen=True)
-class Amount:
+class WeightBytes:
     """`experts`: of all layers' experts; `rest`: of all else. `as_stored`: of both, what files hold in the
     dtype that is computed with: processes of one machine may share it.
     """
@@ -41,11 +41,11 @@ class Amount:
         return self.experts // (ranks * sharers) + self.rest // ranks
 
 
-def weight_bytes(model: ModelConfig, dtype: str) -> Amount:
+def weight_bytes(model: ModelConfig, dtype: str) -> WeightBytes:
     """Of the weights that a decoder reads, in `dtype`; what is stored in FP8 stays so."""
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
         matrices, size = parameters(model), 1 if model.fp8 is not None else ITEMSIZE[dtype]
-        return Amount(size * matrices.experts, size * matrices.rest)
+        return WeightBytes(size * matrices.experts, size * matrices.rest)
     experts = rest = as_stored = 0
     for stored, (kind, shape) in stored_tensors(model.folder).items():
         name = model.spelling(stored)
@@ -55,14 +55,14 @@ def weight_bytes(model: ModelConfig, dtype: str) -> Amount:
         experts += size if ".experts." in name else 0
         rest += 0 if ".experts." in name else size
         as_stored += size if _KINDS[kind] == dtype else 0
-    return Amount(experts, rest, as_stored)
+    return WeightBytes(experts, rest, as_stored)
 
 
-def parameters(model: ModelConfig) -> Amount:
+def parameters(model: ModelConfig) -> WeightBytes:
     """Elements of a decoder's matrices; what vectors add does not count."""
     ends = model.vocab_size * model.hidden_size * (1 if model.tied_head else 2)
     each = [_layer(layer, model.hidden_size) for layer in model.layers]
-    return Amount(sum(layer.experts for layer in each), ends + sum(layer.rest for layer in each))
+    return WeightBytes(sum(layer.experts for layer in each), ends + sum(layer.rest for layer in each))
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: str, ranks: int = 1) -> int:
@@ -80,14 +80,14 @@ def _is_read(model: ModelConfig, name: str) -> bool:
     return name.startswith(_ENDS) or (name.startswith("lm_head.") and not model.tied_head)
 
 
-def _layer(layer: LayerSpec, hidden: int) -> Amount:
+def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
     part, attention = layer.feed_forward, _attention(layer.attention, hidden)
     if isinstance(part, ExpertsSpec):
         router = hidden * part.experts
-        return Amount(
+        return WeightBytes(
             3 * hidden * part.width * part.experts, attention + router + 3 * hidden * part.shared_width
         )
-    return Amount(0, attention + 3 * hidden * part.width)
+    return WeightBytes(0, attention + 3 * hidden * part.width)
 
 
 def _attention(spec: AttentionSpec, hidden: int) -> int:

@@ -1,7 +1,6 @@
 """Copies tensors from a mapped file to a GPU: threads fill pinned memory piece by piece, the GPU reads that.
 
 A plain copy from mapped memory handles every page fault and every byte in one thread, while the link idles.
-This file knows tensors; it knows neither files nor names.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ READERS = 4
 
 
 @dataclass(frozen=True)
-class _Buffer:
+class _PinnedBuffer:
     """Pinned memory. It may be written again after the event `fetched`."""
 
     memory: torch.Tensor = field(
@@ -28,15 +27,15 @@ class _Buffer:
     fetched: torch.cuda.Event = field(default_factory=torch.cuda.Event)
 
 
-class Staging:
+class WeightStaging:
     """The pinned buffers and reader threads for one GPU, until `close`."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._readers = ThreadPoolExecutor(READERS, "weights")
-        self._buffers: SimpleQueue[_Buffer] = SimpleQueue()
+        self._buffers: SimpleQueue[_PinnedBuffer] = SimpleQueue()
         for _ in range(2 * READERS):  # while the GPU reads one, the reader fills another
-            self._buffers.put(_Buffer())
+            self._buffers.put(_PinnedBuffer())
 
     def close(self) -> None:
         """Ends the threads, after the copies that they have begun."""

@@ -1,7 +1,7 @@
 """The file of --speculative-token-map: the target's ids that a draft head proposes, and no others.
 
 Most drafts are common words, so a few thousand rows of the target's output head do for drafting, and cost a
-fraction of reading all of them (FR-Spec, arXiv 2502.14856). It knows file formats, and refuses to know heads.
+fraction of reading all of them (FR-Spec, arXiv 2502.14856).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Values of a parsed JSON object, by their kind: whole numbers, finite numbers, switches, lists, objects.
 
 Nothing is converted that says something else: 2.5 is no whole number, "64" is no number, and `true` is not 1.
-It knows no key. Where there is a default, null means it. What is required and is not there is a KeyError, and
-what is of another kind or out of all bounds a ValueError that names the field, the value and what is allowed.
+Where there is a default, null means it. What is required and is not there is a KeyError, and what is of
+another kind or out of all bounds a ValueError that names the field, the value and what is allowed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Where a model's tensors come from: a folder of safetensors files, or seeded noise of the same shapes.
+"""Sources of a model's tensors: a folder of safetensors files, or seeded noise of the same shapes.
 
 A model asks for each tensor by name and shape, once, in the order in which it builds itself; at most one
 tensor is held at a time. Where several ranks share a model, each asks for its own part of a tensor, and only
-that part is read. Weights in FP8 are widened as they are read, unless they are asked for as they are. This
-file does not know what the tensors mean.
+that part is read. Weights in FP8 are widened as they are read, unless they are asked for as they are.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.finite import FiniteCheck
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, SomeRows
-from eyas.engine.checkpoint.quantized import Fp8
-from eyas.engine.checkpoint.staging import Staging
+from eyas.engine.checkpoint.quantized import Fp8Config
+from eyas.engine.checkpoint.staging import WeightStaging
 
 Shape = tuple[int, ...]
 Part = tuple[slice, ...]  # the slice of each dimension, from the first on; (): everything
@@ -38,7 +37,7 @@ _PLAIN = ("F64", "F32", "F16", "BF16")  # what a safetensors file calls dtypes t
 
 
 @dataclass(frozen=True)
-class Placement:
+class WeightPlacement:
     """Where tensors live, in which precision a model computes, and which of its `ranks` this is.
 
     `sharer`: which of the `sharers` that have a share of the experts, whole, and all of everything else.
@@ -65,7 +64,7 @@ class Weights(ABC):
     unless `dtype` is given. `quantized`: how those are stored that are in FP8.
     """
 
-    def __init__(self, placement: Placement, quantized: Fp8 | None = None) -> None:
+    def __init__(self, placement: WeightPlacement, quantized: Fp8Config | None = None) -> None:
         self.placement = placement
         self.quantized = quantized
 
@@ -100,7 +99,7 @@ class Weights(ABC):
         """The stored tensors whose names begin with one of `parts` and that were not taken."""
         return []
 
-    def rounding(self, names: list[str]) -> fp8.Rounding | None:
+    def rounding(self, names: list[str]) -> fp8.RowRounding | None:
         """How rows are rounded that meet these weights in one product; None: they are left as they are.
 
         So they are unless all of the weights are in FP8. Where each of them has a scale for rows, the largest
@@ -109,7 +108,7 @@ class Weights(ABC):
         if self.quantized is None or not self.quantized.rows or not all(map(self.in_fp8, names)):
             return None
         scale = max(map(self._row_scale, names)) if self.quantized.rows == "tensor" else 0.0
-        return fp8.Rounding(self.quantized.rows, self.quantized.powers, scale)
+        return fp8.RowRounding(self.quantized.rows, self.quantized.powers, scale)
 
     def take_fp8(self, name: str, shape: Shape, dimension: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's share, along a dimension, of a tensor [n, k] that is stored so, as it is: e4m3, and its
@@ -154,7 +153,7 @@ class Weights(ABC):
         return (slice(None),) * dimension + (mine,)
 
 
-CPU = Placement()
+CPU = WeightPlacement()
 
 
 class FolderWeights(Weights):
@@ -171,15 +170,15 @@ class FolderWeights(Weights):
         self,
         folder: Path,
         spelling: Callable[[str], str] = str,
-        placement: Placement = CPU,
+        placement: WeightPlacement = CPU,
         prefixes: tuple[str, ...] = ("",),
-        quantized: Fp8 | None = None,
+        quantized: Fp8Config | None = None,
         fused: tuple[FusedTensor, ...] = (),
     ) -> None:
         super().__init__(placement, quantized)
         self._folder = folder
         self._open = contextlib.ExitStack()
-        self._home: dict[str, _Stored] = {}
+        self._home: dict[str, _StoredTensor] = {}
         self._seen: set[str] = set()
         self._finite = FiniteCheck()
         for path in weight_files(folder):
@@ -198,7 +197,7 @@ class FolderWeights(Weights):
         self._task = progress.add_task(f"loading {folder.name}", total=len(self._home))
         self._place: Callable[[torch.Tensor], torch.Tensor] = _aligned
         if placement.device != "cpu":
-            staging = self._open.enter_context(contextlib.closing(Staging(placement.device)))
+            staging = self._open.enter_context(contextlib.closing(WeightStaging(placement.device)))
             self._place = staging.upload
 
     def __enter__(self) -> Self:
@@ -312,7 +311,7 @@ class FolderWeights(Weights):
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredTensor:
     """Where a tensor is: all of a stored one, or (`rows`) some rows of it."""
 
     file: Any
@@ -325,14 +324,16 @@ class _Stored:
         return whole if self.rows is None else SomeRows(whole, self.rows)
 
 
-def _parts(file: Any, name: str, here: str, fused: tuple[FusedTensor, ...]) -> Iterator[tuple[str, _Stored]]:
+def _parts(
+    file: Any, name: str, here: str, fused: tuple[FusedTensor, ...]
+) -> Iterator[tuple[str, _StoredTensor]]:
     """The tensors that a stored one is, whose name in the model's spelling is `here`, and where they are."""
     for each in fused:
         if f".{each.name}." in here:
             for part, rows in each.split(here, tuple(file.get_slice(name).get_shape())):
-                yield part, _Stored(file, name, rows)
+                yield part, _StoredTensor(file, name, rows)
             return
-    yield here, _Stored(file, name)
+    yield here, _StoredTensor(file, name)
 
 
 def _check_meaning(name: str, read: Any, kinds: tuple[str, ...]) -> None:
@@ -363,9 +364,9 @@ class DummyWeights(Weights):
     def __init__(
         self,
         seed: int = 0,
-        placement: Placement = CPU,
+        placement: WeightPlacement = CPU,
         optional: frozenset[str] = frozenset(),
-        quantized: Fp8 | None = None,
+        quantized: Fp8Config | None = None,
     ) -> None:
         super().__init__(placement, quantized)
         self._seed = seed

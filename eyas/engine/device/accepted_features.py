@@ -1,7 +1,4 @@
-"""Features of a step for a drafter elsewhere: which stay on the device, which come to the host, and for whom.
-
-It knows the order of a step's rows and of what was asked of the executor; it touches no device.
-"""
+"""Features of accepted rows for a drafter elsewhere: some stay on the device, others come to the host."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ import torch
 
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.step_result import StepResult
-from eyas.engine.batch.window import ROWS, Keeper, KeptRows
-from eyas.engine.device.step import FeatureRequest, Placed, StepShape
+from eyas.engine.batch.window import ROWS, DeviceFeatures, DeviceRows
+from eyas.engine.device.step import FeatureRequest, PlacedBatch, StepShape
 
 
 class DeviceResident(NamedTuple):
     """Features that stay on the device, of the sequence in `slot`. `generation`: as `StepResult.ringed`."""
 
-    keeper: Keeper
+    keeper: DeviceFeatures
     slot: int
     generation: int
 
@@ -29,7 +26,7 @@ class DeviceResident(NamedTuple):
         work = one.work
         rows = range(work.start, work.start + one.rows)
         return one._replace(
-            features=KeptRows(self.keeper, self.slot, work.occupancy, rows), ringed=self.generation
+            features=DeviceRows(self.keeper, self.slot, work.occupancy, rows), ringed=self.generation
         )
 
 
@@ -77,7 +74,7 @@ def chunk_ends(chunks: SequenceOf[Work]) -> list[int]:
     ]
 
 
-def staying(placed: Placed, keeper: Keeper | None) -> list[DeviceResident | None]:
+def staying(placed: PlacedBatch, keeper: DeviceFeatures | None) -> list[DeviceResident | None]:
     """Of rounds, then of singles. `keeper`: None: the device keeps nothing.
 
     Those of a sequence whose drafter takes features by the host come there.
@@ -93,7 +90,7 @@ def staying(placed: Placed, keeper: Keeper | None) -> list[DeviceResident | None
 
 
 def wanted(
-    placed: Placed,
+    placed: PlacedBatch,
     shape: StepShape,
     path_rows: int,
     ends: SequenceOf[int],

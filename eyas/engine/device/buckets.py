@@ -1,4 +1,4 @@
-"""Which shapes have graphs, and which of them a step takes: arithmetic on plain numbers.
+"""Chooses the shapes that have graphs, and the graph of a step: arithmetic on plain numbers.
 
 A step of rounds alone takes the next larger batch, and so does one of sequences without drafts; a step with
 a small prompt chunk takes the next larger batch, and then a total of rows. What fits nowhere keeps its exact
@@ -31,7 +31,7 @@ FEW_SINGLES = 8
 
 
 @dataclass(frozen=True)
-class Buckets:
+class GraphBuckets:
     """Ascending batches with a graph, of rounds alone and of those beside a chunk. `width`: rows of a round.
     `alone`: also of sequences without drafts alone.
 

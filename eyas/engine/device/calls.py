@@ -1,7 +1,4 @@
-"""Steps as calls to the other ranks: what rank 0's executor is asked for, as integers and bytes, and back.
-
-It knows the layout of a `StepInput` and nothing of processes or devices.
-"""
+"""Steps as calls to the other ranks: what rank 0's executor is asked for, as integers and bytes, and back."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from eyas.engine.batch.prompt_scores import Asked
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.prompt_scores import ScoreRequest
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.device.step import CatchUp, JoinBatch, StepInput, StepShape
 from eyas.engine.parallel.ranks import RankCall
 
@@ -49,27 +46,27 @@ def step_of(call: RankCall) -> StepInput:
     )
 
 
-def score(asked: Asked) -> RankCall:
+def score(asked: ScoreRequest) -> RankCall:
     """`asked`: prompt tokens whose log-probabilities are wanted."""
     return RankCall(
         SCORE, (asked.row, asked.places.start, asked.top), np.array(asked.tokens, np.int32).tobytes()
     )
 
 
-def asked_of(call: RankCall) -> Asked:
+def asked_of(call: RankCall) -> ScoreRequest:
     """What `score` was made of."""
     row, first, top = call.numbers
     tokens = np.frombuffer(call.data, np.int32).tolist()
-    return Asked(row, range(first, first + len(tokens)), tuple(tokens), top)
+    return ScoreRequest(row, range(first, first + len(tokens)), tuple(tokens), top)
 
 
 def sample(rows: np.ndarray) -> RankCall:
-    """`rows`: int32 [n, columns], as `Executor.sample` takes them."""
+    """`rows`: int32 [n, columns], as `StepExecutor.sample` takes them."""
     return RankCall(SAMPLE, rows.shape, rows.tobytes())
 
 
 def join(joined: JoinBatch) -> RankCall:
-    """`joined`: as `Executor.join` takes it."""
+    """`joined`: as `StepExecutor.join` takes it."""
     parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), joined.writes.reshape(-1))
     numbers = (*joined.features.shape, joined.width)
     return RankCall(JOIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
@@ -85,7 +82,7 @@ def joined_of(call: RankCall) -> JoinBatch:
 
 
 def catch_up(late: CatchUp) -> RankCall:
-    """`late`: as `Executor.catch_up` takes it."""
+    """`late`: as `StepExecutor.catch_up` takes it."""
     return RankCall(CATCH_UP, (late.width,), late.words.tobytes())
 
 
@@ -115,17 +112,17 @@ def copy_page(source: int, target: int) -> RankCall:
     return RankCall(COPY_PAGE, (source, target))
 
 
-def _flat(spans: SequenceOf[Span]) -> np.ndarray:
+def _flat(spans: SequenceOf[QuerySpan]) -> np.ndarray:
     """Of each span: its start, its count, how many pages, and the pages."""
     words = [word for span in spans for word in (span.start, span.count, len(span.pages), *span.pages)]
     return np.array(words, np.int32)
 
 
-def _spans(words: list[int]) -> list[Span]:
+def _spans(words: list[int]) -> list[QuerySpan]:
     spans, at = [], 0
     while at < len(words):
         start, count, pages = words[at : at + 3]
         at += 3
-        spans.append(Span(words[at : at + pages], start, count))
+        spans.append(QuerySpan(words[at : at + pages], start, count))
         at += pages
     return spans

@@ -1,4 +1,4 @@
-"""Which graphs a step takes where the depth of drafts is adaptive: each depth has its own.
+"""Chooses a step's graph where the depth of drafts is adaptive: each depth has its own graphs.
 
 A step verifies as many drafts as it makes: the first of a new depth finds fewer than it has rows for, or
 leaves the deeper ones. Steps with prompts are plain, or as deep as may be: other depths have no graphs there.
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.device.buckets import Buckets
-from eyas.engine.speculation.depths.pacing import Pacing
+from eyas.engine.device.buckets import GraphBuckets
+from eyas.engine.speculation.depths.pacing import DepthPacing
 
 
-class Depths:
+class DepthBuckets:
     """`buckets`: of every depth between which `pacing` chooses; 0: of plain rounds, one row each."""
 
-    def __init__(self, pacing: Pacing, buckets: Mapping[int, Buckets]) -> None:
+    def __init__(self, pacing: DepthPacing, buckets: Mapping[int, GraphBuckets]) -> None:
         self._pacing = pacing
         self._buckets = buckets
         self.fixed: int | None = None  # the depth of all rounds, while they are measured
@@ -31,13 +31,13 @@ class Depths:
         """The smallest batch of at least `batch` sequences whose plain rounds have a graph; else `batch`."""
         return min((one for one in self._buckets[0].batches if one >= batch), default=batch)
 
-    def beside_prompts(self) -> Buckets:
+    def beside_prompts(self) -> GraphBuckets:
         """Of the next step, if it has prompts."""
         return self._buckets[self._pacing.beside_prompts]
 
     def choose(
         self, sequences: SequenceOf[Sequence], followed: SequenceOf[bool], *, prompts: bool
-    ) -> tuple[int, Buckets]:
+    ) -> tuple[int, GraphBuckets]:
         """The depth of a step with a round of each of these sequences, beside `prompts` or not.
 
         `followed`: those for which the head drafts. Prompt rows were counted by what was chosen before: more

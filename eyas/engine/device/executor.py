@@ -1,7 +1,7 @@
 """Does on the device what a `StepInput` says: copies it there, runs its program, copies the result back.
 
-A shape with a graph is replayed, any other is launched kernel by kernel; both are the same `StepProgram`. It
-knows no sequences and decides nothing, so tensor-parallel ranks can run it from messages alone.
+A shape with a graph is replayed, any other is launched kernel by kernel; both are the same `StepProgram`.
+Nothing is decided here, so tensor-parallel ranks can run it from messages alone.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from eyas.engine.batch.prompt_scores import Asked
-from eyas.engine.batch.spans import Span
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.prompt_scores import ScoreRequest
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows
 from eyas.engine.device.step import CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
 from eyas.engine.kernels.launch.launching import CAPTURE
 from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.sampling.scores import Scores, score_slices
+from eyas.engine.sampling.scores import TokenScores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
 WORDS = 1 << 18  # of a step's array, at most; and of what all ranks tell of it
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """What passes when the device has done a step, such as a torch.cuda.Event."""
 
     def synchronize(self) -> None:
@@ -43,7 +43,7 @@ class Event(Protocol):
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedStep:
     """A program whose launches are recorded: the forward, and everything after it."""
 
     program: StepProgram
@@ -59,12 +59,12 @@ class CapturedCatchUp:
     graph: torch.cuda.CUDAGraph
 
 
-class Executor:
+class StepExecutor:
     """Runs steps on one device: `begin`, what is asked of the step's rows, then `finish`."""
 
     def __init__(self, state: DeviceState) -> None:
         self.state = state
-        self._captured: dict[StepShape, Captured] = {}
+        self._captured: dict[StepShape, CapturedStep] = {}
         self._captured_late: dict[tuple[int, int], CapturedCatchUp] = {}  # by sequences and width
         self._program: StepProgram | None = None
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
@@ -75,10 +75,10 @@ class Executor:
         self._incoming = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
         self._turn = 0
         self._drafts: torch.Tensor | None = None  # of the step that was begun, for its `held` ..
-        self._drafts_read: Event | None = None  # .. once this has passed
+        self._drafts_read: DeviceEvent | None = None  # .. once this has passed
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> SlotTables:
         """The device's page tables."""
         return self.state.tables
 
@@ -144,7 +144,7 @@ class Executor:
 
     def drafts(self) -> np.ndarray:
         """Int32 [ranks, n, 2, drafts]: of each `held` slot of the step that was begun the drafts, which that
-        step verifies, and their parents, as `Tables` has them. Waits for the steps before, not for its
+        step verifies, and their parents, as `SlotTables` has them. Waits for the steps before, not for its
         forward.
         """
         assert self._drafts is not None
@@ -176,7 +176,7 @@ class Executor:
         return reports
 
     @torch.inference_mode()
-    def finish(self, step: StepInput) -> tuple[torch.Tensor, Event | None]:
+    def finish(self, step: StepInput) -> tuple[torch.Tensor, DeviceEvent | None]:
         """The rest. Returns the result's copy on the host, and its event, which also covers `certain`."""
         assert self._program is not None
         captured = self._graphs(step)
@@ -187,23 +187,23 @@ class Executor:
         self.certain = None if step.wanted is None else self._certain(self._program, step.wanted)
         return self._fetch(self._program.result_words)
 
-    def _graphs(self, step: StepInput) -> Captured | None:
+    def _graphs(self, step: StepInput) -> CapturedStep | None:
         """None for a shape that has none, and where rows are needed that a graph keeps to itself."""
         return None if step.scored else self._captured.get(step.shape)
 
     @torch.inference_mode()
-    def score(self, asked: Asked) -> Scores:
+    def score(self, asked: ScoreRequest) -> TokenScores:
         """Of rows of the step that was begun; valid once the event of its `finish` has passed."""
         assert self._rows is not None
         return self._score(self._rows, asked)
 
-    def _score(self, rows: torch.Tensor, asked: Asked) -> Scores:
+    def _score(self, rows: torch.Tensor, asked: ScoreRequest) -> TokenScores:
         device = self.state.device
         places = _pinned(np.array(asked.places, np.int32), device).to(device, non_blocking=True)
         tokens = _pinned(np.array(asked.tokens, np.int64), device).to(device, non_blocking=True)
         logits = partial(self.state.slice_logits, rows)
         found = score_slices(places, tokens, asked.top, logits)
-        return Scores(*map(self.state.all_gather_rows, (found.own, found.ids, found.best))).to_host()
+        return TokenScores(*map(self.state.all_gather_rows, (found.own, found.ids, found.best))).to_host()
 
     @torch.inference_mode()
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
@@ -247,14 +247,14 @@ class Executor:
         if writes.shape[1]:
             self.tables.apply(_pinned(writes, self.state.device).to(self.state.device, non_blocking=True))
 
-    def _fetch(self, words: int) -> tuple[torch.Tensor, Event | None]:
+    def _fetch(self, words: int) -> tuple[torch.Tensor, DeviceEvent | None]:
         room = words if self.state.sharers is None else ProcessGroup.exchanged(words)
         told = self.state.all_gather_rows(self._results[:room])
         host = self._incoming[self._turn][: told.numel()].view(told.shape)
         host.copy_(told, non_blocking=True)
         return host[:, :words], self._event()
 
-    def _event(self) -> Event | None:
+    def _event(self) -> DeviceEvent | None:
         """What passes when the device has done all that was launched until now."""
         if self.state.device == "cpu":
             return None
@@ -266,7 +266,7 @@ class Executor:
 
     @torch.inference_mode()
     def rehearse(
-        self, shape: StepShape, logits: torch.Tensor | None = None, spans: SequenceOf[Span] = ()
+        self, shape: StepShape, logits: torch.Tensor | None = None, spans: SequenceOf[QuerySpan] = ()
     ) -> StepProgram:
         """Run a step in which every row is padding, without a graph. `logits`: see `StepProgram`. `spans`: of
         its prompt rows, if they are to be planned.
@@ -276,7 +276,7 @@ class Executor:
         program.blank()
         rows = program.forward()
         if shape.chunk:
-            self._score(rows, Asked(0, range(1), (0,), 1))
+            self._score(rows, ScoreRequest(0, range(1), (0,), 1))
         if shape.sampled:
             special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot, self._vocab_size)
             program.sample_special(_pinned(special, self.state.device))
@@ -327,7 +327,7 @@ class Executor:
                 program.forward()
             with torch.cuda.graph(rest, pool=pool, capture_error_mode=CAPTURE):
                 program.rest(program.choose())
-            self._captured[shape] = Captured(program, forward, rest)
+            self._captured[shape] = CapturedStep(program, forward, rest)
         for count, width in late:
             self.rehearse_late(count, width)
             padding = CatchUp.padding(count, width, self.tables.padding_slot)

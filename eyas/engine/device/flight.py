@@ -10,28 +10,28 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.step_result import NOT_FINITE, StepResult
-from eyas.engine.batch.tree import Drafts
+from eyas.engine.batch.tree import DraftCounts
 from eyas.engine.device.accepted_features import AcceptedFeatures
-from eyas.engine.device.executor import Event
+from eyas.engine.device.executor import DeviceEvent
 from eyas.engine.device.special import SpecialReport
-from eyas.engine.device.step import Placed, StepShape
-from eyas.engine.sampling.scores import Scores
+from eyas.engine.device.step import PlacedBatch, StepShape
+from eyas.engine.sampling.scores import TokenScores
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredPrompt:
     """Prompt rows of `work` that were asked for; `scores` are valid once the step has landed."""
 
     work: Work
-    asked: Asked
-    scores: Scores
+    asked: ScoreRequest
+    scores: TokenScores
 
 
 @dataclass(frozen=True)
-class Features:
+class PromptFeatures:
     """Float32 [len(works), head width], of the last row of each; valid once the step has landed."""
 
     works: SequenceOf[Work]
@@ -46,20 +46,20 @@ class Features:
 class RankPart:
     """An attention rank's part of a step. `placed`: its works in the order of their rows."""
 
-    placed: Placed
-    scored: SequenceOf[Scored] = ()
-    features: Features | None = None
+    placed: PlacedBatch
+    scored: SequenceOf[ScoredPrompt] = ()
+    features: PromptFeatures | None = None
 
 
 @dataclass(frozen=True)
-class Results:
+class StepOutput:
     """`words`: int32 [ranks, n] on the host. All is valid once `event` (None on a CPU) has passed.
 
     `special`: of each rank. `certain`: of the only one.
     """
 
     words: torch.Tensor
-    event: Event | None
+    event: DeviceEvent | None
     special: SequenceOf[SpecialReport]
     certain: AcceptedFeatures | None = None
 
@@ -73,10 +73,10 @@ class LaunchedStep:
     shape: StepShape
     works: SequenceOf[Work]
     parts: SequenceOf[RankPart]
-    finish: Callable[[], Results]
+    finish: Callable[[], StepOutput]
     depth: int | None = None
     launched: float = field(default_factory=time.monotonic)
-    _results: Results | None = field(default=None, init=False)
+    _results: StepOutput | None = field(default=None, init=False)
 
     @property
     def over(self) -> bool:
@@ -116,7 +116,7 @@ class LaunchedStep:
             count, depth, nodes, *tokens = row
             if depth < 0:
                 depth, tokens[count - 1] = NOT_FINITE - depth, NOT_FINITE
-            place, drafts = i * shape.width, Drafts(count - 1, depth, nodes)
+            place, drafts = i * shape.width, DraftCounts(count - 1, depth, nodes)
             logprobs, forks = special.logprobs(place, path[:count]), special.firsts(place)
             landed.append(StepResult(work, tuple(tokens[:count]), logprobs, drafts, forks))
         first = shape.batch * shape.width

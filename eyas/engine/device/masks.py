@@ -1,7 +1,7 @@
 """The masks of one step's rows, filled on the host while the device computes the forward.
 
 Only the device knows which drafts stand below a sequence's root. Where an output is held to a grammar, they
-are read back before the forward begins. It knows where a row's node stands, and asks grammars about trees.
+are read back before the forward begins.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tree import ROOT, DraftTree
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.grammar.grammars import GrammarManager
 
 
 @dataclass(frozen=True)
-class Nodes:
+class DraftNodes:
     """The drafts below one root: `places[i]` says which node of the round's rows (0: the root) draft i is."""
 
     tree: DraftTree
     places: tuple[int, ...]
 
     @classmethod
-    def of(cls, drafts: np.ndarray, width: int) -> Nodes:
+    def of(cls, drafts: np.ndarray, width: int) -> DraftNodes:
         """`drafts` int32 [2, n]: drafts (-1: none) and their parents; the first width - 1 have rows."""
         tokens, parents = drafts[:, : width - 1].tolist()
         places = [place for place, token in enumerate(tokens) if token >= 0]
@@ -36,12 +36,12 @@ class Nodes:
 class StepMasks:
     """`drafts`: by slot, those that the step verifies; a sequence that is not there has none."""
 
-    def __init__(self, grammars: Grammars, drafts: Mapping[int, Nodes]) -> None:
+    def __init__(self, grammars: GrammarManager, drafts: Mapping[int, DraftNodes]) -> None:
         self._grammars = grammars
         self._drafts = drafts
 
     def of(self, work: Work) -> list[np.ndarray | None]:
-        """By node of the work's rows, the root first: as `Grammars.masks`, which may be empty."""
+        """By node of the work's rows, the root first: as `GrammarManager.masks`, which may be empty."""
         nodes = self._drafts.get(work.seq.slot)
         if nodes is None:
             return self._grammars.masks(work.seq, None)

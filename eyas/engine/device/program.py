@@ -13,7 +13,7 @@ import torch
 
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.tables import Tables, mask_words
+from eyas.engine.batch.tables import SlotTables, mask_words
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.drafts import landing, paths
@@ -24,7 +24,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceModel
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import SLICE
-from eyas.engine.speculation.device import CertainChunk, DeviceDrafter, DeviceTap
+from eyas.engine.speculation.device import AcceptedChunk, DeviceDrafter, DeviceTap
 from eyas.engine.speculation.drafters.device_lookup import DeviceLookup
 
 
@@ -40,7 +40,7 @@ class DeviceState:
 
     model: DeviceModel
     pool: KvPool
-    tables: Tables
+    tables: SlotTables
     special: SpecialSampler
     drafter: DeviceDrafter | None
     synthetic: torch.Tensor | None = None  # chances of acceptance, for benchmarks
@@ -169,7 +169,7 @@ class StepProgram:
         )
         tap = self._state.tap
         if tap is not None and tap.mails and width > 1:
-            reach = mailbox.Reach(self._state.model.config.vocab_size, tap.path_rows - 1, tap.trees)
+            reach = mailbox.DraftLimits(self._state.model.config.vocab_size, tap.path_rows - 1, tap.trees)
             mailbox.fetch(batch, tap.place, reach)
         round_kernels.prepare(batch, rows, mask)
         return DecodeRows(batch.slots, starts, width, mask if self._state.trees and width > 1 else None)
@@ -201,9 +201,9 @@ class StepProgram:
         if tap.windows is not None:
             windows = tap.windows.rows  # whose type need not be that of the target's pool
             rows = features.to(windows.dtype)
-            rounds = row_ring.Written(self._part["slots"], tap.place.kept, windows, self._table)
+            rounds = row_ring.WrittenRows(self._part["slots"], tap.place.kept, windows, self._table)
             row_ring.put(state.tables, rounds, rows[: accepted.shape[0]])
-            singles = row_ring.Written(self._part["single_slots"], tap.place.kept, windows)
+            singles = row_ring.WrittenRows(self._part["single_slots"], tap.place.kept, windows)
             row_ring.put(state.tables, singles, rows[accepted.shape[0] :])
         return features
 
@@ -230,7 +230,7 @@ class StepProgram:
             verdicts = self._verdict(chosen)
         if shape.singles:
             own = chosen[shape.batch * shape.width : shape.round_rows]
-            alone = round_kernels.Verdicts(self._single_table, torch.empty_like(own).view(-1, 1))
+            alone = round_kernels.RoundVerdicts(self._single_table, torch.empty_like(own).view(-1, 1))
             round_kernels.verdict(self._batch("single_slots"), own, alone)
         if shape.ends:
             self._land(chosen[shape.round_rows :])
@@ -246,9 +246,9 @@ class StepProgram:
         if shape.ends:
             state.look_up(self._part["end_slots"])
 
-    def _verdict(self, chosen: torch.Tensor) -> round_kernels.Verdicts:
+    def _verdict(self, chosen: torch.Tensor) -> round_kernels.RoundVerdicts:
         state, batch = self._state, self._batch("slots")
-        verdicts = round_kernels.Verdicts(self._table, self._paths)
+        verdicts = round_kernels.RoundVerdicts(self._table, self._paths)
         round_kernels.verdict(batch, chosen, verdicts, state.synthetic)
         if state.trees:
             paths.compact(batch, verdicts, state.pool.tensor)
@@ -257,18 +257,20 @@ class StepProgram:
     def _land(self, chosen: torch.Tensor) -> None:
         """Prompts that ended here have their first token, and are rounds from now on."""
         part, state = self._part, self._state
-        ends = landing.Ends(part["end_slots"], part["end_positions"], part["end_rows"], part["following"])
+        ends = landing.PromptEnds(
+            part["end_slots"], part["end_positions"], part["end_rows"], part["following"]
+        )
         landing.land(state.tables, ends, chosen, self._ends, state.pdl)
 
-    def _chunk(self) -> CertainChunk | None:
+    def _chunk(self) -> AcceptedChunk | None:
         shape, part, rows = self._shape, self._part, self._rows
         if not shape.chunk:
             return None
         own = slice(shape.round_rows, None)
         mine = Rows(rows.tokens[own], rows.positions[own], rows.kv_rows[own], None, rows.tiles, self._planned)
         ends = part["end_rows"].clamp(max=shape.chunk - 1)  # of padding: any row
-        return CertainChunk(mine, part["following"][: shape.chunk], ends, part["end_slots"])
+        return AcceptedChunk(mine, part["following"][: shape.chunk], ends, part["end_slots"])
 
-    def _batch(self, slots: str) -> round_kernels.Batch:
+    def _batch(self, slots: str) -> round_kernels.RoundBatch:
         state = self._state
-        return round_kernels.Batch(state.tables, self._part[slots], state.pool.page_size, state.pdl)
+        return round_kernels.RoundBatch(state.tables, self._part[slots], state.pool.page_size, state.pdl)

@@ -13,19 +13,19 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.device import calls
-from eyas.engine.device.executor import Event, Executor
+from eyas.engine.device.executor import DeviceEvent, StepExecutor
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.step import CatchUp, JoinBatch, StepInput
 from eyas.engine.parallel.leader import RankLeader, WatchedEvent
 from eyas.engine.parallel.ranks import RankCall
-from eyas.engine.sampling.scores import Scores
+from eyas.engine.sampling.scores import TokenScores
 
 Own = TypeVar("Own")
 
 
-class Rank0Executor(Executor):
+class Rank0Executor(StepExecutor):
     """What takes `others` takes, beside rank 0's own, that of each other attention rank, if there are some:
     as many sequences or rows, of steps of one shape.
     """
@@ -39,7 +39,7 @@ class Rank0Executor(Executor):
             self._tell(calls.begin, step, others)
             super().begin(step)
 
-    def score(self, asked: Asked) -> Scores:
+    def score(self, asked: ScoreRequest) -> TokenScores:
         with self._leader.together():
             self._leader.tell(calls.score(asked))
             return super().score(asked)
@@ -64,7 +64,7 @@ class Rank0Executor(Executor):
             self._tell(calls.sample, rows, others)
             return super().sample(rows)
 
-    def finish(self, step: StepInput) -> tuple[torch.Tensor, Event | None]:
+    def finish(self, step: StepInput) -> tuple[torch.Tensor, DeviceEvent | None]:
         with self._leader.together():
             self._leader.tell(calls.finish())
             return super().finish(step)
@@ -91,7 +91,7 @@ class Rank0Executor(Executor):
         self._leader.close()
         return self._leader.whole
 
-    def _event(self) -> Event | None:
+    def _event(self) -> DeviceEvent | None:
         event = super()._event()
         return WatchedEvent(event, self._leader) if isinstance(event, torch.cuda.Event) else None
 

@@ -17,26 +17,26 @@ from functools import partial
 
 import numpy as np
 
-from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.sequence import Work
 from eyas.engine.device.accepted_features import AcceptedFeatures, chunk_ends, staying, wanted
-from eyas.engine.device.buckets import Buckets
-from eyas.engine.device.depths import Depths
-from eyas.engine.device.executor import Executor
-from eyas.engine.device.flight import Features, LaunchedStep, RankPart, Results, Scored
-from eyas.engine.device.masks import Nodes, StepMasks
-from eyas.engine.device.slot_table import Occupant, SlotTable, without_singles
+from eyas.engine.device.buckets import GraphBuckets
+from eyas.engine.device.depths import DepthBuckets
+from eyas.engine.device.executor import StepExecutor
+from eyas.engine.device.flight import LaunchedStep, PromptFeatures, RankPart, ScoredPrompt, StepOutput
+from eyas.engine.device.masks import DraftNodes, StepMasks
+from eyas.engine.device.slot_table import SlotOccupant, SlotTable, without_singles
 from eyas.engine.device.special import SpecialReport, SpecialRows, padding_rows
 from eyas.engine.device.step import (
     CatchUp,
     FeatureRequest,
-    Layout,
-    Placed,
+    PlacedBatch,
     StepInput,
+    StepLayout,
     StepShape,
     pack,
 )
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 LATE_AT_ONCE = 64
@@ -50,13 +50,13 @@ class DeviceRunner:
 
     def __init__(
         self,
-        executor: Executor,
-        buckets: Buckets,
-        layouts: SequenceOf[Layout],
-        grammars: Grammars,
+        executor: StepExecutor,
+        buckets: GraphBuckets,
+        layouts: SequenceOf[StepLayout],
+        grammars: GrammarManager,
         *,
         ahead: bool,
-        depths: Depths | None = None,
+        depths: DepthBuckets | None = None,
     ) -> None:
         self.drafts = executor.state.drafter is not None
         self.ahead = ahead
@@ -131,7 +131,7 @@ class DeviceRunner:
         return [told[:, :0] for told in writes]
 
     def _certain(
-        self, placed: Placed, shape: StepShape
+        self, placed: PlacedBatch, shape: StepShape
     ) -> tuple[AcceptedFeatures | None, FeatureRequest | None]:
         """The step's features for a drafter elsewhere, still without rows, and what is to be asked for."""
         tap = self._executor.state.tap
@@ -142,11 +142,14 @@ class DeviceRunner:
         return AcceptedFeatures(None, path_rows, ends, stay), wanted(placed, shape, path_rows, ends, stay)
 
     def _parts(
-        self, placed: SequenceOf[Placed], asked: SequenceOf[list[tuple[Work, Asked]]], shape: StepShape
+        self,
+        placed: SequenceOf[PlacedBatch],
+        asked: SequenceOf[list[tuple[Work, ScoreRequest]]],
+        shape: StepShape,
     ) -> list[RankPart]:
         """Each rank's, with what is asked for of the rows of its prompts."""
         scored = [
-            [Scored(work, one, self._executor.score(one).of_rank(rank)) for work, one in own]
+            [ScoredPrompt(work, one, self._executor.score(one).of_rank(rank)) for work, one in own]
             for rank, own in enumerate(asked)
         ]
         return [RankPart(*part) for part in zip(placed, scored, self._features(placed, shape), strict=True)]
@@ -157,7 +160,7 @@ class DeviceRunner:
         special: SequenceOf[SpecialRows],
         held: SequenceOf[SequenceOf[int]],
         certain: AcceptedFeatures | None,
-    ) -> Results:
+    ) -> StepOutput:
         """What follows the forward of a step that was begun; masks are filled while the device computes.
 
         `step`: rank 0's; `held`: each rank's slots whose drafts are to be known.
@@ -168,14 +171,14 @@ class DeviceRunner:
         words, event = self._executor.finish(step)
         if certain is not None:
             certain = replace(certain, rows=self._executor.certain)
-        return Results(words, event, told, certain)
+        return StepOutput(words, event, told, certain)
 
-    def _drafts(self, held: SequenceOf[SequenceOf[int]], width: int) -> list[dict[int, Nodes]]:
+    def _drafts(self, held: SequenceOf[SequenceOf[int]], width: int) -> list[dict[int, DraftNodes]]:
         """Of each rank by slot, what the step that was begun verifies for outputs held to a grammar."""
         if not any(held):
             return [{} for _ in held]
         return [
-            {slot: Nodes.of(drafts, width) for slot, drafts in zip(slots, own, strict=False)}
+            {slot: DraftNodes.of(drafts, width) for slot, drafts in zip(slots, own, strict=False)}
             for slots, own in zip(held, self._executor.drafts(), strict=True)
         ]
 
@@ -191,7 +194,7 @@ class DeviceRunner:
         reports = self._executor.sample(*arrays)
         return [rows.told([each[rank] for each in reports]) for rank, rows in enumerate(special)]
 
-    def _depth(self, works: SequenceOf[Work]) -> tuple[int | None, Buckets]:
+    def _depth(self, works: SequenceOf[Work]) -> tuple[int | None, GraphBuckets]:
         """How deep the step drafts, if that may change, and its graphs."""
         if self._depths is None:
             return None, self._buckets
@@ -200,7 +203,7 @@ class DeviceRunner:
         seqs = [work.seq for work in rounds]
         return self._depths.choose(seqs, followed, prompts=len(seqs) < len(works))
 
-    def _occupant(self, work: Work) -> Occupant:
+    def _occupant(self, work: Work) -> SlotOccupant:
         return self._ranks[work.seq.generation.rank or 0].occupant(work)
 
     def _catch_up(self, works: SequenceOf[Work], width: int) -> None:
@@ -225,7 +228,9 @@ class DeviceRunner:
             some += [(self._padding_slot, 0)] * (size - len(some))
             self._executor.catch_up(CatchUp(np.array(some, np.int32).T.copy(), width))
 
-    def _place(self, mine: SequenceOf[SequenceOf[Work]], buckets: Buckets) -> tuple[StepShape, list[Placed]]:
+    def _place(
+        self, mine: SequenceOf[SequenceOf[Work]], buckets: GraphBuckets
+    ) -> tuple[StepShape, list[PlacedBatch]]:
         """The shape of every rank's step, and its rows in it: those that nothing is drafted for have a row
         each, if the shape has such rows.
         """
@@ -237,7 +242,7 @@ class DeviceRunner:
         shape = buckets.shape(one.batch, one.chunk, one.tiles, one.ends, singles=one.singles)
         return shape, [each if shape.singles else without_singles(each) for each in placed]
 
-    def _features(self, placed: SequenceOf[Placed], shape: StepShape) -> list[Features | None]:
+    def _features(self, placed: SequenceOf[PlacedBatch], shape: StepShape) -> list[PromptFeatures | None]:
         """Of the last rows of each rank's prompts that others start from, here or elsewhere."""
         shared = [
             rank.shared_rows(each.chunks, shape.round_rows)
@@ -247,7 +252,7 @@ class DeviceRunner:
             return [None] * len(shared)
         found = self._executor.features(*filled([[row for _, row in own] for own in shared], 0))
         return [
-            Features([work for work, _ in own], rows[: len(own)])
+            PromptFeatures([work for work, _ in own], rows[: len(own)])
             for own, rows in zip(shared, found, strict=True)
         ]
 
@@ -293,7 +298,7 @@ def filled(lists: SequenceOf[SequenceOf[int]], padding: int) -> SequenceOf[Seque
     return [[*own, *[padding] * (most - len(own))] for own in lists]
 
 
-def held_slots(placed: Placed, shape: StepShape) -> list[int]:
+def held_slots(placed: PlacedBatch, shape: StepShape) -> list[int]:
     """Slots of the rounds whose drafts must be known here: those of outputs that are held to a grammar."""
     held = (work.seq for work in placed.rounds if work.seq.generation.request.params.grammar is not None)
     return [seq.slot for seq in held] if shape.width > 1 else []
@@ -304,7 +309,7 @@ def late_sizes(running: int) -> tuple[int, ...]:
     return tuple(1 << power for power in range((min(running, LATE_AT_ONCE) - 1).bit_length() + 1))
 
 
-def asked_rows(chunks: SequenceOf[Work], first: int) -> list[tuple[Work, Asked]]:
+def asked_rows(chunks: SequenceOf[Work], first: int) -> list[tuple[Work, ScoreRequest]]:
     """Rows of prompts to be scored; the chunks' rows stand in the step from row `first` on."""
     found = []
     for work in chunks:

@@ -1,8 +1,4 @@
-"""Works as a step's input: what the tables must be told of them, and their rows in order.
-
-It knows who sits in which slot of one device's tables, and what these know of each; of several attention
-ranks each has its own. What runs, in which graph, and how it is launched, it does not know.
-"""
+"""Turns the works of a step into its input: the writes to the tables, and the rows in order."""
 
 from __future__ import annotations
 
@@ -15,18 +11,18 @@ import numpy as np
 
 from eyas.common.config import MOST_STEPS
 from eyas.engine.batch.sequence import Kind, RingPlace, Work
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.special import occupy_special, reads_text
-from eyas.engine.device.step import JoinBatch, Layout, Placed, StepShape, tiles_for
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.device.step import JoinBatch, PlacedBatch, StepLayout, StepShape, tiles_for
+from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.exchange.mailbox import polls_in
 
 
 @dataclass
-class Occupant:
+class SlotOccupant:
     """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
 
     `drafted`: something is proposed for it inside the step. `verified`: there may be drafts from elsewhere in
@@ -50,19 +46,19 @@ class SlotTable:
     first page.
     """
 
-    def __init__(self, state: DeviceState, layout: Layout, grammars: Grammars) -> None:
+    def __init__(self, state: DeviceState, layout: StepLayout, grammars: GrammarManager) -> None:
         self.layout = layout
         self._state = state
         self._grammars = grammars
-        self._occupants: dict[int, Occupant] = {}  # by slot
+        self._occupants: dict[int, SlotOccupant] = {}  # by slot
 
-    def occupant(self, work: Work) -> Occupant:
+    def occupant(self, work: Work) -> SlotOccupant:
         """Of the slot of a sequence that was told."""
         return self._occupants[work.seq.slot]
 
     def tell(self, works: SequenceOf[Work], draft_wait_s: float = 0.0) -> tuple[TableWrites, list[Work]]:
         """What the tables do not yet know of these sequences; and those that join before the step: something
-        is drafted for them from now on, and nothing has been. `draft_wait_s`: as of `Runner`.
+        is drafted for them from now on, and nothing has been. `draft_wait_s`: as of `StepRunner`.
         """
         writes, polls = TableWrites(self._state.tables), polls_in(draft_wait_s)
         return writes, [work for work in works if self._tell(work, writes, polls)]
@@ -80,13 +76,13 @@ class SlotTable:
         told = np.array(words, np.int32).reshape(-1, 4).T.copy()
         return JoinBatch(told, features, width, writes)
 
-    def place(self, works: SequenceOf[Work], width: int) -> tuple[Placed, StepShape]:
+    def place(self, works: SequenceOf[Work], width: int) -> tuple[PlacedBatch, StepShape]:
         """In the order of their rows, and the least shape that holds them. Attention begins with those that
         take longest. `width`: rows of a round; those for which nothing is drafted need one.
         """
         rounds = _longest(work for work in works if work.round)
         wide = [self._is_wide(work, width) for work in rounds]
-        placed = Placed(
+        placed = PlacedBatch(
             list(itertools.compress(rounds, wide)),
             [work for work, drafted in zip(rounds, wide, strict=True) if not drafted],
             [work for work in works if not work.round],
@@ -95,11 +91,11 @@ class SlotTable:
         sizes = sum(counts), tiles_for(counts, self.layout), len(placed.ends)
         return placed, StepShape(len(placed.rounds), width, *sizes, singles=len(placed.singles))
 
-    def spans(self, chunks: SequenceOf[Work]) -> list[Span]:
+    def spans(self, chunks: SequenceOf[Work]) -> list[QuerySpan]:
         """The chunks, in pages of the device's own pool, if something plans them."""
         if self._state.prompts is None:
             return []
-        return [Span(self._own(work.seq.pages), work.start, len(work.tokens)) for work in chunks]
+        return [QuerySpan(self._own(work.seq.pages), work.start, len(work.tokens)) for work in chunks]
 
     def shared_rows(self, chunks: SequenceOf[Work], first: int) -> list[tuple[Work, int]]:
         """The last rows of prompts that others start from, whose features they need; the chunks' rows stand
@@ -155,7 +151,7 @@ class SlotTable:
             told.pages = len(seq.pages)
         return joins
 
-    def _occupy(self, work: Work, writes: TableWrites) -> Occupant:
+    def _occupy(self, work: Work, writes: TableWrites) -> SlotOccupant:
         """The sequence takes its slot."""
         seq, lookup, request = work.seq, self._state.lookup, work.seq.generation.request
         params, limits, drafted = request.params, request.draft_limits, self._is_drafted_for(work)
@@ -172,7 +168,7 @@ class SlotTable:
                 writes.put("text", seq.slot, seq.all_tokens())
         if self._elsewhere:
             writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
-        return Occupant(seq.occupancy, seq.choice, drafted, seq.ring)
+        return SlotOccupant(seq.occupancy, seq.choice, drafted, seq.ring)
 
     def _is_drafted_for(self, work: Work) -> bool:
         """Nothing is proposed for prompts that are decoded elsewhere, nor where a head's KV is missing."""
@@ -218,11 +214,11 @@ class SlotTable:
         return [page - first for page in pages] if first else pages
 
 
-def without_singles(placed: Placed) -> Placed:
+def without_singles(placed: PlacedBatch) -> PlacedBatch:
     """The same as rounds alone, for a shape that has no other rows."""
     if not placed.singles:
         return placed
-    return Placed(_longest([*placed.rounds, *placed.singles]), (), placed.chunks)
+    return PlacedBatch(_longest([*placed.rounds, *placed.singles]), (), placed.chunks)
 
 
 def _longest(works: Iterable[Work]) -> list[Work]:

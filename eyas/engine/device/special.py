@@ -21,11 +21,11 @@ from eyas.common.types import TokenLogprob
 from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.step_result import NO_FORKS
 from eyas.engine.batch.stopping import ending_ids
-from eyas.engine.batch.tables import Tables, TableWrites
+from eyas.engine.batch.tables import SlotTables, TableWrites
 from eyas.engine.device.masks import StepMasks
-from eyas.engine.device.step import Placed, StepShape
+from eyas.engine.device.step import PlacedBatch, StepShape
 from eyas.engine.kernels.sampling import sample, special
-from eyas.engine.kernels.sampling.special import COLUMNS, Workspace
+from eyas.engine.kernels.sampling.special import COLUMNS, SpecialWorkspace
 
 SLICE = 64
 """Special rows that are sampled at a time."""
@@ -38,12 +38,12 @@ class SpecialRows:
         self._eos_ids = eos_ids
         self._places: list[tuple[int, ...]] = []
         self._wishes: list[tuple[int, ...]] = []
-        self._asked: dict[int, _Asked] = {}  # by the place of a round's root, or of a prompt's last row
+        self._asked: dict[int, _SpecialRow] = {}  # by the place of a round's root, or of a prompt's last row
         self._works: dict[int, Work] = {}  # as `_asked`
         self._masks: dict[int, np.ndarray] = {}  # by the place in `_places`
 
     @classmethod
-    def of(cls, shape: StepShape, placed: Placed, eos_ids: tuple[int, ...]) -> Self:
+    def of(cls, shape: StepShape, placed: PlacedBatch, eos_ids: tuple[int, ...]) -> Self:
         """Those of a step."""
         rows, first = cls(eos_ids), shape.batch * shape.width
         for i, work in enumerate(placed.rounds):
@@ -86,7 +86,7 @@ class SpecialRows:
 
     def _add(self, place: int, width: int, seq: Sequence, position: int) -> None:
         params, forks = seq.generation.request.params, seq.next_forks
-        self._asked[place] = _Asked(len(self._places), width, forks, params.logprobs)
+        self._asked[place] = _SpecialRow(len(self._places), width, forks, params.logprobs)
         nodes = [(place + node, seq.slot, node, position, seq.choice, 1) for node in range(width)]
         firsts = [(place, seq.slot, 0, position, choice, 0) for choice in forks]
         self._places += [*nodes, *firsts]
@@ -122,7 +122,7 @@ class SpecialRows:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _SpecialRow:
     """`first`: the first of its rows, which are its nodes and then its forks."""
 
     first: int
@@ -135,7 +135,7 @@ class _Asked:
 class SpecialReport:
     """What a landed step says of its special rows, by the place of a round's root, or of a prompt's end."""
 
-    asked: dict[int, _Asked]
+    asked: dict[int, _SpecialRow]
     reports: SequenceOf[torch.Tensor] = ()
     _words: np.ndarray | None = field(default=None, init=False)
 
@@ -174,10 +174,10 @@ class SpecialReport:
 class SpecialSampler:
     """Samples special rows in a workspace of its own, which steps share: one step's after the other's."""
 
-    def __init__(self, tables: Tables, vocab_size: int, *, pdl: bool) -> None:
+    def __init__(self, tables: SlotTables, vocab_size: int, *, pdl: bool) -> None:
         self._tables = tables
         self._pdl = pdl
-        self._work = Workspace.on(str(tables.memory.device), SLICE, vocab_size)
+        self._work = SpecialWorkspace.on(str(tables.memory.device), SLICE, vocab_size)
 
     def sample(
         self, logits: torch.Tensor, positions: torch.Tensor, settled: torch.Tensor, rows: torch.Tensor

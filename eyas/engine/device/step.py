@@ -1,4 +1,4 @@
-"""One step as integers: its shape, and everything the device must be told, in one int32 array.
+"""One step as integers: its shape, and all input of the device, in one int32 array.
 
 A step has `rows` rows: first the rounds (B sequences of W rows: the root, and the drafts below it) and the
 rows of sequences without drafts, whose tokens only the device knows, then the prompt chunks (C rows), which
@@ -15,7 +15,7 @@ import numpy as np
 
 from eyas.engine.batch.sections import sections
 from eyas.engine.batch.sequence import Work
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.drafts.rounds import FACTS
 from kv_transfer.layout import pages_for
 
@@ -86,8 +86,8 @@ class StepShape:
     def result_ends(self) -> tuple[int, int, int]:
         """Words of what a step tells the host, up to the end of each part.
 
-        `kernels.rounds.Verdicts.result` of the rounds, the same of the singles, the ends' tokens; then, to
-        the last word, `Verdicts.path` of the rounds.
+        `RoundVerdicts.result` of the rounds, the same of the singles, the ends' tokens; then, to
+        the last word, `RoundVerdicts.path` of the rounds.
         """
         rounds = self.batch * (FACTS + self.width)
         singles = rounds + self.singles * (FACTS + 1)
@@ -95,7 +95,7 @@ class StepShape:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedBatch:
     """The works of a step in the order of their rows: rounds, sequences with one row each, prompt chunks."""
 
     rounds: SequenceOf[Work]
@@ -120,17 +120,17 @@ class FeatureRequest:
 
 @dataclass(frozen=True)
 class StepInput:
-    """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `Tables.apply`.
+    """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `SlotTables.apply`.
 
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
     `scored`: more of its rows will be asked for than those that give a token. `wanted`: None: no features.
-    `held`: slots whose drafts the host wants to know, as `Executor.drafts` tells them.
+    `held`: slots whose drafts the host wants to know, as `StepExecutor.drafts` tells them.
     """
 
     shape: StepShape
     data: np.ndarray
     writes: np.ndarray
-    spans: SequenceOf[Span] = ()
+    spans: SequenceOf[QuerySpan] = ()
     scored: bool = False
     wanted: FeatureRequest | None = None
     held: SequenceOf[int] = ()
@@ -180,7 +180,7 @@ class CatchUp:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """What packing needs to know. `tile_rows`: prompt rows in a tile. `first_page`: of the pool that packed
     rows lie in, as the scheduler counts pages.
     """
@@ -191,12 +191,12 @@ class Layout:
     first_page: int = 0
 
 
-def tiles_for(counts: SequenceOf[int], layout: Layout) -> int:
+def tiles_for(counts: SequenceOf[int], layout: StepLayout) -> int:
     """Tiles of chunks; `counts`: the rows of each chunk."""
     return sum(-(-count // layout.tile_rows) for count in counts)
 
 
-def pack(placed: Placed, shape: StepShape, layout: Layout) -> np.ndarray:
+def pack(placed: PlacedBatch, shape: StepShape, layout: StepLayout) -> np.ndarray:
     """The step's array: what was placed, in order, padded to `shape`."""
     data = np.zeros(shape.sections["all"][1], np.int32)
     part = {name: data[first : first + count] for name, (first, count) in shape.sections.items()}
@@ -217,7 +217,7 @@ def pack(placed: Placed, shape: StepShape, layout: Layout) -> np.ndarray:
 
 
 def _pack_chunks(
-    chunks: SequenceOf[Work], part: dict[str, np.ndarray], shape: StepShape, layout: Layout
+    chunks: SequenceOf[Work], part: dict[str, np.ndarray], shape: StepShape, layout: StepLayout
 ) -> None:
     tiles = part["tiles"].reshape(-1, 4)
     row, end, tile = shape.round_rows, 0, []

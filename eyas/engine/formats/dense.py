@@ -9,8 +9,8 @@ import torch
 
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from eyas.engine.kernels.products.rows import act_mul
@@ -26,20 +26,20 @@ class DenseProjection(Projection):
     def folded(self, gain: torch.Tensor) -> None:
         self.matrix.mul_(gain)
 
-    def apply(self, x: Rows, products: Products, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
         if products.launch.exact:
             made = products.dense(x, self.weight)
             return made if bias is None else made.add_(bias)
         return product(x, self.matrix, bias)
 
-    def gated(self, x: Rows, products: Products, gate: Gate) -> Rows:
+    def gated(self, x: Rows, products: GroupedProducts, gate: GateActivation) -> Rows:
         assert isinstance(x, torch.Tensor)
         if products.launch.exact or x.shape[0] <= skinny.MAX_ROWS:
             return products.dense_gated(x, self.weight, gate)
         return act_mul(product(x, self.matrix), gate.gelu, products.launch.pdl)
 
-    def exact_shares(self, x: Rows, products: Products, kind: str, span: int) -> torch.Tensor:
+    def exact_shares(self, x: Rows, products: GroupedProducts, kind: str, span: int) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
         return exact_wide.shares(x, self.matrix, products.launch, kind, span)
 
@@ -68,12 +68,15 @@ class DenseLoader:
         return cls(weights)
 
     def rows(self, names: list[str], rows: list[int], columns: int) -> DenseProjection:
+        """This rank's rows of several matrices, stacked."""
         return _dense(self.weights.stack_rows(names, rows, columns))
 
     def columns(self, name: str, shape: tuple[int, int]) -> DenseProjection:
+        """This rank's columns of a matrix."""
         return _dense(self.weights.take_columns(name, shape))
 
     def whole(self, name: str, shape: tuple[int, int]) -> DenseProjection:
+        """A whole matrix."""
         return _dense(self.weights.take(name, shape))
 
 

@@ -12,12 +12,12 @@ from typing import Self
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.quantized import FP8_SIDE
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import few, vendor
 from eyas.engine.kernels.products.blocks import Fp8Rows, Rows, StoredWeight, count_of
 from eyas.engine.kernels.products.rows import act_mul, act_mul_rounded
@@ -31,11 +31,11 @@ class Fp8Projection(Projection):
     def folded(self, gain: torch.Tensor) -> torch.Tensor:
         return gain
 
-    def apply(self, x: Rows, products: Products, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         made = self._product(x, products)
         return made if bias is None else made.add_(bias)
 
-    def gated(self, x: Rows, products: Products, gate: Gate) -> Rows:
+    def gated(self, x: Rows, products: GroupedProducts, gate: GateActivation) -> Rows:
         if not self._is_vendors(x, products):
             return products.dense_gated(x, self.weight, gate)
         made, pdl = vendor.product(self._read(x, products), self.weight), products.launch.pdl
@@ -43,7 +43,7 @@ class Fp8Projection(Projection):
             return act_mul_rounded(made, gate.rounding, gate.gelu, pdl)
         return act_mul(made, gate.gelu, pdl)
 
-    def exact_shares(self, x: Rows, products: Products, kind: str, span: int) -> torch.Tensor:
+    def exact_shares(self, x: Rows, products: GroupedProducts, kind: str, span: int) -> torch.Tensor:
         return products.dense(x, self.weight)
 
     def below(self, lower: Projection) -> Self:
@@ -71,7 +71,7 @@ class Fp8Projection(Projection):
     def _with(self, stored: torch.Tensor, scales: torch.Tensor) -> Self:
         return type(self)(StoredWeight(stored, scales, self.rounding))
 
-    def _product(self, x: Rows, products: Products) -> torch.Tensor:
+    def _product(self, x: Rows, products: GroupedProducts) -> torch.Tensor:
         if self._is_vendors(x, products):
             return vendor.product(self._read(x, products), self.weight)
         if products.launch.exact or products.is_single(x, self.weight):
@@ -80,11 +80,11 @@ class Fp8Projection(Projection):
             return few.dense(self._read(x, products), self.weight, products.launch.pdl)
         return products.dense(x, self.weight)
 
-    def _is_vendors(self, x: Rows, products: Products) -> bool:
+    def _is_vendors(self, x: Rows, products: GroupedProducts) -> bool:
         there = products.vendor and not products.launch.exact
         return there and vendor.takes(count_of(x), x.dtype, self.weight)
 
-    def _read(self, x: Rows, products: Products) -> Fp8Rows:
+    def _read(self, x: Rows, products: GroupedProducts) -> Fp8Rows:
         read = self.weight.read(x, products.launch.pdl)
         assert isinstance(read, Fp8Rows)
         return read
@@ -95,7 +95,7 @@ class Fp8Loader:
     """A `ProjectionLoader`. `rounding`: of the rows that all of its weights multiply."""
 
     weights: Weights
-    rounding: Rounding
+    rounding: RowRounding
 
     @classmethod
     def of(cls, weights: Weights, names: list[str]) -> Self | None:

@@ -1,4 +1,4 @@
-"""A weight in some format, and what makes it of stored tensors: all that layers know of weights.
+"""A weight in some format, and its loader from stored tensors: the interface between layers and weights.
 
 A format on a device is a file beside this one with a `Projection` and its `ProjectionLoader`, and a line in
 `table.py`; in plain torch all weights are of one (`eyas.engine.layers.linear`).
@@ -12,10 +12,10 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 
 
@@ -29,7 +29,7 @@ class AnyProjection(ABC):
 
     @property
     @abstractmethod
-    def rounding(self) -> Rounding | None:
+    def rounding(self) -> RowRounding | None:
         """How products round the rows that they read; None: not at all."""
 
     @property
@@ -64,21 +64,21 @@ class Projection(AnyProjection):
         return self.weight.shape
 
     @property
-    def rounding(self) -> Rounding | None:
+    def rounding(self) -> RowRounding | None:
         return self.weight.rounding
 
     @abstractmethod
-    def apply(self, x: Rows, products: Products, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product of x [m, k], plus a bias [n]: [m, n]. If exact, a row's bits follow from the row."""
 
     @abstractmethod
-    def gated(self, x: Rows, products: Products, gate: Gate) -> Rows:
+    def gated(self, x: Rows, products: GroupedProducts, gate: GateActivation) -> Rows:
         """Of a matrix [gate ; up] act(gate) * up [m, n / 2]; rounded as `gate` says, if done at once."""
 
     @abstractmethod
-    def exact_shares(self, x: Rows, products: Products, kind: str, span: int) -> torch.Tensor:
+    def exact_shares(self, x: Rows, products: GroupedProducts, kind: str, span: int) -> torch.Tensor:
         """The product with the bits of fused ones, as `exact_wide.shares` gives it; `kind` and `span` as of
-        `skinny_tiles.Shape`.
+        `skinny_tiles.ProductShape`.
         """
 
     @abstractmethod

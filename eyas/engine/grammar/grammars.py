@@ -1,7 +1,6 @@
 """The grammars of an engine's sequences: compiled in a thread beside the step loop, each once.
 
-A sequence whose grammar is not compiled yet, or is slow to follow, waits, and no other does. It knows
-sequences and futures. It refuses to know steps.
+A sequence whose grammar is not compiled yet, or is slow to follow, waits, and no other does.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ NOTHING = DraftTree([], [])
 _NICE = 5  # steps come first
 
 
-class Grammars:
+class GrammarManager:
     """Everything about grammars for one model. The engine's thread uses it."""
 
     def __init__(

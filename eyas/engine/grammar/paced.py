@@ -2,8 +2,7 @@
 
 What a token costs depends on the grammar and on the text, and a call of the library cannot be interrupted. So
 the calls of a sequence whose last ones were slow are made aside, in a thread of another, while it is left out
-of the steps; nothing is drafted for it. Seconds are those of a processor: a busy machine makes none slow. It
-refuses to know steps.
+of the steps; nothing is drafted for it. Seconds are those of a processor: a busy machine makes none slow.
 """
 
 from __future__ import annotations

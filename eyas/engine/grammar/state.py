@@ -1,8 +1,7 @@
-"""Where one sequence stands in its grammar: a function of the grammar and of the tokens that it has.
+"""The state of one sequence in its grammar: a function of the grammar and of the sequence's tokens.
 
 `follow` is the only place where a state advances, so a sequence that was preempted, migrated or forked is
-where it would be if nothing had happened. Drafts are looked at and taken back. It knows ids and bits, and
-refuses to know logits.
+where it would be if nothing had happened. Drafts are looked at and taken back.
 
 A mask is int32 [ceil(vocab / 32)]: bit id % 32 of word id // 32 (the least significant first) is 1 where the
 id may stand next.

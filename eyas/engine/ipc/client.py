@@ -2,7 +2,7 @@
 
 Each stream or call that the front serves gets a number, and every event about it carries that number. A
 request's id inside the engine is `number:id`. So two gateways may use the same id, and a stream that ends
-cancels its own requests only. This file knows no transport and no wire format.
+cancels its own requests only.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from eyas.engine.ipc.messages import (
     CacheFlushed,
     Command,
     DraftDown,
+    EngineReady,
+    EngineStopped,
     Event,
     Failed,
+    LeaseReleased,
     LinkProbed,
     Lost,
+    PagesStaged,
     PrefillDone,
     PrefillStarted,
-    Ready,
     Rejected,
-    Released,
-    Staged,
     StepReply,
-    Stopped,
     WatchUpdate,
     WireFailure,
 )
@@ -64,7 +64,7 @@ class EngineClient:
         self._handlers: dict[type, Sink] = {}
         self._refusal: EyasError | None = Unavailable(LOADING)
         self._deferral: EyasError | None = None
-        self._ready: Ready | None = None
+        self._ready: EngineReady | None = None
         self._pages: dict[KvKind, Pages] = {}
 
     @property
@@ -73,14 +73,14 @@ class EngineClient:
         return self._ready is not None
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> EngineReady:
         """The engine's description. Raises Unavailable until it is loaded."""
         if self._ready is None:
             raise Unavailable(LOADING)
         return self._ready
 
     @ready.setter
-    def ready(self, ready: Ready) -> None:
+    def ready(self, ready: EngineReady) -> None:
         """From now on the engine is loaded."""
         self._ready = ready
 
@@ -138,7 +138,7 @@ class EngineClient:
         """Tells every owner that the engine is gone, and refuses new streams with `error`."""
         self._refusal = error
         for owner in list(self._owners.values()):
-            owner(Stopped(WireFailure.of(error)))
+            owner(EngineStopped(WireFailure.of(error)))
 
     def dispatch(self, events: Sequence[Event]) -> None:
         """Gives each event to its owner. Events of a stream that has ended are dropped."""
@@ -151,7 +151,7 @@ class EngineClient:
                     self._give(int(event.id.partition(":")[0]), event)
                 case WatchUpdate():
                     self._give(event.watch, event)
-                case Released() | Staged() | LinkProbed() | CacheFlushed():
+                case LeaseReleased() | PagesStaged() | LinkProbed() | CacheFlushed():
                     self._give(event.call, event)
                 case DraftDown():
                     self._give(event.peer, event)

@@ -18,9 +18,9 @@ from struct import Struct
 
 from eyas.common.config import MOST_NODES
 from eyas.common.errors import ConfigError
-from eyas.engine.ipc.mailbox import STORES_IN_ORDER, Mailbox, MailLayout
+from eyas.engine.ipc.mailbox import STORES_IN_ORDER, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
 from kv_transfer.gpu.driver import DriverError
 from kv_transfer.host_file import HostFile
 from kv_transfer.host_socket import is_ours, listen_at
@@ -38,7 +38,7 @@ class MailChannel:
     engine's GPU writes rounds and takes drafts; None: its host does.
     """
 
-    def __init__(self, peer: socket.socket, mailbox: Mailbox, rows: RowMemory | None) -> None:
+    def __init__(self, peer: socket.socket, mailbox: DraftMailbox, rows: RowMemory | None) -> None:
         self._socket = peer
         self.mailbox = mailbox
         self.rows = rows
@@ -93,7 +93,7 @@ class OfferedChannel:
     Raises ConfigError if it cannot be made here.
     """
 
-    def __init__(self, path: Path, offer: DraftChannel, gpu: Gpu | None = None) -> None:
+    def __init__(self, path: Path, offer: DraftChannel, gpu: LocalGpu | None = None) -> None:
         """`offer`: without its export, which only the listener has."""
         if not STORES_IN_ORDER:
             raise ConfigError("this processor does not keep the order of its stores")
@@ -138,7 +138,7 @@ class OfferedChannel:
             raise ConfigError("the draft worker has a ring of rows that was not asked for")
         rows = None if gpu is None else RowMemory.mapped(offer, gpu, descriptors[1], size)
         try:
-            return MailChannel(self._socket, Mailbox(memoryview(memory), place, offer.places, gpu), rows)
+            return MailChannel(self._socket, DraftMailbox(memoryview(memory), place, offer.places, gpu), rows)
         except DriverError as error:
             if rows is not None:
                 rows.close()
@@ -187,7 +187,7 @@ def answer(offer: DraftChannel, width: int, pool_dir: str, rows: RowMemory | Non
     finally:
         for one in shared:
             os.close(one)
-    return MailChannel(peer, Mailbox(memoryview(memory), place, offer.places), rows)
+    return MailChannel(peer, DraftMailbox(memoryview(memory), place, offer.places), rows)
 
 
 def _place(offer: DraftChannel, *, by_device: bool) -> MailLayout:

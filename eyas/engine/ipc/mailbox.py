@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.engine.ipc.messages import Proposal
-from eyas.engine.ipc.row_memory import Gpu
+from eyas.engine.ipc.messages import DraftProposal
+from eyas.engine.ipc.row_memory import LocalGpu
 from eyas.engine.ipc.row_ring import GOLDEN, WORD_BYTES, tag
 
 PAGE = 4096
@@ -73,7 +73,7 @@ class MailLayout:
         return self.features_at(places) + 4 * places * self.kept * self.width
 
 
-class Found(NamedTuple):
+class MailedProposal(NamedTuple):
     """A proposal as it lies in a place."""
 
     base: int
@@ -88,14 +88,16 @@ def tags(generations: Sequence[int] | NDArray[np.int64], positions: NDArray[np.i
     return found
 
 
-class Mailbox:
+class DraftMailbox:
     """All places of a channel, as this process sees them, until `close`.
 
     `memory`: at least `place.nbytes(places)` bytes, zeros at first. `gpu`: whose kernels are to use it; None:
     none. Raises DriverError if the driver does not let the GPU use it.
     """
 
-    def __init__(self, memory: memoryview, place: MailLayout, places: int, gpu: Gpu | None = None) -> None:
+    def __init__(
+        self, memory: memoryview, place: MailLayout, places: int, gpu: LocalGpu | None = None
+    ) -> None:
         self.place = place
         self.places = places
         behind = place.features_at(places)
@@ -152,7 +154,7 @@ class Mailbox:
 
     # --- proposals, from the draft worker's host --------------------------------------------------------
 
-    def propose(self, number: int, proposal: Proposal) -> bool:
+    def propose(self, number: int, proposal: DraftProposal) -> bool:
         """Leaves a proposal at a place, for the round whose root is at its base. False: it has no room there.
 
         The header is stored last: who finds it finds the nodes, if stores keep their order, and else no more
@@ -170,7 +172,7 @@ class Mailbox:
         stores[header] = above | nodes
         return True
 
-    def proposal(self, number: int, generation: int, newest: int) -> Found | None:
+    def proposal(self, number: int, generation: int, newest: int) -> MailedProposal | None:
         """The proposal for a root at position `newest`, or up to `kept` before it; None: there is none."""
         header = number * self.place.words + self.place.header
         above, nodes = self._stores[header] >> 32, self._stores[header] & HALF
@@ -182,7 +184,7 @@ class Mailbox:
         if any(word >> 32 != above for word in (*tokens, *parents)):
             return None  # the next one is being written
         signed = [(word & HALF) - ((word & NEWEST) << 1) for word in parents]
-        return Found(newest - back, tuple(word & HALF for word in tokens), tuple(signed))
+        return MailedProposal(newest - back, tuple(word & HALF for word in tokens), tuple(signed))
 
     def close(self) -> None:
         """Lets go of the memory, once no kernel that was launched uses it."""

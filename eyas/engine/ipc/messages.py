@@ -21,23 +21,23 @@ from eyas.engine.ipc.transfer_messages import (
     CopyRead,
     CopyStaged,
     CopyStopped,
+    LeaseReleased,
     LinkProbed,
     OpenPull,
+    PagesStaged,
     ProbeLink,
     PullDone,
     PullFailed,
     PullMet,
     PullReady,
     PullReleased,
-    Release,
-    Released,
     ReleaseHandle,
+    ReleaseLease,
     ReleasePull,
     StageCopy,
-    Staged,
     StagePages,
     StopCopy,
-    Unstage,
+    UnstagePages,
     WatchClosed,
     WatchOpened,
     WatchUpdate,
@@ -46,15 +46,15 @@ from eyas.engine.ipc.transfer_messages import (
 # --- commands: generation ----------------------------------------------------------------------------
 
 
-class Submit(TaggedMessage, frozen=True):
-    """Starts a generation. With `attach`, nothing is computed before `Attach`; else it is computed here."""
+class SubmitGeneration(TaggedMessage, frozen=True):
+    """Starts a generation. With `attach`, nothing is computed before `AttachKv`; else it is computed here."""
 
     request: GenerationRequest
     attempt: int
     attach: bool
 
 
-class Attach(TaggedMessage, frozen=True):
+class AttachKv(TaggedMessage, frozen=True):
     """The KV of a waiting generation: pull `handles`, or compute the prompt here if there are none.
 
     `first_tokens` comes only without handles: token 0 of each choice, if it was delivered already.
@@ -66,14 +66,14 @@ class Attach(TaggedMessage, frozen=True):
     first_tokens: tuple[FirstToken, ...] = ()
 
 
-class Cancel(TaggedMessage, frozen=True):
+class CancelGeneration(TaggedMessage, frozen=True):
     """Ends one choice, or the request if `choice` is None, in any state. Unknown ids are ignored."""
 
     id: str
     choice: int | None = None
 
 
-class Prefill(TaggedMessage, frozen=True):
+class PrefillPrompt(TaggedMessage, frozen=True):
     """Computes a prompt's KV, samples token 0 of each choice and offers the pages under leases."""
 
     request: GenerationRequest
@@ -127,7 +127,7 @@ class DraftClose(TaggedMessage, frozen=True):
     generation: int
 
 
-class Proposal(TaggedMessage, frozen=True):
+class DraftProposal(TaggedMessage, frozen=True):
     """Draft tokens below the token at position `base_len`. parents[i] is an index; -1: the root."""
 
     seq: int
@@ -179,7 +179,7 @@ class DraftDown(TaggedMessage, frozen=True):
     `no_channel`: why it does not take the channel that was offered; empty: nothing is said of that.
     """
 
-    proposals: tuple[Proposal, ...] = ()
+    proposals: tuple[DraftProposal, ...] = ()
     closed: tuple[DraftClosed, ...] = ()
     no_channel: str = ""
     worker: str = ""  # as in `DraftUp`
@@ -199,18 +199,18 @@ class FlushCache(TaggedMessage, frozen=True):
     wait_s: float
 
 
-class Drain(TaggedMessage, frozen=True):
+class DrainEngine(TaggedMessage, frozen=True):
     """Accept nothing more; leave once all accepted requests have ended and no lease is left."""
 
 
-class Shutdown(TaggedMessage, frozen=True):
+class ShutdownEngine(TaggedMessage, frozen=True):
     """Leave the loop at once and free everything."""
 
 
 # --- events ------------------------------------------------------------------------------------------
 
 
-class Ready(TaggedMessage, frozen=True):
+class EngineReady(TaggedMessage, frozen=True):
     """The first event: the engine is loaded and warmed up. It describes what the engine serves.
 
     `fingerprint` and `draft_fingerprint` identify model and head. `slowest_step_s`: seconds, measured during
@@ -236,20 +236,22 @@ class Ready(TaggedMessage, frozen=True):
     staged: bool = False  # those files are staging: pages pass through them
 
 
-class Moved(msgspec.Struct, frozen=True):
+class TransferTotals(msgspec.Struct, frozen=True):
     """Running totals of the pulls that one transfer path completed; `seconds` is their summed duration."""
 
     pulls: int = 0
     bytes: int = 0
     seconds: float = 0.0
 
-    def plus(self, bytes: int, seconds: float) -> Moved:
+    def plus(self, bytes: int, seconds: float) -> TransferTotals:
         """The totals after one more pull."""
-        return Moved(self.pulls + 1, self.bytes + bytes, self.seconds + seconds)
+        return TransferTotals(self.pulls + 1, self.bytes + bytes, self.seconds + seconds)
 
-    def joined(self, other: Moved) -> Moved:
+    def joined(self, other: TransferTotals) -> TransferTotals:
         """The sum of both."""
-        return Moved(self.pulls + other.pulls, self.bytes + other.bytes, self.seconds + other.seconds)
+        return TransferTotals(
+            self.pulls + other.pulls, self.bytes + other.bytes, self.seconds + other.seconds
+        )
 
 
 class HostCache(msgspec.Struct, frozen=True, array_like=True):
@@ -271,7 +273,7 @@ class DraftsAhead(msgspec.Struct, frozen=True, array_like=True):
     drafted: int = 0
 
 
-class Load(TaggedMessage, frozen=True):
+class EngineLoad(TaggedMessage, frozen=True, tag="Load"):
     """Progress, load and running totals. Sent after every loop that changed the load, and every 0.5 s.
 
     `running` and `waiting` count sequences; a request without sequences counts as one. Both are 0 on an idle
@@ -290,7 +292,7 @@ class Load(TaggedMessage, frozen=True):
     preemptions: int = 0
     logits_not_finite: int = 0  # requests that failed for them
     leases: int = 0  # handles that still claim pages here
-    moved: dict[str, Moved] = {}  # by transfer path
+    moved: dict[str, TransferTotals] = {}  # by transfer path
     pulls_failed: int = 0
     nodes_verified: int = 0  # drafts on all branches of their trees
     drafts_late: int = 0  # rounds that did not wait for the draft that they had asked for
@@ -306,11 +308,11 @@ class Load(TaggedMessage, frozen=True):
     ahead: DraftsAhead = DraftsAhead()
 
 
-class Alive(TaggedMessage, frozen=True):
+class EngineAlive(TaggedMessage, frozen=True, tag="Alive"):
     """The engine is at work within a loop that takes long. Sent at most twice a second."""
 
 
-class Cached(TaggedMessage, frozen=True):
+class CacheUpdate(TaggedMessage, frozen=True, tag="Cached"):
     """Pages that the prefix cache got and lost since the last one, by name (`eyas.common.page_names`).
 
     Those that it lost go first.
@@ -330,22 +332,22 @@ class CacheFlushed(TaggedMessage, frozen=True):
     failure: WireFailure | None = None
 
 
-class Stopped(TaggedMessage, frozen=True):
+class EngineStopped(TaggedMessage, frozen=True):
     """The engine left its loop. `failure` says why, unless it was asked to."""
 
     failure: WireFailure | None = None
 
 
 Command = (
-    Submit
-    | Attach
-    | Cancel
-    | Prefill
+    SubmitGeneration
+    | AttachKv
+    | CancelGeneration
+    | PrefillPrompt
     | WatchOpened
     | WatchClosed
-    | Release
+    | ReleaseLease
     | StagePages
-    | Unstage
+    | UnstagePages
     | PullMet
     | PullReady
     | PullDone
@@ -358,11 +360,11 @@ Command = (
     | DraftDown
     | DraftPeerGone
     | FlushCache
-    | Drain
-    | Shutdown
+    | DrainEngine
+    | ShutdownEngine
 )
 Event = (
-    Ready
+    EngineReady
     | Admitted
     | Rejected
     | Lost
@@ -371,8 +373,8 @@ Event = (
     | PrefillStarted
     | PrefillDone
     | WatchUpdate
-    | Released
-    | Staged
+    | LeaseReleased
+    | PagesStaged
     | OpenPull
     | CopyPages
     | StageCopy
@@ -384,9 +386,9 @@ Event = (
     | ClosePull
     | DraftUp
     | DraftDown
-    | Load
-    | Alive
-    | Cached
+    | EngineLoad
+    | EngineAlive
+    | CacheUpdate
     | CacheFlushed
-    | Stopped
+    | EngineStopped
 )

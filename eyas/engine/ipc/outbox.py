@@ -8,11 +8,11 @@ from collections.abc import Sequence as SequenceOf
 from eyas.common.errors import EyasError
 from eyas.common.types import FinishCause, TokenEntry, TokenLogprob
 from eyas.engine.batch.sequence import Generation, Sequence
-from eyas.engine.batch.tree import NO_DRAFTS, Drafts
+from eyas.engine.batch.tree import NO_DRAFTS, DraftCounts
 from eyas.engine.ipc.messages import Event, Failed, Rejected, StepReply, WireFailure
 
 
-class Outbox:
+class EventOutbox:
     """Events in order, and the entries of the step. Used by the engine's thread only."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Outbox:
         logprobs: SequenceOf[TokenLogprob | None],
         finish: FinishCause | None,
         *,
-        drafts: Drafts = NO_DRAFTS,
+        drafts: DraftCounts = NO_DRAFTS,
     ) -> None:
         """Queues tokens that follow `seq.output`, and the counts of their drafts.
 

@@ -1,7 +1,7 @@
 """The pulse of an engine: a loop that takes long tells the front now and then that it goes on.
 
 Whoever computes beats it: after a part of a layer, a sequence, a launch, a landing. What takes long and is
-well then never looks like what hangs. It knows a link and a clock, and no step.
+well then never looks like what hangs.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 
 from eyas.engine.ipc.link import EngineLink
-from eyas.engine.ipc.messages import Alive
+from eyas.engine.ipc.messages import EngineAlive
 
 PULSE_S = 0.5  # from the beginning of a loop to its first message, and from one to the next
 
 Beat = Callable[[], None]
 
 
-class Pulse:
+class EngineHeartbeat:
     """Called as often as one likes, by the engine's thread alone. It says nothing before the first `loop`."""
 
     def __init__(self, link: EngineLink) -> None:
@@ -34,7 +34,7 @@ class Pulse:
         now = time.monotonic()
         if now >= self._due:
             self._due = now + PULSE_S
-            self._link.send([Alive()])
+            self._link.send([EngineAlive()])
 
 
 def no_pulse() -> None:

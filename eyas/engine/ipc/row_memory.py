@@ -1,7 +1,6 @@
 """The memory of a ring of rows: a draft worker's GPU has it, and its decode engine maps it there.
 
-A decode engine may write to it while it is mapped, even after the draft worker's death: none reads then. It
-knows the driver and the ends of both sides; what rows are is not its business.
+A decode engine may write to it while it is mapped, even after the draft worker's death: none reads then.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class Gpu:
+class LocalGpu:
     """The GPU of this engine. `dtype`: of features, as torch names it. `wait`: until all that was launched
     there has run. `shared`: a decode engine on this same GPU may write features here.
     """
@@ -33,13 +32,13 @@ class Gpu:
 class RowMemory:
     """A ring's memory as this process sees it, until `close`."""
 
-    def __init__(self, ring: RowRing, gpu: Gpu, memory: GpuMemory) -> None:
+    def __init__(self, ring: RowRing, gpu: LocalGpu, memory: GpuMemory) -> None:
         self.ring = ring
         self._gpu = gpu
         self._memory = memory
 
     @classmethod
-    def new(cls, offer: DraftChannel, gpu: Gpu | None) -> RowMemory:
+    def new(cls, offer: DraftChannel, gpu: LocalGpu | None) -> RowMemory:
         """The draft worker's, in its GPU, with whatever is there. Raises ConfigError, saying why not."""
         if gpu is None:
             raise ConfigError("the draft worker has no GPU for them")
@@ -61,7 +60,7 @@ class RowMemory:
             raise ConfigError(str(error)) from None
 
     @classmethod
-    def mapped(cls, offer: DraftChannel, gpu: Gpu, descriptor: int, size: int) -> RowMemory:
+    def mapped(cls, offer: DraftChannel, gpu: LocalGpu, descriptor: int, size: int) -> RowMemory:
         """The decode engine's, of what a draft worker has exported. Raises ConfigError, saying why not."""
         ring = _agreed(offer)
         if size < ring.nbytes:

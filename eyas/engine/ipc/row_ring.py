@@ -1,7 +1,7 @@
 """A ring of feature rows per sequence, in a draft worker's GPU, into which a decode engine's device writes.
 
-It knows where a row lies and how it is told from what lay there before. Who writes and reads rows is the
-business of `eyas.engine.kernels.exchange.row_ring`, whose memory it is that of `eyas.engine.ipc.row_memory`.
+`eyas.engine.kernels.exchange.row_ring` writes and reads the rows; `eyas.engine.ipc.row_memory` owns the
+memory.
 
 Every sequence that uses it has a place, and there a ring: its row of position p is row p mod `kept`. A row
 consists of words of 8 bytes, each 4 bytes of the feature with a tag of its sequence and position above them.

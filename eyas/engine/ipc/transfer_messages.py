@@ -28,8 +28,9 @@ class WatchClosed(TaggedMessage, frozen=True):
     watch: int
 
 
-class Release(TaggedMessage, frozen=True):
-    """The puller has read its last byte. The answer is `Released` with the same `call`; none to call 0."""
+class ReleaseLease(TaggedMessage, frozen=True):
+    """The puller has read its last byte. The answer is `LeaseReleased` with the same `call`; none to call
+    0."""
 
     call: int
     handle: int
@@ -38,7 +39,7 @@ class Release(TaggedMessage, frozen=True):
 
 
 class StagePages(TaggedMessage, frozen=True):
-    """Asks for copies of a handle's pages where the front can read them. The answer is one `Staged`.
+    """Asks for copies of a handle's pages where the front can read them. The answer is one `PagesStaged`.
 
     At most `kv_transfer.layout.window_pages` of them. `handle` 0: the proof page, which no handle names.
     """
@@ -49,7 +50,7 @@ class StagePages(TaggedMessage, frozen=True):
     pages: tuple[int, ...]
 
 
-class Unstage(TaggedMessage, frozen=True):
+class UnstagePages(TaggedMessage, frozen=True):
     """The front reads the copies of a `StagePages` no more, whether they were made yet or not."""
 
     call: int
@@ -139,15 +140,16 @@ class WatchUpdate(TaggedMessage, frozen=True):
     failure: WireFailure | None = None
 
 
-class Released(TaggedMessage, frozen=True):
-    """The answer to `Release`: `valid` if the lease never lapsed, so that the bytes read are good."""
+class LeaseReleased(TaggedMessage, frozen=True):
+    """The answer to `ReleaseLease`: `valid` if the lease never lapsed, so that the bytes read are good."""
 
     call: int
     valid: bool
 
 
-class Staged(TaggedMessage, frozen=True):
-    """The answer to `StagePages`: slots of the staging file, one per page, the front's until `Unstage`."""
+class PagesStaged(TaggedMessage, frozen=True):
+    """The answer to `StagePages`: slots of the staging file, one per page, the front's until
+    `UnstagePages`."""
 
     call: int
     slots: tuple[int, ...] = ()

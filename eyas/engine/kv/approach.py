@@ -16,7 +16,7 @@ from kv_transfer.peers import PeerPages, PeerRoute
 from kv_transfer.route import PeerRoutes
 
 
-class Approach:
+class RouteTrial:
     """For the pull `number`, and one rank of its owner. `proofs`: numbers of copies that the pull itself uses
     for none. Every copy asked for is reported once: by what a method here gives back.
     """

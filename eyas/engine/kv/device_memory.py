@@ -1,7 +1,5 @@
-"""Memory of the CUDA driver as tensors: what torch's own allocator gives cannot be mapped by other processes.
-
-It knows addresses and sizes; whose memory it is, and when it ends, is its owner's business.
-"""
+"""Memory of the CUDA driver as tensors: what torch's own allocator gives cannot be mapped by other
+processes."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import torch
 from kv_transfer.gpu.driver import GpuMemory
 
 
-class _Bytes:
+class _DeviceBytes:
     """What `torch.as_tensor` reads of memory that is not torch's (CUDA Array Interface, version 3)."""
 
     def __init__(self, memory: GpuMemory) -> None:
@@ -25,4 +23,4 @@ class _Bytes:
 
 def bytes_of(memory: GpuMemory, device: str) -> torch.Tensor:
     """uint8 [size] over `memory`, which is of the GPU `device` and must live longer than the tensor."""
-    return torch.as_tensor(_Bytes(memory), device=device)
+    return torch.as_tensor(_DeviceBytes(memory), device=device)

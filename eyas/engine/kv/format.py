@@ -1,7 +1,7 @@
-"""What one layer keeps of a token: the fields of a slot, their bytes, and how ranks divide them.
+"""The KV of one token in one layer: the fields of a slot, their bytes, and how ranks divide them.
 
-The pool's shape, the transfer's geometry and tensor parallelism read it; it knows sizes, neither tensors nor
-pages. There are two kinds: a key and a value for each head, and one row per token that all heads share.
+The pool's shape, the transfer's geometry and tensor parallelism read it. There are two kinds: a key and a
+value for each head, and one row per token that all heads share.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""What the front does for copies, asked for by the engine: messages instead of calls.
-
-It knows the messages; which backend asks, and what for, it does not.
-"""
+"""Copies that the front makes for the engine: messages instead of calls."""
 
 from __future__ import annotations
 
 from eyas.engine.ipc.messages import CopyPages, CopyRead, CopyStaged, CopyStopped, StageCopy, StopCopy
-from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.outbox import EventOutbox
 from kv_transfer.backends.base import CopyJob
 from kv_transfer.copy_thread import CopyDone
 
@@ -14,7 +11,7 @@ from kv_transfer.copy_thread import CopyDone
 class FrontWire:
     """A `kv_transfer.backends.base.TransferWire`. `told` takes the front's answers."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: EventOutbox) -> None:
         self._outbox = outbox
         self._fetching: dict[tuple[int, int], CopyJob] = {}
         self._staging: dict[tuple[int, int], CopyJob] = {}

@@ -1,8 +1,8 @@
 """The host tier: pages about to be evicted from the prefix cache are copied to host memory, and come back.
 
-A page is copied while it is still in the cache, idle and among the next to be evicted, so nothing waits for
-a copy. One that is evicted before its copy has ended is lost to the tier. A full tier drops the page that
-left, or was wanted, longest ago. It knows the names that the cache gives to pages: no sequences, no tensors.
+A page is copied while it is still in the cache, idle and among the next to be evicted, so nothing waits for a
+copy. One that is evicted before its copy has ended is lost to the tier. A full tier drops the page that left,
+or was wanted, longest ago.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Protocol
 
 from eyas.common.errors import EyasError
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.prefix_cache import Node, PrefixCache
+from eyas.engine.kv.prefix_cache import CacheNode, PrefixCache
 from kv_transfer.copy_thread import Then
 
 AHEAD = 1024  # pages that are copied in advance: the ones that are evicted next
 BATCH = 64  # pages per copy: one that stopped early is no great loss
 
 
-class Memory(Protocol):
+class TierMemory(Protocol):
     """Slots for pages, of which the first `ready` can be used. `poll` calls each `then`."""
 
     ready: int
@@ -55,7 +55,7 @@ class Memory(Protocol):
 
 
 @dataclass(slots=True)
-class _Held:
+class _HostPage:
     """A page on the host. `copies` of its slot run; the first one fills it."""
 
     slot: int
@@ -66,11 +66,11 @@ class _Held:
 class HostTier:
     """Owns the slots of `memory`. One thread uses it."""
 
-    def __init__(self, pool: PagePool, cache: PrefixCache, memory: Memory) -> None:
+    def __init__(self, pool: PagePool, cache: PrefixCache, memory: TierMemory) -> None:
         self._pool = pool
         self._cache = cache
         self.memory = memory
-        self._held: OrderedDict[bytes, _Held] = OrderedDict()  # by name; the next to be dropped first
+        self._held: OrderedDict[bytes, _HostPage] = OrderedDict()  # by name; the next to be dropped first
         self._free: list[int] = []
         self._known = 0  # slots that were ready, ever
         self._ahead = min(AHEAD, pool.num_pages)
@@ -125,13 +125,13 @@ class HostTier:
         count = min(self._ahead, self._known)  # more would take each other's slots
         soon = [node for node in self._cache.next_out(count) if self._pool.is_quiet(node.page)]
         self._touch([node.name for node in soon if node.name in self._held])
-        fresh: list[Node] = []
+        fresh: list[CacheNode] = []
         for node in soon:
             if node.name not in self._held:
                 slot = self._slot()
                 if slot is None:
                     break
-                self._held[node.name] = _Held(slot, copies=1)
+                self._held[node.name] = _HostPage(slot, copies=1)
                 fresh.append(node)
         self._touch([node.name for node in fresh])
         self._touch_above(fresh)
@@ -158,7 +158,7 @@ class HostTier:
         for name in reversed(names):
             self._held.move_to_end(name)
 
-    def _touch_above(self, nodes: Sequence[Node]) -> None:
+    def _touch_above(self, nodes: Sequence[CacheNode]) -> None:
         """What stands before the first new pages of a text outlives them as well."""
         here = {node.name for node in nodes}
         for node in nodes:
@@ -167,7 +167,7 @@ class HostTier:
                 self._held.move_to_end(above.name)
                 above = above.parent
 
-    def _was_saved(self, nodes: Sequence[Node], error: EyasError | None) -> None:
+    def _was_saved(self, nodes: Sequence[CacheNode], error: EyasError | None) -> None:
         """A page that left the cache meanwhile may have been overwritten before it was read."""
         for node in nodes:
             held = self._held[node.name]

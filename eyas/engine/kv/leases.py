@@ -13,37 +13,44 @@ from dataclasses import dataclass, field
 from eyas.common.errors import EyasError
 from eyas.common.types import FirstToken, KvHandle, KvKind, RankPages
 from eyas.engine.batch.sequence import Generation
-from eyas.engine.ipc.messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate, WireFailure
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.pages import Owned
+from eyas.engine.ipc.messages import (
+    LeaseReleased,
+    ReleaseLease,
+    WatchClosed,
+    WatchOpened,
+    WatchUpdate,
+    WireFailure,
+)
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.kv.pages import PageOwners
 from kv_transfer.layout import pages_for
 from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.owner import LeaseOwner, LeaseUpdate, PageOffer
 
 
 @dataclass(frozen=True)
-class _Leased:
+class _LeasedPages:
     whose: str  # generation id
     group: KvKind
     pages: frozenset[int]
 
 
 @dataclass
-class Leases:
+class LeaseTable:
     """The pages that this engine offers, each of `page_size` rows. `layouts`: by group, what they mean.
 
     Pages have the same numbers on all of its `ranks`. `board`: where pullers of this host see the leases.
     """
 
     owner: LeaseOwner
-    pool: Owned
+    pool: PageOwners
     page_size: int
     layouts: dict[KvKind, str]
-    outbox: Outbox
+    outbox: EventOutbox
     ranks: int = 1
     board: LeaseBoard | None = None
     _handles: dict[str, list[KvHandle]] = field(default_factory=dict)  # by generation id, while it runs
-    _leased: dict[int, _Leased] = field(default_factory=dict)  # by handle id
+    _leased: dict[int, _LeasedPages] = field(default_factory=dict)  # by handle id
 
     def offer(self, generation: Generation, pages: list[int]) -> tuple[KvHandle, ...]:
         """Lease the pages of a prompt that starts now: its target KV, and draft KV if asked for."""
@@ -63,7 +70,7 @@ class Leases:
         handle = self.owner.offer(offer, time.monotonic())
         if self.board is not None:
             self.board.post(handle.id)
-        self._leased[handle.id] = _Leased(generation.id, group, frozenset(held))
+        self._leased[handle.id] = _LeasedPages(generation.id, group, frozenset(held))
         return handle
 
     def is_offered(self, generation: Generation) -> bool:
@@ -107,11 +114,11 @@ class Leases:
         """A puller has stopped watching."""
         self.owner.watch_closed(command.watch, time.monotonic())
 
-    def release(self, command: Release) -> None:
+    def release(self, command: ReleaseLease) -> None:
         """A puller needs the pages no longer; an answer, if one is due, says whether its read was valid."""
         valid = self.owner.release(command.handle, command.epoch, command.attempt, time.monotonic())
         if command.call:
-            self.outbox.add(Released(command.call, valid))
+            self.outbox.add(LeaseReleased(command.call, valid))
 
     def poll(self, now: float) -> None:
         """Once a loop: expire, tell the watchers, free what no puller may read any more."""

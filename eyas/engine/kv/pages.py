@@ -1,10 +1,9 @@
 """Page accounting: which pages of a pool are free, and how many owners each used page has.
 
-It knows numbers only: neither what a page contains nor who its owners are. A page that is kept outlives its
-owners: without any it is idle, neither used nor free, until it is forgotten. A page that loses its last
-owner while a step is in flight, which may still write it, is in limbo until that has landed: free for the
-steps after it, which run after it, but not for a copy, which nothing orders after a step. What the device
-copies from page to page between two steps is a part of the second one.
+A page that is kept outlives its owners: without any it is idle, neither used nor free, until it is forgotten.
+A page that loses its last owner while a step is in flight, which may still write it, is in limbo until that
+has landed: free for the steps after it, which run after it, but not for a copy, which nothing orders after a
+step. What the device copies from page to page between two steps is a part of the second one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 
-class Owned(Protocol):
+class PageOwners(Protocol):
     """What those need who own pages that others have taken."""
 
     def share(self, pages: Iterable[int]) -> None:

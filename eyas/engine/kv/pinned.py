@@ -1,8 +1,4 @@
-"""Page-locked host memory: what copies between a GPU and the host need to run at the link's speed.
-
-It knows the driver's call and its limits, and when a copy is done; what the memory holds is the business of
-its owners.
-"""
+"""Page-locked host memory, which copies between a GPU and the host need to run at the link's speed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The paged KV pool: one page-major tensor and its proof page, in a file or in a device's memory.
 
-It knows where rows lie and how to copy them; who owns a page, and whether its rows are valid, is the
-scheduler's business. A row is a token's place: physical row = page * page_size + slot.
+The scheduler decides who owns a page, and whether its rows are valid. A row is a token's place: physical row
+= page * page_size + slot.
 """
 
 from __future__ import annotations

@@ -15,16 +15,16 @@ from eyas.common.page_names import SHORT_BYTES, PageShape, named
 from eyas.engine.kv.pages import PagePool
 
 
-class Node:
+class CacheNode:
     """A page of the tree, and what stands in it. A page that leaves and comes again has another node."""
 
     __slots__ = ("_name", "children", "key", "page", "parent")
 
-    def __init__(self, parent: Node | None, key: tuple[int, ...], page: int) -> None:
+    def __init__(self, parent: CacheNode | None, key: tuple[int, ...], page: int) -> None:
         self.parent = parent
         self.key = key
         self.page = page
-        self.children: dict[tuple[int, ...], Node] = {}
+        self.children: dict[tuple[int, ...], CacheNode] = {}
         self._name = b""
 
     @property
@@ -47,9 +47,9 @@ class PrefixCache:
         self._pool = pool
         self.shape = PageShape(page_size, lookahead)
         self.lookahead = lookahead
-        self._changes: dict[Node, bool] = {}  # since they were last told: whether the page came
-        self._root = Node(None, (), -1)
-        self._nodes: dict[int, Node] = {}  # by page
+        self._changes: dict[CacheNode, bool] = {}  # since they were last told: whether the page came
+        self._root = CacheNode(None, (), -1)
+        self._nodes: dict[int, CacheNode] = {}  # by page
         # Every idle leaf, and some other pages; the next one to evict is first.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self.turnover = 0  # pages that fell idle or were evicted, ever
@@ -87,7 +87,7 @@ class PrefixCache:
         for page, key in zip(pages, self._keys(tokens, rows), strict=False):
             child = node.children.get(key)
             if child is None:
-                child = Node(node, key, page)
+                child = CacheNode(node, key, page)
                 node.children[key] = self._nodes[page] = child
                 self._pool.keep(page)
                 self._changes[child] = True
@@ -111,7 +111,7 @@ class PrefixCache:
             freed += 1
         return freed
 
-    def next_out(self, count: int) -> list[Node]:
+    def next_out(self, count: int) -> list[CacheNode]:
         """The first `count` pages that `evict` looks at, in its order, without those in use."""
         first = islice(self._idle, count)
         return [self._nodes[page] for page in first if not self._pool.owners(page)]
@@ -131,7 +131,7 @@ class PrefixCache:
             names[self._changes.pop(node)].append(node.name[:SHORT_BYTES])
         return b"".join(names[True]), b"".join(names[False])
 
-    def holds(self, node: Node) -> bool:
+    def holds(self, node: CacheNode) -> bool:
         """Whether the page of `node` has stayed in the cache since the node was made."""
         return self._nodes.get(node.page) is node
 
@@ -142,7 +142,7 @@ class PrefixCache:
             name = named(name, key)
             yield name
 
-    def _remove(self, leaf: Node) -> None:
+    def _remove(self, leaf: CacheNode) -> None:
         parent = leaf.parent
         assert parent is not None  # the root is never idle
         del parent.children[leaf.key], self._nodes[leaf.page]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from eyas.common.errors import EyasError, Overloaded, TransferFailed
 from eyas.common.types import RankPages
 from eyas.common.wire.links import PageLink
-from eyas.engine.ipc.messages import LinkProbed, Moved, ProbeLink
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.approach import Approach
+from eyas.engine.ipc.messages import LinkProbed, ProbeLink, TransferTotals
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.kv.approach import RouteTrial
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from kv_transfer.backends.base import CopyJob, CopyResult
@@ -34,12 +34,12 @@ _POOL_PART = 8  # a probe takes no larger part of the pool than one such
 
 
 @dataclass
-class _Probe:
+class _RunningProbe:
     """One at work. `pages` are its own until `over`; one copy runs at a time."""
 
     call: int
     theirs: PeerPages
-    approach: Approach
+    approach: RouteTrial
     pool: PagePool
     pages: list[int]
     began: float
@@ -85,7 +85,7 @@ class _Probe:
             self.error = TransferFailed(f"its copies have not ended within {LIMIT_S:g} s")
             self.approach.stop()
 
-    def link(self, passed_over: dict[str, str], moved: Moved) -> PageLink:
+    def link(self, passed_over: dict[str, str], moved: TransferTotals) -> PageLink:
         """What was seen."""
         return PageLink(
             rank=self.theirs.rank,
@@ -106,15 +106,15 @@ class _Probe:
 
 
 @dataclass
-class Prober:
+class LinkProber:
     """The probes of one group of pages, one at a time. `pulled`: what pulls have moved, by owner."""
 
     copier: PageCopier
     routes: PeerRoutes
     peers: KvPeers
-    outbox: Outbox
-    pulled: Mapping[str, Moved]
-    _probe: _Probe | None = None
+    outbox: EventOutbox
+    pulled: Mapping[str, TransferTotals]
+    _probe: _RunningProbe | None = None
 
     @property
     def active(self) -> bool:
@@ -130,8 +130,8 @@ class Prober:
             error = "another link is being measured" if self.active else "no pages are free to copy into"
             self._refuse(command, Overloaded(error))
             return
-        approach = Approach(-command.call, itertools.count(-1, -1), theirs, self.routes, self.copier)
-        self._probe = _Probe(command.call, theirs, approach, pool, pages, now)
+        approach = RouteTrial(-command.call, itertools.count(-1, -1), theirs, self.routes, self.copier)
+        self._probe = _RunningProbe(command.call, theirs, approach, pool, pages, now)
         self._probe.next(now)
         self._settle()
 
@@ -153,7 +153,7 @@ class Prober:
         assert probe is not None
         if (probe.over or probe.error is not None) and not probe.told:
             probe.told = True
-            moved = self.pulled.get(probe.theirs.worker, Moved())
+            moved = self.pulled.get(probe.theirs.worker, TransferTotals())
             self.outbox.add(LinkProbed(probe.call, probe.link(self.routes.passed_over(probe.theirs), moved)))
         if probe.over:
             probe.pool.drop(probe.pages)

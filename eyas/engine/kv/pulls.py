@@ -1,7 +1,7 @@
 """Puller-side glue: gives pull machines pages, copies and a voice, one after the other.
 
 The rules are `kv_transfer.puller`; bytes are moved by a `PageCopier`, on a route that a first copy has
-proven. Who wants the pages, what for, and whose turn it is, is the business of the `Destination`. Used by
+proven. Who wants the pages, what for, and whose turn it is, is the business of the `PullDestination`. Used by
 decode engines (target KV) and draft engines (draft KV).
 """
 
@@ -19,7 +19,6 @@ from eyas.engine.ipc.messages import (
     ClosePull,
     CopyStaged,
     CopyStopped,
-    Moved,
     OpenPull,
     PullDone,
     PullFailed,
@@ -28,11 +27,12 @@ from eyas.engine.ipc.messages import (
     PullReleased,
     ReleaseHandle,
     ReleasePull,
+    TransferTotals,
 )
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.approach import Approach
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.kv.approach import RouteTrial
 from eyas.engine.kv.front_wire import FrontWire
-from eyas.engine.kv.probe import Prober
+from eyas.engine.kv.probe import LinkProber
 from kv_transfer.backends.base import CopyJob
 from kv_transfer.copier import PageCopier
 from kv_transfer.peers import KvPeer, KvPeers
@@ -55,7 +55,7 @@ TOLD: tuple[type, ...] = get_args(Told)
 
 
 @dataclass(frozen=True)
-class Arrival:
+class PullArrival:
     """The rows of `handle` are in `pages`, validated; the receiver owns the pages now."""
 
     handle: KvHandle
@@ -67,8 +67,8 @@ class Arrival:
     path: str
 
 
-class Destination(Protocol):
-    """Who pulls. `owner` is whatever `Pulls.open` was given."""
+class PullDestination(Protocol):
+    """Who pulls. `owner` is whatever `PullManager.open` was given."""
 
     def first(self, owners: list[Hashable]) -> Hashable:
         """Who of these, in order of arrival, is lent pages before the others."""
@@ -82,7 +82,7 @@ class Destination(Protocol):
         """It was lent none, and is still first: this may cancel its pull, or another one that waits."""
         ...
 
-    def arrived(self, owner: Hashable, arrival: Arrival) -> None:
+    def arrived(self, owner: Hashable, arrival: PullArrival) -> None:
         """The pull has succeeded: `owner` has the pages of `arrival` from now on."""
         ...
 
@@ -96,19 +96,19 @@ class Destination(Protocol):
 
 
 @dataclass
-class _Active:
+class _RunningPull:
     number: int
     owner: Hashable
     pull: PullAttempt
     handle: KvHandle
     attempt: int
     pages: list[int] = field(default_factory=list)
-    approaches: dict[int, Approach] = field(default_factory=dict)  # by its rank, since the owner was met
+    approaches: dict[int, RouteTrial] = field(default_factory=dict)  # by its rank, since the owner was met
     peer: KvPeer | None = None  # the owner, since it was met
 
 
 @dataclass
-class Pulls:
+class PullManager:
     """All pulls of one group of pages. `wire` takes what the front tells of copies that it makes.
 
     `numbers`: of its pulls; no two pulls that are told to one outbox may have the same. `peers`: the owners,
@@ -119,17 +119,17 @@ class Pulls:
     routes: PeerRoutes
     wire: FrontWire
     page_size: int
-    outbox: Outbox
+    outbox: EventOutbox
     numbers: Iterator[int]
     peers: KvPeers
-    destination: Destination | None = None
-    moved: dict[str, Moved] = field(default_factory=dict)  # running totals by path
-    pulled: dict[str, Moved] = field(default_factory=dict)  # the same by owner
+    destination: PullDestination | None = None
+    moved: dict[str, TransferTotals] = field(default_factory=dict)  # running totals by path
+    pulled: dict[str, TransferTotals] = field(default_factory=dict)  # the same by owner
     failed: int = 0
-    _active: dict[int, _Active] = field(default_factory=dict)  # by number, in order of arrival
+    _active: dict[int, _RunningPull] = field(default_factory=dict)  # by number, in order of arrival
 
     def __post_init__(self) -> None:
-        self.prober = Prober(self.copier, self.routes, self.peers, self.outbox, self.pulled)
+        self.prober = LinkProber(self.copier, self.routes, self.peers, self.outbox, self.pulled)
 
     @property
     def active(self) -> int:
@@ -167,7 +167,7 @@ class Pulls:
         except EyasError as error:
             self.destination.lost(owner, error)
             return
-        self._active[number] = _Active(number, owner, pull, handle, attempt)
+        self._active[number] = _RunningPull(number, owner, pull, handle, attempt)
         self._act(self._active[number])
 
     def refuse(self, handle: KvHandle, attempt: int) -> None:
@@ -250,7 +250,7 @@ class Pulls:
             active.pull.start(tuple(active.pages), held, now)
             self._act(active)
 
-    def _act(self, active: _Active) -> None:
+    def _act(self, active: _RunningPull) -> None:
         """Carry out what the machine wants; what fails at once may make it want more."""
         while actions := active.pull.take_actions():
             for action in actions:
@@ -261,7 +261,7 @@ class Pulls:
         if active.pull.over:
             self._active.pop(active.number, None)
 
-    def _do(self, active: _Active, action: Action) -> None:
+    def _do(self, active: _RunningPull, action: Action) -> None:
         destination = self.destination
         assert destination is not None
         match action:
@@ -288,11 +288,11 @@ class Pulls:
             case PullComplete():
                 self._complete(active, action)
 
-    def _complete(self, active: _Active, complete: PullComplete) -> None:
+    def _complete(self, active: _RunningPull, complete: PullComplete) -> None:
         assert self.destination is not None
         for totals, key in ((self.moved, complete.path), (self.pulled, active.handle.worker)):
-            totals[key] = totals.get(key, Moved()).plus(complete.bytes, complete.seconds)
-        arrival = Arrival(
+            totals[key] = totals.get(key, TransferTotals()).plus(complete.bytes, complete.seconds)
+        arrival = PullArrival(
             handle=active.handle,
             pages=active.pages,
             first_tokens=complete.first_tokens,
@@ -303,7 +303,7 @@ class Pulls:
         )
         self.destination.arrived(active.owner, arrival)
 
-    def _met(self, active: _Active, peer: KvPeer, now: float) -> None:
+    def _met(self, active: _RunningPull, peer: KvPeer, now: float) -> None:
         """The owner's pages can be reached; its handle must name all of its ranks, each once."""
         handle, proofs = active.handle, itertools.count(-1, -1)
         ranks = [shard.rank for shard in handle.shards]
@@ -314,9 +314,9 @@ class Pulls:
         active.peer = peer
         for rank in ranks:
             theirs = peer.pages(handle.group, rank)
-            active.approaches[rank] = Approach(active.number, proofs, theirs, self.routes, self.copier)
+            active.approaches[rank] = RouteTrial(active.number, proofs, theirs, self.routes, self.copier)
 
-    def _judge(self, active: _Active) -> None:
+    def _judge(self, active: _RunningPull) -> None:
         """The verdict on what was read: seen on the owner's board, or asked for."""
         board = None if active.peer is None else active.peer.board
         if board is None:

@@ -1,8 +1,4 @@
-"""The pools of an engine's further ranks, mapped into the process of rank 0, which copies for all of them.
-
-It knows sockets and memory; when a follower has its pool, and that it lives as long as rank 0, is the
-business of `eyas.engine.loading`.
-"""
+"""The pools of an engine's further ranks, mapped into the process of rank 0, which copies for all of them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Places for whole pages in a staging area: which are free. It knows numbers only."""
+"""The allocator of a staging area's slots, each for a whole page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 
-class Slots:
+class SlotAllocator:
     """A free list. Every slot taken is given back once; several are taken together or not at all."""
 
     def __init__(self, numbers: Iterable[int]) -> None:

@@ -14,8 +14,8 @@ from functools import partial
 
 from eyas.common.errors import Cancelled, EyasError
 from eyas.common.types import RankPages
-from eyas.engine.kv.slots import Slots
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.slots import SlotAllocator
+from eyas.engine.kv.staging import PageStaging
 from kv_transfer.backends.base import CopyJob, CopyResult, TransferBackend
 from kv_transfer.copier import PageCopier
 from kv_transfer.peers import PeerRoute
@@ -24,16 +24,16 @@ AT_ONCE = 2  # windows of one job: while one is copied from its slots, the next 
 
 
 @dataclass(frozen=True)
-class Inlet:
+class StagingInlet:
     """Where pages come in: slots of the staging, at most `window` of them for one copy."""
 
-    staging: Staging
-    slots: Slots
+    staging: PageStaging
+    slots: SlotAllocator
     window: int
 
 
 @dataclass(eq=False)
-class _Landing:
+class _StagedJob:
     """A job. `begun`: its pages that a window was begun for; `running`: its windows that have not landed."""
 
     route: PeerRoute
@@ -61,19 +61,19 @@ class _Landing:
 class StagedCopier(PageCopier):
     """A `PageCopier` whose jobs name pages of the device's pool. Jobs take turns, window by window."""
 
-    def __init__(self, backends: Mapping[str, TransferBackend], inlet: Inlet) -> None:
+    def __init__(self, backends: Mapping[str, TransferBackend], inlet: StagingInlet) -> None:
         super().__init__(backends)
         self._inlet = inlet
-        self._landings: list[_Landing] = []
-        self._queue: deque[_Landing] = deque()  # those whose next window waits for slots
+        self._landings: list[_StagedJob] = []
+        self._queue: deque[_StagedJob] = deque()  # those whose next window waits for slots
         self._numbers = itertools.count()  # of windows
         self._windows: dict[
-            int, tuple[_Landing, CopyJob, list[int]]
+            int, tuple[_StagedJob, CopyJob, list[int]]
         ] = {}  # by number: for which pages, slots
         self._over: list[CopyResult] = []
 
     def submit(self, route: PeerRoute, job: CopyJob) -> None:
-        landing = _Landing(route, job)
+        landing = _StagedJob(route, job)
         self._landings.append(landing)
         if route.backend.direct:
             self._start(landing, len(job.dst_pages), [])
@@ -118,7 +118,7 @@ class StagedCopier(PageCopier):
             if landing.left and landing.running < AT_ONCE:
                 self._queue.append(landing)
 
-    def _start(self, landing: _Landing, count: int, slots: list[int]) -> None:
+    def _start(self, landing: _StagedJob, count: int, slots: list[int]) -> None:
         """Begin the next window: into `slots`, or without any straight into the pool."""
         window, number = landing.next(count), next(self._numbers)
         landing.running += 1
@@ -138,7 +138,7 @@ class StagedCopier(PageCopier):
             self._queue.append(landing)
         self._settle(landing)
 
-    def _settle(self, landing: _Landing) -> None:
+    def _settle(self, landing: _StagedJob) -> None:
         """Without pages that wait, a job leaves the queue; when its last window has landed it is over."""
         if landing.left:
             return

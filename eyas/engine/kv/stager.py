@@ -1,7 +1,7 @@
 """Copies of a device's pages for the front, which sends them: made when it asks, kept until it has sent them.
 
-It knows slots and calls. How many windows a stream has, and what becomes of their bytes, is the front's
-business; whether pages may be read, that of the leases.
+How many windows a stream has, and what becomes of their bytes, is the front's business; whether pages may be
+read, that of the leases.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from functools import partial
 
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import KvKind
-from eyas.engine.ipc.messages import Staged, StagePages, Unstage, WireFailure
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.slots import Slots
-from eyas.engine.kv.staging import Staging
+from eyas.engine.ipc.messages import PagesStaged, StagePages, UnstagePages, WireFailure
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.kv.slots import SlotAllocator
+from eyas.engine.kv.staging import PageStaging
 
 
 @dataclass(frozen=True)
-class Outlet:
+class StagingOutlet:
     """Where pages of one group leave by: slots of its staging. `proof`: the number of its proof page."""
 
-    staging: Staging
-    slots: Slots
+    staging: PageStaging
+    slots: SlotAllocator
     proof: int
 
 
 @dataclass
-class _Held:
+class _StagedCall:
     """Slots of a call, from its copy's begin until nothing uses them."""
 
-    outlet: Outlet
+    outlet: StagingOutlet
     slots: list[int]
     copying: bool = True
     wanted: bool = True
 
 
 @dataclass
-class Stager:
+class PageStager:
     """All calls of the front, by group served in the order in which they came.
 
     `covers`: whether some pages of a group are under the lease of a handle now.
     """
 
-    outlets: Mapping[KvKind, Outlet]
+    outlets: Mapping[KvKind, StagingOutlet]
     covers: Callable[[int, KvKind, tuple[int, ...]], bool]
-    outbox: Outbox
+    outbox: EventOutbox
     _waiting: dict[int, StagePages] = field(default_factory=dict)  # by call
-    _held: dict[int, _Held] = field(default_factory=dict)  # by call
+    _held: dict[int, _StagedCall] = field(default_factory=dict)  # by call
 
     @property
     def copying(self) -> bool:
@@ -56,11 +56,12 @@ class Stager:
         return any(held.copying for held in self._held.values())
 
     def stage(self, command: StagePages) -> None:
-        """Copies pages as soon as there are slots; one `Staged` follows, unless they are unstaged before."""
+        """Copies pages as soon as there are slots; one `PagesStaged` follows, unless they are unstaged
+        before."""
         self._waiting[command.call] = command
         self._begin()
 
-    def unstage(self, command: Unstage) -> None:
+    def unstage(self, command: UnstagePages) -> None:
         """The call's slots are free as soon as nothing is copied there. Unknown calls are no-ops."""
         self._waiting.pop(command.call, None)
         held = self._held.get(command.call)
@@ -104,14 +105,14 @@ class Stager:
         if slots is None:
             return False
         del self._waiting[command.call]
-        self._held[command.call] = held = _Held(outlet, slots)
+        self._held[command.call] = held = _StagedCall(outlet, slots)
         outlet.staging.copy_out(command.pages, slots, partial(self._copied, command.call, held))
         return True
 
-    def _copied(self, call: int, held: _Held, error: EyasError | None) -> None:
+    def _copied(self, call: int, held: _StagedCall, error: EyasError | None) -> None:
         held.copying = False
         if held.wanted and error is None:
-            self.outbox.add(Staged(call, tuple(held.slots)))
+            self.outbox.add(PagesStaged(call, tuple(held.slots)))
             return
         if held.wanted and error is not None:
             held.wanted = False
@@ -119,10 +120,10 @@ class Stager:
         self._settle(call, held)
         self._begin()
 
-    def _settle(self, call: int, held: _Held) -> None:
+    def _settle(self, call: int, held: _StagedCall) -> None:
         if not held.wanted and not held.copying:
             del self._held[call]
             held.outlet.slots.give(held.slots)
 
     def _refuse(self, call: int, error: EyasError) -> None:
-        self.outbox.add(Staged(call, failure=WireFailure.of(error)))
+        self.outbox.add(PagesStaged(call, failure=WireFailure.of(error)))

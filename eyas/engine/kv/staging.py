@@ -23,7 +23,7 @@ from kv_transfer.copy_thread import CopyThread, Then
 STOP_S = 5.0  # the end waits this long for a copy that still runs
 
 
-class Staging:
+class PageStaging:
     """`slots` places for pages of `pool`, page-locked where that is a GPU's. Closed by its pool.
 
     `area`: the slots.

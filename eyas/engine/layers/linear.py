@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.engine.batch.blocks import ROWS, padded_rows
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import AnyProjection
 
@@ -52,7 +52,7 @@ class Linear(AnyProjection):
 
     matrix = None
 
-    def __init__(self, weight: torch.Tensor, rounding: Rounding | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, rounding: RowRounding | None = None) -> None:
         self._shape = weight.shape
         self._packed = torch.backends.mkldnn.is_available() and not weight.is_cuda
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if self._packed else weight.t()
@@ -68,7 +68,7 @@ class Linear(AnyProjection):
         return self._shape
 
     @property
-    def rounding(self) -> Rounding | None:
+    def rounding(self) -> RowRounding | None:
         return self._rounding
 
     def folded(self, gain: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class LinearLoader:
     """A `ProjectionLoader` of products in blocks. Other formats are widened as they are read."""
 
     weights: Weights
-    rounding: Rounding | None
+    rounding: RowRounding | None
 
     @classmethod
     def of(cls, weights: Weights, names: list[str]) -> Self:

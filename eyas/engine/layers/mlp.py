@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.checkpoint.config import FeedForwardSpec
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.layers.linear import Linear, in_blocks
@@ -17,8 +17,8 @@ from eyas.engine.layers.linear import Linear, in_blocks
 class GatedRoundings:
     """How the rows of gate and up are rounded, and those of down."""
 
-    gate_up: Rounding | None
-    down: Rounding | None
+    gate_up: RowRounding | None
+    down: RowRounding | None
 
     @classmethod
     def of(cls, weights: Weights, prefixes: list[str]) -> GatedRoundings:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.attention.base import AttentionBackend, Plan
+from eyas.engine.attention.base import AttentionBackend, AttentionPlan
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kv.pool import KvPool
@@ -25,7 +25,7 @@ class Step:
     pool: KvPool
     tokens: torch.Tensor
     slots: torch.Tensor
-    plan: Plan
+    plan: AttentionPlan
     angles: Mapping[Rope, Angles]
     backend: AttentionBackend
 

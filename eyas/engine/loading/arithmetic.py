@@ -1,4 +1,4 @@
-"""Which kernels compute a step's rows: the fast ones, or those whose bits follow a sequence alone.
+"""Chooses the kernels of a step's rows: the fast ones, or those whose bits follow a sequence alone.
 
 `fast` takes whatever is quickest for a step's shape. `exact` takes the narrow products, row kernels and
 attention of `eyas.engine.kernels.exact_*`; flashinfer is not for it, and nothing comes in later. Draft heads
@@ -22,11 +22,11 @@ from eyas.engine.attention.exact_latents import ExactLatents
 from eyas.engine.attention.exact_rows import ExactAttention
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.prompts import PromptAttention, PromptPlan
-from eyas.engine.attention.rows import Most
-from eyas.engine.batch.tables import Tables
+from eyas.engine.attention.rows import RowLimits
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, ModelConfig
 from eyas.engine.device.buckets import MAX_ENDS
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped_tiles import measured
 from eyas.engine.kernels.products import skinny
 from eyas.engine.loading.fold_check import unequal, weights_of
@@ -44,20 +44,20 @@ _log = logging.getLogger("eyas.engine")
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class RankArithmetic:
     """Of one rank of the device path. `products` and `drafts`: how the target's products, and a draft head's,
     are launched.
     """
 
     loaded: EngineSpec
-    products: skinny.Launch
-    drafts: skinny.Launch
+    products: skinny.ProductLaunch
+    drafts: skinny.ProductLaunch
 
     @classmethod
-    def of(cls, loaded: EngineSpec) -> Arithmetic:
+    def of(cls, loaded: EngineSpec) -> RankArithmetic:
         """Before any weight is read. Raises ConfigError for what the exact arithmetic does not cover."""
         config = loaded.config
-        fast = skinny.Launch.on(config.device, pdl=pdl_of(config))
+        fast = skinny.ProductLaunch.on(config.device, pdl=pdl_of(config))
         if not config.deterministic:
             _log.info("arithmetic: fast")
             return cls(loaded, fast, fast)
@@ -73,14 +73,14 @@ class Arithmetic:
         """Whether a row's bits follow its sequence alone."""
         return self.products.exact
 
-    def attention(self, group: KvKind, tables: Tables, prompts: PromptPlan | None) -> RowAttention:
+    def attention(self, group: KvKind, tables: SlotTables, prompts: PromptPlan | None) -> RowAttention:
         """Of the group's decoder. `prompts` is planned for the target's heads: a draft head with others does
         without it.
         """
         loaded, config = self.loaded, self.loaded.config
         batch = max(config.max_running, config.cuda_graph_max_bs)
         waiting = KEPT_ROWS if config.speculation.adaptive else 1
-        most = Most(batch + MAX_ENDS, max(loaded.width, config.speculation.topk, waiting))
+        most = RowLimits(batch + MAX_ENDS, max(loaded.width, config.speculation.topk, waiting))
         shape, heads = loaded.with_pages(1).shape(group), loaded.share(group).num_heads
         if self.exact and group is KvKind.TARGET:
             kind = ExactLatents if shape.format.latent else ExactAttention
@@ -103,8 +103,8 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         return ExpandedPrompts(latents, loaded.with_pages(1).shape(KvKind.TARGET))
     if config.prefill_attention_backend != "flashinfer" or config.deterministic:
         return None
-    rules = [Scores.of(layer.attention) for layer in target.layers]
-    plain = next((rule for rule in rules if rule == Scores(rule.scale)), None)
+    rules = [ScoreScaling.of(layer.attention) for layer in target.layers]
+    plain = next((rule for rule in rules if rule == ScoreScaling(rule.scale)), None)
     if others := sum(rule != plain for rule in rules):
         text = "prompts attend by the triton kernel in %d of %d layers, which have windows or soft caps"
         _log.info(text, others, len(rules))
@@ -159,7 +159,7 @@ def _is_new(spec: ExpertsSpec) -> bool:
     return spec.router_bias or spec.scores not in KNOWN_SCORES
 
 
-def _judged(launch: skinny.Launch, loaded: EngineSpec) -> skinny.Launch:
+def _judged(launch: skinny.ProductLaunch, loaded: EngineSpec) -> skinny.ProductLaunch:
     """With cuBLAS for products of many rows, if on this machine it adds up as the narrow kernels do."""
     if loaded.config.device == "cpu":  # interpreted
         return launch

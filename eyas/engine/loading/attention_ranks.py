@@ -19,7 +19,7 @@ from eyas.engine.loop.forwards import DataParallelForward, RankForward, serve
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.parallel.leader import RankLeader
-from eyas.engine.parallel.ranks import Channel, RankInfo
+from eyas.engine.parallel.ranks import RankChannel, RankInfo
 from kv_transfer.own_files import new_path
 
 
@@ -39,7 +39,7 @@ def attention_ranks(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decod
     return model, DataParallelForward(part, leader)
 
 
-def _main(loaded: EngineSpec, path: Path, rank_info: RankInfo, channel: Channel) -> None:
+def _main(loaded: EngineSpec, path: Path, rank_info: RankInfo, channel: RankChannel) -> None:
     """The process of a rank above 0. `loaded`: as rank 0 has it; `path`: of its pool."""
     torch.set_num_threads(loaded.config.threads)
     pool = KvPool(loaded.shape(KvKind.TARGET), path, theirs=True)

@@ -27,17 +27,17 @@ from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.device.buckets import GRAIN
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.link import EngineLink
-from eyas.engine.ipc.messages import Ready
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.ipc.pulse import Beat, Pulse
-from eyas.engine.kv.leases import Leases
+from eyas.engine.ipc.messages import EngineReady
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.ipc.pulse import Beat, EngineHeartbeat
+from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.kv.pulls import Pulls
-from eyas.engine.kv.stager import Stager
+from eyas.engine.kv.pulls import PullManager
+from eyas.engine.kv.stager import PageStager
 from eyas.engine.loading import follower
 from eyas.engine.loading.attention_ranks import attention_ranks
 from eyas.engine.loading.device_build import build_device, rounds_ahead
@@ -46,13 +46,13 @@ from eyas.engine.loading.draft_channels import decode_channels, gpu_of
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
 from eyas.engine.loading.row_costs import context_of_a_row
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.startup import Start
-from eyas.engine.loading.step_rates import Reach, measure
-from eyas.engine.loading.travel import Travel, travel
-from eyas.engine.loop.engine import Engine, Parts
-from eyas.engine.loop.forwards import Forward, LocalForward
+from eyas.engine.loading.startup import EngineStart
+from eyas.engine.loading.step_rates import StepLimits, measure
+from eyas.engine.loading.travel import PageTransfer, travel
+from eyas.engine.loop.engine import Engine, EngineParts
+from eyas.engine.loop.forwards import LocalForward, StepForward
 from eyas.engine.loop.plain_runner import PlainRunner
-from eyas.engine.loop.runner import Runner
+from eyas.engine.loop.runner import StepRunner
 from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family
@@ -61,7 +61,7 @@ from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, Limits
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.scheduling.turns import StepRoom
-from eyas.engine.speculation.depths.pacing import Pacing, pacing_of
+from eyas.engine.speculation.depths.pacing import DepthPacing, pacing_of
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_worker.draft_runner import DraftRunner
 from eyas.engine.speculation.drafters.base import Drafter
@@ -87,9 +87,11 @@ PLAIN_PAGES = 2048
 _log = logging.getLogger("eyas.engine")
 
 
-def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = None) -> Engine | DraftEngine:
+def build_engine(
+    config: EngineConfig, link: EngineLink, start: EngineStart | None = None
+) -> Engine | DraftEngine:
     """Load and warm an engine for `config.roles`. Raises ConfigError in one sentence if that cannot work."""
-    start, pulse = start or Start(), Pulse(link)
+    start, pulse = start or EngineStart(), EngineHeartbeat(link)
     sweep(Path(config.pool_dir))
     _check_device(config)
     check_host_cache(config)
@@ -148,20 +150,20 @@ def _check_attention_ranks(config: EngineConfig) -> None:
 
 
 @dataclass(frozen=True)
-class _Core:
+class _StepCore:
     """What runs steps, and what it needs of the scheduler. Pools: target first."""
 
-    runner: Runner
-    grammars: Grammars
+    runner: StepRunner
+    grammars: GrammarManager
     pools: tuple[KvPool, ...]
     drafter: Drafter | None
-    pacing: Pacing | None
+    pacing: DepthPacing | None
     limits: Limits
     slowest_step_s: float
     rates: StepRates | None
 
 
-def _plain_core(loaded: EngineSpec, beat: Beat) -> _Core:
+def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
     config, target = loaded.config, loaded.target
     _log.info("arithmetic: %s (plain torch)", config.arithmetic)
     pool = loaded.pool(KvKind.TARGET)
@@ -174,7 +176,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _Core:
     drafter = _drafter(loaded, draft_runner)
     round_rows = loaded.round_rows if drafter else 1
     slowest = _warm_up(runner, pool, config)
-    return _Core(
+    return _StepCore(
         runner=runner,
         grammars=grammars,
         pools=pools,
@@ -189,11 +191,11 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _Core:
             yield_tokens_per_s=config.chunk_tokens / (YIELD_TIMES * slowest),
         ),
         slowest_step_s=slowest,
-        rates=_rates(runner, config, Reach(8, 64, min(512, target.context_length))),
+        rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length))),
     )
 
 
-def _plain_model(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder, Forward]:
+def _plain_model(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder, StepForward]:
     """The model here, and what computes steps: it alone, or with other ranks."""
     if loaded.config.dp_attention > 1:
         return attention_ranks(loaded, pool, beat)
@@ -203,7 +205,7 @@ def _plain_model(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder,
     return model, LocalForward(model, pool, backend)
 
 
-def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
+def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _StepCore]:
     """The fast path of a GPU; `loaded` with as many pages as fit."""
     leader = None
     if loaded.config.device_ranks > 1:
@@ -228,22 +230,22 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
         yield_tokens_per_s=YIELD_TOKENS_PER_S,
     )
     with start.phases("rates"):
-        most = Reach(config.max_running, config.chunk_tokens, loaded.target.context_length)
+        most = StepLimits(config.max_running, config.chunk_tokens, loaded.target.context_length)
         rates = _rates(device.runner, config, most, GRAIN)
     elsewhere = loaded.head is not None and not loaded.drafts_here
     drafter = _drafter(loaded, None) if elsewhere else None
     pacing = pacing_of(config) if drafter else device.pacing
-    return loaded, _Core(
+    return loaded, _StepCore(
         device.runner, grammars, device.pools, drafter, pacing, limits, device.slowest_step_s, rates
     )
 
 
-def _grammars(loaded: EngineSpec, *, drafts: bool = False) -> Grammars:
+def _grammars(loaded: EngineSpec, *, drafts: bool = False) -> GrammarManager:
     target = loaded.target
-    return Grammars(loaded.config.texts.folder, target.vocab_size, target.eos_token_ids, drafts=drafts)
+    return GrammarManager(loaded.config.texts.folder, target.vocab_size, target.eos_token_ids, drafts=drafts)
 
 
-def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
+def _rates(runner: StepRunner, config: EngineConfig, most: StepLimits, grain: int = 1) -> StepRates | None:
     """Measured where a router may ask: of workers that compute prompts and decode, and exchange pages.
 
     An interpreted device is not asked.
@@ -255,18 +257,18 @@ def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) ->
     return measure(runner, config, most, grain)
 
 
-def _parts(loaded: EngineSpec, core: _Core) -> Parts:
+def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
     """The engine around its core: scheduler, leases, pulls."""
     config, pools = loaded.config, core.pools
     context = _longest(_pages_of_rank(config), core.limits, loaded.target.context_length)
-    outbox = Outbox()
+    outbox = EventOutbox()
     moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
     new_id = moves.board.new_id if moves.board is not None else partial(secrets.randbits, 63)
     owner = LeaseOwner(config.worker, loaded.epoch, config.lease_s, new_id)
     pulls, ranks = moves.pulls[KvKind.TARGET], config.tensor_parallel_size
     scheduler = _scheduler(config, core, pulls)
-    leases = Leases(owner, scheduler.pool, config.page_size, moves.layouts, outbox, ranks, moves.board)
-    return Parts(
+    leases = LeaseTable(owner, scheduler.pool, config.page_size, moves.layouts, outbox, ranks, moves.board)
+    return EngineParts(
         config=config,
         model=loaded.target,
         runner=core.runner,
@@ -275,7 +277,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         drafter=core.drafter,
         pacing=core.pacing,
         leases=leases,
-        stager=Stager(moves.outlets, leases.covers, outbox),
+        stager=PageStager(moves.outlets, leases.covers, outbox),
         pulls=pulls,
         draft_pulls=moves.pulls.get(KvKind.DRAFT),
         copiers=tuple(moves.copiers.values()),
@@ -286,7 +288,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     )
 
 
-def _scheduler(config: EngineConfig, core: _Core, pulls: Pulls) -> Schedulers:
+def _scheduler(config: EngineConfig, core: _StepCore, pulls: PullManager) -> Schedulers:
     """One, or one for each attention rank, with an equal share of the pool's pages."""
     ranks, pools, holds = config.dp_attention, core.pools, core.grammars.holds
     each = _pages_of_rank(config)
@@ -324,11 +326,11 @@ def _longest(pages: int, limits: Limits, context_length: int) -> int:
     return min(longest, context_length)
 
 
-def _draft_parts(loaded: EngineSpec, start: Start, beat: Beat) -> DraftParts:
+def _draft_parts(loaded: EngineSpec, start: EngineStart, beat: Beat) -> DraftParts:
     if loaded.head is None:
         raise ConfigError("--draft: a draft worker needs a draft head (--draft DIR)", param="draft")
     worker = draft_worker(loaded, start, beat)
-    pool, outbox = worker.runner.pool, Outbox()
+    pool, outbox = worker.runner.pool, EventOutbox()
     moves = travel(worker.loaded, {KvKind.DRAFT: pool}, outbox)
     return DraftParts(
         config=worker.loaded.config,
@@ -361,10 +363,14 @@ def _drafter(loaded: EngineSpec, draft_runner: DraftRunner | None) -> Drafter | 
 
 
 def _ready(
-    loaded: EngineSpec, moves: Travel, context_length: int, slowest: float, rates: StepRates | None = None
-) -> Ready:
+    loaded: EngineSpec,
+    moves: PageTransfer,
+    context_length: int,
+    slowest: float,
+    rates: StepRates | None = None,
+) -> EngineReady:
     config, target, head = loaded.config, loaded.target, loaded.head
-    return Ready(
+    return EngineReady(
         epoch=loaded.epoch,
         model=model_name(config.model),
         fingerprint=target.fingerprint,

@@ -12,15 +12,17 @@ from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.device.depths import Depths
+from eyas.engine.device.depths import DepthBuckets
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.speculation.depths.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import DepthPacing
 
 RUNS = 2  # of each: the shorter one counts
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def measure_depths(runner: DeviceRunner, depths: Depths, pacing: Pacing, config: EngineConfig) -> None:
+def measure_depths(
+    runner: DeviceRunner, depths: DepthBuckets, pacing: DepthPacing, config: EngineConfig
+) -> None:
     """Tells `pacing` of a few batches. Their rows are garbage that is never read.
 
     A batch takes as long as the next larger one that has a graph: that one is measured in its place.

@@ -18,24 +18,24 @@ from eyas.common.params import MAX_STOP_TOKEN_IDS
 from eyas.common.types import KvKind
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
-from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.device.buckets import Buckets
-from eyas.engine.device.depths import Depths
-from eyas.engine.device.executor import Executor
+from eyas.engine.batch.tables import SlotTables, TableSizes
+from eyas.engine.device.buckets import GraphBuckets
+from eyas.engine.device.depths import DepthBuckets
+from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.device.runner import DeviceRunner, late_sizes
 from eyas.engine.device.special import SpecialSampler
-from eyas.engine.device.step import Layout, StepShape
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.device.step import StepLayout, StepShape
+from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.loading.arithmetic import Arithmetic, pdl_of, prompts_of
+from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
 from eyas.engine.loading.depth_times import measure_depths
 from eyas.engine.loading.draft_channels import from_gpu_to_gpu
-from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
+from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.startup import Phases, Start
+from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.engine.loading.step_shapes import (
     buckets_of,
     by_depth,
@@ -54,7 +54,7 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
-from eyas.engine.speculation.depths.pacing import Pacing, pacing_of
+from eyas.engine.speculation.depths.pacing import DepthPacing, pacing_of
 from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
 from eyas.engine.speculation.drafters.device_lookup import DeviceLookup, words_predicted
 from eyas.engine.speculation.feature_ring import FeatureRing
@@ -66,50 +66,53 @@ BEYOND = 256
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceCore:
     """`pools`: target first, then the draft head's, under the same page numbers. `pacing`: of their depth."""
 
     runner: DeviceRunner
-    pacing: Pacing | None
+    pacing: DepthPacing | None
     pools: tuple[KvPool, ...]
     slowest_step_s: float
 
 
 @dataclass(frozen=True)
-class Rank:
+class WarmRank:
     """One rank, warm. `loaded`: with as many pages as fit into every rank."""
 
     loaded: EngineSpec
-    executor: Executor
-    buckets: Buckets
+    executor: StepExecutor
+    buckets: GraphBuckets
     slowest_step_s: float
 
 
 def build_device(
-    loaded: EngineSpec, start: Start, grammars: Grammars, leader: RankLeader | None
-) -> tuple[EngineSpec, Device]:
+    loaded: EngineSpec, start: EngineStart, grammars: GrammarManager, leader: RankLeader | None
+) -> tuple[EngineSpec, DeviceCore]:
     """`leader`: of several ranks, which have met. Raises ConfigError if model and KV pages do not fit."""
     if leader is None:
-        rank = build_rank(loaded, start, ProcessGroup(RankInfo(), loaded.config.device), Executor)
+        rank = build_rank(loaded, start, ProcessGroup(RankInfo(), loaded.config.device), StepExecutor)
     else:
         rank = build_rank(loaded, start, leader.group, partial(Rank0Executor, leader=leader))
     loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
-    layout = Layout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
+    layout = StepLayout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
     pages, ranks = state.pool.shape.pages, loaded.config.dp_attention
     layouts = [replace(layout, first_page=pages * number) for number in range(ranks)]
     adaptive = pacing_of(loaded.config) if by_depth(loaded) and ranks == 1 else None
-    depths = None if adaptive is None else Depths(adaptive, by_depth(loaded))
+    depths = None if adaptive is None else DepthBuckets(adaptive, by_depth(loaded))
     ahead = loaded.config.overlap_schedule
     runner = DeviceRunner(executor, rank.buckets, layouts, grammars, ahead=ahead, depths=depths)
     if adaptive is not None and depths is not None and loaded.config.device != "cpu":
         with start.phases("depths"):
             measure_depths(runner, depths, adaptive, loaded.config)
-    return loaded, Device(runner, adaptive, state.pools, rank.slowest_step_s)
+    return loaded, DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s)
 
 
 def build_rank(
-    loaded: EngineSpec, start: Start, ranks: ProcessGroup, executor_of: Callable[[DeviceState], Executor]
-) -> Rank:
+    loaded: EngineSpec,
+    start: EngineStart,
+    ranks: ProcessGroup,
+    executor_of: Callable[[DeviceState], StepExecutor],
+) -> WarmRank:
     """The same on every rank, at about the same time."""
     buckets = buckets_of(loaded)
     check_words(loaded, buckets)
@@ -125,16 +128,16 @@ def build_rank(
         slowest = max(_warm_up(executor, rehearsed(loaded, depth)) for depth in depths)
     with start.phases("capture"):
         executor.capture(captured(loaded), captured_late(loaded, state))
-    return Rank(loaded, executor, buckets, slowest)
+    return WarmRank(loaded, executor, buckets, slowest)
 
 
 def build_state(
-    loaded: EngineSpec, ranks: ProcessGroup, phases: Phases, prompts: PromptPlan | None = None
+    loaded: EngineSpec, ranks: ProcessGroup, phases: StartPhases, prompts: PromptPlan | None = None
 ) -> tuple[EngineSpec, DeviceState]:
     """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
     groups = [KvKind.TARGET, KvKind.DRAFT] if loaded.drafts_here else [KvKind.TARGET]
-    tables = Tables(table_sizes(loaded), loaded.config.device)
-    arithmetic = Arithmetic.of(loaded)
+    tables = SlotTables(table_sizes(loaded), loaded.config.device)
+    arithmetic = RankArithmetic.of(loaded)
     attentions = {group: arithmetic.attention(group, tables, prompts) for group in groups}
     with phases("weights"):
         model, tap, head = _models(arithmetic, ranks, attentions)
@@ -159,7 +162,7 @@ def build_state(
     )
 
 
-def _lookup(loaded: EngineSpec, tables: Tables, drafter: DeviceDrafter | None) -> DeviceLookup | None:
+def _lookup(loaded: EngineSpec, tables: SlotTables, drafter: DeviceDrafter | None) -> DeviceLookup | None:
     """Wherever anything is drafted in the step: any request may bring a prediction."""
     if not loaded.config.speculates:
         return None
@@ -171,7 +174,7 @@ def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
     config = loaded.config
     page_bytes = sum(loaded.with_pages(1).shape(group).page_bytes for group in groups)
     proofs = page_bytes  # one page behind each pool
-    demand = Demand(
+    demand = MemoryDemand(
         page_bytes=page_bytes,
         page_size=config.page_size,
         context_length=loaded.target.context_length,
@@ -230,13 +233,13 @@ def table_sizes(loaded: EngineSpec) -> TableSizes:
 
 
 def _models(
-    arithmetic: Arithmetic, ranks: ProcessGroup, attentions: dict[KvKind, RowAttention]
+    arithmetic: RankArithmetic, ranks: ProcessGroup, attentions: dict[KvKind, RowAttention]
 ) -> tuple[FusedDecoder, FeatureTap | None, DeviceDraft | None]:
     """The target, and as much of the head as runs here."""
     loaded, alone = arithmetic.loaded, ProcessGroup(RankInfo(), arithmetic.loaded.config.device)
     whole, sharers = (ranks, alone) if loaded.config.dp_attention == 1 else (alone, ranks)
 
-    def context(group: KvKind, launch: skinny.Launch) -> LayerContext:
+    def context(group: KvKind, launch: skinny.ProductLaunch) -> LayerContext:
         shared = (whole, launch, attentions[group])
         made = LayerContext.on(loaded.config.device, loaded.decoder(group), *shared)
         return replace(
@@ -273,7 +276,7 @@ def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:
     return torch.tensor(loaded.synthetic_rates, device=loaded.config.device)
 
 
-def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:
+def _warm_up(executor: StepExecutor, shapes: Iterable[StepShape]) -> float:
     """Run steps of padding: loads and compiles what they need; seconds of the slowest when it is warm."""
     slowest = 0.0
     for shape in shapes:
@@ -301,7 +304,7 @@ def _windows(loaded: EngineSpec) -> DeviceWindows | None:
     )
 
 
-def _ring(loaded: EngineSpec, tables: Tables, tap: FeatureTap) -> FeatureRing | None:
+def _ring(loaded: EngineSpec, tables: SlotTables, tap: FeatureTap) -> FeatureRing | None:
     """Where plain rounds leave rows to a draft head. Its memory is taken before that of pages."""
     if not loaded.config.speculation.adaptive:
         return None

@@ -15,26 +15,26 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import KvKind
 from eyas.engine.attention.device import chunk_tile_rows, row_attention
-from eyas.engine.attention.rows import Most
-from eyas.engine.batch.tables import Tables
+from eyas.engine.attention.rows import RowLimits
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kernels.products import skinny
 from eyas.engine.loading.device_build import table_sizes
-from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
+from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.startup import Start
+from eyas.engine.loading.startup import EngineStart
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
-from eyas.engine.speculation.device import DeviceProposer, Followed
+from eyas.engine.speculation.device import DeviceProposer, FollowedSlots
 from eyas.engine.speculation.draft_worker.device_runner import MOST_PASSES, DeviceDraftRunner
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftRunner, Extension, RingRow
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner, RingRow
 from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
-from eyas.engine.speculation.draft_worker.kept_chains import KeptChains
+from eyas.engine.speculation.draft_worker.kept_chains import ChainFeatures
 from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS, OUTCOMES, OutcomeRuns
 from eyas.engine.speculation.draft_worker.short_runs import DraftState
 from eyas.engine.speculation.drafters.ahead import AheadRunner, rows_ahead
@@ -53,7 +53,7 @@ class DraftWorker:
     slowest_step_s: float = 0.0
 
 
-def draft_worker(loaded: EngineSpec, start: Start | None = None, beat: Beat = no_pulse) -> DraftWorker:
+def draft_worker(loaded: EngineSpec, start: EngineStart | None = None, beat: Beat = no_pulse) -> DraftWorker:
     """`beat`: of the engine. Raises ConfigError if the head, or any page, does not fit."""
     if loaded.config.attention_backend == "torch":
         with loaded.weights(KvKind.TARGET) as weights:
@@ -62,13 +62,13 @@ def draft_worker(loaded: EngineSpec, start: Start | None = None, beat: Beat = no
     if loaded.config.tensor_parallel_size > 1:
         flag = "tensor-parallel-size"
         raise ConfigError(f"--{flag}: a draft worker has one GPU", param=flag)
-    return _device_worker(loaded, start or Start())
+    return _device_worker(loaded, start or EngineStart())
 
 
-def _ahead(loaded: EngineSpec) -> Most | None:
+def _ahead(loaded: EngineSpec) -> RowLimits | None:
     """The rounds of a run ahead of verdicts: certain rows and a chain, then a row per outcome."""
     rows = max(_outcomes(loaded), 2 * loaded.config.speculation.steps + 1)
-    return Most(min(MOST_ROUNDS, loaded.config.max_running), rows) if _outcomes(loaded) else None
+    return RowLimits(min(MOST_ROUNDS, loaded.config.max_running), rows) if _outcomes(loaded) else None
 
 
 def _outcomes(loaded: EngineSpec) -> int:
@@ -93,7 +93,7 @@ def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead, beat: Beat) -> Draf
     return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
 
 
-def _device_worker(loaded: EngineSpec, start: Start) -> DraftWorker:
+def _device_worker(loaded: EngineSpec, start: EngineStart) -> DraftWorker:
     """The same tables, kernels and head as in a target engine's steps, and nothing of the target but ends."""
     with start.phases("weights"):
         loaded, state = draft_state(loaded)
@@ -118,9 +118,9 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     assert loaded.head is not None
     config, decoder, outcomes = loaded.config, loaded.head.decoder, _outcomes(loaded)
     pdl, spec, dtype = config.device != "cpu", loaded.config.speculation, loaded.placement.dtype
-    tables = Tables(table_sizes(loaded), config.device)
-    launch = skinny.Launch.on(config.device, pdl=pdl)
-    most = Most(config.max_running, max(loaded.width, spec.topk), _ahead(loaded))
+    tables = SlotTables(table_sizes(loaded), config.device)
+    launch = skinny.ProductLaunch.on(config.device, pdl=pdl)
+    most = RowLimits(config.max_running, max(loaded.width, spec.topk), _ahead(loaded))
     shape = loaded.with_pages(1).shape(KvKind.DRAFT)
     attention = row_attention(tables.pages, decoder.num_heads, shape, most, pdl=pdl)
     context = LayerContext.on(
@@ -133,12 +133,12 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     kept = None
     if outcomes:
         like = torch.empty(0, decoder.hidden_size, dtype=dtype, device=config.device)
-        kept = KeptChains(tables.sizes.slots, outcomes, spec.steps, like)
+        kept = ChainFeatures(tables.sizes.slots, outcomes, spec.steps, like)
     if config.num_pages is None:
         loaded = loaded.with_pages(_pages(loaded))
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)
     pool = loaded.pool(KvKind.DRAFT)
-    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, followed=Followed(firsts, kept))
+    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, followed=FollowedSlots(firsts, kept))
     return loaded, DraftState(proposer, tables, firsts, decoder.hidden_size)
 
 
@@ -162,10 +162,10 @@ def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> f
     for rows, ringed in ((1, 0), (1, 1), (most, 0)):
         pages = range(pages_for(rows + behind, shape.page_size))
         features = torch.zeros(rows - ringed, width)
-        new = Extension(pages, 0, [0] * rows, features, ringed=[RingRow(0, 0)] * ringed)
+        new = DraftExtension(pages, 0, [0] * rows, features, ringed=[RingRow(0, 0)] * ringed)
         for _ in range(2):
             began = time.monotonic()
-            runner.draft([Asked(rows, new, SamplingParams(), choice=0)], spec)
+            runner.draft([DraftInput(rows, new, SamplingParams(), choice=0)], spec)
         slowest = max(slowest, time.monotonic() - began)
     return slowest
 
@@ -177,7 +177,7 @@ def _pages(loaded: EngineSpec) -> int:
     rows += min(MOST_ROUNDS, loaded.config.max_running) * _outcomes(loaded)
     scores = 2 * 4 * rows * loaded.head.outputs
     config, page_bytes = loaded.config, loaded.with_pages(1).shape(KvKind.DRAFT).page_bytes
-    demand = Demand(
+    demand = MemoryDemand(
         page_bytes=page_bytes,
         page_size=config.page_size,
         context_length=loaded.target.context_length,

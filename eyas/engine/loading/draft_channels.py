@@ -9,7 +9,7 @@ import torch
 
 from eyas.common.machine.gpus import number_of
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import Gpu
+from eyas.engine.ipc.row_memory import LocalGpu
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.drafters.channels import DecodeChannels
 from eyas.engine.speculation.drafters.mailing import mail_place, may_mail
@@ -53,11 +53,11 @@ def from_gpu_to_gpu(loaded: EngineSpec) -> bool:
     return kernels and (others or config.transfer == BY_GPU) and config.tensor_parallel_size == 1
 
 
-def gpu_of(loaded: EngineSpec) -> Gpu | None:
+def gpu_of(loaded: EngineSpec) -> LocalGpu | None:
     """The engine's own, if features may go from it, or come to it, past the host."""
     if not from_gpu_to_gpu(loaded):
         return None
     config = loaded.config
     dtype = str(loaded.placement.dtype).removeprefix("torch.")
     wait = partial(torch.cuda.synchronize, config.device)
-    return Gpu(CudaDriver(number_of(config.device)), dtype, wait, shared=config.transfer == BY_GPU)
+    return LocalGpu(CudaDriver(number_of(config.device)), dtype, wait, shared=config.transfer == BY_GPU)

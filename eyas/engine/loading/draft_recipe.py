@@ -21,11 +21,11 @@ from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.skinny import MAX_ROWS
 from eyas.engine.loading.draft_build import batch_sizes, draft_state
-from eyas.engine.loading.recipe import Unread, wide_rows
+from eyas.engine.loading.recipe import MetaSpec, wide_rows
 from eyas.engine.speculation.draft_worker.device_runner import MOST_PASSES
 from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS, OutcomeProgram, outcome_layout
 from eyas.engine.speculation.draft_worker.short_runs import DraftState, ShortProgram, short_layout
-from eyas.engine.speculation.draft_worker.told_rows import ToldLayout, ToldMemory
+from eyas.engine.speculation.draft_worker.told_rows import BatchLayout, BatchMemory
 
 NARROWEST = 16
 """Rows of the smallest product by tiles: those of others are twice as many each time."""
@@ -34,7 +34,7 @@ NARROWEST = 16
 @torch.inference_mode()
 def launches(config: EngineConfig) -> None:
     """Launches what a draft worker with `config`, for a GPU, may launch; its pages do not matter."""
-    loaded, state = draft_state(Unread.of(dataclasses.replace(config, device="meta", num_pages=1)))
+    loaded, state = draft_state(MetaSpec.of(dataclasses.replace(config, device="meta", num_pages=1)))
     sizes = sorted({*batch_sizes(config), *default_batches(config.max_running)})
     kept = state.proposer.kept
     for batch in sizes:
@@ -49,10 +49,10 @@ def launches(config: EngineConfig) -> None:
         _run(state, rows, cdiv(rows, chunk_tile_rows(decoder)))
 
 
-def _memory(state: DraftState, layout: ToldLayout, words: int) -> tuple[ToldMemory, torch.Tensor]:
+def _memory(state: DraftState, layout: BatchLayout, words: int) -> tuple[BatchMemory, torch.Tensor]:
     """What a program reads, and where it puts `words` of each sequence's result."""
     results = torch.empty(layout.batch, words, dtype=torch.int32, device=state.device)
-    return ToldMemory.of(layout, state.width, state.device), results
+    return BatchMemory.of(layout, state.width, state.device), results
 
 
 def _long(state: DraftState, decoder: ModelConfig, most: int) -> Iterator[int]:

@@ -1,7 +1,7 @@
-"""Whether cuBLAS adds up products of many rows as the narrow kernels do: asked of this machine, to the bit.
+"""Checks on this machine, to the bit, that cuBLAS adds up products of many rows as the narrow kernels do.
 
 The narrow kernels fold k from its beginning to its end. An unsplit kernel of cuBLAS does so too on the GPUs
-that were tried, which no one promises; so every weight's shape is tried at every start. It knows shapes.
+that were tried, which no one promises; so every weight's shape is tried at every start.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ MOST_RESULTS = 1 << 27
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A product's weight [n, k]; `kind` and `span` as of `skinny_tiles.Shape`. `router`: of experts."""
+class FoldedWeight:
+    """A product's weight [n, k]; `kind` and `span` as of `skinny_tiles.ProductShape`. `router`: of
+    experts."""
 
     kind: str
     n: int
@@ -39,7 +40,7 @@ class Weight:
         return f"{self.n} x {self.k}"
 
 
-def weights_of(target: ModelConfig, ranks: int = 1) -> list[Weight]:
+def weights_of(target: ModelConfig, ranks: int = 1) -> list[FoldedWeight]:
     """Every distinct weight of a decoder, or of one rank's share of it, that cuBLAS may have."""
     target, outputs = config_of_rank(target, ranks), target.vocab_size // ranks
     hidden, found = target.hidden_size, []
@@ -48,20 +49,22 @@ def weights_of(target: ModelConfig, ranks: int = 1) -> list[Weight]:
         if not attention.latent:
             dim, heads = attention.head_dim, attention.num_heads
             rows = (heads + 2 * attention.num_kv_heads) * dim
-            found.append(Weight("heads" if attention.head_norms else "qkv", rows, hidden, dim))
-            found.append(Weight("linear", hidden, heads * dim, hidden))
+            found.append(FoldedWeight("heads" if attention.head_norms else "qkv", rows, hidden, dim))
+            found.append(FoldedWeight("linear", hidden, heads * dim, hidden))
         if isinstance(mlp, ExpertsSpec):
             routes = mlp.experts + -mlp.experts % SIDE
-            found.append(Weight("linear", routes, hidden, routes, router=True))
+            found.append(FoldedWeight("linear", routes, hidden, routes, router=True))
         else:
-            found.append(Weight("gated", 2 * mlp.width, hidden, 2 * mlp.width))
-            found.append(Weight("linear", hidden, mlp.width, hidden))
-    found.append(Weight("linear", outputs, hidden, outputs))
+            found.append(FoldedWeight("gated", 2 * mlp.width, hidden, 2 * mlp.width))
+            found.append(FoldedWeight("linear", hidden, mlp.width, hidden))
+    found.append(FoldedWeight("linear", outputs, hidden, outputs))
     return list(dict.fromkeys(found))
 
 
 @torch.inference_mode()
-def unequal(weights: Iterable[Weight], launch: skinny.Launch, dtype: torch.dtype) -> list[Weight]:
+def unequal(
+    weights: Iterable[FoldedWeight], launch: skinny.ProductLaunch, dtype: torch.dtype
+) -> list[FoldedWeight]:
     """Those for which cuBLAS gives other bits than a fold of k.
 
     Raises ConfigError if two kernels of ours differ: then no exact arithmetic is possible here. On the device
@@ -73,7 +76,7 @@ def unequal(weights: Iterable[Weight], launch: skinny.Launch, dtype: torch.dtype
     return found
 
 
-def _folds(weight: Weight, launch: skinny.Launch, dtype: torch.dtype) -> bool:
+def _folds(weight: FoldedWeight, launch: skinny.ProductLaunch, dtype: torch.dtype) -> bool:
     counts = [count for count in COUNTS if count * weight.n <= MOST_RESULTS] or [COUNTS[0]]
     x, matrix = operands(weight.n, weight.k, counts[-1], launch.tickets.device, dtype)
     ours, theirs = (dataclasses.replace(launch, cublas=cublas) for cublas in (False, True))
@@ -88,10 +91,12 @@ def _folds(weight: Weight, launch: skinny.Launch, dtype: torch.dtype) -> bool:
     )
 
 
-def _check_ours(weight: Weight, x: torch.Tensor, matrix: torch.Tensor, launch: skinny.Launch) -> None:
+def _check_ours(
+    weight: FoldedWeight, x: torch.Tensor, matrix: torch.Tensor, launch: skinny.ProductLaunch
+) -> None:
     """Raises ConfigError unless the narrow kernel and the wide one agree."""
     narrow = torch.empty(x.shape[0], weight.n, device=x.device)
-    skinny.linear(skinny.Source(x), matrix, narrow, launch)
+    skinny.linear(skinny.ProductInput(x), matrix, narrow, launch)
     if not same(narrow, exact_wide.product(x, matrix, launch, dtype=torch.float32)):
         text = f"--deterministic: this GPU's sums for a weight of {weight} depend on the shape of a tile"
         raise ConfigError(text, param="deterministic")

@@ -8,32 +8,32 @@ from __future__ import annotations
 import torch
 
 from eyas.engine.device import calls
-from eyas.engine.device.executor import Executor
+from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.step import StepInput
 from eyas.engine.loading.device_build import build_rank
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.startup import Start
+from eyas.engine.loading.startup import EngineStart
 from eyas.engine.parallel.leader import LOAD_S, join_leader
-from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
+from eyas.engine.parallel.ranks import RankCall, RankChannel, RankInfo, follow
 
 
-def main(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
+def main(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     """`loaded`: as rank 0 has it."""
     loaded = loaded.of_rank(rank_info.rank)
     torch.set_num_threads(loaded.config.threads)
     group = join_leader(rank_info, channel, loaded.config.device, LOAD_S)
     if group is None:
         return
-    rank = build_rank(loaded, Start(), group, Executor)
-    follow(channel, Follower(rank.executor).calls)
+    rank = build_rank(loaded, EngineStart(), group, StepExecutor)
+    follow(channel, FollowerRank(rank.executor).calls)
     rank.executor.close()
     group.close()
 
 
-class Follower:
+class FollowerRank:
     """`calls`: what is done at each kind of call; the twin of `eyas.engine.device.rank0_executor`."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: StepExecutor) -> None:
         self._executor = executor
         self._step: StepInput | None = None
         self.calls = {

@@ -1,4 +1,4 @@
-"""What `--host-cache-gb` asks for: whether this engine and its host can do it, and the tier itself."""
+"""Builds the host tier of `--host-cache-gb`, if this engine and its host can have one."""
 
 from __future__ import annotations
 

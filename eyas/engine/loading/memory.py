@@ -1,4 +1,4 @@
-"""How many KV pages fit on a device next to the weights: the measurement and the arithmetic.
+"""Measures and computes the number of KV pages that fit on a device next to the weights.
 
 It is measured once, after the weights are loaded and before a pool exists.
 """
@@ -33,7 +33,7 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
-class Demand:
+class MemoryDemand:
     """What the pages must hold, and what must stay free.
 
     `page_bytes`: one page in all pools together. `page_size`, `context_length`: tokens. `rows_ahead`: rows
@@ -52,7 +52,7 @@ class Demand:
         return pages_for(self.context_length + self.rows_ahead, self.page_size)
 
 
-def pool_pages(memory: DeviceMemory, fraction: float, demand: Demand) -> int:
+def pool_pages(memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> int:
     """Pages that fit into `fraction` of the device with the weights, and leave the reserve free.
 
     Raises ConfigError if fewer than FEWEST_PAGES fit, or fewer than a request of full length needs.
@@ -64,7 +64,7 @@ def pool_pages(memory: DeviceMemory, fraction: float, demand: Demand) -> int:
     return pages
 
 
-def _too_few(pages: int, memory: DeviceMemory, fraction: float, demand: Demand) -> ConfigError:
+def _too_few(pages: int, memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> ConfigError:
     total, free, held = (f"{size / 2**30:.1f}" for size in (memory.total, memory.free, memory.held))
     found = (
         f"{fraction:g} of the GPU's {total} GiB ({free} free) leaves room for {pages} KV pages "

@@ -31,7 +31,7 @@ from eyas.engine.kernels.sampling.special import COLUMNS, mask_words
 from eyas.engine.loading.arithmetic import prompts_of
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.startup import Phases
+from eyas.engine.loading.startup import StartPhases
 from eyas.engine.loading.step_shapes import buckets_of, by_depth, captured, rehearsed
 from eyas.engine.models.base import DeviceModel
 from eyas.engine.models.fused import FusedDecoder
@@ -44,9 +44,9 @@ from eyas.engine.parallel.ranks import RankInfo
 def launches(config: EngineConfig) -> None:
     """Launches what an engine with `config`, for a GPU, may launch; its pages do not matter."""
     nowhere = dataclasses.replace(config, device="meta", num_pages=1)
-    unread = Unread.of(nowhere)
+    unread = MetaSpec.of(nowhere)
     prompts = prompts_of(unread) if unread.target.kv_format.latent else None
-    loaded, state = build_state(unread, _Absent(config.device_ranks), Phases(), prompts)
+    loaded, state = build_state(unread, _AbsentGroup(config.device_ranks), StartPhases(), prompts)
     _keep_one_of_each(state.model)
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
     columns = len(COLUMNS) + mask_words(loaded.target.vocab_size)
@@ -81,7 +81,7 @@ def _keep_one_of_each(model: DeviceModel) -> None:
     model.layers = [model.layers[i] for i in (0, *sorted(kinds.values()))]
 
 
-class _Absent(ProcessGroup):
+class _AbsentGroup(ProcessGroup):
     """A group whose other ranks are not there: small sums have their kernel, joins have no values."""
 
     def __init__(self, ranks: int) -> None:
@@ -131,17 +131,17 @@ def wide_rows(decoder: ModelConfig, most: int) -> Iterator[int]:
             yield rows
 
 
-class Unread(EngineSpec):
+class MetaSpec(EngineSpec):
     """An engine whose tensors are those that its folders name, and have no memory."""
 
     @contextlib.contextmanager
     def weights(self, group: KvKind) -> Iterator[Weights]:
         here = EngineSpec(dataclasses.replace(self.config, device="cpu"), self.target, self.head, self.epoch)
         with here.weights(group) as named:
-            yield _Named(named)
+            yield _MetaWeights(named)
 
 
-class _Named(Weights):
+class _MetaWeights(Weights):
     """Tensors on the device "meta" under the names of `named`, whose values are not asked for.
 
     Integers are zeros, since loading looks at them.

@@ -1,4 +1,4 @@
-"""What an engine is going to be, before any weight is read: configurations, shapes, sources of tensors."""
+"""The specification of an engine before any weight is read: configurations, shapes, sources of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eyas.common.wire.pool import PoolGeometry
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
-from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
+from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, Weights
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.heads import head_family, read_head, with_token_map
@@ -101,12 +101,12 @@ class EngineSpec:
             yield weights
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> WeightPlacement:
         """Where this rank's weights go, and their dtype."""
         config, dtype = self.config, getattr(torch, self.config.dtype)
         if config.dp_attention > 1:
-            return Placement(config.device, dtype, sharer=self.rank, sharers=config.dp_attention)
-        return Placement(config.device, dtype, self.rank, config.tensor_parallel_size)
+            return WeightPlacement(config.device, dtype, sharer=self.rank, sharers=config.dp_attention)
+        return WeightPlacement(config.device, dtype, self.rank, config.tensor_parallel_size)
 
     def pool(self, group: KvKind) -> KvPool:
         """On a CPU a file that other engines map; a GPU's pool is handed over to them, if it ever travels."""

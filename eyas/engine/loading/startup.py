@@ -17,14 +17,14 @@ import psutil
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import capability
-from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.launch.warm import KernelWarmup
 
 # No kernel depends on these.
 PLACING = ("roles", "worker", "threads", "mem_fraction_static", "host_cache_gb", "pool_dir")
 SHOWN_S = 0.05  # a shorter time would be shown as 0.0
 
 
-class Phases:
+class StartPhases:
     """A stopwatch for a start: `with phases("weights"): ...`. Times under the same name add up.
 
     "import" is the time from the start of this process until the stopwatch was made.
@@ -54,16 +54,16 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class Start:
+class EngineStart:
     """`phases`: the stopwatch. `warmup`: the kernels being compiled; None: each compiles at its first use."""
 
-    phases: Phases = field(default_factory=Phases)
-    warmup: Warmup | None = None
+    phases: StartPhases = field(default_factory=StartPhases)
+    warmup: KernelWarmup | None = None
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Start:
+    def of(cls, config: EngineConfig) -> EngineStart:
         """Begins a start. A GPU's kernels come first: they take as long to compile as all else together."""
-        phases = Phases()
+        phases = StartPhases()
         if config.device == "cpu" or config.attention_backend != "triton":
             return cls(phases)
         try:
@@ -74,7 +74,7 @@ class Start:
         nowhere = dataclasses.replace(config, device="cuda", num_pages=1, **usual)
         recipe, processes = "draft_recipe" if config.only_drafts else "recipe", len(os.sched_getaffinity(0))
         name = f"eyas.engine.loading.{recipe}:launches"
-        return cls(phases, Warmup(name, (nowhere,), version, processes))
+        return cls(phases, KernelWarmup(name, (nowhere,), version, processes))
 
     def wait_for_kernels(self) -> None:
         """Returns once all kernels are compiled. Raises RuntimeError if one does not compile."""

@@ -2,7 +2,7 @@
 
 A few steps of made-up sequences run through the engine's own runner, before any page has an owner; from their
 times `fit` makes the table. They are timed as they follow one another under load: what a sequence takes once,
-when the device is told of it and its pages, counts for none. It decides nothing, and knows no request.
+when the device is told of it and its pages, counts for none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepRates, StepTimes
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.loop.runner import Runner
+from eyas.engine.loop.runner import StepRunner
 from kv_transfer.layout import pages_for
 
 AGAIN_S = 0.02
@@ -38,7 +38,7 @@ LEAST_RISE = 1e-6
 
 
 @dataclass(frozen=True)
-class Sample:
+class StepSample:
     """A step: `decoding` sequences of `context` tokens each, and `rows` of a prompt after `start` others."""
 
     decoding: int = 0
@@ -48,7 +48,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Reach:
+class StepLimits:
     """The largest steps: sequences, prompt rows, and tokens of a sequence beside `DEEP_BATCH` - 1 like it."""
 
     decoding: int
@@ -56,7 +56,9 @@ class Reach:
     length: int
 
 
-def fit(seconds: Callable[[Sample], float], reach: Reach, budget: StepBudget, grain: int) -> StepTimes:
+def fit(
+    seconds: Callable[[StepSample], float], reach: StepLimits, budget: StepBudget, grain: int
+) -> StepTimes:
     """The table by which a step's parts add up to what `seconds` says of a few samples.
 
     Up to the largest batch the curve over rows is that of decoding, beyond it that of prompts. What a step
@@ -66,21 +68,21 @@ def fit(seconds: Callable[[Sample], float], reach: Reach, budget: StepBudget, gr
     batch, chunk = min(DEEP_BATCH, reach.decoding), min(rows, half)
 
     @functools.cache
-    def ms(sample: Sample) -> float:
+    def ms(sample: StepSample) -> float:
         return 1e3 * seconds(sample)
 
-    shallow, deep = ms(Sample(batch)), ms(Sample(batch, reach.length))
+    shallow, deep = ms(StepSample(batch)), ms(StepSample(batch, reach.length))
     per_token = max(deep - shallow, 0.0) / (batch * max(reach.length - 1, 1)) + LEAST_RISE
-    pairs = max(ms(Sample(rows=chunk, start=half)) - ms(Sample(rows=chunk)), 0.0) / (chunk * half)
-    points = {decoding: ms(Sample(decoding)) for decoding in _batches(reach.decoding)}
+    pairs = max(ms(StepSample(rows=chunk, start=half)) - ms(StepSample(rows=chunk)), 0.0) / (chunk * half)
+    points = {decoding: ms(StepSample(decoding)) for decoding in _batches(reach.decoding)}
     for count in (max(rows // 4, 1), rows):
         if count > reach.decoding:
-            points[count] = ms(Sample(rows=count)) - pairs * count * count / 2
+            points[count] = ms(StepSample(rows=count)) - pairs * count * count / 2
     times = StepTimes(
         _rising(points), PiecewiseCurve(((0, 0.0), (1 << 20, per_token * (1 << 20)))), 1e6 * pairs
     )
     beside = max(min(rows, budget.mixed_tokens) - batch, 1)
-    both = ms(Sample(batch, rows=beside)) - 1e3 * times.step_s(batch, batch, beside, beside**2 / 2)
+    both = ms(StepSample(batch, rows=beside)) - 1e3 * times.step_s(batch, batch, beside, beside**2 / 2)
     return StepTimes(times.rows_ms, times.context_ms, times.pairs_ms, max(both, 0.0), grain)
 
 
@@ -99,10 +101,10 @@ def _rising(points: dict[int, float]) -> PiecewiseCurve:
     return PiecewiseCurve((*pairs[:-1], (x1, max(y1, y0 + LEAST_RISE * (x1 - x0)))))
 
 
-def measure(runner: Runner, config: EngineConfig, most: Reach, grain: int) -> StepRates | None:
+def measure(runner: StepRunner, config: EngineConfig, most: StepLimits, grain: int) -> StepRates | None:
     """Runs steps of up to `most`: their rows are garbage that is never read. None: the pool is too small."""
     pages, size, width = config.num_pages or 0, config.page_size, config.speculation.width
-    reach = Reach(
+    reach = StepLimits(
         decoding=min(most.decoding, config.max_running - 1),  # the last slot is for the prompt beside them
         rows=min(most.rows, config.chunk_tokens, most.length, pages * size) - 1,
         length=min(most.length, pages // DEEP_BATCH * size) - ROUNDS * width,
@@ -110,12 +112,12 @@ def measure(runner: Runner, config: EngineConfig, most: Reach, grain: int) -> St
     if min(reach.decoding, reach.rows - 1, reach.length - 1) < 1:
         return None
     budget = StepBudget(config.chunk_tokens, config.mixed_tokens or config.chunk_tokens)
-    times = fit(_Steps(runner, pages, size, width).seconds, reach, budget, grain)
+    times = fit(_StepTimer(runner, pages, size, width).seconds, reach, budget, grain)
     _log.info("%s", _said(times, reach))
     return StepRates(times, budget)
 
 
-def _said(times: StepTimes, reach: Reach) -> str:
+def _said(times: StepTimes, reach: StepLimits) -> str:
     one, most = 1e3 * times.step_s(1, 0), 1e3 * times.step_s(reach.decoding, 0)
     prompt, context = 1e3 * times.step_s(0, 0, reach.rows), times.context_ms.at(1e5)
     return (
@@ -125,17 +127,17 @@ def _said(times: StepTimes, reach: Reach) -> str:
     )
 
 
-class _Steps:
+class _StepTimer:
     """Runs samples on pages that have no owner yet, in slots whose next occupants are told anew."""
 
-    def __init__(self, runner: Runner, pages: int, page_size: int, width: int) -> None:
+    def __init__(self, runner: StepRunner, pages: int, page_size: int, width: int) -> None:
         self._runner = runner
         self._pages = pages
         self._size = page_size
         self._width = width
         self._occupancies = itertools.count(-2, -1)  # real ones count from 0 up; -1 is none
 
-    def seconds(self, sample: Sample) -> float:
+    def seconds(self, sample: StepSample) -> float:
         """The shorter of two steps, each right behind one like it."""
         works = list(self._works(sample))
         first = self._second_of_two(works)
@@ -155,7 +157,7 @@ class _Steps:
         after.land()
         return time.monotonic() - began
 
-    def _works(self, sample: Sample) -> Iterator[Work]:
+    def _works(self, sample: StepSample) -> Iterator[Work]:
         for number in range(sample.decoding):
             seq = self._sequence(number, sample.context, sample.context - 1)
             yield Work(seq, seq.kv_len, [0], None, sample=True, round=True)

@@ -1,7 +1,4 @@
-"""Which shapes a start's steps have: those with a graph, those that are rehearsed, and the largest.
-
-It knows configurations and numbers, and no memory of a device but its sizes.
-"""
+"""The shapes of steps at a start: those with a graph, those that are rehearsed, and the largest."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from eyas.common.config import GRAPH_ROWS
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
 from eyas.engine.attention.device import chunk_tile_rows
-from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
+from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, GraphBuckets, default_batches
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.runner import late_sizes
@@ -25,20 +22,20 @@ from eyas.engine.speculation.depths.depth import ladder, shallower
 MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
 
 
-def buckets_of(loaded: EngineSpec) -> Buckets:
+def buckets_of(loaded: EngineSpec) -> GraphBuckets:
     """Graphs for rounds, and for rounds beside a small chunk, as far as the configuration wants graphs."""
     config = loaded.config
     most, tokens = config.cuda_graph_max_bs, (config.chunk_tokens, config.mixed_tokens)
     groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
     rows = min(chunk_tile_rows(loaded.share(group)) for group in groups)
     if not most:
-        return Buckets(loaded.width, rows, (), (), *tokens)
+        return GraphBuckets(loaded.width, rows, (), (), *tokens)
     batches = config.cuda_graph_bs or default_batches(most)
     mixed = tuple(b for b in MIXED_BATCHES if b < most) + (most,)
-    return Buckets(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens)
+    return GraphBuckets(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens)
 
 
-def by_depth(loaded: EngineSpec) -> dict[int, Buckets]:
+def by_depth(loaded: EngineSpec) -> dict[int, GraphBuckets]:
     """The same for every depth, if these are adaptive: each has graphs of up to `GRAPH_ROWS` rows.
 
     Beside chunks only plain rounds and the deepest have any; sequences without drafts alone are plain rounds.
@@ -77,7 +74,7 @@ def captured_late(loaded: EngineSpec, state: DeviceState) -> list[tuple[int, int
     return [(size, depth.width) for size in sizes for depth in by_depth(loaded).values()]
 
 
-def rehearsed(loaded: EngineSpec, buckets: Buckets) -> Iterator[StepShape]:
+def rehearsed(loaded: EngineSpec, buckets: GraphBuckets) -> Iterator[StepShape]:
     """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round.
 
     Also as many rounds as there may be, if those have none. `buckets`: of one depth.
@@ -93,7 +90,7 @@ def rehearsed(loaded: EngineSpec, buckets: Buckets) -> Iterator[StepShape]:
         yield StepShape(loaded.config.max_running, width)
 
 
-def largest(loaded: EngineSpec, buckets: Buckets) -> StepShape:
+def largest(loaded: EngineSpec, buckets: GraphBuckets) -> StepShape:
     """No step has more of anything, with or without a graph."""
     config = loaded.config
     batch = max(config.max_running, config.cuda_graph_max_bs)
@@ -103,7 +100,7 @@ def largest(loaded: EngineSpec, buckets: Buckets) -> StepShape:
     return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends, singles)
 
 
-def check_words(loaded: EngineSpec, buckets: Buckets) -> None:
+def check_words(loaded: EngineSpec, buckets: GraphBuckets) -> None:
     """Raises ConfigError if the largest step, or what all ranks find in it, cannot be told at once."""
     shape = largest(loaded, buckets)
     found = ProcessGroup.exchanged(shape.result_ends[-1] + shape.batch * shape.width)

@@ -1,7 +1,6 @@
-"""Whether a row has the same bits in every tile of a model's grouped products: asked of this machine.
+"""Checks on this machine that a row has the same bits in every tile of a model's grouped products.
 
 By the matrix unit's rule it has, which no one promises; so at every start rows go through each of the tiles.
-It knows shapes and tiles; cuBLAS is `fold_check`'s.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
-from eyas.engine.checkpoint.fp8 import Rounding, scales_of
+from eyas.engine.checkpoint.fp8 import RowRounding, scales_of
 from eyas.engine.kernels.experts.group import group
-from eyas.engine.kernels.experts.grouped import Products
-from eyas.engine.kernels.experts.grouped_task import Gate
-from eyas.engine.kernels.experts.grouped_tiles import Shape, Table, Tile, exact_tile_for, key_of
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import GateActivation
+from eyas.engine.kernels.experts.grouped_tiles import GroupedShape, GroupedTile, Table, exact_tile_for, key_of
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from eyas.engine.loading.fold_check import operands, same
@@ -38,66 +37,70 @@ _LARGE = 32.0  # of what is stored in FP8, on average
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckedProduct:
     """A product. `rounding`: of its rows, if it is in FP8. `like`: the one that cut its rows into blocks."""
 
-    shape: Shape
-    rounding: Rounding | None = None
-    like: Shape | None = None
+    shape: GroupedShape
+    rounding: RowRounding | None = None
+    like: GroupedShape | None = None
 
-    def tiles(self, table: Table) -> list[Tile]:
+    def tiles(self, table: Table) -> list[GroupedTile]:
         """All that it takes, each once."""
-        found: dict[Tile, None] = {}
+        found: dict[GroupedTile, None] = {}
         for choices in CHOICES:
             rows = exact_tile_for(self.like, choices, table).rows if self.like else 0
             found[exact_tile_for(self.shape, choices, table, rows)] = None
         return list(found)
 
 
-def products_of(target: ModelConfig, ranks: int = 1) -> list[Asked]:
+def products_of(target: ModelConfig, ranks: int = 1) -> list[CheckedProduct]:
     """Every distinct grouped product of a decoder, or of one rank's share of it.
 
     Of weights in FP8 all that may be: some layers of a model may be without.
     """
     fp8 = target.fp8
-    rounding = Rounding(fp8.rows, fp8.powers, scale=0.05) if fp8 is not None and fp8.rows else None
+    rounding = RowRounding(fp8.rows, fp8.powers, scale=0.05) if fp8 is not None and fp8.rows else None
     found = []
     for spec in dict.fromkeys(config_of_rank(target, ranks).layers):
         found += list(_of_layer(spec, target.hidden_size, rounding))
     return list(dict.fromkeys(found))
 
 
-def _of_layer(spec: LayerSpec, hidden: int, rounding: Rounding | None) -> Iterator[Asked]:
+def _of_layer(spec: LayerSpec, hidden: int, rounding: RowRounding | None) -> Iterator[CheckedProduct]:
     size, attention, mlp = 2 if rounding is None else 1, spec.attention, spec.feed_forward
     dense = 0 if rounding is None else mlp.width
     if isinstance(mlp, ExpertsSpec):
         experts, _ = mlp.with_shared
-        gate_up = Shape(experts, 2 * mlp.width, hidden, True, size)
-        yield Asked(gate_up, rounding)
-        yield Asked(Shape(experts, hidden, mlp.width, False, size), rounding, gate_up)
+        gate_up = GroupedShape(experts, 2 * mlp.width, hidden, True, size)
+        yield CheckedProduct(gate_up, rounding)
+        yield CheckedProduct(GroupedShape(experts, hidden, mlp.width, False, size), rounding, gate_up)
         dense = mlp.shared_width
     if dense:
-        yield Asked(Shape(1, 2 * dense, hidden, True, size), rounding)
-        yield Asked(Shape(1, hidden, dense, False, size), rounding)
+        yield CheckedProduct(GroupedShape(1, 2 * dense, hidden, True, size), rounding)
+        yield CheckedProduct(GroupedShape(1, hidden, dense, False, size), rounding)
     if isinstance(attention, LatentSpec):
         yield from _of_latents(attention, hidden, rounding)
     elif rounding is not None and isinstance(attention, AttentionSpec):
         dim, heads = attention.head_dim, attention.num_heads
-        yield Asked(Shape(1, (heads + 2 * attention.num_kv_heads) * dim, hidden, False, size), rounding)
-        yield Asked(Shape(1, hidden, heads * dim, False, size), rounding)
+        yield CheckedProduct(
+            GroupedShape(1, (heads + 2 * attention.num_kv_heads) * dim, hidden, False, size), rounding
+        )
+        yield CheckedProduct(GroupedShape(1, hidden, heads * dim, False, size), rounding)
 
 
-def _of_latents(spec: LatentSpec, hidden: int, rounding: Rounding | None) -> Iterator[Asked]:
+def _of_latents(spec: LatentSpec, hidden: int, rounding: RowRounding | None) -> Iterator[CheckedProduct]:
     size, each = 2 if rounding is None else 1, spec.plain_dim + spec.rotated_dim
     queries = spec.query_rank or spec.num_heads * each
-    yield Asked(Shape(1, queries + spec.head_dim, hidden, False, size), rounding)
+    yield CheckedProduct(GroupedShape(1, queries + spec.head_dim, hidden, False, size), rounding)
     if spec.query_rank:
-        yield Asked(Shape(1, spec.num_heads * each, spec.query_rank, False, size), rounding)
-    yield Asked(Shape(1, hidden, spec.num_heads * spec.value_dim, False, size), rounding)
+        yield CheckedProduct(GroupedShape(1, spec.num_heads * each, spec.query_rank, False, size), rounding)
+    yield CheckedProduct(GroupedShape(1, hidden, spec.num_heads * spec.value_dim, False, size), rounding)
 
 
 @torch.inference_mode()
-def check_tiles(asked: Iterable[Asked], launch: skinny.Launch, table: Table, dtype: torch.dtype) -> int:
+def check_tiles(
+    asked: Iterable[CheckedProduct], launch: skinny.ProductLaunch, table: Table, dtype: torch.dtype
+) -> int:
     """How many tiles give the same bits: all of them.
 
     Raises ConfigError, which names the weight, if two differ: then no exact arithmetic is possible here. On
@@ -116,14 +119,18 @@ def check_tiles(asked: Iterable[Asked], launch: skinny.Launch, table: Table, dty
 
 
 def _made(
-    product: Asked, tile: Tile, x: torch.Tensor, weight: StoredWeight, launch: skinny.Launch
+    product: CheckedProduct,
+    tile: GroupedTile,
+    x: torch.Tensor,
+    weight: StoredWeight,
+    launch: skinny.ProductLaunch,
 ) -> torch.Tensor:
     """What the product makes of x [ROWS, k] by this tile."""
-    shape, gate = product.shape, Gate() if product.shape.gated else None
+    shape, gate = product.shape, GateActivation() if product.shape.gated else None
     if shape.experts == 1:
-        products = Products(launch, {key_of(shape, ROWS): tile})
+        products = GroupedProducts(launch, {key_of(shape, ROWS): tile})
         return products.dense(x, weight) if gate is None else _plain(products.dense_gated(x, weight, gate))
-    products = Products(launch, {key_of(replace(shape, experts=EXPERTS), ROWS): tile})
+    products = GroupedProducts(launch, {key_of(replace(shape, experts=EXPERTS), ROWS): tile})
     chosen = torch.arange(ROWS, dtype=torch.int32, device=x.device)[:, None] % EXPERTS
     grouped = group(chosen, EXPERTS, tile.rows, launch.pdl)
     if gate is not None:
@@ -137,7 +144,9 @@ def _plain(made: Rows) -> torch.Tensor:
     return made
 
 
-def _operands(product: Asked, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, StoredWeight]:
+def _operands(
+    product: CheckedProduct, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, StoredWeight]:
     shape, rounding = product.shape, product.rounding
     each = (shape.n, shape.k)
     x, matrix = operands(*each, ROWS, device, dtype)

@@ -1,6 +1,6 @@
-"""What lets an engine's KV pages travel: backends, what they reach, staging beside pools that are in no file.
+"""Builds the transfer of an engine's KV pages: backends, their memory, staging for pools without a file.
 
-It puts the parts together and says what pullers are told of each pool. What the parts do is their business.
+It puts the parts together, and says what pullers learn of each pool.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 from eyas.common.machine.gpus import number_of
 from eyas.common.types import KvKind, Role
 from eyas.common.wire.pool import Export, PoolInfo, RankPool
-from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.front_wire import FrontWire
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.kv.pulls import Pulls
+from eyas.engine.kv.pulls import PullManager
 from eyas.engine.kv.rank_pools import FollowerPool
-from eyas.engine.kv.slots import Slots
-from eyas.engine.kv.staged_copier import Inlet, StagedCopier
-from eyas.engine.kv.stager import Outlet
-from eyas.engine.kv.staging import Staging
+from eyas.engine.kv.slots import SlotAllocator
+from eyas.engine.kv.staged_copier import StagedCopier, StagingInlet
+from eyas.engine.kv.stager import StagingOutlet
+from eyas.engine.kv.staging import PageStaging
 from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import PoolArea
 from kv_transfer.backends.base import BackendSite, TransferBackend
@@ -44,17 +44,17 @@ _log = logging.getLogger("eyas.engine")
 
 
 @dataclass(frozen=True)
-class Travel:
+class PageTransfer:
     """Made once per engine; everything by group. Where pages cannot travel there are no `infos`.
 
     `board`: of the leases, where there will be some.
     """
 
     board: LeaseBoard | None
-    pulls: dict[KvKind, Pulls]
+    pulls: dict[KvKind, PullManager]
     copiers: dict[KvKind, PageCopier]
     layouts: dict[KvKind, str]
-    outlets: dict[KvKind, Outlet]
+    outlets: dict[KvKind, StagingOutlet]
     infos: dict[str, PoolInfo]
     files: dict[str, str]
 
@@ -64,7 +64,7 @@ class Travel:
         return bool(self.infos)
 
 
-def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Travel:
+def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: EventOutbox) -> PageTransfer:
     """For pools that share their page numbers."""
     board, peers = _board(spec, pools), KvPeers(spec.config.pool_dir)
     shown = {} if board is None else board.export()
@@ -73,10 +73,10 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Tra
     copiers = {group: reach.copier() for group, reach in reaches.items()}
     routes = {group: PeerRoutes(reach.backends, spec.config.transfer) for group, reach in reaches.items()}
     size, numbers = spec.config.page_size, itertools.count(1)
-    return Travel(
+    return PageTransfer(
         board=board,
         pulls={
-            group: Pulls(copiers[group], routes[group], reach.wire, size, outbox, numbers, peers)
+            group: PullManager(copiers[group], routes[group], reach.wire, size, outbox, numbers, peers)
             for group, reach in reaches.items()
         },
         copiers=copiers,
@@ -97,7 +97,7 @@ def _board(spec: EngineSpec, pools: dict[KvKind, KvPool]) -> LeaseBoard | None:
 
 
 @dataclass(frozen=True)
-class _Reach:
+class _PoolRoute:
     """One pool, as other workers reach it.
 
     `checksums`: of the proof pages, by rank. `path`: the file of the pool, or of the staging beside it.
@@ -107,8 +107,8 @@ class _Reach:
     backends: dict[str, TransferBackend]
     checksums: tuple[int, ...] = ()
     path: str = ""
-    outlet: Outlet | None = None
-    inlet: Inlet | None = None
+    outlet: StagingOutlet | None = None
+    inlet: StagingInlet | None = None
 
     def copier(self) -> PageCopier:
         return PageCopier(self.backends) if self.inlet is None else StagedCopier(self.backends, self.inlet)
@@ -124,18 +124,18 @@ class _Reach:
         return RankPool(rank, checksum, offered)
 
 
-def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
+def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
     if spec.config.transfer == NONE:
-        return _Reach(wire, {})
+        return _PoolRoute(wire, {})
     if spec.config.tensor_parallel_size > 1:
         return _of_ranks(spec, group, pool, wire)
     if pool.area is None:
         return _beside(spec, group, pool, wire)
     site = BackendSite(pool.area, spec.config.pool_dir, wire)
-    return _Reach(wire, _backends(spec, site), (pool.checksum,), pool.area.path)
+    return _PoolRoute(wire, _backends(spec, site), (pool.checksum,), pool.area.path)
 
 
-def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
+def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
     """Pools of several GPUs, without staging: only a direct way leads there."""
     first, geometry = number_of(spec.config.device), spec.geometry(group)
     others = [
@@ -146,28 +146,28 @@ def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) ->
     devices = (pool.device_area(), *(other.area for other in others))
     site = BackendSite(PoolArea(np.empty((1, 0), np.uint8)), spec.config.pool_dir, wire, devices)
     checksums = (pool.checksum, *(other.checksum for other in others))
-    return _Reach(
+    return _PoolRoute(
         wire, {name: backend(name)(site) for name in usable(spec.config.encrypted) if direct(name)}, checksums
     )
 
 
-def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _Reach:
+def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
     """A device's pool: staging beside it, for the ways that need some."""
     window = window_pages(pool.shape.page_bytes)
     slots = max(2 * window, min(STAGED_BYTES // pool.shape.page_bytes, pool.shape.pages))
     out = slots if Role.PREFILL in spec.config.roles else 0
     back = slots if set(spec.config.roles) != {Role.PREFILL} else 0
-    staging = Staging(pool, new_path(group.value, Path(spec.config.pool_dir)), out + back)
+    staging = PageStaging(pool, new_path(group.value, Path(spec.config.pool_dir)), out + back)
     text = "staging of %s KV: %d pages to leave and %d to come, %.0f MiB in %s"
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
     site = BackendSite(staging.area, spec.config.pool_dir, wire, (pool.device_area(),))
-    return _Reach(
+    return _PoolRoute(
         wire,
         _backends(spec, site),
         (pool.checksum,),
         staging.area.path,
-        Outlet(staging, Slots(range(out)), proof=pool.shape.pages),
-        Inlet(staging, Slots(range(out, out + back)), window),
+        StagingOutlet(staging, SlotAllocator(range(out)), proof=pool.shape.pages),
+        StagingInlet(staging, SlotAllocator(range(out, out + back)), window),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a landed step means: which tokens are kept, who ends, what drafters and leases are told.
+"""Commits a landed step: the tokens that count, the sequences that end, the reports to drafters and leases.
 
 It is the same for every runner. Work is of three kinds: rows of a prompt, the end of a prompt that is decoded
 elsewhere, and what gives tokens here (a round, or the end of a prompt).
@@ -16,24 +16,24 @@ from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.stopping import finish
 from eyas.engine.ipc.messages import PrefillDone
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.leases import Leases
-from eyas.engine.loop.drafting import Drafting
-from eyas.engine.loop.runner import Runner
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.kv.leases import LeaseTable
+from eyas.engine.loop.drafting import DraftCoordinator
+from eyas.engine.loop.runner import StepRunner
 from eyas.engine.scheduling.ranked import Schedulers
 
 
 @dataclass(frozen=True)
-class Committer:
+class StepCommitter:
     """Commits steps in the order of their landing. `on_end` is told of every sequence that finished,
     `on_broken` of every request with logits that are not finite.
     """
 
     scheduler: Schedulers
-    runner: Runner
-    drafting: Drafting
-    leases: Leases
-    outbox: Outbox
+    runner: StepRunner
+    drafting: DraftCoordinator
+    leases: LeaseTable
+    outbox: EventOutbox
     eos_ids: tuple[int, ...]
     new_uid: Callable[[], int]
     on_end: Callable[[Sequence], None]

@@ -1,4 +1,4 @@
-"""What a drafter outside the step is told, and what becomes of its proposals.
+"""Coordinates a drafter outside the step: its commits, and its proposals.
 
 Rows reach it in one batch per step, once they are certain. Where a step drafts by itself there is no such
 drafter: then a sequence's last feature is only kept, for the step in which it begins.
@@ -20,19 +20,19 @@ from eyas.common.types import KvHandle, RequestDraftLimits
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.batch.window import KeptRows
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.batch.window import DeviceRows
+from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.messages import DraftDown, DraftUp
-from eyas.engine.loop.patience import Patience
+from eyas.engine.loop.patience import DraftWait
 from eyas.engine.speculation.depths.depth import narrowed, shallower
-from eyas.engine.speculation.depths.pacing import Pacing
-from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
+from eyas.engine.speculation.depths.pacing import DepthPacing
+from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, SequenceProposal
 
 NO_LIMITS = RequestDraftLimits()
 NOTHING = DraftTree((), ())
 
 
-class Drafting:
+class DraftCoordinator:
     """`drafter`: None if there is none outside the step. `most_nodes`: of a proposal that a step verifies.
 
     `spec`: what is wanted of the drafter; with `pacing` as deep as that says, and at most so.
@@ -44,8 +44,8 @@ class Drafting:
         width: int,
         most_nodes: int,
         spec: SpeculationConfig = EngineConfig.speculation,
-        pacing: Pacing | None = None,
-        grammars: Grammars | None = None,
+        pacing: DepthPacing | None = None,
+        grammars: GrammarManager | None = None,
     ) -> None:
         """`width`: of the head; 0 without one. `grammars`: they cut drafts, and force some."""
         self.drafter = drafter
@@ -53,10 +53,10 @@ class Drafting:
         self._pacing = pacing
         self._grammars = grammars
         self.plain = False  # the steps have no room for drafts
-        self.patience = Patience()
+        self.patience = DraftWait()
         self._width = width
         self._most_nodes = most_nodes
-        self._commits: list[Commit] = []
+        self._commits: list[AcceptedRows] = []
         self._held: list[Sequence] = []  # those held to a grammar that have new tokens
 
     # --- what is certain -------------------------------------------------------------------------------
@@ -75,14 +75,14 @@ class Drafting:
         if self.drafter.local_kv:
             if tokens and (seq.drafting or (seq.draft_len == start and self._open(seq, start))):
                 want = self._want(seq) if propose else None
-                self._commits.append(Commit(seq, start, tokens, features, want))
+                self._commits.append(AcceptedRows(seq, start, tokens, features, want))
             return
         seq.window.add(start, features)
         if not propose:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
             late, want = not one.drafts.offered, self._want(seq)
-            self._commits.append(Commit(seq, start, tokens, features, want, one.ringed, late))
+            self._commits.append(AcceptedRows(seq, start, tokens, features, want, one.ringed, late))
         else:
             self._open_from_window(seq)
 
@@ -122,7 +122,7 @@ class Drafting:
             return self._open_from_window(seq, handle)
         if seq.draft_len != base or not self._open(seq, base):
             return False
-        self._commits.append(Commit(seq, base, seq.output[:1], feature, self._want(seq)))
+        self._commits.append(AcceptedRows(seq, base, seq.output[:1], feature, self._want(seq)))
         return True
 
     def _open(self, seq: Sequence, base: int, handle: KvHandle | None = None) -> bool:
@@ -138,7 +138,7 @@ class Drafting:
         if not seq.window.chunks or not self._open(seq, base, handle):
             return False
         recent = _read(seq.window.chunks)
-        self._commits.append(Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, self._want(seq)))
+        self._commits.append(AcceptedRows(seq, base, seq.tokens(base + 1, len(seq)), recent, self._want(seq)))
         return True
 
     def _want(self, seq: Sequence) -> SpeculationConfig | None:
@@ -189,7 +189,7 @@ class Drafting:
             if seq.pages and seq.tree is None:
                 self._settle(seq, NOTHING)
 
-    def _adopt(self, draft: Draft) -> None:
+    def _adopt(self, draft: SequenceProposal) -> None:
         """What follows the tokens committed since, within what may be emitted."""
         seq = draft.seq
         if not seq.pages or draft.base >= len(seq):
@@ -252,7 +252,7 @@ class Drafting:
 def _read(chunks: Iterable[Any]) -> torch.Tensor:
     """[n, head width] on the host. What a device keeps is asked for at once."""
     found = []
-    for kept, some in itertools.groupby(chunks, lambda one: isinstance(one, KeptRows)):
+    for kept, some in itertools.groupby(chunks, lambda one: isinstance(one, DeviceRows)):
         several = list(some)
         if kept:
             rows = range(several[0].rows.start, several[-1].rows.stop)

@@ -1,7 +1,7 @@
-"""The engine of a target model: one loop that receives, steps and tells.
+"""The engine of a target model: one loop that receives commands, runs steps and sends events.
 
-How a step goes is the business of `eyas.engine.loop.step_loop`, who computes it that of a `Runner`. The
-engine owns slots, pages, leases and every request; it knows nothing of gRPC, HTTP or text.
+How a step goes is the business of `eyas.engine.loop.step_loop`, who computes it that of a `StepRunner`. The
+engine owns slots, pages, leases and every request.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from eyas.common.config import EngineConfig
 from eyas.common.step_times import UNSEEN
 from eyas.common.types import WorkerBacklog
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
-    Attach,
-    Cached,
-    Cancel,
+    AttachKv,
+    CacheUpdate,
+    CancelGeneration,
     DraftDown,
-    Drain,
+    DrainEngine,
+    EngineLoad,
+    EngineReady,
+    EngineStopped,
     FlushCache,
     HostCache,
-    Load,
-    Moved,
-    Prefill,
+    PrefillPrompt,
     ProbeLink,
-    Ready,
-    Release,
-    Shutdown,
+    ReleaseLease,
+    ShutdownEngine,
     StagePages,
-    Stopped,
-    Submit,
-    Unstage,
+    SubmitGeneration,
+    TransferTotals,
+    UnstagePages,
     WatchClosed,
     WatchOpened,
 )
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.ipc.pulse import Pulse
-from eyas.engine.kv.leases import Leases
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.ipc.pulse import EngineHeartbeat
+from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.kv.pulls import TOLD, Pulls, Told
-from eyas.engine.kv.stager import Stager
-from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.drafting import Drafting
-from eyas.engine.loop.runner import Runner
+from eyas.engine.kv.pulls import TOLD, PullManager, Told
+from eyas.engine.kv.stager import PageStager
+from eyas.engine.loop.commit import StepCommitter
+from eyas.engine.loop.drafting import DraftCoordinator
+from eyas.engine.loop.runner import StepRunner
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.loop.step_paces import StepPaces
 from eyas.engine.scheduling.admission import Admission
@@ -58,7 +58,7 @@ from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.flushes import Flushes
 from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.scheduling.requests import Requests
-from eyas.engine.speculation.depths.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import DepthPacing
 from eyas.engine.speculation.drafters.base import Drafter
 from kv_transfer.copier import PageCopier
 
@@ -72,7 +72,7 @@ STOP_S = 5.0  # the longest wait at shutdown for a copy that still runs
 
 
 @dataclass(frozen=True)
-class Parts:
+class EngineParts:
     """Everything an engine is made of, loaded and warm.
 
     `drafter`: one outside the steps, if there is one. `pacing`: where depths are adaptive. `pulls`: of target
@@ -81,38 +81,38 @@ class Parts:
 
     config: EngineConfig
     model: ModelConfig
-    runner: Runner
+    runner: StepRunner
     pools: tuple[KvPool, ...]  # target first; a draft pool here shares its page numbers
     scheduler: Schedulers
     drafter: Drafter | None
-    pacing: Pacing | None
-    leases: Leases
-    stager: Stager
-    pulls: Pulls
-    draft_pulls: Pulls | None
+    pacing: DepthPacing | None
+    leases: LeaseTable
+    stager: PageStager
+    pulls: PullManager
+    draft_pulls: PullManager | None
     copiers: tuple[PageCopier, ...]
     travels: bool
-    outbox: Outbox
-    grammars: Grammars
-    ready: Ready
+    outbox: EventOutbox
+    grammars: GrammarManager
+    ready: EngineReady
 
 
 class Engine:
-    """Built from `Parts`; `run` blocks until `Shutdown`, or until nothing is left to do after `Drain`.
+    """Built from `EngineParts`; `run` blocks until `ShutdownEngine`, or until idle after `DrainEngine`.
 
     `pulse`: of all that the engine computes with.
     """
 
-    def __init__(self, parts: Parts, link: EngineLink, pulse: Pulse | None = None) -> None:
+    def __init__(self, parts: EngineParts, link: EngineLink, pulse: EngineHeartbeat | None = None) -> None:
         self._parts = parts
         self._link = link
-        self._pulse = pulse or Pulse(link)
+        self._pulse = pulse or EngineHeartbeat(link)
         self._scheduler = parts.scheduler
         self._outbox = parts.outbox
         self._pulls = [pulls for pulls in (parts.pulls, parts.draft_pulls) if pulls is not None]
         nodes = parts.scheduler.limits.round_rows - 1
         spec, width = parts.config.speculation, parts.ready.draft_width
-        self._drafting = Drafting(parts.drafter, width, nodes, spec, parts.pacing, parts.grammars)
+        self._drafting = DraftCoordinator(parts.drafter, width, nodes, spec, parts.pacing, parts.grammars)
         self._requests = self._new_requests()
         self._flushes = Flushes(parts.scheduler, parts.outbox, self._work)
         self._loop = self._new_loop()
@@ -120,7 +120,7 @@ class Engine:
         self._stopping = False
         self._progress = 0
         self._heard = 0  # commands
-        self._loaded: tuple[float, Load | None] = (0.0, None)
+        self._loaded: tuple[float, EngineLoad | None] = (0.0, None)
         self._backlog: tuple[float, WorkerBacklog] = (0.0, WorkerBacklog())
         self._busy = False
 
@@ -152,7 +152,7 @@ class Engine:
 
     def _new_loop(self) -> StepLoop:
         parts = self._parts
-        committer = Committer(
+        committer = StepCommitter(
             scheduler=parts.scheduler,
             runner=parts.runner,
             drafting=self._drafting,
@@ -170,27 +170,27 @@ class Engine:
     def _routes(self) -> dict[type, Callable[..., None]]:
         requests, leases, stager = self._requests, self._parts.leases, self._parts.stager
         return {
-            Submit: requests.submit,
-            Attach: requests.attach,
-            Cancel: requests.cancel,
-            Prefill: requests.prefill,
+            SubmitGeneration: requests.submit,
+            AttachKv: requests.attach,
+            CancelGeneration: requests.cancel,
+            PrefillPrompt: requests.prefill,
             WatchOpened: leases.watch_opened,
             WatchClosed: leases.watch_closed,
-            Release: leases.release,
+            ReleaseLease: leases.release,
             StagePages: stager.stage,
-            Unstage: stager.unstage,
+            UnstagePages: stager.unstage,
             **dict.fromkeys(TOLD, self._told),
             ProbeLink: self._probe,
             FlushCache: self._flushes.begin,
             DraftDown: self._drafts_came,
-            Drain: requests.drain,
-            Shutdown: self._shut_down,
+            DrainEngine: requests.drain,
+            ShutdownEngine: self._shut_down,
         }
 
     # --- the loop ------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serves until it is told to stop, then frees everything and says `Stopped`."""
+        """Serves until it is told to stop, then frees everything and says `EngineStopped`."""
         gc.collect()
         gc.freeze()  # what the start left behind is not searched again: that would stop a step for 20 ms
         # Together, so that no worker is known to serve whose room is not known: it would count as full.
@@ -208,7 +208,7 @@ class Engine:
                 self._tell()
         finally:
             self._close()
-        self._link.send([Stopped()])
+        self._link.send([EngineStopped()])
 
     def _receive(self) -> None:
         """Take commands; wait for drafts while that is worth it, and nap when there is nothing to do."""
@@ -294,10 +294,10 @@ class Engine:
             events.append(self._stamped(load, now))
         if any(changes := self._scheduler.cache.news(NEWS)):
             shape = self._scheduler.cache.shape
-            events.append(Cached(shape.size, shape.lookahead, *changes))
+            events.append(CacheUpdate(shape.size, shape.lookahead, *changes))
         self._link.send(events)
 
-    def _stamped(self, load: Load, now: float) -> Load:
+    def _stamped(self, load: EngineLoad, now: float) -> EngineLoad:
         """With what every loop changes, which alone is no news."""
         seconds, sequences = self._loop.counts.seconds, self._loop.counts.sequences
         return msgspec.structs.replace(
@@ -321,10 +321,10 @@ class Engine:
             self._backlog = (now, backlog(self._requests, self._loop.share.at(now), pace))
         return self._backlog[1]
 
-    def _load(self) -> Load:
+    def _load(self) -> EngineLoad:
         scheduler = self._scheduler
         running = len(scheduler.running)
-        return Load(
+        return EngineLoad(
             progress=0,
             pending=bool(running or scheduler.waiting),
             running=running,
@@ -342,12 +342,12 @@ class Engine:
             host=HostCache() if scheduler.host is None else scheduler.host.counts,
         )
 
-    def _moved(self) -> dict[str, Moved]:
+    def _moved(self) -> dict[str, TransferTotals]:
         """Of all pulls, by path."""
-        moved: dict[str, Moved] = {}
+        moved: dict[str, TransferTotals] = {}
         for pulls in self._pulls:
             for path, some in pulls.moved.items():
-                moved[path] = moved.get(path, Moved()).joined(some)
+                moved[path] = moved.get(path, TransferTotals()).joined(some)
         return moved
 
     def _drafts_came(self, down: DraftDown) -> None:
@@ -356,7 +356,7 @@ class Engine:
 
     # --- the end -------------------------------------------------------------------------------------
 
-    def _shut_down(self, _: Shutdown) -> None:
+    def _shut_down(self, _: ShutdownEngine) -> None:
         self._stopping = True
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Who computes the rows of a step: one process for all, or attention ranks, each for its own sequences.
+"""The forward of a step: in one process for all rows, or in attention ranks, each for its own sequences.
 
 Rank 0 composes every step for all ranks and tells it to each, so all have the same number of steps and know
 how many rows the others have. An idle rank runs no rows of its own and takes part in every exchange: its
@@ -20,11 +20,11 @@ from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import LOAD_S, STEP_S, RankLeader, join_leader
-from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
+from eyas.engine.parallel.ranks import RankCall, RankChannel, RankInfo, follow
 from eyas.engine.parallel.step_calls import STEP, StepRows, rows_of, step
 
 
-class Forward(Protocol):
+class StepForward(Protocol):
     """The rows of one step through all layers, once for each step."""
 
     def __call__(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +63,8 @@ class RankForward:
 
     @torch.inference_mode()
     def run(self, group: ProcessGroup, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """All ranks call it with the same rows. Rank 0 gets what a `Forward` gives, the others no rows."""
+        """All ranks call it with the same rows. Rank 0 gets what a `StepForward` gives, the others no
+        rows."""
         shares = rows.shares(group.ranks, self._pages // group.ranks)
         counts = [len(share.tokens) for share in shares]
         self._experts.begin(group, counts)
@@ -80,7 +81,7 @@ class RankForward:
         return nothing, nothing.repeat(1, len(share.taps))
 
 
-def serve(own: RankForward, rank_info: RankInfo, channel: Channel) -> None:
+def serve(own: RankForward, rank_info: RankInfo, channel: RankChannel) -> None:
     """A rank above 0, loaded: it does its part of every step until rank 0 closes the channel."""
     group = join_leader(rank_info, channel, "cpu", STEP_S)
     if group is None:

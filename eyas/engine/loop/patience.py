@@ -1,4 +1,4 @@
-"""How long a step may wait for drafts: what running acceptance says a proposal is worth, and no more.
+"""Bounds a step's wait for drafts by what running acceptance says a proposal is worth.
 
 A proposal that arrives saves `gain` plain steps, so waiting pays up to gain x the step's time; beyond that
 the step goes plainly and the late proposal is trimmed when it comes.
@@ -19,7 +19,7 @@ any proposal to come in time, no step would show that proposals have become wort
 """
 
 
-class Patience:
+class DraftWait:
     """Running averages of what a step takes and of what a proposal saves."""
 
     def __init__(self) -> None:

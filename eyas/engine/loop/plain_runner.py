@@ -1,7 +1,6 @@
-"""Runs one step, the specification: every `Work` in one forward, then one sampling call for all sampled rows.
+"""The specification of a step: all works in one forward, then one sampling call for all sampled rows.
 
-It knows tensors and the model, and walks the drafts; it decides nothing: what runs was chosen by the
-scheduler, what the tokens mean is decided when they are committed.
+It decides nothing: the scheduler has chosen what runs, and the commit decides what the tokens mean.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import torch
 
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.sequence import Work
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.stopping import banned_ids
-from eyas.engine.batch.tree import Drafts
-from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.batch.tree import DraftCounts
+from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.loop.forwards import Forward
+from eyas.engine.loop.forwards import StepForward
 from eyas.engine.models.base import DecoderModel, FeatureTap
 from eyas.engine.parallel.step_calls import StepRows
-from eyas.engine.sampling.sampler import Row, Sampled, sample
+from eyas.engine.sampling.sampler import SampledRow, SampledTokens, sample
 from eyas.engine.sampling.scores import score_slices
 from eyas.engine.speculation.verify import walk
 
@@ -61,9 +60,9 @@ class PlainRunner:
         self,
         model: DecoderModel[ForwardBatch],
         pools: tuple[KvPool, ...],
-        forward: Forward,
+        forward: StepForward,
         tap: FeatureTap | None,
-        grammars: Grammars | None,
+        grammars: GrammarManager | None,
         beat: Beat = no_pulse,
     ) -> None:
         """`grammars`: of requests that have one; None: none has. `beat`: is called after each work's rows."""
@@ -100,7 +99,7 @@ class PlainRunner:
         features = self._tap.features(tapped) if self._tap else None
 
         picked: list[int] = []
-        rows: list[Row] = []
+        rows: list[SampledRow] = []
         counts: list[int] = []  # sampled rows of each work
         first = 0
         for work in works:
@@ -110,7 +109,7 @@ class PlainRunner:
             counts.append(len(mine))
             picked += _picked(work, first, len(mine))
             first += len(work.tokens)
-        sampled = Sampled([], [])
+        sampled = SampledTokens([], [])
         if rows:
             self._beat()
             places = torch.tensor(picked, device=residual.device)
@@ -143,7 +142,7 @@ class PlainRunner:
                 results[i] = one._replace(scores=(asked, found.packed()))
         return results
 
-    def _rows(self, work: Work) -> list[Row]:
+    def _rows(self, work: Work) -> list[SampledRow]:
         """The sampling context of every row of `work` that gives a token."""
         if not work.sample:
             return []
@@ -153,21 +152,23 @@ class PlainRunner:
         first = masks[0] if masks else None
         if work.tree is None:
             choices = (seq.choice, *seq.forks)
-            return [Row(params, c, len(seq), seq.prompt, seq.output, (), banned, first) for c in choices]
-        rows = [Row(params, seq.choice, len(seq), seq.prompt, seq.output, (), banned, first)]
+            return [
+                SampledRow(params, c, len(seq), seq.prompt, seq.output, (), banned, first) for c in choices
+            ]
+        rows = [SampledRow(params, seq.choice, len(seq), seq.prompt, seq.output, (), banned, first)]
         for node in range(len(work.tree.tokens)):
             ancestors = [work.tree.tokens[i] for i in work.tree.path(node)]
             depth = len(ancestors)
             banned = banned_ids(params, self._eos_ids, len(seq.output) + depth)
             at, mask = len(seq) + depth, masks[1 + node] if masks else None
-            rows.append(Row(params, seq.choice, at, seq.prompt, seq.output, ancestors, banned, mask))
+            rows.append(SampledRow(params, seq.choice, at, seq.prompt, seq.output, ancestors, banned, mask))
         return rows
 
 
 def verified(
     works: SequenceOf[Work],
     counts: SequenceOf[int],
-    sampled: Sampled,
+    sampled: SampledTokens,
     features: torch.Tensor | None,
     pool: KvPool,
 ) -> list[StepResult]:
@@ -177,7 +178,7 @@ def verified(
     first, at = 0, 0
     for work, count in zip(works, counts, strict=True):
         mine = None if features is None else features[first : first + len(work.tokens)]
-        share = Sampled(sampled.tokens[at : at + count], sampled.logprobs[at : at + count])
+        share = SampledTokens(sampled.tokens[at : at + count], sampled.logprobs[at : at + count])
         one, nodes = _walked(work, share, mine) if work.tree else _plain(work, share, mine)
         landed.append(one)
         moves += _moves(work, nodes, pool.page_size)
@@ -189,7 +190,7 @@ def verified(
     return landed
 
 
-def _plain(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[StepResult, list[int]]:
+def _plain(work: Work, share: SampledTokens, features: torch.Tensor | None) -> tuple[StepResult, list[int]]:
     """A row without drafts, or a chunk; the prompt's last row has a token for each choice."""
     firsts = zip(share.tokens[1:], share.logprobs[1:], strict=True)
     forks = dict(zip(work.seq.forks, firsts, strict=True)) if work.sample else {}
@@ -197,7 +198,7 @@ def _plain(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[S
     return landed, list(range(len(work.tokens)))
 
 
-def _walked(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[StepResult, list[int]]:
+def _walked(work: Work, share: SampledTokens, features: torch.Tensor | None) -> tuple[StepResult, list[int]]:
     """A round with drafts: what the target agrees with, from the root down."""
     assert work.tree is not None
     verdict = walk(work.tree, share.tokens)
@@ -206,7 +207,7 @@ def _walked(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[
         work,
         verdict.tokens,
         [share.logprobs[node] for node in nodes],
-        Drafts(len(verdict.path), work.tree.height, len(work.tree)),
+        DraftCounts(len(verdict.path), work.tree.height, len(work.tree)),
         features=None if features is None else features[nodes],
     )
     return landed, nodes
@@ -229,10 +230,10 @@ def _picked(work: Work, first: int, count: int) -> list[int]:
     return [first + len(work.tokens) - 1] * count
 
 
-def _span(work: Work) -> Span:
+def _span(work: Work) -> QuerySpan:
     tree = work.tree
     if tree is None or tree.is_chain:
-        return Span(work.seq.pages, work.start, len(work.tokens))
+        return QuerySpan(work.seq.pages, work.start, len(work.tokens))
     root = (work.start,)
     below = [root + tuple(work.start + 1 + i for i in tree.path(node)) for node in range(len(tree.tokens))]
-    return Span(work.seq.pages, work.start, len(work.tokens), (root, *below))
+    return QuerySpan(work.seq.pages, work.start, len(work.tokens), (root, *below))

@@ -1,4 +1,4 @@
-"""What a step loop needs of the runner that computes its steps: launch, and land what was launched.
+"""The interface of the runners that compute steps: launch, and land what was launched.
 
 A runner on a device has launched when it returns, and its flight waits for the device when it lands. The
 plain runner, the specification, has computed everything when it returns: its flight only hands it over.
@@ -53,7 +53,7 @@ class InFlightStep(Protocol):
         ...
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """Computes steps, in the order of their launches.
 
     `draft_wait_s`: how long the steps that are launched next may wait for drafts that come to them by

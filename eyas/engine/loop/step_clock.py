@@ -1,8 +1,8 @@
-"""When the step in flight will have ended, so that the next is composed late, with all who have come.
+"""Predicts the end of the step in flight, so that the next is composed late, with all newcomers.
 
-A step composed as soon as the one before has landed would keep every newcomer waiting for two whole steps. It
-knows shapes and seconds only. What it expects is a guess: the loop also looks whether the step is over, else
-a step that was once seen to end late would be waited for that long ever after.
+A step composed as soon as the one before has landed would keep every newcomer waiting for two whole steps.
+What it expects is a guess: the loop also looks whether the step is over, else a step that was once seen to
+end late would be waited for that long ever after.
 """
 
 from __future__ import annotations

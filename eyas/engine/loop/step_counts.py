@@ -1,4 +1,4 @@
-"""What the steps of a loop were like: how long each took, and how many sequences it had."""
+"""Counts the steps of a loop: how long each took, and how many sequences it had."""
 
 from __future__ import annotations
 

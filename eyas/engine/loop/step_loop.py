@@ -1,4 +1,4 @@
-"""How a step goes: composed, launched, landed, committed. It knows neither tensors nor what tokens mean.
+"""The step loop: each step is composed, launched, landed and committed.
 
 A runner that runs ahead has the next step launched before this one's tokens are known: the device keeps every
 sequence's truth, and the host holds lower bounds and learns the result one step late. With the plain runner
@@ -16,13 +16,13 @@ from eyas.engine.batch.sequence import Kind, Work
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.ipc.messages import PrefillStarted
 from eyas.engine.ipc.pulse import Beat, no_pulse
-from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.runner import InFlightStep, Runner
+from eyas.engine.loop.commit import StepCommitter
+from eyas.engine.loop.runner import InFlightStep, StepRunner
 from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.loop.step_paces import StepPaces
 from eyas.engine.scheduling.ranked import Schedulers
-from eyas.engine.speculation.depths.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import DepthPacing
 
 LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked for so often
 
@@ -34,9 +34,9 @@ class StepLoop:
     """
 
     scheduler: Schedulers
-    runner: Runner
-    committer: Committer
-    pacing: Pacing | None = None
+    runner: StepRunner
+    committer: StepCommitter
+    pacing: DepthPacing | None = None
     paces: StepPaces | None = None
     beat: Beat = no_pulse
     counts: StepCounts = field(default_factory=StepCounts)

@@ -1,7 +1,6 @@
 """Compares the steps that landed with the table that the engine measured at its start.
 
-It knows what a step was made of, and what the table says of such a step. What follows from the difference is
-a router's to know.
+Routers decide what follows from the difference.
 """
 
 from __future__ import annotations

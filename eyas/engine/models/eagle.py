@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, Norms
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, NormNames
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
@@ -60,7 +60,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         fit.wants(name not in shapes, f"{NAME} has no {name}, and it has one")
     first, *others = stored_layers(decoder.layers[0], shapes, fit)
     fit.settle()
-    first = dataclasses.replace(first, norms=Norms(before_attention=""))
+    first = dataclasses.replace(first, norms=NormNames(before_attention=""))
     return DraftConfig(
         folder=folder,
         algorithm="eagle",

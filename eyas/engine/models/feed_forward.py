@@ -10,7 +10,7 @@ import torch
 
 from eyas.engine.checkpoint.config import FeedForwardSpec
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
-from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.layers.mlp import down_name, gate_up_names
@@ -22,11 +22,11 @@ GATES = {"silu": False, "gelu_tanh": True}
 """The activations that kernels know, and whether that is GELU."""
 
 
-def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> Gate | None:
+def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> GateActivation | None:
     """What kernels know of an activation that `down` reads; None: they do not know it, or there is a bias."""
     if spec.bias or spec.activation not in GATES:
         return None
-    return Gate(GATES[spec.activation], down.rounding)
+    return GateActivation(GATES[spec.activation], down.rounding)
 
 
 class GatedFeedForward(Generic[ProjectionT]):

@@ -20,16 +20,16 @@ from eyas.engine.models.ops.many_rows import ManyRows
 
 
 def product(
-    x: torch.Tensor, weight: torch.Tensor, launch: skinny.Launch, bias: torch.Tensor | None = None
+    x: torch.Tensor, weight: torch.Tensor, launch: skinny.ProductLaunch, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x [m, k], weight [n, k], bias [n] -> x . weight^T + bias, [m, n]."""
     if x.shape[0] > skinny.MAX_ROWS:
         return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
     out = skinny.empty_padded(x.shape[0], weight.shape[0], like=x)
     if bias is None:
-        skinny.linear(skinny.Source(x), weight, out, launch)
+        skinny.linear(skinny.ProductInput(x), weight, out, launch)
     else:
-        skinny.linear(skinny.Source(x), weight, out, launch, residual=out.copy_(bias))
+        skinny.linear(skinny.ProductInput(x), weight, out, launch, residual=out.copy_(bias))
     return out
 
 

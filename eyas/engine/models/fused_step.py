@@ -16,8 +16,8 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels.attention.scores import Scores
-from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.attention.scores import ScoreScaling
+from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_tiles import Table, measured
 from eyas.engine.kernels.products import exact_wide, skinny, vendor
 from eyas.engine.kernels.products.blocks import Normed
@@ -33,7 +33,9 @@ class RowAttention(Protocol):
 
     tables: torch.Tensor
 
-    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+    ) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
 
 
@@ -47,7 +49,7 @@ class LayerContext:
     """
 
     group: ProcessGroup
-    launch: skinny.Launch
+    launch: skinny.ProductLaunch
     attention: RowAttention
     angles: Mapping[Rope, Angles]
     tiles: Table = field(default_factory=dict)  # of experts, and of weights in FP8 blocks
@@ -56,9 +58,9 @@ class LayerContext:
     sharers: ProcessGroup = field(default_factory=partial(ProcessGroup, RankInfo(), "cpu"))
 
     @cached_property
-    def products(self) -> Products:
+    def products(self) -> GroupedProducts:
         """Of experts, and of weights in FP8 blocks."""
-        return Products(self.launch, self.tiles, self.vendor)
+        return GroupedProducts(self.launch, self.tiles, self.vendor)
 
     @classmethod
     def on(
@@ -66,7 +68,7 @@ class LayerContext:
         device: str,
         config: ModelConfig,
         group: ProcessGroup,
-        launch: skinny.Launch,
+        launch: skinny.ProductLaunch,
         attention: RowAttention,
     ) -> LayerContext:
         """Computes the rotary tables of every RoPE in `config`, on `device`."""
@@ -95,9 +97,9 @@ class Forward:
         every = context.sharers.gather(whole)[:, : rows.count]
         return cls(rows, context, every.contiguous().view(-1))
 
-    def rotation(self, rope: Rope) -> skinny.Rotation:
+    def rotation(self, rope: Rope) -> skinny.RotaryInput:
         """How the forward's rows are rotated by `rope`."""
-        return skinny.Rotation(*self.context.angles[rope], self.rows.positions)
+        return skinny.RotaryInput(*self.context.angles[rope], self.rows.positions)
 
     def product(
         self, x: ProductRows | Normed, weight: Projection, bias: torch.Tensor | None = None
@@ -111,7 +113,7 @@ class Forward:
     ) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T -> [m, n], for any number of rows, by the bits of narrow steps.
 
-        `kind` and `span` as of `skinny_tiles.Shape`.
+        `kind` and `span` as of `skinny_tiles.ProductShape`.
         """
         return exact_wide.total(self.exact_shares(x, weight, kind, span), x.dtype)
 
@@ -122,10 +124,12 @@ class Forward:
         return weight.exact_shares(x, self.context.products, kind, span)
 
 
-def product_float32(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:
+def product_float32(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.ProductLaunch
+) -> None:
     """out float32 [m, n] = x [m, k] . weight [n, k]^T, for any number of rows."""
     if x.shape[0] <= skinny.MAX_ROWS:
-        skinny.linear(skinny.Source(x), weight, out, launch)
+        skinny.linear(skinny.ProductInput(x), weight, out, launch)
     elif launch.exact:
         out.copy_(exact_wide.product(x, weight, launch, dtype=torch.float32))
     elif x.is_cuda:

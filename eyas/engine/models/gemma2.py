@@ -9,10 +9,10 @@ import dataclasses
 from pathlib import Path
 
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import AttentionSpec, LayerSpec, ModelConfig, Norms
+from eyas.engine.checkpoint.config import AttentionSpec, LayerSpec, ModelConfig, NormNames
 from eyas.engine.models import keys
 
-NORMS = Norms(
+NORMS = NormNames(
     before_attention="input_layernorm",
     after_attention="post_attention_layernorm",
     before_feed_forward="pre_feedforward_layernorm",

@@ -11,7 +11,7 @@ import torch
 from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import ProjectionT
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
 from eyas.engine.layers.norm import load_gain
@@ -49,8 +49,8 @@ class HeadsAttention(Generic[ProjectionT]):
         if spec.row_norms:
             row_gains = query_key_gains(config, spec, weights, prefix)
         self.norm = None if gain is None else norm_before(config, gain, qkv)
-        shape = row_kernels.Heads(heads, kv_heads, dim, norms)
-        self._qkv = QkvPart(qkv, spec, shape, Scores.of(spec), bias, row_gains)
+        shape = row_kernels.HeadLayout(heads, kv_heads, dim, norms)
+        self._qkv = QkvPart(qkv, spec, shape, ScoreScaling.of(spec), bias, row_gains)
 
     @property
     def projections(self) -> tuple[ProjectionT, ...]:

@@ -15,7 +15,7 @@ from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection
 from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products.skinny_tiles import Table, Tile
+from eyas.engine.kernels.products.skinny_tiles import ProductTile, Table
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.models.blocks import Gains
 from eyas.engine.models.feed_forward import GatedLoaders, gate_of
@@ -103,9 +103,9 @@ def _biases(
 
 
 def router_tiles(rows: int, hidden: int) -> Table:
-    """For `skinny.Launch`. A router has few rows: its programs take few of them, and share k."""
+    """For `skinny.ProductLaunch`. A router has few rows: its programs take few of them, and share k."""
     split = next(split for split in (8, 4, 2, 1) if hidden % (split * SIDE) == 0)
-    tile = Tile(columns=SIDE, depth=128, warps=4, stages=6, split=split)
+    tile = ProductTile(columns=SIDE, depth=128, warps=4, stages=6, split=split)
     return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kv.pool import KvPool
 
 
@@ -20,7 +20,7 @@ class Newest:
     wide.
     """
 
-    def __init__(self, spans: Sequence[Span], pool: KvPool, stages: int, width: int) -> None:
+    def __init__(self, spans: Sequence[QuerySpan], pool: KvPool, stages: int, width: int) -> None:
         """`spans`: of the forward, one after the other."""
         self._kept = pool.behind(stages + 1, stages, width)
         size = pool.page_size

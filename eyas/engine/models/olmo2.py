@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, Norms
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, NormNames
 from eyas.engine.models import keys
 
-NORMS = Norms(
+NORMS = NormNames(
     before_attention="",
     after_attention="post_attention_layernorm",
     before_feed_forward="",

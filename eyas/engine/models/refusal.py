@@ -12,7 +12,7 @@ from eyas.engine.checkpoint.config import (
     LatentSpec,
     LayerSpec,
     ModelConfig,
-    Norms,
+    NormNames,
 )
 from eyas.engine.checkpoint.quantized import FP8_SIDE
 
@@ -51,7 +51,7 @@ def _layer_refusal(layer: LayerSpec) -> str:
     known: dict[str, tuple[type, ...]] = {
         "attention": (AttentionSpec, LatentSpec),
         "feed_forward": (FeedForwardSpec, ExpertsSpec),
-        "norms": (Norms,),
+        "norms": (NormNames,),
     }
     for part, kinds in known.items():
         found = type(getattr(layer, part))

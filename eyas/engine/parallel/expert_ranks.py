@@ -2,8 +2,7 @@
 
 Every rank has rows of its own, attends with them alone, and has an equal share of each layer's experts, in
 the order of their numbers. Back comes one row for each choice of a row, not a sum: the rows' owner adds them
-up, in the order in which it would alone, so that the bits are those of one rank. This file knows rows and
-numbers of experts. It does not know what an expert does, nor how experts are chosen.
+up, in the order in which it would alone, so that the bits are those of one rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The ranks of one engine as a process group: collectives across their devices, barriers between their hosts.
 
-It knows PyTorch's collectives and the kernel for small sums. It does not know what the model computes between
-them. A group of one rank holds nothing and costs nothing.
+A group of one rank holds nothing and costs nothing.
 
 **Same bits everywhere.** Every rank receives the same sum to the bit. So ranks that sample from the same
 gathered logits with the same keyed noise agree on every token without exchanging one.
@@ -13,7 +12,8 @@ All ranks capture and replay the same graphs in the same order, and drop them be
 
 **Deadlines.** Construction, `least` and `barrier` raise EngineError after `timeout_s`. A captured NCCL
 collective whose peer is gone waits forever on the device, and NCCL's watchdog does not see it. So the caller
-that waits for a step's result must call `Followers.check` meanwhile; the end of rank 0 ends every follower.
+that waits for a step's result must call `RankFollowers.check` meanwhile; the end of rank 0 ends every
+follower.
 """
 
 from __future__ import annotations

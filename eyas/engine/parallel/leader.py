@@ -15,7 +15,7 @@ import torch
 
 from eyas.common.errors import EngineError
 from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.parallel.ranks import Channel, FollowerMain, Followers, RankCall, RankInfo
+from eyas.engine.parallel.ranks import FollowerMain, RankCall, RankChannel, RankFollowers, RankInfo
 
 JOIN = "join the group"
 START_S = 120.0  # a follower's process may take so long to be there
@@ -36,7 +36,7 @@ class RankLeader:
 
     def __init__(self, main: FollowerMain, ranks: int, meeting: Path) -> None:
         """Starts them, each in `main`, where it calls `join_leader`. `meeting`: a new file."""
-        self._followers = Followers(main, ranks, meeting)
+        self._followers = RankFollowers(main, ranks, meeting)
         self.rank_info = self._followers.rank_info
         self.whole = True
 
@@ -130,7 +130,7 @@ class WatchedEvent:
             return bool(self._event.query())
 
 
-def join_leader(rank_info: RankInfo, channel: Channel, device: str, wait_s: float) -> ProcessGroup | None:
+def join_leader(rank_info: RankInfo, channel: RankChannel, device: str, wait_s: float) -> ProcessGroup | None:
     """A follower's part of `RankLeader.meet`; None if rank 0 has left.
 
     It joins at rank 0's word: ranks may load for much longer than a group waits.

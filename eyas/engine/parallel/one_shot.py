@@ -14,8 +14,7 @@ overwrite the inbox of turn t.
 Numbers are added in one order: the residual, rank 0's, rank 1's and so on. What the exact arithmetic asks for
 beyond that are sums of squares over its groups of columns.
 
-This file knows addresses and numbers; `PeerMemory` maps the memory. All ranks call the kernel in the same
-order, each from one stream.
+`PeerMemory` maps the memory. All ranks call the kernel in the same order, each from one stream.
 """
 
 from __future__ import annotations

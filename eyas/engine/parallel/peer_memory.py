@@ -1,7 +1,7 @@
 """Device memory that every rank of a group maps: one buffer per rank, whose address all ranks know.
 
 It uses plain CUDA memory and its inter-process handles (CUDA driver API, "Memory Management":
-cuIpcGetMemHandle), no multicast. It knows allocation and exchange; kernels know what the bytes mean.
+cuIpcGetMemHandle), no multicast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GRANULE_BYTES = 2 * 1024 * 1024
 """The driver cuts smaller allocations out of one block, whose handle would lead to the block's start."""
 
 
-class _Handle(ctypes.Structure):
+class _MemoryHandle(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_ubyte * HANDLE_BYTES)]
 
 
@@ -74,7 +74,7 @@ class PeerMemory:
         _release(self, self._device)
 
     def _handle(self) -> torch.Tensor:
-        handle = _Handle()
+        handle = _MemoryHandle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self._own))
         return torch.tensor(list(handle.bytes), dtype=torch.uint8)
 
@@ -84,7 +84,7 @@ class PeerMemory:
         for rank, handle in enumerate(handles):
             address = ctypes.c_uint64(self._own)
             if rank != dist.get_rank():
-                theirs = _Handle.from_buffer_copy(handle)
+                theirs = _MemoryHandle.from_buffer_copy(handle)
                 flags = ctypes.c_uint(LAZY_ENABLE_PEER_ACCESS)
                 self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), theirs, flags)
                 self._opened.append(address.value)

@@ -1,8 +1,7 @@
 """The processes of an engine with several ranks: rank 0 leads, the other ranks follow.
 
 Rank 0 lives in the engine process and schedules. Ranks 1 .. n-1 are separate processes that run the same
-device work in the same order. This file knows processes, pipes and deadlines. It knows neither tensors nor
-what a call means. An engine of one rank has no followers and uses only `RankInfo` from here.
+device work in the same order. An engine of one rank has no followers and uses only `RankInfo` from here.
 
 The group lives and dies together: when a follower ends, rank 0's next call raises EngineError. The end of
 rank 0 kills its followers, also those that wait on a device forever.
@@ -59,7 +58,7 @@ class RankInfo:
     meeting: str = ""
 
 
-class Channel:
+class RankChannel:
     """An end of the pipe between a follower and rank 0. Iterating yields calls until the other end closes."""
 
     def __init__(self, pipe: socket.socket) -> None:
@@ -81,7 +80,7 @@ class Channel:
         return None
 
     def ready(self) -> None:
-        """Tells rank 0, which waits in `Followers.wait_ready`, that this rank is loaded."""
+        """Tells rank 0, which waits in `RankFollowers.wait_ready`, that this rank is loaded."""
         self._pipe.sendall(_framed(RankCall(READY)))
 
     def failed(self, reason: str) -> None:
@@ -95,17 +94,17 @@ class Channel:
         self._pipe.close()
 
 
-def follow(channel: Channel, calls: Mapping[str, Callable[[RankCall], None]]) -> None:
+def follow(channel: RankChannel, calls: Mapping[str, Callable[[RankCall], None]]) -> None:
     """The main loop of a follower: runs the function for each call's kind until rank 0 closes the channel."""
     for call in channel:
         calls[call.kind](call)
 
 
-FollowerMain = Callable[[RankInfo, Channel], None]
+FollowerMain = Callable[[RankInfo, RankChannel], None]
 """What a follower's process runs: it loads, says ready, joins its group, follows. It must be picklable."""
 
 
-class Followers:
+class RankFollowers:
     """Ranks 1 .. ranks-1: the constructor starts them, `close` ends them. `rank_info` is that of rank 0.
 
     `meeting` is the path of a file that the constructor makes and `close` removes. After a kill it stays: it
@@ -119,7 +118,7 @@ class Followers:
         self._meeting = meeting
         self.rank_info = RankInfo(0, ranks, str(meeting))
         others = [RankInfo(rank, ranks, str(meeting)) for rank in range(1, ranks)]
-        self._followers = [_Follower(main, rank_info) for rank_info in others]
+        self._followers = [_FollowerProcess(main, rank_info) for rank_info in others]
         # A process that ends waits for its children, and asks them by SIGTERM, to which these are deaf.
         self._end = Finalize(None, self._close, exitpriority=0)
 
@@ -181,14 +180,14 @@ class Followers:
         self._meeting.unlink(missing_ok=True)
 
 
-class _Follower:
+class _FollowerProcess:
     """One follower's process, and rank 0's end of its pipe."""
 
     def __init__(self, main: FollowerMain, rank_info: RankInfo) -> None:
         self.name = f"rank {rank_info.rank} of {rank_info.ranks}"
         self.pipe, theirs = socket.socketpair()
         self.pipe.settimeout(SEND_S)
-        self._told = Channel(self.pipe)  # one for all that it says: a reader reads ahead
+        self._told = RankChannel(self.pipe)  # one for all that it says: a reader reads ahead
         context = multiprocessing.get_context("spawn")
         arguments = (main, rank_info, theirs, os.getpid())
         self._process: SpawnProcess = context.Process(target=_run, args=arguments, daemon=True)
@@ -255,7 +254,7 @@ def _run(main: FollowerMain, rank_info: RankInfo, pipe: socket.socket, parent: i
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _die_with(parent)
-    channel = Channel(pipe)
+    channel = RankChannel(pipe)
     try:
         main(rank_info, channel)
     except Exception as error:

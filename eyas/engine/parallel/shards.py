@@ -1,4 +1,4 @@
-"""How a decoder is divided among the ranks of a group (Megatron-LM, section 3).
+"""Divides a decoder among the ranks of a group (Megatron-LM, section 3).
 
 | tensor | each rank holds | then |
 | --- | --- | --- |
@@ -12,9 +12,8 @@
 
 So a layer has two sums, and a rank's KV pool holds the rank's heads only; latents, which all heads read,
 every rank holds. A draft head's layers are of the same kind; every rank holds all of its fc. Biases of q, k
-and v are divided like their rows; only rank 0 adds the bias of o, so that the sum has it once. This file
-knows sizes only: `eyas.engine.checkpoint.weights` divides the tensors, and `ProcessGroup` does the sums and
-joins.
+and v are divided like their rows; only rank 0 adds the bias of o, so that the sum has it once.
+`eyas.engine.checkpoint.weights` divides the tensors, and `ProcessGroup` does the sums and joins.
 """
 
 from __future__ import annotations

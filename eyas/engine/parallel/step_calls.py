@@ -1,7 +1,7 @@
 """The rows of a step as a call to every rank: spans and tokens as integers, and back.
 
 Pages are numbered through all ranks: of `pages` each, rank r has those from r * pages on. So a span's pages
-say which rank attends with it. What rows mean is not known here.
+say which rank attends with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.parallel.ranks import RankCall
 
 STEP = "step"
@@ -22,13 +22,13 @@ STEP = "step"
 class StepRows:
     """Spans, one token for each of their rows, and the layers whose input is asked for."""
 
-    spans: SequenceOf[Span]
+    spans: SequenceOf[QuerySpan]
     tokens: SequenceOf[int]
     taps: tuple[int, ...] = ()
 
     def shares(self, ranks: int, pages: int) -> list[StepRows]:
         """What each rank computes; an idle one has no rows. Spans must stand in the order of their ranks."""
-        spans: list[list[Span]] = [[] for _ in range(ranks)]
+        spans: list[list[QuerySpan]] = [[] for _ in range(ranks)]
         tokens: list[list[int]] = [[] for _ in range(ranks)]
         first = last = 0
         for span in self.spans:
@@ -55,14 +55,14 @@ def rows_of(call: RankCall) -> StepRows:
     return StepRows(tuple(_spans(words[count:])), words[:count], tuple(taps))
 
 
-def _words(span: Span) -> list[int]:
+def _words(span: QuerySpan) -> list[int]:
     """Its sizes, its pages, and of each of its paths the length and the rows."""
     paths = span.paths or ()
     sizes = [span.start, span.count, span.offset, len(span.pages), len(paths)]
     return [*sizes, *span.pages, *(word for path in paths for word in (len(path), *path))]
 
 
-def _spans(words: list[int]) -> Iterator[Span]:
+def _spans(words: list[int]) -> Iterator[QuerySpan]:
     at = 0
 
     def take(count: int) -> list[int]:
@@ -74,4 +74,4 @@ def _spans(words: list[int]) -> Iterator[Span]:
         start, count, offset, pages, paths = take(5)
         table = take(pages)
         ways = tuple(tuple(take(take(1)[0])) for _ in range(paths))
-        yield Span(table, start, count, ways or None, offset)
+        yield QuerySpan(table, start, count, ways or None, offset)

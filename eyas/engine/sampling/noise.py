@@ -8,8 +8,7 @@ Philox4x32-10 turns the key (the 64-bit seed, low word first) and the counter
 with every operation rounded to float32. w is never 0 nor 1, so G lies between -2.9 and 22.9: always finite.
 
 Both logarithms are computed in float64 and rounded once, so that an element's bits depend neither on its
-place in a tensor nor on the vector width of the host's mathematical library. This file knows nothing of
-probabilities or requests.
+place in a tensor nor on the vector width of the host's mathematical library.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from eyas.common.params import SamplingParams
-from eyas.engine.sampling.row import Row
+from eyas.engine.sampling.row import SampledRow
 
 
-def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def adjusted(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """Logits [R, V] after bias, penalties, bans and masks: a copy, or `logits` if no row asks for any."""
     biased = [i for i, row in enumerate(rows) if row.params.logit_bias]
     penalised = [i for i, row in enumerate(rows) if _penalises(row.params)]
@@ -35,7 +35,7 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return logits
 
 
-def _bias(logits: Tensor, rows: Sequence[Row], biased: Sequence[int]) -> None:
+def _bias(logits: Tensor, rows: Sequence[SampledRow], biased: Sequence[int]) -> None:
     """Adds the biases, which are read once for all rows of a request: a tree has many."""
     places: dict[int, list[int]] = {}
     for i in biased:
@@ -47,14 +47,14 @@ def _bias(logits: Tensor, rows: Sequence[Row], biased: Sequence[int]) -> None:
         logits[at, tokens] += logits.new_tensor(list(bias.values()))
 
 
-def _allowed(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _allowed(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """Which ids the rows' masks allow: bool [R, V]."""
     masks = np.stack([row.allowed for row in rows if row.allowed is not None])
     bits = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
     return torch.from_numpy(bits).to(logits.device, torch.bool)
 
 
-def _banned(row: Row) -> list[int]:
+def _banned(row: SampledRow) -> list[int]:
     """The row's banned ids, and the last id of every bad word whose other ids are the end of the output.
 
     The ancestors of a tree node count as output.
@@ -79,7 +79,7 @@ def _penalises(params: SamplingParams) -> bool:
     )
 
 
-def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _penalised(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """Logits [R, V] after the penalties.
 
     Repetition divides positive logits, and multiplies negative ones, of ids in the prompt or the output.
@@ -96,7 +96,7 @@ def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return logits - presence * (in_output > 0) - frequency * in_output
 
 
-def _history(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+def _history(logits: Tensor, rows: Sequence[SampledRow]) -> tuple[Tensor, Tensor]:
     """How often each id occurs in the prompt, and in the output with the ancestors: two counts [R, V]."""
     counts: dict[int, Tensor] = {}
 

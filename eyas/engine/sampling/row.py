@@ -1,4 +1,4 @@
-"""The row: everything that sampling needs to know of a distribution besides its logits. No torch."""
+"""A row to sample: everything about its distribution besides the logits. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eyas.common.params import SamplingParams
 
 
 @dataclass(frozen=True)
-class Row:
+class SampledRow:
     """One distribution to sample from: a plain row, a prompt's last row, or one node of a verify tree.
 
     `position` is the absolute index of the token being sampled. `ancestors` are the draft tokens between

@@ -19,24 +19,24 @@ from eyas.engine.batch.step_result import NOT_FINITE
 from eyas.engine.sampling.filters import survivors, tempered
 from eyas.engine.sampling.noise import gumbel_at, gumbel_rows, streams
 from eyas.engine.sampling.processors import adjusted
-from eyas.engine.sampling.row import Row
+from eyas.engine.sampling.row import SampledRow
 from eyas.engine.sampling.scores import score
 
-__all__ = ["Row", "Sampled", "draft_probabilities", "perturbed", "sample"]
+__all__ = ["SampledRow", "SampledTokens", "draft_probabilities", "perturbed", "sample"]
 
 # Noise at chosen ids costs this many times as much per id as noise for a whole row.
 SPARSE_COST = 4
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledTokens:
     """One entry per row; a logprob is None where the row's parameters ask for none."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob | None]
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
+def sample(logits: Tensor, rows: Sequence[SampledRow]) -> SampledTokens:
     """The token of each row. `logits` float32 [R, V] come from the model and are not modified.
 
     Logprobs are the log-softmax of `logits`, before any processor; `top` is sorted, best first. Of a row
@@ -54,10 +54,10 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
     logprobs = _logprobs(logits, rows, chosen)
     finite = logits.amax(-1).isfinite().tolist()  # a maximum with NaN is NaN
     told = [token if sound else NOT_FINITE for token, sound in zip(chosen, finite, strict=True)]
-    return Sampled(told, logprobs)
+    return SampledTokens(told, logprobs)
 
 
-def perturbed(draft_logits: Tensor, rows: Sequence[Row], token_map: Tensor | None) -> Tensor:
+def perturbed(draft_logits: Tensor, rows: Sequence[SampledRow], token_map: Tensor | None) -> Tensor:
     """The scores of which a drafter that knows the seed should take the argmax: log q + G, [R, Vd].
 
     G is taken at the target's ids: `token_map` int64 [Vd] gives the target id of each draft id (None: the
@@ -73,7 +73,7 @@ def perturbed(draft_logits: Tensor, rows: Sequence[Row], token_map: Tensor | Non
     return draft_logits.index_copy(0, torch.tensor(warm, device=scores.device), scores)
 
 
-def draft_probabilities(draft_logits: Tensor, rows: Sequence[Row], token_map: Tensor | None) -> Tensor:
+def draft_probabilities(draft_logits: Tensor, rows: Sequence[SampledRow], token_map: Tensor | None) -> Tensor:
     """The chances by which a draft tree grows: softmax(draft logits + temperature * G), [R, Vd].
 
     The target takes the id with the best logit + temperature * G. A draft head's logits stand for the
@@ -90,7 +90,7 @@ def draft_probabilities(draft_logits: Tensor, rows: Sequence[Row], token_map: Te
     return draft_logits.index_copy(0, torch.tensor(warm, device=scores.device), scores).softmax(-1)
 
 
-def _draft_noise(scores: Tensor, rows: Sequence[Row], token_map: Tensor | None) -> Tensor:
+def _draft_noise(scores: Tensor, rows: Sequence[SampledRow], token_map: Tensor | None) -> Tensor:
     """G for each of the draft's ids, [R, Vd]."""
     stream = _streams(rows, scores)
     if token_map is None:
@@ -98,7 +98,7 @@ def _draft_noise(scores: Tensor, rows: Sequence[Row], token_map: Tensor | None) 
     return gumbel_at(stream, token_map.unsqueeze(0))
 
 
-def _with_noise(scores: Tensor, rows: Sequence[Row]) -> Tensor:
+def _with_noise(scores: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """scores + G. G is computed for the survivors only where that is less work."""
     stream = _streams(rows, scores)
     alive = scores > -torch.inf
@@ -110,11 +110,11 @@ def _with_noise(scores: Tensor, rows: Sequence[Row]) -> Tensor:
     return noisy
 
 
-def _streams(rows: Sequence[Row], like: Tensor) -> Tensor:
+def _streams(rows: Sequence[SampledRow], like: Tensor) -> Tensor:
     return streams([(row.params.seed, row.position, row.choice) for row in rows], like.device)
 
 
-def _logprobs(logits: Tensor, rows: Sequence[Row], tokens: list[int]) -> list[TokenLogprob | None]:
+def _logprobs(logits: Tensor, rows: Sequence[SampledRow], tokens: list[int]) -> list[TokenLogprob | None]:
     found: list[TokenLogprob | None] = [None] * len(rows)
     wanted = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
     if not wanted:

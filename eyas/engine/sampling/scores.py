@@ -22,7 +22,7 @@ SLICE_BYTES = 40
 
 
 @dataclass(frozen=True)
-class Scores:
+class TokenScores:
     """Log-probabilities for N rows: `own` float32 [N] of the given tokens, and the `top` most probable
     ids (`ids` int32 [N, top]) with theirs (`best` float32 [N, top]), best first.
     """
@@ -31,13 +31,13 @@ class Scores:
     ids: Tensor
     best: Tensor
 
-    def to_host(self) -> Scores:
+    def to_host(self) -> TokenScores:
         """A copy on the host, valid once the device has finished the work queued so far."""
-        return Scores(*(part.to("cpu", non_blocking=True) for part in (self.own, self.ids, self.best)))
+        return TokenScores(*(part.to("cpu", non_blocking=True) for part in (self.own, self.ids, self.best)))
 
-    def of_rank(self, rank: int) -> Scores:
+    def of_rank(self, rank: int) -> TokenScores:
         """Those of one attention rank, where each part is [ranks, ...]."""
-        return Scores(self.own[rank], self.ids[rank], self.best[rank])
+        return TokenScores(self.own[rank], self.ids[rank], self.best[rank])
 
     def packed(self) -> PromptTokenLogprobs:
         """The same as bytes, for messages. Waits for the device."""
@@ -50,20 +50,20 @@ class Scores:
         return [TokenLogprob(own, tuple(zip(ids, best, strict=True))) for own, ids, best in rows]
 
 
-def score(logits: Tensor, tokens: Tensor, top: int) -> Scores:
+def score(logits: Tensor, tokens: Tensor, top: int) -> TokenScores:
     """The scores of `tokens` int64 [N] and of the `top` best ids, for each row of `logits` float32 [N, V]."""
     logprobs = logits.log_softmax(-1)
     ids = _best_ids(logprobs, min(top, logits.shape[1]))
     own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    return Scores(own, ids.int(), logprobs.gather(1, ids))
+    return TokenScores(own, ids.int(), logprobs.gather(1, ids))
 
 
-def score_slices(rows: Tensor, tokens: Tensor, top: int, logits: Callable[[Tensor], Tensor]) -> Scores:
+def score_slices(rows: Tensor, tokens: Tensor, top: int, logits: Callable[[Tensor], Tensor]) -> TokenScores:
     """`score` for the rows numbered `rows` [N], N >= 1. `logits` maps up to SLICE row numbers to logits."""
     slices = zip(rows.split(SLICE), tokens.split(SLICE), strict=True)
     parts = [score(logits(some), theirs, top) for some, theirs in slices]
     own, ids, best = zip(*((part.own, part.ids, part.best) for part in parts), strict=True)
-    return Scores(torch.cat(own), torch.cat(ids), torch.cat(best))
+    return TokenScores(torch.cat(own), torch.cat(ids), torch.cat(best))
 
 
 def _best_ids(logprobs: Tensor, count: int) -> Tensor:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.common.types import FirstToken
-from eyas.engine.kv.leases import Leases
-from eyas.engine.kv.pulls import Pulls
+from eyas.engine.kv.leases import LeaseTable
+from eyas.engine.kv.pulls import PullManager
 from eyas.engine.scheduling.ranked import Schedulers
 from kv_transfer.layout import pages_for
 
@@ -25,8 +25,8 @@ class Crossing:
     """Which pull is first in line, and since when."""
 
     scheduler: Schedulers
-    leases: Leases
-    pulls: Pulls
+    leases: LeaseTable
+    pulls: PullManager
     _first: Hashable = None
     _since: float = 0.0
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from eyas.common.errors import EyasError
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Generation
-from eyas.engine.kv.pages import Owned
-from eyas.engine.kv.pulls import Arrival, Pulls
+from eyas.engine.kv.pages import PageOwners
+from eyas.engine.kv.pulls import PullArrival, PullManager
 from kv_transfer.layout import pages_for
 
 LATE_S = 1.0  # a prompt that is here waits no longer for its draft KV
@@ -27,14 +27,14 @@ class _Coming:
     held: int = 0
     rows: int = 0  # that came
     over: bool = False  # no more will
-    arrival: Arrival | None = None  # of the prompt's target KV, which waits for this
+    arrival: PullArrival | None = None  # of the prompt's target KV, which waits for this
     late: float = 0.0  # when that has waited for long enough, in monotonic seconds
 
 
 class DraftKv:
     """The destination of the draft pool's pulls, whose owners are generations."""
 
-    def __init__(self, pulls: Pulls, pool: Owned, page_size: int) -> None:
+    def __init__(self, pulls: PullManager, pool: PageOwners, page_size: int) -> None:
         self._pulls = pulls
         self._pool = pool
         self._page_size = page_size
@@ -65,7 +65,7 @@ class DraftKv:
                 self._pulls.cancel(generation)
                 coming.pages, coming.rows, coming.over = None, 0, True
 
-    def keep(self, generation: Generation, arrival: Arrival) -> bool:
+    def keep(self, generation: Generation, arrival: PullArrival) -> bool:
         """The prompt's target KV is here. True: `complete` gives it back, with its draft KV or without."""
         coming = self._coming.get(generation)
         if coming is None or coming.over:
@@ -73,7 +73,7 @@ class DraftKv:
         coming.arrival, coming.late = arrival, time.monotonic() + LATE_S
         return True
 
-    def complete(self, now: float) -> Iterator[tuple[Generation, Arrival]]:
+    def complete(self, now: float) -> Iterator[tuple[Generation, PullArrival]]:
         """Prompts whose draft KV is here, or is not waited for any more."""
         for generation, coming in list(self._coming.items()):
             if coming.arrival is not None and (coming.over or now > coming.late):
@@ -95,7 +95,7 @@ class DraftKv:
         if coming.arrival is not None:
             self._pool.drop(coming.arrival.pages)
 
-    # --- the destination of pulls (`eyas.engine.kv.pulls.Destination`) ----------------------------------
+    # --- the destination of pulls (`eyas.engine.kv.pulls.PullDestination`) ----------------------------------
 
     def first(self, owners: list[Hashable]) -> Hashable:
         """The first whose prompt was lent pages; if there is none, the first of all."""
@@ -113,7 +113,7 @@ class DraftKv:
     def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
         """It waits for its prompt's pages, and nobody waits behind it."""
 
-    def arrived(self, owner: Hashable, arrival: Arrival) -> None:
+    def arrived(self, owner: Hashable, arrival: PullArrival) -> None:
         """Notes that the draft KV is here; the pages remain with their prompt."""
         coming = self._of(owner)
         coming.rows, coming.over = arrival.handle.tokens, True

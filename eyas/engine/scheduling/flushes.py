@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from eyas.common.errors import Busy
 from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.messages import CacheFlushed, FlushCache
-from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.scheduling.ranked import Schedulers
 
 
@@ -21,7 +21,7 @@ class Flushes:
     """`work` says what the engine still has, as "2 requests"; empty: nothing."""
 
     scheduler: Schedulers
-    outbox: Outbox
+    outbox: EventOutbox
     work: Callable[[], str]
     _waiting: list[tuple[int, float]] = field(default_factory=list)  # (call, monotonic seconds)
 

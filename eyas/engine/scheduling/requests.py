@@ -28,10 +28,18 @@ from eyas.common.logging import serving
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice
 from eyas.engine.batch.prompt_scores import PromptScores
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
-from eyas.engine.ipc.messages import Admitted, Attach, Cancel, Drain, Lost, Prefill, Submit
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.leases import Leases
-from eyas.engine.kv.pulls import Arrival, Pulls
+from eyas.engine.ipc.messages import (
+    Admitted,
+    AttachKv,
+    CancelGeneration,
+    DrainEngine,
+    Lost,
+    PrefillPrompt,
+    SubmitGeneration,
+)
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.kv.leases import LeaseTable
+from eyas.engine.kv.pulls import PullArrival, PullManager
 from eyas.engine.scheduling.admission import Admission
 from eyas.engine.scheduling.crossing import Crossing
 from eyas.engine.scheduling.draft_kv import DraftKv
@@ -51,10 +59,10 @@ class Requests:
     """
 
     scheduler: Schedulers
-    leases: Leases
-    pulls: Pulls
+    leases: LeaseTable
+    pulls: PullManager
     draft_kv: DraftKv | None
-    outbox: Outbox
+    outbox: EventOutbox
     admission: Admission
     joined: Callable[[Sequence, bytes], None]
     left: Callable[[Sequence], None]
@@ -63,7 +71,7 @@ class Requests:
     draining: bool = False
     spoiled: int = 0  # requests that failed by their logits, ever
     joins: int = 0  # sequences whose prompt was pulled and that have begun, ever
-    _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # for joining sequences
+    _arrivals: dict[Sequence, PullArrival] = field(default_factory=dict)  # for joining sequences
     _unremembered: list[tuple[Sequence, int]] = field(default_factory=list)  # that came, and their rows
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -92,21 +100,21 @@ class Requests:
 
     # --- commands ------------------------------------------------------------------------------------
 
-    def submit(self, command: Submit) -> None:
+    def submit(self, command: SubmitGeneration) -> None:
         """Admits a request to be decoded here, or rejects it."""
         kind = Kind.ATTACH if command.attach else Kind.LOCAL
         generation = self._accept(command.request, command.attempt, kind)
         if generation is not None and kind is Kind.LOCAL:
             self._enqueue(generation, command.request.choices)
 
-    def prefill(self, command: Prefill) -> None:
+    def prefill(self, command: PrefillPrompt) -> None:
         """Admits a prompt whose KV is computed here and decoded elsewhere, or rejects it."""
         generation = self._accept(command.request, command.attempt, Kind.PREFILL)
         if generation is not None:
             generation.offer_draft = command.offer_draft
             self._enqueue(generation, command.request.choices)
 
-    def attach(self, command: Attach) -> None:
+    def attach(self, command: AttachKv) -> None:
         """Pulls the handles. Without handles: computes the prompt here and continues `first_tokens`."""
         generation = self.table.get(command.id)
         if generation is not None and command.attempt == generation.attached:
@@ -122,7 +130,7 @@ class Requests:
         else:
             self._compute_here(generation, command.first_tokens)
 
-    def cancel(self, command: Cancel) -> None:
+    def cancel(self, command: CancelGeneration) -> None:
         """Ends one choice of a request, or all of it; frees what they hold."""
         generation = self.table.get(command.id)
         if generation is None:
@@ -142,7 +150,7 @@ class Requests:
             else:  # if the leader is cancelled, another choice of the same prompt leads
                 seq.choice, seq.forks = left[0], tuple(left[1:])
 
-    def drain(self, _: Drain) -> None:
+    def drain(self, _: DrainEngine) -> None:
         """Accepts nothing more. Prompts for other workers that are not offered yet fail at once, so that
         another worker takes them. Requests that decode here, or wait to, run to their end.
         """
@@ -196,7 +204,7 @@ class Requests:
             self._joined(seq, self._arrivals.pop(seq))
             self.joins += 1
 
-    # --- the destination of pulls (`eyas.engine.kv.pulls.Destination`) ----------------------------------
+    # --- the destination of pulls (`eyas.engine.kv.pulls.PullDestination`) ----------------------------------
 
     def first(self, owners: list[Hashable]) -> Hashable:
         """Which of these requests gets pages first."""
@@ -219,7 +227,7 @@ class Requests:
         if found is not None:
             self._compute_instead(*found)
 
-    def arrived(self, owner: Hashable, arrival: Arrival) -> None:
+    def arrived(self, owner: Hashable, arrival: PullArrival) -> None:
         """The prompt's KV is here; its draft KV is waited for, if that comes too."""
         assert isinstance(owner, Generation)
         owner.transfer_ms, owner.transfer_bytes = 1e3 * arrival.seconds, arrival.bytes
@@ -227,7 +235,7 @@ class Requests:
         if self.draft_kv is None or not self.draft_kv.keep(owner, arrival):
             self._begin_all(owner, arrival)
 
-    def _begin_all(self, owner: Generation, arrival: Arrival) -> None:
+    def _begin_all(self, owner: Generation, arrival: PullArrival) -> None:
         if alive := self._begun(owner, arrival.first_tokens):
             self._seat(alive, arrival)
         else:
@@ -287,7 +295,7 @@ class Requests:
             seq.output.append(first.token)
         return seq
 
-    def _seat(self, sequences: list[Sequence], arrival: Arrival) -> None:
+    def _seat(self, sequences: list[Sequence], arrival: PullArrival) -> None:
         """The first choice takes the pulled pages; the other choices share them."""
         leader, *others = sequences
         rows = len(leader.prompt)
@@ -304,7 +312,7 @@ class Requests:
                 self._joined(seq, arrival)
         self._join()
 
-    def _joined(self, seq: Sequence, arrival: Arrival) -> None:
+    def _joined(self, seq: Sequence, arrival: PullArrival) -> None:
         self.joined(seq, arrival.last_feature)
         self._return_draft_handle(seq.generation)
 

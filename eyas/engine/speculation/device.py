@@ -1,4 +1,4 @@
-"""Drafting inside the step: the head runs over what a round has made certain, then proposes into the tables.
+"""Drafting inside the step: the head runs over the rows a round has accepted, then proposes into the tables.
 
 The plain twin is `eyas.engine.speculation.draft_worker.draft_runner`, driven by
 `eyas.engine.speculation.drafters.colocated`. Everything is launched blindly: which rows were accepted is
@@ -13,7 +13,7 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.drafts import chains, paths, trees
 from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.products.rows import gather_rows
@@ -21,14 +21,14 @@ from eyas.engine.kernels.sampling import couple
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceDraft, Drafted, FeatureTap
 from eyas.engine.speculation.depths.depth import ladder, shallower
-from eyas.engine.speculation.draft_worker.kept_chains import KeptChains
+from eyas.engine.speculation.draft_worker.kept_chains import ChainFeatures
 from eyas.engine.speculation.drafters.mailing import mail_place, may_mail
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 from eyas.engine.speculation.feature_windows import DeviceWindows
 
 
 @dataclass(frozen=True)
-class CertainChunk:
+class AcceptedChunk:
     """The step's prompt rows: `rows` as the target's forward had them, and the token after each, int32 [C].
 
     `ends` int32 [E]: rows (of the chunk) that end a prompt, `end_slots` whose they are.
@@ -50,7 +50,7 @@ class DeviceDrafter:
         self,
         head: tuple[FeatureTap, DeviceDraft],
         pool: KvPool,
-        tables: Tables,
+        tables: SlotTables,
         spec: SpeculationConfig,
         *,
         pdl: bool,
@@ -82,9 +82,9 @@ class DeviceDrafter:
     def follow(
         self,
         tapped: torch.Tensor,
-        batch: round_kernels.Batch | None,
-        verdicts: round_kernels.Verdicts | None,
-        chunk: CertainChunk | None,
+        batch: round_kernels.RoundBatch | None,
+        verdicts: round_kernels.RoundVerdicts | None,
+        chunk: AcceptedChunk | None,
         width: int,
     ) -> None:
         """tapped [m, layers * hidden] of the step's rows: extend by what is certain, propose below it.
@@ -157,7 +157,7 @@ class DeviceDrafter:
         self._proposer.propose(self._proposer.picked(drafted, newest), slots, spec)
 
     @staticmethod
-    def _extension(batch: round_kernels.Batch, features: torch.Tensor, few: int) -> paths.PathRows:
+    def _extension(batch: round_kernels.RoundBatch, features: torch.Tensor, few: int) -> paths.PathRows:
         count = batch.size * few
         rows, last = round_rows(batch.slots, count), batch.slots.new_empty(batch.size)
         return paths.PathRows(features.new_empty(count, features.shape[1]), rows, last)
@@ -187,13 +187,13 @@ class DeviceTap:
 
 
 @dataclass(frozen=True)
-class Followed:
+class FollowedSlots:
     """What is known per slot of sequences that other engines decode. `firsts` int32 [slots]: the first row
     that is one, and may be seen. `kept`: of proposals, where their verdicts may be drafted ahead of.
     """
 
     firsts: torch.Tensor
-    kept: KeptChains | None = None
+    kept: ChainFeatures | None = None
 
 
 class DeviceProposer:
@@ -206,11 +206,11 @@ class DeviceProposer:
         self,
         head: DeviceDraft,
         pool: KvPool,
-        tables: Tables,
+        tables: SlotTables,
         spec: SpeculationConfig,
         *,
         pdl: bool,
-        followed: Followed | None = None,
+        followed: FollowedSlots | None = None,
     ) -> None:
         self.head = head
         self.pool = pool
@@ -262,11 +262,11 @@ class DeviceProposer:
         else:
             self._chain(last, batch, spec.steps)
 
-    def batch(self, slots: torch.Tensor) -> round_kernels.Batch:
+    def batch(self, slots: torch.Tensor) -> round_kernels.RoundBatch:
         """The sequences in `slots` int32 [B], as kernels take them."""
-        return round_kernels.Batch(self._tables, slots, self.pool.page_size, self._pdl)
+        return round_kernels.RoundBatch(self._tables, slots, self.pool.page_size, self._pdl)
 
-    def _chain(self, last: Drafted, batch: round_kernels.Batch, steps: int) -> None:
+    def _chain(self, last: Drafted, batch: round_kernels.RoundBatch, steps: int) -> None:
         rows = round_rows(batch.slots, batch.size)
         whose = batch.slots.long() if self.kept is not None else batch.slots
         for step in range(steps):
@@ -276,7 +276,7 @@ class DeviceProposer:
             if step + 1 < steps:
                 last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts), step + 1)
 
-    def _tree(self, last: Drafted, batch: round_kernels.Batch, spec: SpeculationConfig) -> None:
+    def _tree(self, last: Drafted, batch: round_kernels.RoundBatch, spec: SpeculationConfig) -> None:
         """EAGLE-2: every level runs the k best nodes of each sequence."""
         k = spec.topk
         growth = trees.new_growth(spec, batch.size, self.head.token_map, str(last.rows.device))
@@ -287,7 +287,7 @@ class DeviceProposer:
             below = None
             if level + 1 < spec.steps:
                 rows = round_rows(batch.slots, batch.size * k)
-                below = trees.Frontier(rows, batch.slots.new_empty(batch.size * k))
+                below = trees.TreeFrontier(rows, batch.slots.new_empty(batch.size * k))
             trees.grow(batch, growth, level, best, ids, below)
             if below is not None:
                 sees = DecodeRows(batch.slots, below.rows.starts, k, growth.visible[level], (level + 1) * k)

@@ -1,6 +1,6 @@
-"""How EAGLE-2 grows a draft tree from a draft head's probabilities (EAGLE-2, section 3).
+"""Grows an EAGLE-2 draft tree from a draft head's probabilities (EAGLE-2, section 3).
 
-Plain numbers, no torch. This file knows the drafter's probability of a token, not the target's.
+Plain numbers, no torch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""What plain rounds leave to the draft head: the last few rows of each sequence, on the device.
+"""Rows of plain rounds for the draft head: the last few of each sequence, on the device.
 
 A plain round does not call the head. Its rows wait here, and the head takes several at once: before anything
-is drafted again, and before the ring is full. It knows what the target's layers gave and where the tables say
-that it belongs; it does not know what a head makes of it.
+is drafted again, and before the ring is full.
 """
 
 from __future__ import annotations
 
 import torch
 
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.drafts.rounds import RoundRows
 
 KEPT_ROWS = 16
@@ -19,7 +18,7 @@ KEPT_ROWS = 16
 class FeatureRing:
     """Rows [slots, KEPT_ROWS, width]: of position p in place p mod KEPT_ROWS."""
 
-    def __init__(self, tables: Tables, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, tables: SlotTables, width: int, dtype: torch.dtype) -> None:
         self._tables = tables
         sizes = tables.sizes.slots, KEPT_ROWS, width
         self._rows = torch.zeros(sizes, dtype=dtype, device=tables.memory.device)

@@ -1,8 +1,7 @@
 """The newest features of every running sequence, kept on the device: a drafter elsewhere begins with them.
 
 The step that makes rows certain writes them (`eyas.engine.kernels.exchange.row_ring`). The host reads them
-only where such a drafter has to begin anew, or cannot take a row from GPU to GPU. It knows slots and
-positions; whose they are is the reader's business.
+only where such a drafter has to begin anew, or cannot take a row from GPU to GPU.
 """
 
 from __future__ import annotations

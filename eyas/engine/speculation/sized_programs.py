@@ -1,6 +1,5 @@
-"""Launches for batches of fixed sizes: each size is a graph where it has been captured, and the same launches
-without. What is launched it does not know.
-"""
+"""Launches for batches of fixed sizes: each size is a graph where one has been captured, else plain
+launches."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import torch
 from eyas.engine.kernels.launch.launching import CAPTURE
 
 
-class Program(Protocol):
+class SizedProgram(Protocol):
     """The launches for one size, on memory that stays where it is."""
 
     def run(self) -> None:
@@ -23,10 +22,10 @@ class Program(Protocol):
 
 
 @dataclass(frozen=True)
-class _Captured:
+class _CapturedProgram:
     """A program whose launches are recorded, and whose memory the graph uses."""
 
-    program: Program
+    program: SizedProgram
     graph: torch.cuda.CUDAGraph
 
 
@@ -35,10 +34,10 @@ class SizedPrograms:
     program of a size.
     """
 
-    def __init__(self, sizes: SequenceOf[int], made: Callable[[int], Program]) -> None:
+    def __init__(self, sizes: SequenceOf[int], made: Callable[[int], SizedProgram]) -> None:
         self._sizes = sizes
         self._made = made
-        self.graphs: dict[int, _Captured] = {}
+        self.graphs: dict[int, _CapturedProgram] = {}
 
     def size(self, count: int) -> int:
         """The least that holds `count` sequences."""
@@ -67,4 +66,4 @@ class SizedPrograms:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode=CAPTURE):
                 program.run()
-            self.graphs[size] = _Captured(program, graph)
+            self.graphs[size] = _CapturedProgram(program, graph)

@@ -13,14 +13,14 @@ from eyas.engine.batch.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TreeVerdict:
     """`path`: the accepted nodes, top down. `tokens`: their tokens, and the target's choice after them."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
 
 
-def walk(tree: DraftTree | None, chosen: Sequence[int]) -> Verdict:
+def walk(tree: DraftTree | None, chosen: Sequence[int]) -> TreeVerdict:
     """Follows the target's choices down `tree` (None: a plain row).
 
     chosen[0] is the target's token at the root, chosen[1 + i] at node i. A child is accepted if it equals
@@ -35,4 +35,4 @@ def walk(tree: DraftTree | None, chosen: Sequence[int]) -> Verdict:
                 node = child
                 path.append(child)
                 tokens.append(chosen[1 + child])
-    return Verdict(tuple(path), tuple(tokens))
+    return TreeVerdict(tuple(path), tuple(tokens))

@@ -11,7 +11,7 @@ import dataclasses
 from torch import Tensor, nn
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import ModelConfig, Norms
+from eyas.engine.checkpoint.config import ModelConfig, NormNames
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.layers.rotary import tables
 from eyas.train.heads.base import (
@@ -48,7 +48,7 @@ def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None)
         "a sliding window": not attention.window,
         "capped scores": not attention.soft_cap,
         "scores with a scale of their own": attention.scale == attention.head_dim**-0.5,
-        "norms after its halves": layer.norms == Norms(),
+        "norms after its halves": layer.norms == NormNames(),
         "an offset of its norms": not target.norm_offset,
         f"the activation {layer.feed_forward.activation}": layer.feed_forward.activation == "silu",
     }

@@ -1,9 +1,9 @@
 """Attention of a few query rows per sequence over the paged pool: plain decode, chains and trees.
 
-Split-KV (Flash-Decoding, Dao et al. 2023): a sequence's keys are cut into parts of equal length, one
-per program; the program that arrives last adds the parts up in their order, so that results do not depend
-on which was last. The host knows upper bounds only: lengths are read on the device, and the grid follows
-from the shapes of the tensors alone. It knows nothing of layers, requests or speculation.
+Split-KV (Flash-Decoding, Dao et al. 2023): a sequence's keys are cut into parts of equal length, one per
+program; the program that arrives last adds the parts up in their order, so that results do not depend on
+which was last. The host knows upper bounds only: lengths are read on the device, and the grid follows from
+the shapes of the tensors alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.attention.attend_tiles import Tiling, most_parts, tiling_of
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, most_parts, tiling_of
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
@@ -24,7 +24,7 @@ _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs
 
 
 @dataclass(frozen=True)
-class Queries:
+class QueryRows:
     """`width` query rows for each of B sequences: query j of sequence b is row b * width + j of q.
 
     slots int32 [B]: the sequence's page table; starts int32 [B]: query j stands at logical row starts[b] + j,
@@ -45,8 +45,8 @@ class Queries:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What the launches of one stream share; `Launch.on` makes one.
+class AttentionLaunch:
+    """What the launches of one stream share; `AttentionLaunch.on` makes one.
 
     parts float32 [n, dim], lses float32 [n]: what programs leave for the last of them, a query head's result
     over a part and the base 2 logarithm of its sum of exponentials; tickets int32, zero between kernels.
@@ -61,7 +61,7 @@ class Launch:
     compile_only: bool = False
 
     @classmethod
-    def on(cls, kv: PagedKv, heads: int, batch: int, width: int, pdl: bool) -> Launch:
+    def on(cls, kv: PagedKv, heads: int, batch: int, width: int, pdl: bool) -> AttentionLaunch:
         """For up to `batch` sequences of up to `width` queries, as `tiling_of` cuts them."""
         group, device = heads // kv.kv_heads, kv.pool.device
         rows = max(
@@ -78,7 +78,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _AttendLayout:
     """What the kernel knows when it is compiled."""
 
     width: int
@@ -130,9 +130,9 @@ class _Layout:
 def attend(
     q: torch.Tensor,
     kv: PagedKv,
-    queries: Queries,
-    launch: Launch,
-    tiling: Tiling | None = None,
+    queries: QueryRows,
+    launch: AttentionLaunch,
+    tiling: AttentionTiling | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scores of q and k) v of q [B * width, heads, dim], strided by row at most -> `out`, if given.
@@ -172,11 +172,11 @@ def attend(
     return out
 
 
-def _layout(heads: int, kv: PagedKv, queries: Queries, tiling: Tiling, pdl: bool) -> _Layout:
+def _layout(heads: int, kv: PagedKv, queries: QueryRows, tiling: AttentionTiling, pdl: bool) -> _AttendLayout:
     rule, extent = kv.rule, queries.extent or queries.width
     if queries.mask is not None and 0 < rule.window < extent:
         raise ValueError(f"a tree of {extent} rows does not fit into a window of {rule.window}")
-    return _Layout(
+    return _AttendLayout(
         width=queries.width,
         extent=extent,
         words=0 if queries.mask is None else queries.mask.shape[0],

@@ -1,7 +1,4 @@
-"""How split-KV attention is cut into programs: measured rules by the number of rows and of programs.
-
-It knows sizes only; what a program computes is `attend`'s business.
-"""
+"""Rules that cut split-KV attention into programs, measured, by the number of rows and of programs."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocesso
 
 
 @dataclass(frozen=True)
-class Tiling:
+class AttentionTiling:
     """How a launch is cut: a program takes `rows` rows (queries times heads of one key head) and goes through
     its keys `keys` at a time; at most `parts` programs share a sequence's keys.
 
@@ -31,7 +28,7 @@ class Tiling:
     stages: int
 
 
-def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> Tiling:
+def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> AttentionTiling:
     """For `batch` sequences of `rows` = width * group rows a key head, with keys of `key_bytes` bytes."""
     batch, most_keys = padded_batch(batch), keys_at_a_time(key_bytes)
     if rows <= 16:
@@ -39,12 +36,12 @@ def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> Til
         parts = next((parts for most, parts in _PARTS if programs <= most), 2)
         if rows > 8:
             parts = min(parts, max(2, cdiv(_PROGRAMS, programs)))
-        return Tiling(16, min(32, most_keys), parts, 2, 3)
+        return AttentionTiling(16, min(32, most_keys), parts, 2, 3)
     tile = 32 if rows <= 32 else 64 if batch * cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
     programs = batch * kv_heads * cdiv(rows, tile)
     parts = min(most_parts(tile), power_of_2(cdiv(_PROGRAMS, programs)))
     keys = min(32 if tile == 128 else 64, most_keys)
-    return Tiling(tile, keys, parts, 8 if tile == 128 else 4, 3 if most_keys > 16 else 2)
+    return AttentionTiling(tile, keys, parts, 8 if tile == 128 else 4, 3 if most_keys > 16 else 2)
 
 
 def most_parts(tile: int) -> int:

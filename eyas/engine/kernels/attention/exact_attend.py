@@ -3,7 +3,7 @@
 The columns of a sequence are shared out between programs by whole parts (`exact_parts`). The first of them
 merges its own, which are the leftmost; the others leave each part as it is, and the last to arrive merges
 them from left to right. Of a tree only the parts that lie wholly below its root are read by rows of several
-queries; `exact_paths` reads the rest along each query's path. It knows nothing of layers or requests.
+queries; `exact_paths` reads the rest along each query's path.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.attention.attend import Queries
-from eyas.engine.kernels.attention.exact_blocks import Layout, depth_of, over_columns
+from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.exact_blocks import BlockLayout, depth_of, over_columns
 from eyas.engine.kernels.attention.exact_parts import (
     BLOCK,
-    Parts,
+    PartSizes,
     leave,
     left,
     merged,
@@ -55,7 +55,7 @@ class ExactLaunch:
     totals: torch.Tensor
     tickets: torch.Tensor
     pdl: bool
-    parts: Parts = field(default_factory=Parts)
+    parts: PartSizes = field(default_factory=PartSizes)
     compile_only: bool = False
 
     @classmethod
@@ -65,13 +65,13 @@ class ExactLaunch:
         heads: int,
         queries: int,
         pdl: bool,
-        parts: Parts | None = None,
+        parts: PartSizes | None = None,
         shared: int | None = None,
     ) -> ExactLaunch:
         """For up to `queries` query rows, of sequences as long as their page tables allow; `shared`: those of
         the largest launch in which several programs share a sequence (None: all).
         """
-        parts, device = parts or Parts(), kv.pool.device
+        parts, device = parts or PartSizes(), kv.pool.device
         split = (queries if shared is None else min(shared, queries)) * heads
         rows = max(queries * heads, split * parts.of(kv.tables.shape[1] * kv.page_size))
         accs = torch.empty(rows, kv.dim, device=device)
@@ -81,7 +81,7 @@ class ExactLaunch:
 
 
 @dataclass(frozen=True)
-class Cut:
+class AttentionCut:
     """How a launch is shared out, of which no bit depends: programs of `rows` rows (queries times heads of
     one key head), at most `shares` of them for a sequence's columns. `registers`: of a thread, at most (None:
     as many as it likes); the fewer, the more programs run on a multiprocessor.
@@ -94,7 +94,7 @@ class Cut:
     registers: int | None = None
 
     @classmethod
-    def of(cls, batch: int, rows: int, kv_heads: int) -> Cut:
+    def of(cls, batch: int, rows: int, kv_heads: int) -> AttentionCut:
         """For `batch` sequences of `rows` = width * group rows a key head."""
         tile = min(128, max(16, power_of_2(rows)))
         programs = padded_batch(batch) * kv_heads * cdiv(rows, tile)
@@ -114,7 +114,9 @@ class Cut:
         return found
 
 
-def layout_of(heads: int, kv: PagedKv, queries: Queries, cut: Cut, launch: ExactLaunch) -> Layout:
+def layout_of(
+    heads: int, kv: PagedKv, queries: QueryRows, cut: AttentionCut, launch: ExactLaunch
+) -> BlockLayout:
     """Raises ValueError for a tree that does not fit into the layer's window, and for what only draft heads
     ask for: their tokens are advice, and need not have the same bits.
     """
@@ -123,7 +125,7 @@ def layout_of(heads: int, kv: PagedKv, queries: Queries, cut: Cut, launch: Exact
         raise ValueError(f"a tree of {queries.width} rows does not fit into a window of {rule.window}")
     if queries.extent or kv.firsts is not None:
         raise ValueError("the exact arithmetic has no levels of growing trees, and no first rows of slots")
-    return Layout(
+    return BlockLayout(
         width=queries.width,
         words=0 if queries.mask is None else queries.mask.shape[0],
         heads=heads,
@@ -141,7 +143,12 @@ def layout_of(heads: int, kv: PagedKv, queries: Queries, cut: Cut, launch: Exact
 
 
 def attend_shared(
-    q: torch.Tensor, kv: PagedKv, queries: Queries, launch: ExactLaunch, cut: Cut, out: torch.Tensor
+    q: torch.Tensor,
+    kv: PagedKv,
+    queries: QueryRows,
+    launch: ExactLaunch,
+    cut: AttentionCut,
+    out: torch.Tensor,
 ) -> None:
     """softmax(scores of q and k) v of plain rows or chains -> out. Of a tree's queries what lies in the parts
     wholly below its root is left in the launch's memory. q [B * width, heads, dim], strided by row at most.
@@ -156,7 +163,7 @@ def attend_shared(
 
 
 def start(
-    kernel: Any, grid: tuple[int, int, int], args: tuple[object, ...], cut: Cut, launch: ExactLaunch
+    kernel: Any, grid: tuple[int, int, int], args: tuple[object, ...], cut: AttentionCut, launch: ExactLaunch
 ) -> None:
     """Launches a kernel without fused multiply-adds, which the compiler places as it likes in each."""
     options: dict[str, Any] = {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": launch.pdl}

@@ -14,7 +14,7 @@ import triton.language as tl
 from eyas.engine.kernels.attention.exact_parts import (
     BLOCK,
     UNSEEN,
-    Parts,
+    PartSizes,
     add_block,
     begins_part,
     leave,
@@ -27,7 +27,7 @@ from eyas.engine.kernels.attention.scores import tanh
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """What the kernels know when they are compiled. `tree`: queries meet behind their start by `words` of a
     mask; `paths`: columns from the start on are found along a query's path.
     """
@@ -44,27 +44,32 @@ class Layout:
     pdl: bool
     window: int
     ceiling: float
-    parts: Parts
+    parts: PartSizes
     paths: bool = False
 
     @property
     def tree(self) -> bool:
+        """Whether queries meet the rows of a tree behind their start."""
         return self.words > 0
 
     @property
     def group(self) -> int:
+        """Query heads per key head."""
         return self.heads // self.kv_heads
 
     @property
     def rows(self) -> int:
+        """Rows that meet one key head: queries times the heads of its group."""
         return self.width * self.group
 
     @property
     def tiles(self) -> int:
+        """Tiles of those rows."""
         return -(-self.rows // self.tile)
 
     @property
     def row_stride(self) -> int:
+        """Elements from one cached row to the next."""
         return self.kv_heads * self.dim
 
     @property

@@ -3,8 +3,7 @@
 Keys stand in columns: a row's ancestors in order, so that the column is the position. Columns are taken in
 blocks of `BLOCK` at multiples of it; blocks are added up from left to right within a part; parts, whose
 bounds are fixed columns too, are merged from left to right. A block or a part that a row does not see changes
-nothing, to the bit. How many columns a program takes is free. It knows columns; where their keys lie, its
-callers know.
+nothing, to the bit. How many columns a program takes is free.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ONES = tl.constexpr(16)  # columns of the product that adds up weights: the lea
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartSizes:
     """Parts grow with their place, so that short rows have several and long ones not too many: of `near`
     columns up to column `near_end`, of `middle` up to `middle_end`, then of `far`. All are multiples of 64.
     """
@@ -50,7 +49,7 @@ class Parts:
 
 @triton.jit
 def part_at(column, layout: tl.constexpr):
-    """The part that holds a column. Triton 3.6 takes no `Parts` as an argument, but those of a layout."""
+    """The part that holds a column. Triton 3.6 takes no `PartSizes` as an argument, but those of a layout."""
     near = column // layout.parts.near
     middle = layout.parts.near_parts + (column - layout.parts.near_end) // layout.parts.middle
     far = layout.parts.middle_parts + (column - layout.parts.middle_end) // layout.parts.far

@@ -2,7 +2,7 @@
 
 In the pool a tree's nodes stand in the order of the tree. A query's own path is its column order: the node at
 depth d is met in column start + d, where it would stand if its path were all there is. So programs of one
-query each go from the part that holds the root onwards. How parts are added up, `exact_parts` knows.
+query each go from the part that holds the root onwards. `exact_parts` says how parts are added up.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.exact_attend import (
-    Cut,
+    AttentionCut,
     ExactLaunch,
     attend_shared,
     from_left,
@@ -37,9 +37,9 @@ _LEAST_ROWS = 16  # of a matrix product
 def attend_exactly(
     q: torch.Tensor,
     kv: PagedKv,
-    queries: Queries,
+    queries: QueryRows,
     launch: ExactLaunch,
-    cut: Cut | None = None,
+    cut: AttentionCut | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scores of q and k) v of q [B * width, heads, dim], strided by row at most -> `out`, if given.
@@ -48,7 +48,7 @@ def attend_exactly(
     ValueError for a tree that does not fit into the layer's window.
     """
     batch, group = queries.slots.shape[0], q.shape[1] // kv.kv_heads
-    cut = cut or Cut.of(batch, queries.width * group, kv.kv_heads)
+    cut = cut or AttentionCut.of(batch, queries.width * group, kv.kv_heads)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     attend_shared(q, kv, queries, launch, cut, out)
@@ -58,7 +58,12 @@ def attend_exactly(
 
 
 def _attend_paths_of(
-    q: torch.Tensor, kv: PagedKv, queries: Queries, launch: ExactLaunch, cut: Cut, out: torch.Tensor
+    q: torch.Tensor,
+    kv: PagedKv,
+    queries: QueryRows,
+    launch: ExactLaunch,
+    cut: AttentionCut,
+    out: torch.Tensor,
 ) -> None:
     layout = layout_of(q.shape[1], kv, queries, cut, launch)
     rows = max(_LEAST_ROWS, power_of_2(layout.group))

@@ -1,7 +1,7 @@
 """`attend_chunks` by the exact arithmetic: a prompt's row has the bits of a plain row at its place.
 
 A program goes through the parts of `exact_parts` one after another and merges each as soon as it is done, as
-the programs of plain rows do together. It knows nothing of layers or requests.
+the programs of plain rows do together.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 import triton.language as tl
 
 from eyas.engine.kernels.attention.exact_attend import write
-from eyas.engine.kernels.attention.exact_blocks import Layout, over_columns
-from eyas.engine.kernels.attention.exact_parts import BLOCK, Parts, nothing
+from eyas.engine.kernels.attention.exact_blocks import BlockLayout, over_columns
+from eyas.engine.kernels.attention.exact_parts import BLOCK, PartSizes, nothing
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import TILE
 from eyas.engine.kernels.attention.scores import lowest_row
@@ -30,7 +30,7 @@ class ChunkCut:
     rows: int = TILE
     warps: int = 8
     stages: int = 3
-    parts: Parts = Parts()
+    parts: PartSizes = PartSizes()
 
 
 def attend_chunks_exactly(
@@ -47,7 +47,7 @@ def attend_chunks_exactly(
     run.
     """
     cut, heads = cut or ChunkCut(), q.shape[1]
-    layout = Layout(
+    layout = BlockLayout(
         width=0,
         words=0,
         heads=heads,

@@ -1,7 +1,4 @@
-"""Where the rows of a sequence lie in the paged pool, as attention kernels see it.
-
-This file knows pages, page tables, strides and a layer's rule for scores. It does not know who owns a page.
-"""
+"""The paged pool as attention kernels see it: where the rows of a sequence lie."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.attention.scores import ScoreScaling
 
 
 @dataclass(frozen=True)
@@ -26,13 +23,13 @@ class PagedKv:
 
     pool: torch.Tensor
     tables: torch.Tensor
-    scores: Scores | None = None
+    scores: ScoreScaling | None = None
     firsts: torch.Tensor | None = None
 
     @property
-    def rule(self) -> Scores:
+    def rule(self) -> ScoreScaling:
         """The layer's rule, or the usual one."""
-        return self.scores or Scores(self.dim**-0.5)
+        return self.scores or ScoreScaling(self.dim**-0.5)
 
     @property
     def page_size(self) -> int:

@@ -2,7 +2,7 @@
 
 The query heads that share a key head are rows of one matrix product (FlashAttention, Dao et al. 2022, with
 grouped queries packed), so that a block of keys is read once for all of them. Where the tiles are is read on
-the device; the grid follows from the number of tiles alone. It knows nothing of layers or requests.
+the device; the grid follows from the number of tiles alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def chunk_tiling(key_bytes: int = 256) -> ChunkTiling:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _PrefillLayout:
     """What the kernel knows when it is compiled."""
 
     heads: int
@@ -91,7 +91,7 @@ def attend_chunks(
     """
     rule = kv.rule
     tiling = tiling or chunk_tiling(kv.dim * kv.pool.element_size())
-    layout = _Layout(
+    layout = _PrefillLayout(
         heads=q.shape[1],
         kv_heads=kv.kv_heads,
         dim=kv.dim,

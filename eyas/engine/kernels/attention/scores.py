@@ -1,7 +1,5 @@
-"""A layer's rule for scores: what becomes of a query's product with a key, and which keys it meets at all.
-
-It knows one layer's numbers and logical rows; where keys lie, and who asks, it does not know.
-"""
+"""A layer's rule for scores: how a query's product with a key is scaled and capped, and which keys it
+sees."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreScaling:
     """`scale` times the product of query and key, bent by a tanh to stay below `soft_cap` (0: it is not).
 
     `window`: a query sees this many rows at the end of its path, its own included (0: all).

@@ -2,8 +2,7 @@
 
 The specifications are `eyas.engine.sampling.sampler.perturbed` (the token: the target's noise, no filters)
 and `eyas.engine.speculation.draft_worker.draft_runner` (the row). Two kernels: the peaks of
-`eyas.engine.kernels.sampling.sample`, then tiles of ids, of which a row's last one writes its draft. This
-file does not know what a head computes.
+`eyas.engine.kernels.sampling.sample`, then tiles of ids, of which a row's last one writes its draft.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.drafts.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
+from eyas.engine.kernels.drafts.rounds import PLAIN, RoundBatch, RoundRows, physical_rows, store_rows
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from
@@ -25,7 +24,7 @@ _ANY = (*PLAIN, "best", "slots", "temperature", "choice", "token_map")
 
 
 def propose(
-    batch: Batch, logits: torch.Tensor, step: int, token_map: torch.Tensor | None, rows: RoundRows
+    batch: RoundBatch, logits: torch.Tensor, step: int, token_map: torch.Tensor | None, rows: RoundRows
 ) -> None:
     """Stores draft number `step` of each of B sequences, and writes the row that the draft head runs next.
 

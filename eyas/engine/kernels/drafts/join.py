@@ -1,4 +1,4 @@
-"""What a draft head joins: [token embedding ; feature], both normalised or both as they are.
+"""The input of a draft head: [token embedding ; feature], both normalised or both as they are.
 
 The gains of both norms are folded into the projection that follows. Sources: EAGLE-3 (arXiv 2503.01840),
 section 3.1; DeepSeek-V3 (arXiv 2412.19437), section 2.2; without norms EAGLE (arXiv 2401.15077), section 4.1.

@@ -1,7 +1,4 @@
-"""What the first tokens of prompts change on the device, in one launch.
-
-How they were chosen is not known here.
-"""
+"""Writes the first tokens of prompts into the tables of the device, in one launch."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 import triton.language as tl
 from torch import Tensor
 
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.drafts.rounds import LANES, PLAIN
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
@@ -18,7 +15,7 @@ from eyas.engine.kernels.sampling.ranking import unmarked
 
 
 @dataclass(frozen=True)
-class Ends:
+class PromptEnds:
     """Prompts that end in a step, all int32 [E].
 
     `slots` whose they are (padding changes no table); `positions` of their first tokens; `rows`: where in
@@ -31,7 +28,7 @@ class Ends:
     following: Tensor
 
 
-def land(tables: Tables, ends: Ends, chosen: Tensor, result: Tensor, pdl: bool) -> None:
+def land(tables: SlotTables, ends: PromptEnds, chosen: Tensor, result: Tensor, pdl: bool) -> None:
     """`chosen` int32 [E] become their sequences' roots, stand in their texts, and are copied to `result`;
     there alone they may be marked.
     """

@@ -2,7 +2,7 @@
 
 `eyas.engine.speculation.drafters.lookup` is the specification, to the bit; the numbers of its rule come from
 there. The texts searched lie in the tables: what a sequence says so far, and what its caller predicted. Where
-a head has proposed before, its proposal stays or gives way. This file does not know how drafts are verified.
+a head has proposed before, its proposal stays or gives way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from eyas.engine.batch.tables import LOOKING
-from eyas.engine.kernels.drafts.rounds import PLAIN, Batch
+from eyas.engine.kernels.drafts.rounds import PLAIN, RoundBatch
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 
@@ -27,7 +27,7 @@ _NEAREST = tl.constexpr(1 << 30)  # the rank of the place in a prediction where 
 
 
 @dataclass(frozen=True)
-class Rule:
+class LookupRule:
     """The numbers of `speculation.lookup`, and who else proposes.
 
     `depth`: drafts per proposal. `history`: the sequences' own texts are searched too. `headed`: a head has
@@ -44,7 +44,7 @@ class Rule:
     trees: bool
 
 
-def look_up(batch: Batch, rule: Rule) -> None:
+def look_up(batch: RoundBatch, rule: LookupRule) -> None:
     """The drafts of every sequence of `batch` that is drafted for, where the rule finds some.
 
     A sequence's root stands in its text already. Sequences for which nothing is found keep the drafts that

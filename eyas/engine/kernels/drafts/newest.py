@@ -1,7 +1,7 @@
-"""What the row before each certain row gave, and what the newest row of each page did, kept in the page.
+"""Hidden states of MTP layers: that of the row before each accepted row, and that of each page's newest row.
 
 The plain twin is `eyas.engine.models.newest`, which says what for. Rows are told apart by the physical row
-that each one writes; what was given these kernels do not know.
+that each one writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a draft worker drafts ahead of verdicts: the tokens and rows of each round's outcomes.
+"""Drafting ahead of verdicts: the tokens and rows of each round's possible outcomes.
 
 An outcome is a number of accepted drafts and the token after them. One program per outcome: which it is, and
 where the rows of the drafts below it stand.
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.drafts.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
+from eyas.engine.kernels.drafts.rounds import PLAIN, RoundBatch, RoundRows, physical_rows, store_rows
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.sampling.ranking import LOWEST_KEY
@@ -24,7 +24,7 @@ _ANY = (*PLAIN, "slots", "peaks", "ids", "token_map", "accepted", "ranks", "draf
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class RoundOutcomes:
     """K outcomes of each of B rounds whose chains have up to `steps` drafts.
 
     `accepted`, `ranks` int32 [B, K]: drafts that are accepted, and which of the tokens after them follows, 0
@@ -43,7 +43,7 @@ class Outcomes:
     visible: Tensor
 
     @classmethod
-    def of(cls, accepted: Tensor, ranks: Tensor, drafts: Tensor) -> Outcomes:
+    def of(cls, accepted: Tensor, ranks: Tensor, drafts: Tensor) -> RoundOutcomes:
         """With memory for what is made of them."""
         (batch, count), steps = accepted.shape, drafts.shape[1]
         words = mask_words(steps + steps * count)
@@ -59,7 +59,12 @@ class Outcomes:
 
 
 def find(
-    batch: Batch, outcomes: Outcomes, ids: Tensor, token_map: Tensor | None, rows: RoundRows, sources: Tensor
+    batch: RoundBatch,
+    outcomes: RoundOutcomes,
+    ids: Tensor,
+    token_map: Tensor | None,
+    rows: RoundRows,
+    sources: Tensor,
 ) -> None:
     """The token that follows in each outcome, and the row that the draft head runs for it.
 
@@ -130,7 +135,12 @@ def _find(
 
 
 def extend(
-    batch: Batch, outcomes: Outcomes, level: int, logits: Tensor, token_map: Tensor | None, rows: RoundRows
+    batch: RoundBatch,
+    outcomes: RoundOutcomes,
+    level: int,
+    logits: Tensor,
+    token_map: Tensor | None,
+    rows: RoundRows,
 ) -> None:
     """Draft number `level` below the token that follows, of each outcome: its best id, and its row.
 

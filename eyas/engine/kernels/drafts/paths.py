@@ -1,7 +1,7 @@
 """Moves data along an accepted path: KV rows to where a plain sequence has them, features to the draft head.
 
 The kernels run after the verdict of the same round. By then the length has grown by the tokens emitted, so
-the round started at length - (a + 1). This file does not know what a feature is, or why a path was accepted.
+the round started at length - (a + 1).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 from eyas.engine.kernels.drafts.rounds import (
     FACTS,
     PLAIN,
-    Batch,
+    RoundBatch,
     RoundRows,
-    Verdicts,
+    RoundVerdicts,
     physical_rows,
     store_rows,
 )
@@ -41,7 +41,7 @@ class PathRows:
     last_row: Tensor
 
 
-def compact(batch: Batch, verdicts: Verdicts, pool: Tensor) -> None:
+def compact(batch: RoundBatch, verdicts: RoundVerdicts, pool: Tensor) -> None:
     """Moves the KV of each accepted node i from row start + path[i] to row start + i, in all layers.
 
     `pool` [pages, layers, fields, page_size, kv_heads, D]. All sources are read before any row is written.
@@ -110,7 +110,7 @@ def _compact(
     tl.store(pool + target[:, None] * WIDTH + element[None, :], taken, mask=wanted)
 
 
-def gather_path(batch: Batch, verdicts: Verdicts, features: Tensor, extension: PathRows) -> None:
+def gather_path(batch: RoundBatch, verdicts: RoundVerdicts, features: Tensor, extension: PathRows) -> None:
     """Writes the draft head's rows after a verdict. `features` [B * W, H]: one per node of the round."""
     tables, path, rows = batch.tables, verdicts.path, extension.rows
     width = features.shape[1]

@@ -2,8 +2,7 @@
 
 The kernels read and write the tables by slot. So a round starts where the last one ended, and the host need
 not know where that was. Rows of the padding slot write no KV, and its tables never change (it is not
-speculative). This file does not know how tokens are chosen, what a forward does, or who drafts. The verdict's
-specification is `eyas.engine.speculation.verify`.
+speculative). The verdict's specification is `eyas.engine.speculation.verify`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.sampling.ranking import marked, unmarked
@@ -34,10 +33,10 @@ SYNTHETIC_CHOICE = tl.constexpr(-1)  # the choice in the key of synthetic draws;
 
 
 @dataclass(frozen=True)
-class Batch:
+class RoundBatch:
     """The sequences of a round: `slots` int32 [B]. `pdl`: use programmatic dependent launch."""
 
-    tables: Tables
+    tables: SlotTables
     slots: Tensor
     page_size: int
     pdl: bool = False
@@ -68,7 +67,7 @@ class RoundRows:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class RoundVerdicts:
     """`result` int32 [B, FACTS + W]: the number of tokens emitted (a + 1), the depth and the number of the
     drafts, then the tokens. `path` int32 [B, P]: the accepted nodes, root (0) first. Unused entries are -1.
 
@@ -100,7 +99,7 @@ def store_rows(out, row, token, position, kv_row, inside):
     tl.store(out[2] + row, kv_row, mask=inside)
 
 
-def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
+def prepare(batch: RoundBatch, rows: RoundRows, mask: Tensor) -> None:
     """Writes the rows of a round: each sequence's root, then its drafts.
 
     `mask` int64 [words, B, W] receives the masks of the tables: bit r % 64 of word r // 64 of entry j says
@@ -175,7 +174,7 @@ def _prepare(
         tl.store(round_mask + word * rows + row, visible, mask=inside)
 
 
-def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | None = None) -> None:
+def verdict(batch: RoundBatch, chosen: Tensor, verdicts: RoundVerdicts, rates: Tensor | None = None) -> None:
     """Walks the drafts of a round of W nodes and commits those that the target agrees with.
 
     The first B * W entries of `chosen` int32 are the target's token at each node, marked where its logits are

@@ -1,8 +1,8 @@
 """EAGLE-2 trees grown on the device: the k best candidates of each level are expanded, the best of all kept.
 
 One program per sequence. `speculation.expansion.TreeExpansion` is the specification, to the bit: scores are
-products in float64, and of equal scores the lower flat index wins. This file does not know how the draft head
-runs. (Li et al., EAGLE-2, sections 4.1 and 4.2.)
+products in float64, and of equal scores the lower flat index wins. (Li et al., EAGLE-2, sections 4.1 and
+4.2.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.drafts.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
+from eyas.engine.kernels.drafts.rounds import PLAIN, RoundBatch, RoundRows, physical_rows, store_rows
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 
@@ -24,7 +24,7 @@ RIVALS = tl.constexpr(16)  # candidates with which all others are compared at a 
 
 
 @dataclass(frozen=True)
-class Growth:
+class TreeGrowth:
     """The growing trees of B sequences, with k = topk nodes per level and C = k + (steps - 1) k^2 candidates.
 
     `scores` float64, `tokens`, `parents` int32 [B, C] (-1: the root): candidates in the order of their flat
@@ -46,7 +46,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Frontier:
+class TreeFrontier:
     """The rows that the draft head runs next, k per sequence, as a forward reads them.
 
     rows.starts is the sequence's length; from there attention sees (level + 1) * k draft rows under the mask
@@ -57,7 +57,7 @@ class Frontier:
     sources: Tensor
 
 
-def new_growth(spec: SpeculationConfig, batch: int, token_map: Tensor | None, device: str) -> Growth:
+def new_growth(spec: SpeculationConfig, batch: int, token_map: Tensor | None, device: str) -> TreeGrowth:
     """Memory for `batch` trees."""
     k, levels = spec.topk, spec.steps - 1
     candidates = k + levels * k * k
@@ -65,7 +65,7 @@ def new_growth(spec: SpeculationConfig, batch: int, token_map: Tensor | None, de
     def ints(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
 
-    return Growth(
+    return TreeGrowth(
         spec=spec,
         scores=torch.zeros(batch, candidates, dtype=torch.float64, device=device),
         tokens=ints(batch, candidates),
@@ -78,7 +78,12 @@ def new_growth(spec: SpeculationConfig, batch: int, token_map: Tensor | None, de
 
 
 def grow(
-    batch: Batch, growth: Growth, level: int, probabilities: Tensor, ids: Tensor, below: Frontier | None
+    batch: RoundBatch,
+    growth: TreeGrowth,
+    level: int,
+    probabilities: Tensor,
+    ids: Tensor,
+    below: TreeFrontier | None,
 ) -> None:
     """Adds the children of each frontier node, best first, and chooses the next frontier.
 
@@ -227,7 +232,7 @@ def _rank(scores, score, index, count, BLOCK: tl.constexpr):
     return rank
 
 
-def select(batch: Batch, growth: Growth) -> None:
+def select(batch: RoundBatch, growth: TreeGrowth) -> None:
     """Makes the best draft_tokens - 1 candidates of all levels the drafts of each sequence's next round.
 
     They are in the order of their flat indices, so that parents come before their children. What a sequence's

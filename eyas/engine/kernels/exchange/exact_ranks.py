@@ -1,8 +1,7 @@
 """The sum of what several ranks made, in the one order of the exact arithmetic, wherever it is computed.
 
 The residual comes first, then rank 0's numbers, rank 1's and so on, in float32; the sum is rounded once. So
-it has the bits of `eyas.engine.parallel.one_shot`, which takes small tensors only. It knows tensors that lie
-here already, and refuses to know how they came.
+it has the bits of `eyas.engine.parallel.one_shot`, which takes small tensors only.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def add_in_order(
     """out [m, n] = residual [m, n], if there is one, + shares[0] + shares[1] ..., of shares [ranks, m, n].
 
     `sums` float32 [n // sum_group(n), 128] (m <= 128) receives sums of squares of the rounded rows, as
-    `skinny.Source` takes them. All are contiguous; `out` may be `residual`.
+    `skinny.ProductInput` takes them. All are contiguous; `out` may be `residual`.
     """
     ranks, rows, width = shares.shape
     block = power_of_2(width)

@@ -1,10 +1,9 @@
 """A step's device and a draft worker's host without a host between them: rounds into a mailbox, drafts out.
 
-It knows addresses, tags and words of 8 bytes; `eyas.engine.ipc.mailbox` says what they mean, and whose they
-are. `post` does not ask whether a word has been read. `fetch` waits for drafts by looking again, a bounded
-number of times, since no clock is needed for that; it believes nothing that it has not checked, and a
-sequence without drafts has a plain round. What drafts from elsewhere leave in the tables without it:
-`TableWrites.draft`.
+`eyas.engine.ipc.mailbox` says what the words of 8 bytes mean, and whose they are. `post` does not ask whether
+a word has been read. `fetch` waits for drafts by looking again, a bounded number of times, since no clock is
+needed for that; it believes nothing that it has not checked, and a sequence without drafts has a plain round.
+What drafts from elsewhere leave in the tables without it: `TableWrites.draft`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, MailLayout
 from eyas.engine.ipc.row_ring import GOLDEN
-from eyas.engine.kernels.drafts.rounds import FACTS, PLAIN, Batch
+from eyas.engine.kernels.drafts.rounds import FACTS, PLAIN, RoundBatch
 from eyas.engine.kernels.drafts.trees import bit
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
@@ -41,7 +40,7 @@ def polls_in(seconds: float) -> int:
 
 
 @dataclass(frozen=True)
-class Reach:
+class DraftLimits:
     """Which drafts make sense: ids below `vocab`, and at most `deepest` of them in a row. `trees`: they may
     branch.
     """
@@ -51,10 +50,10 @@ class Reach:
     trees: bool
 
 
-def post(tables: Tables, slots: Tensor, result: Tensor, place: MailLayout) -> None:
+def post(tables: SlotTables, slots: Tensor, result: Tensor, place: MailLayout) -> None:
     """Tells of the rows that a step has made certain, of those of `slots` int32 [B] that have a mailbox.
 
-    `result` int32 [B, FACTS + W] as `rounds.Verdicts` has it; lengths count these rows already.
+    `result` int32 [B, FACTS + W] as `rounds.RoundVerdicts` has it; lengths count these rows already.
     """
     size, words = result.shape
     _post[(size,)](
@@ -96,7 +95,7 @@ def _post(
         tl.store(address.to(tl.pointer_type(tl.int64)) + position % KEPT, word, mask=inside)
 
 
-def fetch(batch: Batch, place: MailLayout, reach: Reach) -> None:
+def fetch(batch: RoundBatch, place: MailLayout, reach: DraftLimits) -> None:
     """The drafts of each sequence with a mailbox become those of the round that is about to be prepared.
 
     That is the proposal below its root. A slot looks `polls` times until all of it is there. It looks once if

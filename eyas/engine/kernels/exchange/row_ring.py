@@ -1,9 +1,8 @@
 """Feature rows between GPUs: a step's device writes them into a draft worker's ring, whose device takes them.
 
-It knows addresses, tags and words of 4 bytes; `eyas.engine.ipc.row_ring` says what they mean. The writer does
-not ask whether a row has been read. A reader that comes too late finds other tags, and says so; one that is a
-little early looks again. The writer keeps the rows on its own device too
-(`eyas.engine.speculation.feature_windows`).
+`eyas.engine.ipc.row_ring` says what the words of 4 bytes mean. The writer does not ask whether a row has been
+read. A reader that comes too late finds other tags, and says so; one that is a little early looks again. The
+writer keeps the rows on its own device too (`eyas.engine.speculation.feature_windows`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.ipc.row_ring import GOLDEN
 from eyas.engine.kernels.drafts.rounds import PLAIN
 from eyas.engine.kernels.launch.launching import kernel
@@ -30,7 +29,7 @@ _GOLDEN = tl.constexpr(GOLDEN - (1 << 32))  # as an int32
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenRows:
     """Rows that a step has made certain, up to P per sequence, behind each other.
 
     `slots` int32 [B], whose lengths count these rows already; of padding nothing is written. `kept`: rows of
@@ -44,7 +43,7 @@ class Written:
     counts: Tensor | None = None
 
 
-def put(tables: Tables, written: Written, features: Tensor) -> None:
+def put(tables: SlotTables, written: WrittenRows, features: Tensor) -> None:
     """`features` [B * P, width], of 2 or 4 bytes per value as `windows`: each certain row goes to its places,
     those in rings as the tables say.
     """

@@ -1,7 +1,6 @@
-"""What a row's experts made of it, added up by weight in the order in which it chose them; without atomics.
+"""Adds up the results of a row's experts by weight, in the order of the row's choice, without atomics.
 
-`exact`: a row has the same bits on either way, and no multiplication is fused with an addition. It knows rows
-and weights, and not who made them.
+`exact`: a row has the same bits on either way, and no multiplication is fused with an addition.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def combine_add(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `combine`, added to `residual` [m, hidden], m <= 128, and rounded once (exact: before it as well).
 
-    Returns the rows and their sums of squares, float32 [parts, 128], for `skinny.Source`.
+    Returns the rows and their sums of squares, float32 [parts, 128], for `skinny.ProductInput`.
     """
     width = residual.shape[1]
     parts = width // sum_group(width) if exact else cdiv(width, _COLUMNS)

@@ -1,10 +1,9 @@
-"""In which order a grouped product walks the rows of all experts: by expert, each expert's in blocks.
+"""The order in which a grouped product walks the rows of all experts: by expert, each expert's in blocks.
 
 A choice is row * per_row + rank. The order is one: by expert, then by choice. Each expert has a program for
 each part of the choices, which it reads whole: numbers of four bytes that stay in L2. How many choices lie
 before its own, a sum over experts and parts tells; of few choices each program finds that out by itself, of
-many a launch before it counts. It knows numbers of experts and choices; it refuses to know who chose, and
-what an expert computes.
+many a launch before it counts.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _CUT = 32  # blocks that it writes at a time
 
 
 @dataclass(frozen=True)
-class Grouped:
+class GroupedChoices:
     """Choices in the order of their experts, int32 [choices], cut into blocks of at most `rows` choices.
 
     `blocks` int32 [3 * most + 1]: of each block its expert, then its first place in the order, then the place
@@ -42,7 +41,7 @@ class Grouped:
         return (self.blocks.shape[0] - 1) // 3
 
 
-def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> Grouped:
+def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> GroupedChoices:
     """chosen int32 [m, per_row], of `experts` experts, in blocks of `rows` choices.
 
     A choice of no expert (-1) is left out: no block has it, and the order ends before its end.
@@ -65,7 +64,7 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
         **sizes,
         **options,
     )
-    return Grouped(order, blocks, rows)
+    return GroupedChoices(order, blocks, rows)
 
 
 @kernel(do_not_specialize=["count"])

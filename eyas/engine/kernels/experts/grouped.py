@@ -5,8 +5,7 @@ unit's long side, so that few rows waste nothing; weights come by the tensor mem
 are multiplied at a time, and what they give is added in float32, since Hopper's accumulators keep 14 bits;
 before that it is scaled, but for scales of weight rows, which wait for the sum. Of a tile whose k is split
 the last program to arrive adds the parts up, in order. What need not be exact goes elsewhere where that is
-faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to `grouped_wide`. It knows
-`group.Grouped`, tiles and weights, and neither routers nor models.
+faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to `grouped_wide`.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from dataclasses import dataclass, field
 import torch
 
 from eyas.engine.kernels.experts import grouped_sweep, grouped_wide
-from eyas.engine.kernels.experts.group import Grouped, group
+from eyas.engine.kernels.experts.group import GroupedChoices, group
 from eyas.engine.kernels.experts.grouped_kernels import product_kernel
-from eyas.engine.kernels.experts.grouped_task import Gate, Task, Walk, shape_of
+from eyas.engine.kernels.experts.grouped_task import GateActivation, GroupedTask, RowWalk, shape_of
 from eyas.engine.kernels.experts.grouped_tiles import (
-    Shape,
+    GroupedShape,
+    GroupedTile,
     Table,
-    Tile,
     exact_tile_for,
     lines_ahead,
     programs,
@@ -31,14 +30,14 @@ from eyas.engine.kernels.experts.grouped_tiles import (
 )
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight, count_of
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 
 
 @dataclass(frozen=True)
-class Products:
+class GroupedProducts:
     """What the products of one stream share: scratch memory, and tiles that were measured."""
 
-    launch: Launch
+    launch: ProductLaunch
     tiles: Table = field(default_factory=dict)
     vendor: bool = False  # whether `vendor` has products here
 
@@ -47,67 +46,73 @@ class Products:
         if self.is_single(x, weight):
             read = x if single.can_read(x, weight) else weight.read(x, self.launch.pdl)
             return single.dense(read, weight, self.launch.pdl)
-        made = self._start(x, weight, Walk(), self._dense_tile(x, weight, None), None)
+        made = self._start(x, weight, RowWalk(), self._dense_tile(x, weight, None), None)
         assert isinstance(made, torch.Tensor)
         return made
 
-    def dense_gated(self, x: Rows, weight: StoredWeight, gate: Gate) -> Rows:
+    def dense_gated(self, x: Rows, weight: StoredWeight, gate: GateActivation) -> Rows:
         """x [m, k], weight [2 width, k] -> act(gate) * up, [m, width]; rounded, if that is done at once."""
         if self.is_single(x, weight):
             read = weight.read(x, self.launch.pdl)
             return single.gated(read, weight, None, gate.gelu, self.launch.pdl)
-        return self._start(x, weight, Walk(), self._dense_tile(x, weight, gate), gate)
+        return self._start(x, weight, RowWalk(), self._dense_tile(x, weight, gate), gate)
 
     def is_single(self, x: Rows, weight: StoredWeight, together: int = 1) -> bool:
         """Whether `single` makes the product of x with this weight, of `together` experts at once."""
         return count_of(x) == 1 and not self.launch.exact and single.can_hold(weight, together)
 
-    def group(self, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]) -> Grouped:
+    def group(self, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]) -> GroupedChoices:
         """The order of experts int32 [m, per_row] for `gate_up` and `down` with these weights."""
-        gate_up = shape_of(weights[0], Gate())
+        gate_up = shape_of(weights[0], GateActivation())
         rows = self._tile_for(gate_up, experts.numel()).rows
         return group(experts, gate_up.experts, rows, self.launch.pdl)
 
-    def gate_up(self, x: Rows, weight: StoredWeight, grouped: Grouped, per_row: int, gate: Gate) -> Rows:
+    def gate_up(
+        self, x: Rows, weight: StoredWeight, grouped: GroupedChoices, per_row: int, gate: GateActivation
+    ) -> Rows:
         """x [m, k], weight [experts, 2 width, k] -> act(gate) * up, [choices, width] in their order; rounded,
         if that is done at once.
         """
         tile = self._tile(weight, grouped, gate)
-        return self._start(x, weight, Walk(grouped, per_row), tile, gate)
+        return self._start(x, weight, RowWalk(grouped, per_row), tile, gate)
 
-    def down(self, x: Rows, weight: StoredWeight, grouped: Grouped) -> torch.Tensor:
+    def down(self, x: Rows, weight: StoredWeight, grouped: GroupedChoices) -> torch.Tensor:
         """What `gate_up` gave, weight [experts, hidden, width] -> [choices, hidden], by choice.
 
         Choices that the order leaves out have rows that nothing wrote.
         """
-        made = self._start(x, weight, Walk(grouped, scatter=True), self._tile(weight, grouped, None), None)
+        made = self._start(x, weight, RowWalk(grouped, scatter=True), self._tile(weight, grouped, None), None)
         assert isinstance(made, torch.Tensor)
         return made
 
-    def each(self, x: Rows, weight: StoredWeight, grouped: Grouped, per_row: int) -> torch.Tensor:
+    def each(self, x: Rows, weight: StoredWeight, grouped: GroupedChoices, per_row: int) -> torch.Tensor:
         """x [choices / per_row, k], weight [experts, n, k] -> [choices, n], by choice: rows by the weight of
         each of their experts, and nothing more.
 
         Choices that the order leaves out have rows that nothing wrote.
         """
-        walk, tile = Walk(grouped, per_row, scatter=True), self._tile(weight, grouped, None)
+        walk, tile = RowWalk(grouped, per_row, scatter=True), self._tile(weight, grouped, None)
         made = self._start(x, weight, walk, tile, None)
         assert isinstance(made, torch.Tensor)
         return made
 
-    def _dense_tile(self, x: Rows, weight: StoredWeight, gate: Gate | None) -> Tile:
+    def _dense_tile(self, x: Rows, weight: StoredWeight, gate: GateActivation | None) -> GroupedTile:
         return self._tile_for(shape_of(weight, gate), count_of(x))
 
-    def _tile(self, weight: StoredWeight, grouped: Grouped, gate: Gate | None) -> Tile:
+    def _tile(
+        self, weight: StoredWeight, grouped: GroupedChoices, gate: GateActivation | None
+    ) -> GroupedTile:
         """Its rows are those of the blocks."""
         return self._tile_for(shape_of(weight, gate), grouped.order.shape[0], grouped.rows)
 
-    def _tile_for(self, shape: Shape, choices: int, rows: int = 0) -> Tile:
+    def _tile_for(self, shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
         choose = exact_tile_for if self.launch.exact else tile_for
         return choose(shape, choices, self.tiles, rows)
 
-    def _start(self, x: Rows, weight: StoredWeight, walk: Walk, tile: Tile, gate: Gate | None) -> Rows:
-        task = Task(weight.read(x, self.launch.pdl), weight, walk, tile, gate)
+    def _start(
+        self, x: Rows, weight: StoredWeight, walk: RowWalk, tile: GroupedTile, gate: GateActivation | None
+    ) -> Rows:
+        task = GroupedTask(weight.read(x, self.launch.pdl), weight, walk, tile, gate)
         if self.launch.exact:
             _start(task, self.launch)
         elif grouped_sweep.takes(task):
@@ -119,7 +124,7 @@ class Products:
         return task.out
 
 
-def _start(task: Task, launch: Launch) -> None:
+def _start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`, weight rows on the matrix unit's long side."""
     shape, tile, walk, pdl = task.shape, task.tile, task.walk, launch.pdl
     product_kernel[(min(task.most * task.tiles, programs(tile, shape)), tile.split)](

@@ -1,7 +1,7 @@
 """The device side of `grouped`: one kernel, which walks tiles.
 
 Each tile is one story: find the expert and the rows, multiply stretch by stretch, add up what programs that
-share the tile left, and finish it in float32. It knows descriptors, addresses and sizes, and checks nothing.
+share the tile left, and finish it in float32.
 """
 
 from __future__ import annotations

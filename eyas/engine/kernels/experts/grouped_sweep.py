@@ -3,8 +3,7 @@
 A tile of such a product is over in two steps, so most of its time would go into finding out which expert and
 rows it has. Here rows are read once, and what the loop reads comes by the tensor memory accelerator, from
 addresses that are known: tiles ahead. Few rows lie on the matrix unit's short side, and the result is
-transposed before it is stored; tall blocks need no transposing. It knows addresses and sizes; it
-refuses to know who chose, and what a product means.
+transposed before it is stored; tall blocks need no transposing.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.experts.grouped_kernels import where
-from eyas.engine.kernels.experts.grouped_task import Task
+from eyas.engine.kernels.experts.grouped_task import GroupedTask
 from eyas.engine.kernels.experts.grouped_tiles import SHORT
 from eyas.engine.kernels.experts.grouped_wide import FEWEST, plus, rows_of, values_of
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 
 _SWEPT = 14  # tiles of columns over which a program sweeps, about
 
 
-def takes(task: Task) -> bool:
+def takes(task: GroupedTask) -> bool:
     """Whether it is experts' `down`, k has at most two steps and is not split, and a tile has 64 columns or
     more.
     """
@@ -31,7 +30,7 @@ def takes(task: Task) -> bool:
     return task.walk.grouped is not None and task.gate is None and short and task.tile.split == 1
 
 
-def start(task: Task, launch: Launch) -> None:
+def start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`."""
     spans = cdiv(task.tiles, _SWEPT)
     _sweep[(task.most * spans,)](

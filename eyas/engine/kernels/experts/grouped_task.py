@@ -1,6 +1,6 @@
 """One product of `grouped`, ready for a kernel: rows, a weight, their tile, and room for what comes of them.
 
-It knows how rows are walked and how a result is to be read. It launches nothing.
+It launches nothing.
 """
 
 from __future__ import annotations
@@ -13,52 +13,52 @@ import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels.experts.group import Grouped
-from eyas.engine.kernels.experts.grouped_tiles import Shape, Tile
+from eyas.engine.checkpoint.fp8 import RowRounding
+from eyas.engine.kernels.experts.group import GroupedChoices
+from eyas.engine.kernels.experts.grouped_tiles import GroupedShape, GroupedTile
 from eyas.engine.kernels.products.blocks import SIDE, Rows, StoredWeight, count_of, parts_of, room_for
 
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @dataclass(frozen=True)
-class Walk:
+class RowWalk:
     """How a product walks rows; without a group, x as it lies.
 
     The row of a choice is the choice over `per_row`, or (0) its place in the order; `scatter`: the result's
     row is the choice, else its place.
     """
 
-    grouped: Grouped | None = None
+    grouped: GroupedChoices | None = None
     per_row: int = 0
     scatter: bool = False
 
 
 @dataclass(frozen=True)
-class Gate:
+class GateActivation:
     """gelu: what the gate passes, in its tanh form; else SiLU. `rounding`: how the result will be read."""
 
     gelu: bool = False
-    rounding: Rounding | None = None
+    rounding: RowRounding | None = None
 
-    def rounded_by(self, tile: Tile) -> Rounding | None:
+    def rounded_by(self, tile: GroupedTile) -> RowRounding | None:
         """The rounding, if a program of that tile has all that shares a scale."""
         here = self.rounding is not None and self.rounding.rows == "block" and tile.columns == SIDE
         return self.rounding if here else None
 
 
 @dataclass(frozen=True)
-class Task:
+class GroupedTask:
     """read: rows as the weight reads them."""
 
     read: Rows
     weight: StoredWeight
-    walk: Walk
-    tile: Tile
-    gate: Gate | None
+    walk: RowWalk
+    tile: GroupedTile
+    gate: GateActivation | None
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> GroupedShape:
         """Of the weight."""
         return shape_of(self.weight, self.gate)
 
@@ -148,12 +148,12 @@ class Task:
         }
 
     @cached_property
-    def _after(self) -> Rounding | None:
+    def _after(self) -> RowRounding | None:
         return None if self.gate is None else self.gate.rounded_by(self.tile)
 
 
-def shape_of(weight: StoredWeight, gate: Gate | None) -> Shape:
+def shape_of(weight: StoredWeight, gate: GateActivation | None) -> GroupedShape:
     """For `tile_for`."""
     n, k = weight.shape[-2:]
     experts = weight.shape[0] if len(weight.shape) == 3 else 1
-    return Shape(experts, n, k, gate is not None, weight.itemsize)
+    return GroupedShape(experts, n, k, gate is not None, weight.itemsize)

@@ -1,8 +1,7 @@
-"""How products over groups of rows are cut into programs: measured tiles for known shapes, else a rule.
+"""Tiles that cut grouped products into programs: measured for known shapes, else by a rule.
 
 `eyas tune` measures, and writes a file for each kind of GPU: JSON, a line for each tile, with the shape, the
-number of choices, and the microseconds that it took. This file knows shapes and sizes only; what a tile
-computes is `grouped`'s business.
+number of choices, and the microseconds that it took.
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ _STRETCH_UNIT = 128  # the deepest step of k within a stretch
 _LINE = 128  # bytes
 _MOST_LINES = 8
 MOST_PARTS = 32768 * 128
-"""Numbers that programs which share a tile's k may leave behind, all together (`skinny.Launch.partials`)."""
+"""Numbers that programs which share a tile's k may leave behind, all together
+(`skinny.ProductLaunch.partials`)."""
 MOST_TICKETS = 32768
 
 
 @dataclass(frozen=True)
-class Shape:
+class GroupedShape:
     """x [choices, k] . weight [experts, n, k]^T, each choice by its expert; 1 expert: a dense product.
 
     `gated`: the n rows are a gate's and then as many of what it multiplies. `itemsize`: bytes of a weight.
@@ -54,7 +54,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Tile:
+class GroupedTile:
     """A program's share: `columns` of the result for `rows` choices, by `depth` of k at a time.
 
     `split` programs share a tile's k. `group`: blocks of rows that follow each other before the next columns
@@ -73,7 +73,7 @@ class Tile:
 _KEY = ("experts", "n", "k", "gated", "itemsize", "choices")
 """Of a tile: its shape, and the number of choices rounded up to a power of two."""
 Key = tuple[int, int, int, bool, int, int]
-Table = Mapping[Key, Tile]
+Table = Mapping[Key, GroupedTile]
 
 
 def table_of(gpu: str) -> Path:
@@ -90,9 +90,9 @@ def measured(device: str) -> Table:
     return read_table(path) if gpu and path.exists() else {}
 
 
-def read_table(path: Path) -> dict[Key, Tile]:
+def read_table(path: Path) -> dict[Key, GroupedTile]:
     """What `write_table` wrote."""
-    return {key: Tile(**tile) for key, tile, _ in _lines(path)}
+    return {key: GroupedTile(**tile) for key, tile, _ in _lines(path)}
 
 
 def read_times(path: Path) -> dict[Key, float]:
@@ -119,13 +119,13 @@ def write_table(path: Path, gpu: str, tiles: Table, times: Mapping[Key, float]) 
     path.write_text(f'{{"gpu": {json.dumps(gpu)}, "tiles": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
-def key_of(shape: Shape, choices: int) -> Key:
+def key_of(shape: GroupedShape, choices: int) -> Key:
     """Where a table has the tile."""
     bucket = power_of_2(max(choices, 16))
     return shape.experts, shape.n, shape.k, shape.gated, shape.itemsize, bucket
 
 
-def tile_for(shape: Shape, choices: int, table: Table, rows: int = 0) -> Tile:
+def tile_for(shape: GroupedShape, choices: int, table: Table, rows: int = 0) -> GroupedTile:
     """Always one that fits the shape and an SM; with `rows`, if they are given.
 
     Raises ValueError if a side is not a multiple of 16.
@@ -136,7 +136,7 @@ def tile_for(shape: Shape, choices: int, table: Table, rows: int = 0) -> Tile:
     return fitted(replace(tile, rows=rows or tile.rows), shape, choices)
 
 
-def exact_tile_for(shape: Shape, choices: int, table: Table, rows: int = 0) -> Tile:
+def exact_tile_for(shape: GroupedShape, choices: int, table: Table, rows: int = 0) -> GroupedTile:
     """As `tile_for`, with k cut into the stretches of `stretches_of`, by as many programs or by one.
 
     The numbers that it leaves to the rows change no bit of a row: how many of them, how many columns and how
@@ -149,7 +149,7 @@ def exact_tile_for(shape: Shape, choices: int, table: Table, rows: int = 0) -> T
     return fitted(replace(tile, columns=columns, depth=depth, split=split), shape, choices)
 
 
-def stretches_of(shape: Shape) -> int:
+def stretches_of(shape: GroupedShape) -> int:
     """Into how many stretches, one or two, the exact arithmetic cuts k: by the weight alone.
 
     Two of a dense weight that is too narrow for as many programs as a GPU has room for.
@@ -164,7 +164,7 @@ def most_blocks(choices: int, experts: int, rows: int) -> int:
     return touched + (choices - touched) // rows
 
 
-def fitted(tile: Tile, shape: Shape, choices: int) -> Tile:
+def fitted(tile: GroupedTile, shape: GroupedShape, choices: int) -> GroupedTile:
     """With columns, depth, stages and split that the shape and an SM allow."""
     blocked = shape.itemsize == 1
     columns = min(tile.columns, 128, power_of_2(shape.outputs))
@@ -182,7 +182,7 @@ def fitted(tile: Tile, shape: Shape, choices: int) -> Tile:
     return replace(tile, columns=columns, depth=depth, stages=stages, split=max(split, 1))
 
 
-def lines_ahead(shape: Shape, tile: Tile) -> int:
+def lines_ahead(shape: GroupedShape, tile: GroupedTile) -> int:
     """How many lines of a weight row a program calls into L2 before it may begin: where few rows read it, the
     product's time is that of its weights.
     """
@@ -192,7 +192,7 @@ def lines_ahead(shape: Shape, tile: Tile) -> int:
     return min(1 << (lines.bit_length() - 1), _MOST_LINES)
 
 
-def programs(tile: Tile, shape: Shape) -> int:
+def programs(tile: GroupedTile, shape: GroupedShape) -> int:
     """How many of a split's programs a GPU runs at a time: more would only wait."""
     weights = 2 if shape.gated else 1
     step = tile.depth * (tile.columns * weights + tile.rows) * shape.itemsize
@@ -200,19 +200,19 @@ def programs(tile: Tile, shape: Shape) -> int:
     return -(-_PROGRAMS * min(beside, _BESIDE, 16 // tile.warps) // tile.split)
 
 
-def _rule(shape: Shape, choices: int, rows: int = 0) -> Tile:
+def _rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
     """Few rows: weights are read once, by enough programs. Many: square tiles, as long as they are enough."""
     touched = min(choices, shape.experts)
     each = -(-choices // touched)
     if shape.experts > 1 and (rows or each) > 32:
         columns = 64 if shape.gated and rows > 64 else 128
-        return Tile(rows or 64, columns, 128 // shape.itemsize, warps=8, stages=4)
+        return GroupedTile(rows or 64, columns, 128 // shape.itemsize, warps=8, stages=4)
     rows = rows or (16 if each <= 16 else 32 if each <= 32 else 64 if each <= 96 else 128)
     if rows == 128:
         square = 128 if not shape.gated and shape.k > _SHORT else 64
         columns = square if _count(shape, choices, rows, square) >= _ENOUGH else 64
         split = _split(_count(shape, choices, rows, columns))
-        return Tile(rows, columns, 64, 8 if shape.k > _SHORT else 4, stages=4, split=split)
+        return GroupedTile(rows, columns, 64, 8 if shape.k > _SHORT else 4, stages=4, split=split)
     columns, depth = 64, 64 if shape.gated and shape.itemsize > 1 else 128
     if shape.gated and shape.itemsize == 1 and rows <= 32:
         columns = 128  # all that shares a scale of what the gate passes: the program rounds it
@@ -222,10 +222,10 @@ def _rule(shape: Shape, choices: int, rows: int = 0) -> Tile:
         depth = 128 // shape.itemsize  # so that two stand beside each other
     split = _split(programs)
     beside = programs * split > _PROGRAMS and shape.gated and columns == 128
-    return Tile(rows, columns, depth, 4, stages=3 if beside and split > 1 else 5, split=split)
+    return GroupedTile(rows, columns, depth, 4, stages=3 if beside and split > 1 else 5, split=split)
 
 
-def _count(shape: Shape, choices: int, rows: int, columns: int) -> int:
+def _count(shape: GroupedShape, choices: int, rows: int, columns: int) -> int:
     """How many tiles there are."""
     return most_blocks(choices, shape.experts, rows) * -(-shape.outputs // columns)
 

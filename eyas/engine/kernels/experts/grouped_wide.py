@@ -2,8 +2,7 @@
 
 Where an expert has as many rows as the matrix unit takes at once, a tile lies as its result does: nothing is
 turned round on the way out, and more of what is in shared memory is used twice. What bounds them is L2: tall
-blocks read a weight less often. They know addresses and sizes; they refuse to know who chose, and what a
-product means.
+blocks read a weight less often.
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.experts.grouped_kernels import where
-from eyas.engine.kernels.experts.grouped_task import Task
+from eyas.engine.kernels.experts.grouped_task import GroupedTask
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.blocks import quantised
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 
 FEWEST = 64
 """Numbers along the matrix unit's long side."""
 
 
-def takes(task: Task) -> bool:
+def takes(task: GroupedTask) -> bool:
     """Whether its blocks are tall enough, and no programs share its k."""
     return task.walk.grouped is not None and task.tile.rows >= FEWEST and task.tile.split == 1
 
 
-def start(task: Task, launch: Launch) -> None:
+def start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`."""
     _by_depth[(task.most * task.tiles,)](
         *(*task.rows, task.described, task.scales, *task.made, *task.order, task.most),

@@ -1,7 +1,6 @@
-"""Which experts each row takes: `eyas.engine.layers.experts.Router` after its product, in float32.
+"""Chooses the experts of each row: `eyas.engine.layers.experts.Router` after its product, in float32.
 
-Scores, groups, the best, of equals the first, and their weights. No sum is taken by an atomic. It knows
-numbers of experts and rows; it refuses to know what an expert computes.
+Scores, groups, the best, of equals the first, and their weights. No sum is taken by an atomic.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MOST = tl.constexpr(1e30)  # of a logit, either way: differences stay numbers
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenExperts:
     """The experts of m rows, best first, and their weights: int32 and float32 [m, per_row, or one more]."""
 
     experts: torch.Tensor
@@ -31,7 +30,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Held:
+class LocalExperts:
     """Of `experts`, which are here under the numbers from 0 on: the choice of another is -1, which is none.
 
     `rows`: whose shared expert is here; it stands behind them. `kv_rows` int32 [m]: -1 for rows of padding,
@@ -51,7 +50,7 @@ def choose(
     shared: bool = False,
     uniform: bool = False,
     pdl: bool = False,
-) -> Chosen:
+) -> ChosenExperts:
     """logits float32 [m, at least experts] -> what their rows take. `correction`: float32 [experts].
 
     `shared`: every row also takes, last and with weight 1, the expert behind the router's.
@@ -64,11 +63,11 @@ def choose(
 def choose_held(
     logits: torch.Tensor,
     router: tuple[ExpertsSpec, torch.Tensor | None, bool],
-    held: Held | None,
+    held: LocalExperts | None,
     *,
     uniform: bool = False,
     pdl: bool = False,
-) -> Chosen:
+) -> ChosenExperts:
     """As `choose`, where other ranks have other experts. `router`: its spec, correction and `shared`."""
     m, (spec, correction, shared) = logits.shape[0], router
     own, rows = (range(0), range(0)) if held is None else (held.experts, held.rows)
@@ -94,7 +93,7 @@ def choose_held(
         num_warps=1 if spec.experts <= 256 else 2,
         launch_pdl=pdl,
     )
-    return Chosen(experts, weights)
+    return ChosenExperts(experts, weights)
 
 
 @kernel(do_not_specialize=["first", "first_row", "end_row"])

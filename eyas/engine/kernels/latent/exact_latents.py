@@ -3,7 +3,7 @@
 A program takes some heads of one query, which are enough rows for the matrix unit, and so nothing of what is
 beside it: plain rows, chains, nodes of trees and rows of prompts are one thing. Blocks and parts are those of
 `exact_parts`; of rows that decode, few at a time, several programs share a context by whole parts, as in
-`exact_attend`. It knows latents and pages; it knows nothing of layers or requests.
+`exact_attend`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.exact_attend import ExactLaunch, from_left, share_of, write
 from eyas.engine.kernels.attention.exact_blocks import depth_of, rows_at
 from eyas.engine.kernels.attention.exact_parts import (
     BLOCK,
     UNSEEN,
-    Parts,
+    PartSizes,
     add_block,
     leave,
     merged,
@@ -43,7 +43,7 @@ _MOST_HEADS = 32  # of a program: two results of 512 columns for each have to st
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _LatentLayout:
     """What the kernels know when they are compiled; `dim`: of a latent."""
 
     width: int
@@ -56,7 +56,7 @@ class _Layout:
     tile: int
     shares: int
     pdl: bool
-    parts: Parts
+    parts: PartSizes
 
     @property
     def paths(self) -> bool:
@@ -73,7 +73,7 @@ class _Layout:
 
 
 def attend_latents_exactly(
-    q: torch.Tensor, kv: PagedKv, queries: Queries, launch: ExactLaunch, out: torch.Tensor
+    q: torch.Tensor, kv: PagedKv, queries: QueryRows, launch: ExactLaunch, out: torch.Tensor
 ) -> None:
     """softmax(scale q k) v of q [B * width, heads, latent + rotated], contiguous -> out [.., heads, latent].
 
@@ -97,19 +97,19 @@ def attend_latents_exactly(
 
 
 def attend_latent_chunks_exactly(
-    q: torch.Tensor, kv: PagedKv, tiles: torch.Tensor, out: torch.Tensor, parts: Parts | None = None
+    q: torch.Tensor, kv: PagedKv, tiles: torch.Tensor, out: torch.Tensor, parts: PartSizes | None = None
 ) -> None:
     """The same of chunks' rows, of which tiles int32 [T, 4] are as `latent_attend` takes them."""
-    layout = _layout(q, kv, out, parts or Parts())
+    layout = _layout(q, kv, out, parts or PartSizes())
     grid = (layout.tiles, latent_tile_rows(q.shape[1]), tiles.shape[0])
     where = (kv.tables, kv.tables.stride(0), tiles)
     _attend_chunks[grid](*(q, kv.pool, *where, out, kv.rule.factor, layout), **_options(layout))
 
 
-def _layout(q: torch.Tensor, kv: PagedKv, out: torch.Tensor, parts: Parts) -> _Layout:
+def _layout(q: torch.Tensor, kv: PagedKv, out: torch.Tensor, parts: PartSizes) -> _LatentLayout:
     """Of single rows, which nothing shares."""
     heads, latent = out.shape[1:]
-    return _Layout(
+    return _LatentLayout(
         width=1,
         words=0,
         heads=heads,
@@ -124,7 +124,7 @@ def _layout(q: torch.Tensor, kv: PagedKv, out: torch.Tensor, parts: Parts) -> _L
     )
 
 
-def _options(layout: _Layout) -> dict[str, object]:
+def _options(layout: _LatentLayout) -> dict[str, object]:
     return {"num_warps": 4 if layout.tile == 16 else 8, "num_stages": 2, "enable_fp_fusion": False}
 
 

@@ -7,7 +7,7 @@ own with the logarithm of its weight; `latent_products.values` adds them up, in 
 sequence's queries are seen by all of them and need no mask; those of the queries themselves have one.
 
 The host knows upper bounds only: lengths are read on the device, and the grid follows from the shapes of the
-tensors alone. It knows nothing of layers, requests or speculation.
+tensors alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.attention.attend import Queries
-from eyas.engine.kernels.attention.attend_tiles import Tiling
+from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row
 from eyas.engine.kernels.latent.latent_tiles import latent_chunk_tiling, latent_tiling_of, least_part
@@ -31,8 +31,8 @@ _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs
 
 
 @dataclass(frozen=True)
-class Scratch:
-    """What the launches of one stream share; `Scratch.on` makes one.
+class LatentScratch:
+    """What the launches of one stream share; `LatentScratch.on` makes one.
 
     parts float32 [n, latent], lses float32 [n]: a query head's result over a part, and the base 2 logarithm
     of its sum of exponentials. counts int32 [batch]: parts of each sequence. pdl: programmatic dependent
@@ -45,7 +45,9 @@ class Scratch:
     pdl: bool
 
     @classmethod
-    def on(cls, pool: torch.Tensor, latent: int, heads: int, most: tuple[int, int], pdl: bool) -> Scratch:
+    def on(
+        cls, pool: torch.Tensor, latent: int, heads: int, most: tuple[int, int], pdl: bool
+    ) -> LatentScratch:
         """On the device of `pool`, for up to most[0] sequences of up to most[1] queries, as tiles are cut."""
         batch, width, device = *most, pool.device
         rows = max(
@@ -62,7 +64,7 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class Parted:
+class PartialResults:
     """Results of B * `width` queries over the parts of their sequences' keys, still to be added up.
 
     parts float32 [most parts, B * width, heads, latent], lses float32 [most parts, B * width, heads]; of
@@ -76,7 +78,7 @@ class Parted:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _LatentAttendLayout:
     """What a kernel knows when it is compiled."""
 
     width: int
@@ -106,11 +108,11 @@ class _Layout:
 def attend_latents(
     q: torch.Tensor,
     kv: PagedKv,
-    queries: Queries,
+    queries: QueryRows,
     latent: int,
-    scratch: Scratch,
-    tiling: Tiling | None = None,
-) -> Parted:
+    scratch: LatentScratch,
+    tiling: AttentionTiling | None = None,
+) -> PartialResults:
     """softmax(scale q k) v of q [B * width, heads, latent + rotated], contiguous, part by part.
 
     `kv`: over rows of latent + rotated elements, with one head and one field; its rule may have a scale
@@ -133,11 +135,11 @@ def attend_latents(
     )
     rows = tiling.parts, q.shape[0], heads
     parts, lses = scratch.parts[: tiling.parts * total], scratch.lses[: tiling.parts * total]
-    return Parted(parts.view(*rows, latent), lses.view(rows), scratch.counts[:batch], queries.width)
+    return PartialResults(parts.view(*rows, latent), lses.view(rows), scratch.counts[:batch], queries.width)
 
 
 def attend_latent_chunks(
-    q: torch.Tensor, kv: PagedKv, tiles: torch.Tensor, latent: int, tiling: Tiling | None = None
+    q: torch.Tensor, kv: PagedKv, tiles: torch.Tensor, latent: int, tiling: AttentionTiling | None = None
 ) -> torch.Tensor:
     """The same of chunks' rows q [C, heads, latent + rotated], whole: [C, heads, latent].
 
@@ -159,11 +161,11 @@ def attend_latent_chunks(
 
 
 def _layout(
-    kv: PagedKv, heads: int, latent: int, tiling: Tiling, rows: tuple[int, int, int], pdl: bool
-) -> _Layout:
+    kv: PagedKv, heads: int, latent: int, tiling: AttentionTiling, rows: tuple[int, int, int], pdl: bool
+) -> _LatentAttendLayout:
     """rows: a sequence's queries, the rows that they may see from the first of them on, words of the mask."""
     width, extent, words = rows
-    return _Layout(
+    return _LatentAttendLayout(
         width=width,
         extent=extent,
         words=words,

@@ -2,8 +2,7 @@
 
 Where a chunk has many rows, making its sequence's keys and values costs less than what scores over latents
 cost more (DeepSeek-V2, arXiv 2405.04434, section 2.1). A program takes a tile of rows of one head
-(FlashAttention, Dao et al. 2022); a head's key is its own part, and the rotated one that all share. It knows
-contiguous rows, one sequence after the other; whose they are, and how they were made, it does not know.
+(FlashAttention, Dao et al. 2022); a head's key is its own part, and the rotated one that all share.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import triton.language as tl
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.rope_store import rotated
-from eyas.engine.kernels.products.skinny import Rotation
+from eyas.engine.kernels.products.skinny import RotaryInput
 
 TILE = 128
 """Query rows of a program."""
@@ -27,7 +26,7 @@ _UNSEEN = tl.constexpr(-1.0e30)
 
 
 @dataclass(frozen=True)
-class Expanded:
+class ExpandedRows:
     """Of n rows: keys [n, heads, plain] and values [n, heads, value], each head's own; and rows [n, latent +
     rotated] as they are cached, whose last elements are the rotated key.
     """
@@ -38,7 +37,7 @@ class Expanded:
 
 
 def attend_expanded(
-    q: torch.Tensor, expanded: Expanded, tiles: torch.Tensor, rotation: Rotation, scale: float
+    q: torch.Tensor, expanded: ExpandedRows, tiles: torch.Tensor, rotation: RotaryInput, scale: float
 ) -> torch.Tensor:
     """softmax(scale q k) v of q [C, heads * (plain + rotated)], strided by row at most -> [C, heads * value].
 

@@ -3,8 +3,7 @@
 A head's plain query times its keys' factor meets latents as they are kept; what it then has mixed of them,
 times its values' factor, is its result (DeepSeek-V2, arXiv 2405.04434, section 2.1). Both kernels take any
 number of rows, with one head's factor at a time; the second first adds up the parts of a context, in their
-order. `exact`: one cut for any number of rows, and no multiplication is fused with an addition. They know
-heads and rows; where latents come from they do not know.
+order. `exact`: one cut for any number of rows, and no multiplication is fused with an addition.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.latent.latent_attend import Parted
+from eyas.engine.kernels.latent.latent_attend import PartialResults
 from eyas.engine.kernels.latent.latent_tiles import MOST_PARTS
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.products.rope_store import rotated, store_halves
-from eyas.engine.kernels.products.skinny import Rotation, empty_padded
+from eyas.engine.kernels.products.skinny import RotaryInput, empty_padded
 
 _FEW = 16  # rows of a program, where there are no more or parts are added up
 _MANY = 64
@@ -30,7 +29,7 @@ _PROGRAMS = 128  # fewer than that are cut into narrower ones
 
 
 def absorb(
-    q: torch.Tensor, factor: torch.Tensor, rotation: Rotation, pdl: bool = False, exact: bool = False
+    q: torch.Tensor, factor: torch.Tensor, rotation: RotaryInput, pdl: bool = False, exact: bool = False
 ) -> torch.Tensor:
     """Rows q [m, heads * (plain + rotated)], strided by row at most -> [m, heads, latent + rotated].
 
@@ -59,7 +58,7 @@ def absorb(
 
 
 def values(
-    mixed: Parted | torch.Tensor,
+    mixed: PartialResults | torch.Tensor,
     factor: torch.Tensor,
     out: torch.Tensor,
     pdl: bool = False,
@@ -70,10 +69,10 @@ def values(
 
     factor [heads, value, latent]: of the values.
     """
-    if isinstance(mixed, Parted) and mixed.parts.shape[1] <= _SINGLE:
+    if isinstance(mixed, PartialResults) and mixed.parts.shape[1] <= _SINGLE:
         return _single_values(mixed, factor, out, pdl)
-    parted = mixed if isinstance(mixed, Parted) else None
-    source = mixed.parts[0] if isinstance(mixed, Parted) else mixed
+    parted = mixed if isinstance(mixed, PartialResults) else None
+    source = mixed.parts[0] if isinstance(mixed, PartialResults) else mixed
     (m, heads, latent), width = source.shape, factor.shape[1]
     rows = _FEW if parted is not None or (m <= _FEW and not exact) else _MANY
     columns = max(16, min(_COLUMNS, power_of_2(width)))
@@ -99,7 +98,7 @@ def _options(exact: bool) -> dict[str, bool]:
     return {"enable_fp_fusion": False} if exact else {}
 
 
-def _single_values(mixed: Parted, factor: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:
+def _single_values(mixed: PartialResults, factor: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:
     """Row by row: all parts of one are read at once."""
     (_, m, heads, latent), width = mixed.parts.shape, factor.shape[1]
     columns = min(_NARROW, power_of_2(width))

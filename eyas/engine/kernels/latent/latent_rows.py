@@ -1,8 +1,8 @@
-"""What becomes of the rows that the first products of latent attention give: norms, and the row that is kept.
+"""Norms over the rows of latent attention's first products, and the store of the row that is cached.
 
-A cached row is the latent, normalised, and behind it the rotated key that all heads share. The queries'
-row between the two factors of their projection is normalised as well. One program each; sums are float32,
-results are rounded once. It knows one layer's rows of a pool; what attends to them it does not know.
+A cached row is the latent, normalised, and behind it the rotated key that all heads share. The queries' row
+between the two factors of their projection is normalised as well. One program each; sums are float32, results
+are rounded once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.blocks import SIDE, Fp8Rows, mode_of, room_for, rounded_row
 from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves, store_rounded
-from eyas.engine.kernels.products.skinny import KvRows, Rotation, empty_padded
+from eyas.engine.kernels.products.skinny import KvRows, RotaryInput, empty_padded
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class InnerNorms:
     latent: torch.Tensor
     query: torch.Tensor | None
     eps: float
-    rounding: Rounding | None = None
+    rounding: RowRounding | None = None
 
 
 def write_latents(
-    x: torch.Tensor, norms: InnerNorms, rotation: Rotation, kv: KvRows, pdl: bool = False
+    x: torch.Tensor, norms: InnerNorms, rotation: RotaryInput, kv: KvRows, pdl: bool = False
 ) -> torch.Tensor | Fp8Rows:
     """Rows x [m, queries + latent + rotated] -> the queries [m, queries], normalised if there is a gain.
 

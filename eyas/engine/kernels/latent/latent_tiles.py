@@ -1,12 +1,12 @@
-"""How attention over latents is cut into programs: rules by the number of rows and of programs.
+"""Rules that cut attention over latents into programs, by the number of rows and of programs.
 
-It knows sizes only; what a program computes is `latent_attend`'s business. A program's results are 512
-columns wide in float32, so that 64 rows are all that the registers of eight warps hold.
+A program's results are 512 columns wide in float32, so that 64 rows are all that the registers of eight warps
+hold.
 """
 
 from __future__ import annotations
 
-from eyas.engine.kernels.attention.attend_tiles import Tiling
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 
 MOST_ROWS = 64
@@ -21,15 +21,15 @@ _KEYS = 32
 _ALONE = 2  # sequences, of which a step has no more: more warps for each, measured on an H200
 
 
-def latent_tiling_of(batch: int, rows: int) -> Tiling:
+def latent_tiling_of(batch: int, rows: int) -> AttentionTiling:
     """For `batch` sequences of `rows` = width * heads rows, all of which read the same latents."""
     tile = tile_of(rows)
     programs = batch * cdiv(rows, tile)
     wanted = _PROGRAMS[tile > 16] // programs
     parts = min(MOST_PARTS, 1 << max(wanted, 1).bit_length() - 1)
     if tile == 16 and batch <= _ALONE:
-        return Tiling(tile, 2 * _KEYS, parts, warps=8, stages=2)
-    return Tiling(tile, _KEYS, parts, warps=4 if tile == 16 else 8, stages=3)
+        return AttentionTiling(tile, 2 * _KEYS, parts, warps=8, stages=2)
+    return AttentionTiling(tile, _KEYS, parts, warps=4 if tile == 16 else 8, stages=3)
 
 
 def least_part(rows: int) -> int:
@@ -37,10 +37,10 @@ def least_part(rows: int) -> int:
     return _LEAST_OF_FEW if rows <= _FEW else _LEAST
 
 
-def latent_chunk_tiling(heads: int) -> Tiling:
+def latent_chunk_tiling(heads: int) -> AttentionTiling:
     """For chunks of prompts: a tile's keys are one program's."""
     tile = tile_of(heads * latent_tile_rows(heads))
-    return Tiling(tile, _KEYS, 1, warps=4 if tile == 16 else 8, stages=3)
+    return AttentionTiling(tile, _KEYS, 1, warps=4 if tile == 16 else 8, stages=3)
 
 
 def latent_tile_rows(heads: int) -> int:

@@ -1,1 +1,1 @@
-"""How kernels are launched, and compiled before they are needed."""
+"""Launches kernels, and compiles them before they are needed."""

@@ -2,8 +2,8 @@
 
 A recipe calls the launchers as the engine will, with tensors on the device "meta". Nothing runs. Each launch
 is recorded as the variant that Triton would compile for its arguments, and the variants are compiled under
-the keys by which the real launches look them up. This file knows Triton's compiler; only recipes know which
-kernels there are and with which shapes they are called.
+the keys by which the real launches look them up. Only recipes say which kernels there are, and with which
+shapes they are called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from triton.runtime import driver
 from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
-from eyas.engine.kernels.launch.warm import Compiled
+from eyas.engine.kernels.launch.warm import CompileReport
 
 Variant = Callable[[], Any]
 
@@ -53,7 +53,7 @@ class NoDevice:
 
 
 def main() -> None:
-    """Reads a pickled (recipe, args, capability, processes) from stdin; writes `Compiled` to argv[1]."""
+    """Reads a pickled (recipe, args, capability, processes) from stdin; writes `CompileReport` to argv[1]."""
     began = time.perf_counter()
     recipe, args, capability, processes = pickle.load(sys.stdin.buffer)
     module, _, function = recipe.partition(":")
@@ -61,7 +61,7 @@ def main() -> None:
     variants = record(partial(getattr(importlib.import_module(module), function), *args))
     compile_all(variants, min(processes, len(variants)))
     partly = Path(f"{sys.argv[1]}.{secrets.token_hex(8)}")
-    partly.write_text(json.dumps(asdict(Compiled(len(variants), time.perf_counter() - began))))
+    partly.write_text(json.dumps(asdict(CompileReport(len(variants), time.perf_counter() - began))))
     partly.rename(sys.argv[1])
 
 

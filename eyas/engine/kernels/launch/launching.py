@@ -1,8 +1,8 @@
-"""How kernels are launched: with little work on the host, and without a gap between them.
+"""Launches kernels with little work on the host, and without a gap between them.
 
 A step that is no CUDA graph launches some twenty kernels for each layer. Triton binds and inspects every
-argument of every launch, tens of microseconds; `Kernel` remembers what came of it. Programmatic dependent
-launch closes the gaps on the device. This file knows no kernel.
+argument of every launch, tens of microseconds; `TritonKernel` remembers what came of it. Programmatic
+dependent launch closes the gaps on the device.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _ALIGNED = 16  # bytes, and what whole numbers are multiples of, where Triton kn
 
 
 @dataclass(frozen=True)
-class _Variant:
+class _KernelVariant:
     """What Triton has compiled, and the values of the parameters behind those that a launch gives."""
 
     compiled: CompiledKernel
     rest: tuple[Any, ...]
 
 
-class Kernel:
+class TritonKernel:
     """A Triton kernel, launched as any other: `kernel[grid](*args, **constants_and_options)`.
 
     A variant is found by the constants, the options, and what Triton may know of each argument: its type, and
@@ -46,12 +46,13 @@ class Kernel:
         self.fn, self.warmup = function.fn, function.warmup
         self._function = function
         self._constant = tuple(param.is_constexpr for param in function.params)
-        self._variants: dict[Any, _Variant] = {}
+        self._variants: dict[Any, _KernelVariant] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self.launch, grid)
 
     def launch(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+        """Launches the variant of these arguments; the first launch of each goes through Triton."""
         device = driver.active.get_current_device()
         known = [
             arg if constant else _known(arg) for constant, arg in zip(self._constant, args, strict=False)
@@ -62,7 +63,7 @@ class Kernel:
             rest = self._rest(len(args), named)
             compiled = self._function[grid](*args, **named)
             if compiled is not None:  # else it was recorded, to be compiled
-                self._variants[key] = _Variant(compiled, rest)
+                self._variants[key] = _KernelVariant(compiled, rest)
             return
         compiled, (x, y, z) = variant.compiled, (*grid, 1, 1)[:3]
         compiled.run(
@@ -84,7 +85,7 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     if function is None:
         return partial(kernel, **options)
     made = triton.jit(function, **options)
-    return Kernel(made) if isinstance(made, JITFunction) else made  # else it is interpreted
+    return TritonKernel(made) if isinstance(made, JITFunction) else made  # else it is interpreted
 
 
 def _known(arg: Any) -> Any:

@@ -1,7 +1,7 @@
 """Kernels that are compiled before they are needed: the process that compiles them, and the cache it fills.
 
 This module loads without torch, so that the compiling starts before anything else does.
-`eyas.engine.kernels.launch.compile_ahead` knows what a recipe is and how its kernels are compiled.
+`eyas.engine.kernels.launch.compile_ahead` says what a recipe is, and compiles its kernels.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from eyas.common.machine.children import python_module
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompileReport:
     """How many distinct kernels a recipe launches, and the seconds of compiling: 0 if all were cached."""
 
     kernels: int
     seconds: float
 
 
-class Warmup:
+class KernelWarmup:
     """The kernels of a recipe. Other processes compile them from the construction on."""
 
     def __init__(self, recipe: str, args: tuple[Any, ...], capability: int, processes: int) -> None:
@@ -52,14 +52,14 @@ class Warmup:
             with self._process.stdin as pipe:
                 pipe.write(task)
 
-    def wait(self) -> Compiled:
+    def wait(self) -> CompileReport:
         """Waits until every kernel is in the cache. Raises RuntimeError with the compiler's message."""
         if self._process is None:
-            return Compiled(json.loads(self._done.read_text())["kernels"], 0.0)
+            return CompileReport(json.loads(self._done.read_text())["kernels"], 0.0)
         if self._process.wait() != 0:
             self._said.seek(0)
             raise RuntimeError(f"kernels could not be compiled:\n{self._said.read().decode()[-4000:]}")
-        return Compiled(**json.loads(self._done.read_text()))
+        return CompileReport(**json.loads(self._done.read_text()))
 
 
 def use_cache(capability: int) -> Path:

@@ -1,4 +1,4 @@
-"""What a gate passes before it multiplies, SiLU or GELU (its tanh form): each x times a logistic function."""
+"""The activation of a gate, SiLU or GELU (its tanh form): each x times a logistic function."""
 
 from __future__ import annotations
 

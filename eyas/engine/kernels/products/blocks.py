@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 
@@ -39,7 +39,7 @@ class StoredWeight:
 
     stored: torch.Tensor
     scales: torch.Tensor | None = None
-    rounding: Rounding | None = None
+    rounding: RowRounding | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -76,9 +76,9 @@ class Normed:
 
     plain: torch.Tensor
     rounded: Fp8Rows | None = None
-    rounding: Rounding | None = None
+    rounding: RowRounding | None = None
 
-    def read_by(self, rounding: Rounding | None) -> Rows:
+    def read_by(self, rounding: RowRounding | None) -> Rows:
         """As products read them that round rows so: plain, too, if that is another way."""
         return self.plain if self.rounded is None or rounding != self.rounding else self.rounded
 
@@ -97,7 +97,7 @@ def parts_of(rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
     return (rows.stored, rows.scales) if isinstance(rows, Fp8Rows) else (rows, None)
 
 
-def quantise(x: torch.Tensor, rounding: Rounding, pdl: bool = False) -> Fp8Rows:
+def quantise(x: torch.Tensor, rounding: RowRounding, pdl: bool = False) -> Fp8Rows:
     """x [m, k]. What has one scale for a row has no powers of two."""
     (m, k), out = x.shape, room_for(x, rounding)
     if rounding.rows != "block":
@@ -113,7 +113,7 @@ def quantise(x: torch.Tensor, rounding: Rounding, pdl: bool = False) -> Fp8Rows:
     return out
 
 
-def room_for(rows: torch.Tensor, rounding: Rounding) -> Fp8Rows:
+def room_for(rows: torch.Tensor, rounding: RowRounding) -> Fp8Rows:
     """For rows [m, k] like these, to be rounded."""
     (m, k), device = rows.shape, rows.device
     stored = torch.empty(cdiv(m, ALIGNED) * ALIGNED, k, dtype=torch.float8_e4m3fn, device=device)
@@ -121,7 +121,7 @@ def room_for(rows: torch.Tensor, rounding: Rounding) -> Fp8Rows:
     return Fp8Rows(stored[:m], torch.empty(each, dtype=torch.float32, device=device), rows.dtype)
 
 
-def mode_of(rounding: Rounding) -> str:
+def mode_of(rounding: RowRounding) -> str:
     """Its name in kernels."""
     return "powers" if rounding.rows == "block" and rounding.powers else rounding.rows
 

@@ -1,8 +1,7 @@
 """Products of many rows with the bits of the narrow ones, where cuBLAS adds up in another order.
 
 One program computes a tile and folds k from its beginning to its end into one accumulator, by as many steps
-as it takes: by the matrix unit's rule no bit depends on the tile. It is slower than cuBLAS. It knows two
-matrices, and checks nothing.
+as it takes: by the matrix unit's rule no bit depends on the tile. It is slower than cuBLAS.
 """
 
 from __future__ import annotations

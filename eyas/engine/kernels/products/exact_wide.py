@@ -1,9 +1,9 @@
-"""What many rows pass between their products, by the arithmetic of the exact narrow products.
+"""Row kernels between the products of many rows, by the arithmetic of the exact narrow products.
 
 A product reads raw rows, and is rounded; then a row kernel scales it by 1 / rms and goes on as the narrow
 kernel's epilogue does. So a row has the same bits on either way, if the products have: `product` leaves them
 to cuBLAS, whose unsplit kernels fold k in order like the narrow ones wherever `tests.gpu.exact_first` finds
-it so. It knows rows, weights and the pool's layout, and knows no models.
+it so.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.exact_fold import fold_matmul
 from eyas.engine.kernels.products.halving import halving_sum
 from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves
-from eyas.engine.kernels.products.rows import Heads
-from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, Launch, Rotation
-from eyas.engine.kernels.products.skinny_tiles import Shape, stretches_of
+from eyas.engine.kernels.products.rows import HeadLayout
+from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, ProductLaunch, RotaryInput
+from eyas.engine.kernels.products.skinny_tiles import ProductShape, stretches_of
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
 _HEADS = 8  # of a row that a program of `rope_write` rotates
@@ -43,28 +43,28 @@ class AfterQkv:
 def product(
     x: torch.Tensor,
     weight: torch.Tensor,
-    launch: Launch,
+    launch: ProductLaunch,
     kind: str = "linear",
     span: int = 0,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x [m, k] . weight [n, k]^T -> [m, n], rounded once to `dtype` (None: x's); `kind` and `span` as of
-    `skinny_tiles.Shape`.
+    `skinny_tiles.ProductShape`.
     """
     (n, k), dtype = weight.shape, dtype or x.dtype
-    if stretches_of(Shape(kind, x.shape[0], n, k, span or n)) == 1:
+    if stretches_of(ProductShape(kind, x.shape[0], n, k, span or n)) == 1:
         return matmul(x, weight, launch, dtype)
     return total(shares(x, weight, launch, kind, span), dtype)
 
 
 def shares(
-    x: torch.Tensor, weight: torch.Tensor, launch: Launch, kind: str = "linear", span: int = 0
+    x: torch.Tensor, weight: torch.Tensor, launch: ProductLaunch, kind: str = "linear", span: int = 0
 ) -> torch.Tensor:
     """Each stretch of k of x [m, k] . weight [n, k]^T: float32 [stretches, m, n], for `total` or `settle` to
     add up. Where there is one: the product [m, n], rounded to x's type.
     """
     m, (n, k) = x.shape[0], weight.shape
-    count = stretches_of(Shape(kind, m, n, k, span or n))
+    count = stretches_of(ProductShape(kind, m, n, k, span or n))
     if count == 1:
         return matmul(x, weight, launch, x.dtype)
     made = x.new_empty(count, m, n, dtype=torch.float32)
@@ -84,7 +84,7 @@ def total(made: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def matmul(
     x: torch.Tensor,
     weight: torch.Tensor,
-    launch: Launch,
+    launch: ProductLaunch,
     dtype: torch.dtype,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -135,12 +135,17 @@ def act_mul(
 
 
 def rope_write(
-    raw: torch.Tensor, scales: torch.Tensor, after: AfterQkv, q: torch.Tensor, rotation: Rotation, kv: KvRows
+    raw: torch.Tensor,
+    scales: torch.Tensor,
+    after: AfterQkv,
+    q: torch.Tensor,
+    rotation: RotaryInput,
+    kv: KvRows,
 ) -> None:
     """Raw products [m, (heads + 2 kv_heads) * dim], scales [m]: rotated q goes to q [m, heads, dim], k and v
     to the pool. A row at -1 in `kv` writes no k and v.
     """
-    heads = Heads(q.shape[1], kv.layer.shape[3], kv.layer.shape[4], after.norms)
+    heads = HeadLayout(q.shape[1], kv.layer.shape[3], kv.layer.shape[4], after.norms)
     gains, eps = (None, 0.0) if heads.norms is None else (heads.norms.gains, heads.norms.eps)
     programs = cdiv(heads.q + 2 * heads.kv, _HEADS)
     _rope_write[(raw.shape[0], programs)](

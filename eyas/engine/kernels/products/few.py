@@ -4,8 +4,7 @@ What such a product takes is not its bytes, which kernels before it hide: it is 
 sum. So each program loads its weight rows, and lays them out for the matrix unit, before it waits for the
 kernel that makes the rows. Its warps share k: each multiplies a stretch of it, and they add up what they have
 once, at the end. `single` does this for one row without the matrix unit. Tests compare it with plain torch,
-and with `grouped`, which takes any number of rows. It knows rows and weights, and refuses to know models.
-What it computes is no `exact` arithmetic.
+and with `grouped`, which takes any number of rows. What it computes is no `exact` arithmetic.
 """
 
 from __future__ import annotations

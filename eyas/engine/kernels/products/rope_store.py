@@ -1,4 +1,4 @@
-"""What kernels that rotate heads and store rows in the pool have in common, compiled into each of them.
+"""The rotation of heads and the store of rows in the pool, compiled into every kernel that does both.
 
 Element i of a head is rotated with i + half, in float32. A row of the pool has its page's place and its own.
 """

@@ -1,10 +1,9 @@
 """The small kernels between the products of a wide forward: one row per program, or a few of its heads.
 
-They know rows, gains and where a row lies in a layer of the paged pool; they know nothing of models. Sums are
-taken in float32; a result is rounded once, to the dtype of its input. Tensors are contiguous, their rows a
-multiple of 16 bytes. `pdl`: the kernel may be launched before the one before it has ended, and waits for it.
-`exact`: sums of squares are taken in the one order of `halving`, and what is left for `skinny.Source` are
-those of its groups of columns.
+Sums are taken in float32; a result is rounded once, to the dtype of its input. Tensors are contiguous, their
+rows a multiple of 16 bytes. `pdl`: the kernel may be launched before the one before it has ended, and waits
+for it. `exact`: sums of squares are taken in the one order of `halving`, and what is left for
+`skinny.ProductInput` are those of its groups of columns.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.products.activation import steepness
@@ -31,7 +30,14 @@ from eyas.engine.kernels.products.blocks import (
 )
 from eyas.engine.kernels.products.halving import halving_sum
 from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves
-from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation, empty_padded, sum_group
+from eyas.engine.kernels.products.skinny import (
+    MAX_ROWS,
+    HeadNorms,
+    KvRows,
+    RotaryInput,
+    empty_padded,
+    sum_group,
+)
 from eyas.engine.kernels.products.skinny_kernels import SUMS_WIDTH
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
@@ -45,7 +51,7 @@ class Norm:
 
     eps: float
     gain: torch.Tensor | None = None
-    rounding: Rounding | None = None
+    rounding: RowRounding | None = None
 
 
 def norm(
@@ -98,7 +104,7 @@ def add_normed(
 ) -> torch.Tensor:
     """residual += the norm of x with gain `post` [hidden], rounded; in place and rounded. Both [m, hidden].
 
-    Returns the sums of squares of the residual's rows (m <= 128), float32 [parts, 128], for `skinny.Source`.
+    Returns sums of squares of the residual rows (m <= 128), float32 [parts, 128]: `skinny.ProductInput`.
     """
     sums = _room_for_sums(x, exact)
     row = _row(x.shape[1], pdl, exact)
@@ -130,7 +136,8 @@ def embed(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """tokens int32 [m], table [vocab, hidden] -> rows [m, hidden], times `scale` in the table's precision.
 
-    With `sums` (m <= 128) also the rows' sums of squares as `skinny.Source` takes them, float32 [parts, 128].
+    With `sums` (m <= 128) also the rows' sums of squares as `skinny.ProductInput` takes them, float32 [parts,
+    128].
     """
     scale = torch.tensor(scale, dtype=table.dtype).item()
     out = empty_padded(tokens.shape[0], table.shape[1], like=table)
@@ -147,7 +154,7 @@ def act_mul(gate_up: torch.Tensor, gelu: bool = False, pdl: bool = False) -> tor
 
 
 def act_mul_rounded(
-    gate_up: torch.Tensor, rounding: Rounding, gelu: bool = False, pdl: bool = False
+    gate_up: torch.Tensor, rounding: RowRounding, gelu: bool = False, pdl: bool = False
 ) -> Fp8Rows:
     """As `act_mul`, rounded by blocks."""
     out = room_for(gate_up[:, : gate_up.shape[1] // 2], rounding)
@@ -168,7 +175,7 @@ def _start_act_mul(
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadLayout:
     """How a row of q, k and v divides into heads, and what those pass before they are rotated."""
 
     q: int
@@ -179,9 +186,9 @@ class Heads:
 
 def rope_write(
     qkv: torch.Tensor,
-    heads: Heads,
+    heads: HeadLayout,
     q: torch.Tensor,
-    rotation: Rotation,
+    rotation: RotaryInput,
     kv: KvRows,
     pdl: bool = False,
 ) -> None:

@@ -2,9 +2,9 @@
 
 A product of one row takes as long as its weights take to come. So each program asks for all of its weight
 rows at once, before it waits for the kernel that makes the row, and multiplies them in float32 when the row
-has come: no matrix unit, and no sum over several programs. `gated` takes one row to the experts that
-it chose, and `back` adds up what they make. It knows rows and weights as `grouped` does, whose results are
-its test; it refuses to know models. What it computes follows no number of rows, but is no `exact` arithmetic.
+has come: no matrix unit, and no sum over several programs. `gated` takes one row to the experts that it
+chose, and `back` adds up what they make. Its tests compare it with `grouped`. What it computes follows no
+number of rows, but is no `exact` arithmetic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.experts.route import Chosen
+from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.products.activation import steepness
@@ -85,7 +85,7 @@ def gated(
     return out
 
 
-def back(inner: torch.Tensor, weight: StoredWeight, chosen: Chosen, pdl: bool = False) -> torch.Tensor:
+def back(inner: torch.Tensor, weight: StoredWeight, chosen: ChosenExperts, pdl: bool = False) -> torch.Tensor:
     """inner [choices, width], weight [experts, hidden, width] -> [1, hidden]: what one row's experts make of
     it, added up by weight in float32. What meets weights in FP8 is rounded here, in blocks of 128.
 
@@ -96,11 +96,15 @@ def back(inner: torch.Tensor, weight: StoredWeight, chosen: Chosen, pdl: bool = 
 
 
 def back_add(
-    inner: torch.Tensor, weight: StoredWeight, chosen: Chosen, residual: torch.Tensor, pdl: bool = False
+    inner: torch.Tensor,
+    weight: StoredWeight,
+    chosen: ChosenExperts,
+    residual: torch.Tensor,
+    pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `back`, added to `residual` [1, hidden] and rounded once.
 
-    Returns the row and its sums of squares, float32 [parts, 128], for `skinny.Source`.
+    Returns the row and its sums of squares, float32 [parts, 128], for `skinny.ProductInput`.
     """
     parts = cdiv(weight.shape[-2], _rows_of_back(inner, weight))
     sums = torch.empty(parts, MAX_ROWS, dtype=torch.float32, device=inner.device)
@@ -116,7 +120,7 @@ def _rows_of_back(inner: torch.Tensor, weight: StoredWeight) -> int:
 def _start_back(
     inner: torch.Tensor,
     weight: StoredWeight,
-    chosen: Chosen,
+    chosen: ChosenExperts,
     residual: torch.Tensor | None,
     sums: torch.Tensor | None,
     pdl: bool,

@@ -5,8 +5,8 @@ They are computed transposed, weight rows on the matrix unit's long side. RMSNor
 folded into the columns of the next weight at load time, the kernel that writes a row leaves sums of its
 squares, and the kernel that reads it scales the finished product by 1 / rms.
 
-These functions know contiguous tensors, aligned to 16 bytes, with sides that are multiples of 16. They refuse
-to know models and who owns a KV row. None allocates or waits: all can be captured.
+Tensors are contiguous, aligned to 16 bytes, with sides that are multiples of 16. None allocates or waits: all
+can be captured.
 
 Signatures: one is compiled for each (product, n, k, padded rows 16 / 32 / 64 / 128). A Llama has five
 products: qkv_rope, linear with residual and sums (o and down), gated, and a linear to float32 (the head); an
@@ -28,8 +28,8 @@ from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.halving import SUM_GROUP
 from eyas.engine.kernels.products.skinny_kernels import (
     SUMS_WIDTH,
-    Heads,
-    Plan,
+    FusedHeads,
+    ProductPlan,
     gated_kernel,
     linear_kernel,
     qkv_rope_kernel,
@@ -37,7 +37,7 @@ from eyas.engine.kernels.products.skinny_kernels import (
 from eyas.engine.kernels.products.skinny_tiles import (
     MEASURED,
     MOST_SHARES,
-    Shape,
+    ProductShape,
     Table,
     exact_tile_for,
     tile_for,
@@ -51,8 +51,8 @@ _LEAST_SLOTS = 64  # sums are read as one block of at least this many parts: the
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What the products of one stream share; `Launch.on` makes one.
+class ProductLaunch:
+    """What the products of one stream share; `ProductLaunch.on` makes one.
 
     partials float32 and tickets int32 serve products whose k is split; tickets are zero between kernels.
     pdl: programmatic dependent launch, for streams in which every kernel so launched waits before it touches
@@ -72,7 +72,7 @@ class Launch:
     tiles: Table = field(default_factory=lambda: MEASURED)
 
     @classmethod
-    def on(cls, device: str, pdl: bool, exact: bool = False) -> Launch:
+    def on(cls, device: str, pdl: bool, exact: bool = False) -> ProductLaunch:
         """Allocates the scratch memory on `device`."""
         partials = torch.empty(MOST_SHARES * MAX_ROWS, dtype=torch.float32, device=device)
         tickets = torch.zeros(MOST_SHARES, dtype=torch.int32, device=device)
@@ -80,7 +80,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Source:
+class ProductInput:
     """Rows x [m, k], m <= 128. With `sums`, float32 [parts, 128] of squares: RMS-normalised, no gain."""
 
     x: torch.Tensor
@@ -108,7 +108,7 @@ class QkvWeights:
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RotaryInput:
     """cos and sin float32 [length, head_dim / 2], and each row's position, int32 or int64 [m]."""
 
     cos: torch.Tensor
@@ -133,10 +133,10 @@ def empty_padded(m: int, *sizes: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def linear(
-    source: Source,
+    source: ProductInput,
     weight: torch.Tensor,
     out: torch.Tensor,
-    launch: Launch,
+    launch: ProductLaunch,
     residual: torch.Tensor | None = None,
     sums: torch.Tensor | None = None,
 ) -> None:
@@ -157,7 +157,7 @@ def linear(
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 
 
-def linear_parts(source: Source, weight: torch.Tensor, launch: Launch) -> int:
+def linear_parts(source: ProductInput, weight: torch.Tensor, launch: ProductLaunch) -> int:
     """How many parts `linear`, called with these, leaves of each row's sum of squares."""
     plan = _plan("linear", source, weight, weight.shape[0], launch)
     return plan.n // plan.group
@@ -169,7 +169,7 @@ def sum_group(width: int) -> int:
 
 
 def gated(
-    source: Source, weight: torch.Tensor, out: torch.Tensor, launch: Launch, gelu: bool = False
+    source: ProductInput, weight: torch.Tensor, out: torch.Tensor, launch: ProductLaunch, gelu: bool = False
 ) -> None:
     """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T.
 
@@ -183,7 +183,12 @@ def gated(
 
 
 def qkv_rope(
-    source: Source, qkv: QkvWeights, q_out: torch.Tensor, rotation: Rotation, kv: KvRows, launch: Launch
+    source: ProductInput,
+    qkv: QkvWeights,
+    q_out: torch.Tensor,
+    rotation: RotaryInput,
+    kv: KvRows,
+    launch: ProductLaunch,
 ) -> None:
     """Queries to q_out [m, heads, head_dim] and keys to the pool, both rotated; values to the pool.
 
@@ -192,7 +197,9 @@ def qkv_rope(
     """
     _, _, page_size, kv_heads, dim = kv.layer.shape
     weight, norms = qkv.weight, qkv.norms
-    heads = Heads(q_out.shape[1], kv_heads, dim, page_size, kv.layer.stride(0), norms.eps if norms else 0.0)
+    heads = FusedHeads(
+        q_out.shape[1], kv_heads, dim, page_size, kv.layer.stride(0), norms.eps if norms else 0.0
+    )
     if weight.shape[0] != (heads.q + 2 * heads.kv) * dim or not kv.layer[0].is_contiguous():
         raise ValueError(f"weight {tuple(weight.shape)} or layer {kv.layer.stride()} does not suit {heads}")
     plan = _plan("heads" if norms else "qkv", source, weight, dim, launch)
@@ -209,7 +216,9 @@ def qkv_rope(
     _start(qkv_rope_kernel, plan, (*inputs, *rows, *_counts(source), heads), launch)
 
 
-def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: Launch) -> Plan:
+def _plan(
+    kind: str, source: ProductInput, weight: torch.Tensor, span: int, launch: ProductLaunch
+) -> ProductPlan:
     """How this product is cut; a tile's columns divide `span`."""
     (m, k), (n, width) = source.x.shape, weight.shape
     if not 0 < m <= MAX_ROWS or width != k:
@@ -217,9 +226,9 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
     if not (source.x.is_contiguous() and weight.is_contiguous()):
         raise ValueError("x and weight must be contiguous")
     itemsize, parts = source.x.element_size(), 0 if source.sums is None else source.sums.shape[0]
-    shape = Shape(kind, _padded(m), n, k, span)
+    shape = ProductShape(kind, _padded(m), n, k, span)
     tile = (exact_tile_for if launch.exact else tile_for)(shape, itemsize, launch.tiles)
-    return Plan(
+    return ProductPlan(
         rows=shape.rows,
         n=n,
         k=k,
@@ -243,7 +252,7 @@ def _padded(m: int) -> int:
     return max(16, power_of_2(m))
 
 
-def _rows(x: torch.Tensor, plan: Plan) -> TensorDescriptor:
+def _rows(x: torch.Tensor, plan: ProductPlan) -> TensorDescriptor:
     """x by steps of its columns. Rows beyond m are read as they are where memory goes on, else as zeros.
 
     The products leave them out either way; that zeros need no memory makes them slower.
@@ -253,7 +262,7 @@ def _rows(x: torch.Tensor, plan: Plan) -> TensorDescriptor:
     return TensorDescriptor(x, [rows, plan.k], [plan.k, 1], [plan.rows, plan.depth])
 
 
-def _blocks(weight: torch.Tensor, sizes: list[int], plan: Plan) -> TensorDescriptor:
+def _blocks(weight: torch.Tensor, sizes: list[int], plan: ProductPlan) -> TensorDescriptor:
     """The weight [..., k] by blocks of its rows and steps of its columns."""
     return TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [*sizes, plan.depth])
 
@@ -264,12 +273,12 @@ def _expect(name: str, tensor: torch.Tensor, *sizes: int) -> None:
         raise ValueError(f"{name} {tuple(tensor.shape)} {tensor.stride()} should be {sizes}, contiguous")
 
 
-def _counts(source: Source) -> tuple[int, int]:
+def _counts(source: ProductInput) -> tuple[int, int]:
     """m, and the parts of its sums."""
     return source.x.shape[0], 0 if source.sums is None else source.sums.shape[0]
 
 
-def _start(kernel: Any, plan: Plan, args: tuple[Any, ...], launch: Launch) -> None:
+def _start(kernel: Any, plan: ProductPlan, args: tuple[Any, ...], launch: ProductLaunch) -> None:
     grid = (plan.n // plan.columns, plan.split)
     options = {"num_warps": plan.warps, "num_stages": plan.stages, "launch_pdl": plan.pdl}
     if plan.exact:

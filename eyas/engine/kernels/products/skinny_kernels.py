@@ -2,7 +2,7 @@
 
 All are one story: ask L2 for the first weights while the kernel before still runs, wait for it, read what is
 small, stream the weights through shared memory by the tensor memory accelerator, multiply, and finish the
-tile in float32. They know a `Plan`, descriptors and addresses, and check nothing.
+tile in float32.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_PARTS = 64  # of a row's sum that a thread's registers hold beside the pro
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """What a kernel knows when it is compiled: x [rows, k] (padded), weight [n, k], and how they are cut.
 
     A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `slots`: the most
@@ -81,7 +81,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Heads:
+class FusedHeads:
     """Heads of `qkv_rope` and the pool's layout, in elements. `eps`: of the heads' norms."""
 
     q: int

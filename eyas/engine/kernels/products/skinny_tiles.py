@@ -1,7 +1,4 @@
-"""How the skinny products are cut into programs: measured tiles for known shapes, a rule for the others.
-
-It knows shapes and sizes only; what a tile computes is `skinny`'s business.
-"""
+"""Tiles that cut the skinny products into programs: measured for known shapes, else by a rule."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ MOST_SHARES = 32768
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProductShape:
     """One product: out [rows, n] = x [rows, k] . weight [n, k]^T.
 
     `kind` is linear, gated, qkv or heads (qkv whose heads are normalised, so that a tile is one head); `rows`
@@ -31,7 +28,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Tile:
+class ProductTile:
     """A program's share: `columns` weight rows, by `depth` of k at a time, `stages` steps in flight.
 
     `split` programs share a tile's k. `ahead`: elements of each weight row, a power of two, that L2 is asked
@@ -48,46 +45,46 @@ class Tile:
     folds: int = 1
 
 
-Table = Mapping[tuple[str, int, int, int], Tile]
+Table = Mapping[tuple[str, int, int, int], ProductTile]
 """Tiles by (kind, rows, n, k)."""
 
 MEASURED: Table = {
-    ("gated", 128, 28672, 4096): Tile(columns=128, depth=64, warps=4, stages=3),
-    ("gated", 16, 28672, 4096): Tile(columns=128, depth=64, warps=4, stages=5, ahead=128),
-    ("gated", 32, 28672, 4096): Tile(columns=128, depth=128, warps=4, stages=5, ahead=256),
-    ("gated", 64, 28672, 4096): Tile(columns=128, depth=128, warps=4, stages=4, ahead=256),
-    ("linear", 128, 128256, 4096): Tile(columns=128, depth=64, warps=4, stages=3),
-    ("linear", 128, 32000, 4096): Tile(columns=128, depth=64, warps=8, stages=3),
-    ("linear", 128, 4096, 12288): Tile(columns=64, depth=128, warps=4, stages=4, split=2),
-    ("linear", 128, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=4, split=2),
-    ("linear", 128, 4096, 4096): Tile(columns=64, depth=128, warps=8, stages=4, split=2),
-    ("linear", 16, 128256, 4096): Tile(columns=64, depth=128, warps=4, stages=5),
-    ("linear", 16, 32000, 4096): Tile(columns=64, depth=128, warps=4, stages=5),
-    ("linear", 16, 4096, 12288): Tile(columns=64, depth=256, warps=4, stages=5),
-    ("linear", 16, 4096, 14336): Tile(columns=64, depth=256, warps=4, stages=5, ahead=512),
-    ("linear", 16, 4096, 4096): Tile(columns=64, depth=128, warps=4, stages=5, ahead=512),
-    ("linear", 32, 128256, 4096): Tile(columns=128, depth=64, warps=4, stages=5),
-    ("linear", 32, 32000, 4096): Tile(columns=128, depth=64, warps=8, stages=5),
-    ("linear", 32, 4096, 12288): Tile(columns=64, depth=256, warps=4, stages=4),
-    ("linear", 32, 4096, 14336): Tile(columns=64, depth=128, warps=4, stages=8, ahead=512),
-    ("linear", 32, 4096, 4096): Tile(columns=64, depth=256, warps=4, stages=4, ahead=256),
-    ("linear", 64, 128256, 4096): Tile(columns=128, depth=128, warps=8, stages=4),
-    ("linear", 64, 32000, 4096): Tile(columns=128, depth=128, warps=4, stages=4),
-    ("linear", 64, 4096, 12288): Tile(columns=64, depth=256, warps=4, stages=3, split=2),
-    ("linear", 64, 4096, 14336): Tile(columns=64, depth=256, warps=4, stages=3, split=2),
-    ("linear", 64, 4096, 4096): Tile(columns=64, depth=256, warps=4, stages=3, split=2),
-    ("qkv", 128, 6144, 4096): Tile(columns=64, depth=128, warps=4, stages=4, ahead=256),
-    ("qkv", 128, 6144, 8192): Tile(columns=64, depth=128, warps=4, stages=4, ahead=256),
-    ("qkv", 16, 6144, 4096): Tile(columns=64, depth=128, warps=4, stages=5, ahead=256),
-    ("qkv", 16, 6144, 8192): Tile(columns=64, depth=128, warps=4, stages=5, ahead=256),
-    ("qkv", 32, 6144, 4096): Tile(columns=64, depth=256, warps=4, stages=4, ahead=256),
-    ("qkv", 32, 6144, 8192): Tile(columns=64, depth=256, warps=4, stages=4, ahead=256),
-    ("qkv", 64, 6144, 4096): Tile(columns=64, depth=128, warps=4, stages=6, ahead=128),
-    ("qkv", 64, 6144, 8192): Tile(columns=64, depth=128, warps=4, stages=6, ahead=256),
+    ("gated", 128, 28672, 4096): ProductTile(columns=128, depth=64, warps=4, stages=3),
+    ("gated", 16, 28672, 4096): ProductTile(columns=128, depth=64, warps=4, stages=5, ahead=128),
+    ("gated", 32, 28672, 4096): ProductTile(columns=128, depth=128, warps=4, stages=5, ahead=256),
+    ("gated", 64, 28672, 4096): ProductTile(columns=128, depth=128, warps=4, stages=4, ahead=256),
+    ("linear", 128, 128256, 4096): ProductTile(columns=128, depth=64, warps=4, stages=3),
+    ("linear", 128, 32000, 4096): ProductTile(columns=128, depth=64, warps=8, stages=3),
+    ("linear", 128, 4096, 12288): ProductTile(columns=64, depth=128, warps=4, stages=4, split=2),
+    ("linear", 128, 4096, 14336): ProductTile(columns=64, depth=128, warps=4, stages=4, split=2),
+    ("linear", 128, 4096, 4096): ProductTile(columns=64, depth=128, warps=8, stages=4, split=2),
+    ("linear", 16, 128256, 4096): ProductTile(columns=64, depth=128, warps=4, stages=5),
+    ("linear", 16, 32000, 4096): ProductTile(columns=64, depth=128, warps=4, stages=5),
+    ("linear", 16, 4096, 12288): ProductTile(columns=64, depth=256, warps=4, stages=5),
+    ("linear", 16, 4096, 14336): ProductTile(columns=64, depth=256, warps=4, stages=5, ahead=512),
+    ("linear", 16, 4096, 4096): ProductTile(columns=64, depth=128, warps=4, stages=5, ahead=512),
+    ("linear", 32, 128256, 4096): ProductTile(columns=128, depth=64, warps=4, stages=5),
+    ("linear", 32, 32000, 4096): ProductTile(columns=128, depth=64, warps=8, stages=5),
+    ("linear", 32, 4096, 12288): ProductTile(columns=64, depth=256, warps=4, stages=4),
+    ("linear", 32, 4096, 14336): ProductTile(columns=64, depth=128, warps=4, stages=8, ahead=512),
+    ("linear", 32, 4096, 4096): ProductTile(columns=64, depth=256, warps=4, stages=4, ahead=256),
+    ("linear", 64, 128256, 4096): ProductTile(columns=128, depth=128, warps=8, stages=4),
+    ("linear", 64, 32000, 4096): ProductTile(columns=128, depth=128, warps=4, stages=4),
+    ("linear", 64, 4096, 12288): ProductTile(columns=64, depth=256, warps=4, stages=3, split=2),
+    ("linear", 64, 4096, 14336): ProductTile(columns=64, depth=256, warps=4, stages=3, split=2),
+    ("linear", 64, 4096, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=2),
+    ("qkv", 128, 6144, 4096): ProductTile(columns=64, depth=128, warps=4, stages=4, ahead=256),
+    ("qkv", 128, 6144, 8192): ProductTile(columns=64, depth=128, warps=4, stages=4, ahead=256),
+    ("qkv", 16, 6144, 4096): ProductTile(columns=64, depth=128, warps=4, stages=5, ahead=256),
+    ("qkv", 16, 6144, 8192): ProductTile(columns=64, depth=128, warps=4, stages=5, ahead=256),
+    ("qkv", 32, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=4, ahead=256),
+    ("qkv", 32, 6144, 8192): ProductTile(columns=64, depth=256, warps=4, stages=4, ahead=256),
+    ("qkv", 64, 6144, 4096): ProductTile(columns=64, depth=128, warps=4, stages=6, ahead=128),
+    ("qkv", 64, 6144, 8192): ProductTile(columns=64, depth=128, warps=4, stages=6, ahead=256),
 }
 
 
-def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
+def tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) -> ProductTile:
     """The tile of a product of elements of `itemsize` bytes, always one that fits the shape and an SM.
 
     Raises ValueError if a side is not a multiple of 16.
@@ -99,7 +96,7 @@ def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
     return _fitted(replace(tile, split=split), shape, itemsize)
 
 
-def exact_tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
+def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) -> ProductTile:
     """As `tile_for`, with k cut into the stretches of `stretches_of`, whatever the number of rows.
 
     Where `tile_for` would leave both stretches to one program, that program takes them side by side, if there
@@ -118,7 +115,7 @@ def exact_tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile
     return _fitted(tile, shape, itemsize)
 
 
-def stretches_of(shape: Shape) -> int:
+def stretches_of(shape: ProductShape) -> int:
     """Into how many equal stretches the exact arithmetic cuts k: by the weight alone, never by the rows.
 
     Each stretch is added up from its beginning to its end, then they are, in order. A product of many rows
@@ -130,7 +127,7 @@ def stretches_of(shape: Shape) -> int:
     return 1 if split * shape.n > MOST_SHARES or shape.k % (split * _NARROWEST) else split
 
 
-def _fitted(tile: Tile, shape: Shape, itemsize: int) -> Tile:
+def _fitted(tile: ProductTile, shape: ProductShape, itemsize: int) -> ProductTile:
     """The tile with columns, depth, stages and lines ahead that divide the shape and fit an SM."""
     stretch = shape.k // (tile.split * tile.folds)
     columns = shape.span if shape.kind == "heads" else math.gcd(tile.columns, shape.span)
@@ -142,7 +139,7 @@ def _fitted(tile: Tile, shape: Shape, itemsize: int) -> Tile:
     return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), ahead=ahead)
 
 
-def _rule(shape: Shape) -> Tile:
+def _rule(shape: ProductShape) -> ProductTile:
     """Half as many programs as SMs are enough; then wide tiles, since every program reads all of x."""
     columns = 128 if shape.kind == "gated" or shape.n >= 8192 else 64
     if shape.kind == "heads":
@@ -151,4 +148,4 @@ def _rule(shape: Shape) -> Tile:
     split = 1 if programs >= (64 if shape.rows <= 32 else 96) else 2 if programs >= 32 else 4
     # For the registers of what follows the product.
     warps = 8 if shape.rows == 128 or shape.rows * columns > 8192 else 4
-    return Tile(columns, 64 if columns >= 128 else 128, warps, stages=5, split=split, ahead=256)
+    return ProductTile(columns, 64 if columns >= 128 else 128, warps, stages=5, split=split, ahead=256)

@@ -1,8 +1,7 @@
 """Products in FP8 of many rows by cuBLAS and CUTLASS, through torch: on Hopper, of dense weights.
 
-From some hundred rows on they take half the time of `grouped`'s tiles (docs/experiments.md), and they too
-add up stretches of 128 of k in float32. This file knows what they accept, and how; it refuses to know models,
-and what rows mean.
+From some hundred rows on they take half the time of `grouped`'s tiles (docs/experiments.md), and they too add
+up stretches of 128 of k in float32.
 """
 
 from __future__ import annotations

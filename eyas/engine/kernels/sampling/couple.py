@@ -1,7 +1,7 @@
 """Couples drafts to their request's seed: adds the noise that the target will add to the same tokens.
 
 The softmax of what is left in the logits is `sampler.draft_probabilities`, the specification, up to rounding;
-its best id is that of `sampler.perturbed`. This file knows where rows stand, but not what is made of them.
+its best id is that of `sampler.perturbed`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton.language as tl
 from torch import Tensor
 
-from eyas.engine.kernels.drafts.rounds import PLAIN, Batch
+from eyas.engine.kernels.drafts.rounds import PLAIN, RoundBatch
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from
@@ -18,7 +18,7 @@ _TILE = 2048  # ids per program
 
 
 def couple(
-    batch: Batch, level: int, logits: Tensor, token_map: Tensor | None, depths: Tensor | None = None
+    batch: RoundBatch, level: int, logits: Tensor, token_map: Tensor | None, depths: Tensor | None = None
 ) -> None:
     """logits += temperature * G, in place, for the children that a tree gets at `level` (0: the root's).
 

@@ -1,7 +1,6 @@
 """Orders (value, id) pairs by one int64 key: higher values first, and of equal values lower ids first.
 
-So a maximum of keys is an argmax whose ties go to the lowest id, whatever the order of the comparisons. This
-file knows float32 values and ids from 0 to 2^31 - 1, but not what they stand for.
+So a maximum of keys is an argmax whose ties go to the lowest id, whatever the order of the comparisons.
 """
 
 import triton

@@ -69,7 +69,7 @@ class SampledRows:
 
 
 @dataclass(frozen=True)
-class Peaks:
+class LogitPeaks:
     """Of rows of logits: the best key of each block of BLOCK ids, int64 [N, parts]; and what a drawing begins
     with, reset: `best` int64 [N], `tickets` int32 [N].
     """
@@ -85,12 +85,14 @@ class Peaks:
         return {"PEAKS": parts, "PEAKS_BLOCK": power_of_2(parts)}
 
 
-def find_peaks(logits: torch.Tensor, pdl: bool) -> Peaks:
+def find_peaks(logits: torch.Tensor, pdl: bool) -> LogitPeaks:
     """`logits` float32 [N, vocab]."""
     count, vocab = logits.shape
     parts = -(-vocab // BLOCK)
     keys = torch.empty(count, parts, dtype=torch.int64, device=logits.device)
-    found = Peaks(keys, keys.new_empty(count), torch.empty(count, dtype=torch.int32, device=logits.device))
+    found = LogitPeaks(
+        keys, keys.new_empty(count), torch.empty(count, dtype=torch.int32, device=logits.device)
+    )
     few = count <= FEW_ROWS
     blocks = 4 if few else 16
     _peaks[(cdiv(parts, blocks), count)](

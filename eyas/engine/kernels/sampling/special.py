@@ -2,8 +2,7 @@
 
 The specifications are `eyas.engine.sampling.processors` and `eyas.engine.sampling.scores`. A row's program
 goes through the whole row, so what is reserved per row is one row of logits and one of counts. A node of a
-tree reads the drafts above it from the tables, and the text before them. How a token is chosen is not known
-here.
+tree reads the drafts above it from the tables, and the text before them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 
 from eyas.common.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_TOP_LOGPROBS
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.sampling.ranking import LOWEST_KEY, id_of, key_of, unmarked, value_of
@@ -55,7 +54,7 @@ _LIST = tl.constexpr(128)  # entries of a list at a time
 
 
 @dataclass(frozen=True)
-class Workspace:
+class SpecialWorkspace:
     """Memory for R special rows at a time.
 
     `rows` int32 [R, len(COLUMNS)]; `masks` int32 [R, mask_words(vocab)]; `logits` float32 and `counts`
@@ -76,7 +75,7 @@ class Workspace:
     reports: torch.Tensor
 
     @classmethod
-    def on(cls, device: str, rows: int, vocab: int) -> Workspace:
+    def on(cls, device: str, rows: int, vocab: int) -> SpecialWorkspace:
         """Allocates it on `device`, for `rows` special rows."""
 
         def ints(*sizes: int) -> torch.Tensor:
@@ -98,7 +97,7 @@ class Workspace:
 
 
 def process(
-    logits: torch.Tensor, positions: torch.Tensor, tables: Tables, work: Workspace, count: int
+    logits: torch.Tensor, positions: torch.Tensor, tables: SlotTables, work: SpecialWorkspace, count: int
 ) -> None:
     """The first `count` of `work.rows`: their processed logits, slots, positions and choices stand in `work`.
 
@@ -120,7 +119,7 @@ def mask_words(vocab: int) -> int:
     return -(-vocab // 32)
 
 
-def mask(work: Workspace, count: int) -> None:
+def mask(work: SpecialWorkspace, count: int) -> None:
     """What `work.masks` do not allow becomes -inf in the first `count` of `work.logits`."""
     vocab = work.logits.shape[1]
     tile = min(_TILE, power_of_2(vocab))
@@ -129,7 +128,7 @@ def mask(work: Workspace, count: int) -> None:
     )
 
 
-def report(logits: torch.Tensor, settled: torch.Tensor, work: Workspace, count: int) -> None:
+def report(logits: torch.Tensor, settled: torch.Tensor, work: SpecialWorkspace, count: int) -> None:
     """`work.tokens` are told: in `work.reports`, and at their rows' places in `settled` int32 [N]."""
     vocab = logits.shape[1]
     _report[(count,)](

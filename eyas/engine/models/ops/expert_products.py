@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from eyas.engine.kernels.experts import route
-from eyas.engine.kernels.experts.route import Chosen, Held
+from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import Normed, StoredWeight
 from eyas.engine.kernels.products.skinny import empty_padded
@@ -33,7 +33,7 @@ def routed(rows: Normed, part: RouterPart, step: Forward) -> Routed:
         everyone = empty_padded(m * sharers.ranks, hidden, like=rows.plain)
         sharers.gather(rows.plain, everyone)
         rows = Normed(everyone)
-        held = Held(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
+        held = LocalExperts(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
     logits = _logits(rows.plain, part, step)
     if part.spec.scores not in KNOWN_SCORES:
         return Routed(rows, chosen_by_default(logits, part, held, uniform))
@@ -52,7 +52,9 @@ def _logits(rows: torch.Tensor, part: RouterPart, step: Forward) -> torch.Tensor
     return logits if part.bias is None else logits.add_(part.bias)
 
 
-def chosen_by_default(logits: torch.Tensor, part: RouterPart, held: Held | None, uniform: bool) -> Chosen:
+def chosen_by_default(
+    logits: torch.Tensor, part: RouterPart, held: LocalExperts | None, uniform: bool
+) -> ChosenExperts:
     """By scores that no kernel has; as `route.choose_held`."""
     spec, m = part.spec, logits.shape[0]
     logits = logits[:, : spec.experts]
@@ -68,10 +70,10 @@ def chosen_by_default(logits: torch.Tensor, part: RouterPart, held: Held | None,
         weights = torch.cat((weights, weights.new_ones(m, 1)), 1)
     if held is not None:
         experts = _numbers_here(experts, spec.experts, held)
-    return Chosen(experts.int(), weights)
+    return ChosenExperts(experts.int(), weights)
 
 
-def _numbers_here(experts: torch.Tensor, shared: int, held: Held) -> torch.Tensor:
+def _numbers_here(experts: torch.Tensor, shared: int, held: LocalExperts) -> torch.Tensor:
     """Of chosen experts [m, n], among those that are held; `shared`: the number of the shared one."""
     row = torch.arange(experts.shape[0], device=experts.device)[:, None]
     here = (experts >= held.experts.start) & (experts < held.experts.stop)

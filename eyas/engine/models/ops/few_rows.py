@@ -1,6 +1,6 @@
 """At most 128 rows: reading the weights is the whole cost, and all else rides along with the products.
 
-A norm is no kernel: what products read is the residual and the sums of its squares (`skinny.Source`).
+A norm is no kernel: what products read is the residual and the sums of its squares (`skinny.ProductInput`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class SourceRead:
     norm: row_kernels.Norm | None = None
 
     @property
-    def source(self) -> skinny.Source:
+    def source(self) -> skinny.ProductInput:
         """For products that norm what they read; gains are in their weights."""
         if self.norm is None:
-            return skinny.Source(self.rows.x)
-        return skinny.Source(self.rows.x, self.rows.sums, self.norm.eps)
+            return skinny.ProductInput(self.rows.x)
+        return skinny.ProductInput(self.rows.x, self.rows.sums, self.norm.eps)
 
 
 class FewRows(DeviceOps[NarrowRows, SourceRead]):
@@ -57,7 +57,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return NarrowRows(x)
 
     def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> NarrowRows:
-        return self._summed(skinny.Source(x), matrix)
+        return self._summed(skinny.ProductInput(x), matrix)
 
     def given(self, x: torch.Tensor) -> SourceRead:
         return SourceRead(NarrowRows(x))
@@ -106,7 +106,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         if (matrix := part.projection.matrix) is None or apart:
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
-        return self._summed(skinny.Source(x), matrix, residual.x)
+        return self._summed(skinny.ProductInput(x), matrix, residual.x)
 
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
@@ -120,7 +120,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         if (matrix := projection.matrix) is None:
             return super().product_of(x, projection, bias)
         assert isinstance(x, torch.Tensor)
-        return self._product(skinny.Source(x), matrix, bias)
+        return self._product(skinny.ProductInput(x), matrix, bias)
 
     def mix(self, residual: NarrowRows, rows: Normed, routed: Routed, part: ExpertsPart) -> NarrowRows:
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
@@ -135,14 +135,14 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         )
 
     def _product(
-        self, source: skinny.Source, matrix: torch.Tensor, bias: torch.Tensor | None
+        self, source: skinny.ProductInput, matrix: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         out = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
         skinny.linear(source, matrix, out, self.step.context.launch)
         return out if bias is None else out.add_(bias)
 
     def _summed(
-        self, source: skinny.Source, matrix: torch.Tensor, rows: torch.Tensor | None = None
+        self, source: skinny.ProductInput, matrix: torch.Tensor, rows: torch.Tensor | None = None
     ) -> NarrowRows:
         """The product, plus `rows` if they are given, and the sums of its squares."""
         launch = self.step.context.launch

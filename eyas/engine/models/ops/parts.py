@@ -9,9 +9,9 @@ import torch
 
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec
 from eyas.engine.formats.projection import Projection, ProjectionT
-from eyas.engine.kernels.attention.scores import Scores
-from eyas.engine.kernels.experts.grouped_task import Gate
-from eyas.engine.kernels.experts.route import Chosen
+from eyas.engine.kernels.attention.scores import ScoreScaling
+from eyas.engine.kernels.experts.grouped_task import GateActivation
+from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Normed
@@ -29,8 +29,8 @@ class QkvPart(Generic[ProjectionT]):
 
     projection: ProjectionT
     spec: AttentionSpec
-    heads: row_kernels.Heads
-    scores: Scores
+    heads: row_kernels.HeadLayout
+    scores: ScoreScaling
     bias: torch.Tensor | None = None
     row_gains: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -61,7 +61,7 @@ class GatedPart(Generic[ProjectionT]):
 
     projection: ProjectionT
     activation: Activation
-    gate: Gate | None
+    gate: GateActivation | None
     fused: bool
     bias: torch.Tensor | None = None
 
@@ -102,7 +102,7 @@ class Routed:
     """Rows, of all ranks if they share experts out, and which experts each of them takes."""
 
     rows: Normed
-    chosen: Chosen
+    chosen: ChosenExperts
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""How deep rounds draft: acceptance and times, estimated, and the depth that promises most."""
+"""The depth of drafts: acceptance and times, estimated, and the depth that promises most."""

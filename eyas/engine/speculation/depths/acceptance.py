@@ -1,8 +1,7 @@
-"""How often drafts are accepted at each depth: running estimates of every sequence, and of all together.
+"""Running estimates of the acceptance of drafts at each depth, for every sequence and for all together.
 
 A depth's rate is conditional: how often its draft is accepted where all above it were. A sequence that was
-seen little counts as all others do, and a depth that was seen little as the depth above it. It knows slots
-and counts; no tokens, no times.
+seen little counts as all others do, and a depth that was seen little as the depth above it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Acceptance:
+class AcceptanceRates:
     """Of at most `slots` sequences at a time, down to depth `most`."""
 
     def __init__(self, slots: int, most: int) -> None:

@@ -1,9 +1,9 @@
-"""How deep the next round drafts: as promises the most tokens per second, and sometimes otherwise, to learn.
+"""Chooses the depth of the next round: the most tokens per second, and sometimes another, to learn.
 
 A round's promise is what its sequences will accept, by what they accepted, over what such a round takes, by
 what such rounds took. The depth beside the best one is tried now and then, out of a budget that is a share of
 all time, and pays what the trial was found to cost: so acceptance that comes back is noticed, and the price
-is bounded. It knows counts and seconds; no tokens, no tensors.
+is bounded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import RequestDraftLimits
-from eyas.engine.speculation.depths.acceptance import Acceptance, Floats, Ints
+from eyas.engine.speculation.depths.acceptance import AcceptanceRates, Floats, Ints
 from eyas.engine.speculation.depths.round_times import RoundTimes
 
 DEPTHS = (1, 3, 5, 7, 11, 15, 23)
@@ -85,7 +85,7 @@ def price(tokens: Floats, seconds: Floats, current: int, tried: int) -> float:
 
 
 @dataclass(frozen=True)
-class Batch:
+class DecodingBatch:
     """n sequences that decode: int64 [n] each. `limits`: no deeper draft counts for one; 0: none does."""
 
     slots: Ints
@@ -104,7 +104,7 @@ class AdaptiveDepth:
         self.depths = ladder(spec)
         self._steps = list(self.depths)
         self.times = RoundTimes()
-        self._acceptance = Acceptance(slots, spec.steps)
+        self._acceptance = AcceptanceRates(slots, spec.steps)
         self._place = len(self.depths) - 1  # of the depth that is best so far, in `depths`
         self._now = self._place  # of the depth that runs: the best one, or one that is tried
         self._size = self._left = 0  # the batch of the last choice, and the rounds for which that still holds
@@ -130,7 +130,7 @@ class AdaptiveDepth:
         self._left -= kept
         return kept
 
-    def choose(self, batch: Batch) -> int:
+    def choose(self, batch: DecodingBatch) -> int:
         """The depth of the batch's next round."""
         if not self.keep(len(batch)):
             self._size, self._left = len(batch), KEPT_ROUNDS
@@ -138,7 +138,7 @@ class AdaptiveDepth:
             self._left -= 1
         return self.current
 
-    def _choose(self, batch: Batch) -> None:
+    def _choose(self, batch: DecodingBatch) -> None:
         tokens = self._acceptance.tokens(batch.slots, batch.occupancies, batch.limits)[self._steps]
         seconds = np.array([self.times.seconds(len(batch), depth) for depth in self.depths])
         place = best(tokens, seconds, self._place)
@@ -170,7 +170,7 @@ class AdaptiveDepth:
             self._now, self._left = place, TRIED_ROUNDS
             self._tried = self.depths[place]
 
-    def landed(self, batch: Batch, depth: int, accepted: Ints, offered: Ints) -> None:
+    def landed(self, batch: DecodingBatch, depth: int, accepted: Ints, offered: Ints) -> None:
         """What became of the drafts of a round of this depth: int64 [n] each."""
         if offered.any():
             self._acceptance.seen(batch.slots, batch.occupancies, accepted, offered)

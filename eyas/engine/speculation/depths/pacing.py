@@ -15,10 +15,10 @@ from eyas.common.config import EngineConfig
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.speculation.depths.acceptance import Ints
-from eyas.engine.speculation.depths.depth import AdaptiveDepth, Batch
+from eyas.engine.speculation.depths.depth import AdaptiveDepth, DecodingBatch
 
 
-class Pacing:
+class DepthPacing:
     """`depths` learns from every step. `sparse`: drafts are looked up and no head proposes, so that a round
     may have none, and takes as long as one of many.
     """
@@ -47,7 +47,7 @@ class Pacing:
             return
         both = zip(sequences, followed, strict=True)
         told = [(seq.slot, seq.occupancy, self._limit(seq) if drafted else 0) for seq, drafted in both]
-        self.depths.choose(Batch(*_columns(told)))
+        self.depths.choose(DecodingBatch(*_columns(told)))
 
     def _limit(self, seq: Sequence) -> int:
         most, own = self.depths.spec.steps, seq.generation.request.draft_limits.deepest
@@ -83,7 +83,7 @@ class Pacing:
             return
         slots, occupancies, accepted, offered = _columns(told, 4)
         limits = np.full(len(told), self.depths.spec.steps)
-        self.depths.landed(Batch(slots, occupancies, limits), depth, accepted, offered)
+        self.depths.landed(DecodingBatch(slots, occupancies, limits), depth, accepted, offered)
 
     def _offered(self, one: StepResult, depth: int) -> int:
         """How deep its drafts were; one that was not found was as good as refused."""
@@ -97,9 +97,9 @@ def _columns(rows: SequenceOf[tuple[int, ...]], count: int = 3) -> Ints:
     return np.array(rows, np.int64).reshape(-1, count).T
 
 
-def pacing_of(config: EngineConfig) -> Pacing | None:
+def pacing_of(config: EngineConfig) -> DepthPacing | None:
     """If the configuration wants depths to be adaptive."""
     spec = config.speculation
     if not spec.adaptive:
         return None
-    return Pacing(AdaptiveDepth(spec, config.max_running), sparse=config.draft is None)
+    return DepthPacing(AdaptiveDepth(spec, config.max_running), sparse=config.draft is None)

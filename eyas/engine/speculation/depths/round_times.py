@@ -1,9 +1,9 @@
-"""How long a round takes, by its batch and its depth: measured at a start, learnt from rounds, or guessed.
+"""The time of a round by its batch and its depth: measured at a start, learnt from rounds, or estimated.
 
 What counts is how depths compare in one batch. What all of them have in common there (attention over contexts
 that grow, the host) comes on top of a round whatever its depth: so it is learnt in seconds, from whichever
 runs. A batch that was never seen compares depths as those beside it do. Whatever holds a round up (newcomers,
-the host) makes it longer, never shorter: so the shortest of a few is believed. It knows no clock.
+the host) makes it longer, never shorter: so the shortest of a few is believed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a draft engine drafts ahead of its sequences' verdicts: when it begins, goes on, is used and dropped.
+"""Drafting ahead of verdicts in a draft engine: its beginning, its continuation, its use and its end.
 
 Chains only, on a device only, and for few sequences: a tree has more outcomes than there is time for, a CPU
 has no cores to spare, and of many sequences that commit in one round one nearly always misses.
@@ -14,15 +14,15 @@ import torch
 from eyas.engine.ipc.messages import DraftsAhead
 from eyas.engine.ipc.row_memory import RowMemory
 from eyas.engine.speculation.draft_worker.draft_commits import DraftRefused
-from eyas.engine.speculation.draft_worker.draft_runner import KeptChain
+from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain
 from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence, DraftSequences, Key
 from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS
-from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, Verified
+from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, VerifiedRound
 
 FADING = 0.99  # what a round counts beside the next one, for the acceptance
 
 
-class _UnderWay(NamedTuple):
+class _RunningRounds(NamedTuple):
     """A round that may not be drafted to its end. `rows`: where features of its peer were when it began."""
 
     peer: int
@@ -50,7 +50,7 @@ class AheadDrafter:
         self._runner = runner
         self._sequences = sequences
         self._rows_of = rows_of
-        self._under_way: list[_UnderWay] = []
+        self._under_way: list[_RunningRounds] = []
         self._accepted, self._refused = 1.0, 1.0  # drafts, fading
         self._hits = self._misses = self._drafted = 0
 
@@ -64,7 +64,7 @@ class AheadDrafter:
         """Is there something left to draft, or to look for?"""
         return any(not one.dropped for one in self._under_way)
 
-    def answer(self, followed: DraftedSequence) -> KeptChain | None:
+    def answer(self, followed: DraftedSequence) -> DeviceChain | None:
         """The proposal for what it has committed, if it is here. Whatever else was drafted is dropped."""
         since, ahead = followed.since, followed.ahead
         if ahead is None:
@@ -78,7 +78,7 @@ class AheadDrafter:
         self._misses += chain is None
         return chain
 
-    def begin(self, key: Key, followed: DraftedSequence, chain: KeptChain) -> None:
+    def begin(self, key: Key, followed: DraftedSequence, chain: DeviceChain) -> None:
         """`chain` was proposed below the newest answered commit: its verdict may be drafted ahead of."""
         if self._runner is None or len(self._sequences.followed) > MOST_ROUNDS:
             return
@@ -92,10 +92,10 @@ class AheadDrafter:
             self._sequences.end_ahead(followed)
             return
         again, lent = not followed.repairs, len(followed.spare)
-        verified = Verified(followed.asks(key, certain), chain, again, lent)
+        verified = VerifiedRound(followed.asks(key, certain), chain, again, lent)
         acceptance = self._accepted / (self._accepted + self._refused)
         followed.ahead = self._runner.begin(verified, acceptance)
-        self._under_way.append(_UnderWay(key[0], followed, followed.ahead, rows))
+        self._under_way.append(_RunningRounds(key[0], followed, followed.ahead, rows))
 
     @torch.inference_mode()
     def advance(self) -> None:

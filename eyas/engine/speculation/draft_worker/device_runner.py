@@ -21,8 +21,8 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, KeptChain, Proposed
-from eyas.engine.speculation.draft_worker.seats import Seating
+from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftInput, ProposedTree
+from eyas.engine.speculation.draft_worker.seats import SeatTables
 from eyas.engine.speculation.draft_worker.short_runs import DraftState, ShortRuns
 
 MOST_PASSES = 4
@@ -41,7 +41,7 @@ class DeviceDraftRunner:
         self._tile_rows = tile_rows
         self.short = ShortRuns(state, sizes)
         self.alignment = state.page_size  # a page table has a place per page of positions
-        self.seating = Seating(state.tables, self.alignment)
+        self.seating = SeatTables(state.tables, self.alignment)
 
     @property
     def pool(self) -> KvPool:
@@ -54,22 +54,22 @@ class DeviceDraftRunner:
         return own.steps * own.topk
 
     @torch.inference_mode()
-    def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
+    def draft(self, asked: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
         """As `DraftRunner.draft`, of this engine's own shape, cut to `spec`."""
-        proposed: list[Proposed] = []
+        proposed: list[ProposedTree] = []
         for first in range(0, len(asked), self.seating.seats.count):
             some = asked[first : first + self.seating.seats.count]
             for one, (tree, whole) in zip(some, self._batch(some), strict=True):
                 cut = self._cut(tree, spec)
-                proposed.append(Proposed(cut, self._kept(one, cut), whole))
+                proposed.append(ProposedTree(cut, self._kept(one, cut), whole))
         return proposed
 
-    def _kept(self, one: Asked, proposal: DraftTree) -> KeptChain | None:
+    def _kept(self, one: DraftInput, proposal: DraftTree) -> DeviceChain | None:
         """The proposal, if what its rows have joined is kept in its slot."""
         seat = self.seating.seats.held(one.owner)
         if self._proposer.kept is None or seat is None:
             return None
-        return KeptChain(list(proposal.tokens), one.owner, seat)
+        return DeviceChain(list(proposal.tokens), one.owner, seat)
 
     def _cut(self, tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
         """No larger than `spec` says."""
@@ -78,7 +78,7 @@ class DeviceDraftRunner:
             return tree
         return tree.truncate_depth(spec.steps).thin(spec.topk).narrow(spec.width - 1)
 
-    def _batch(self, asked: SequenceOf[Asked]) -> list[tuple[DraftTree, bool]]:
+    def _batch(self, asked: SequenceOf[DraftInput]) -> list[tuple[DraftTree, bool]]:
         """For at most as many sequences as there are slots: the proposal of each, and whether it is whole."""
         few = self.short.few
         found: dict[Hashable, tuple[DraftTree, bool]] = {}
@@ -92,10 +92,10 @@ class DeviceDraftRunner:
             found |= self._long(long)
         return [found[one.owner] for one in asked]
 
-    def _long(self, asked: SequenceOf[Asked]) -> dict[Hashable, tuple[DraftTree, bool]]:
+    def _long(self, asked: SequenceOf[DraftInput]) -> dict[Hashable, tuple[DraftTree, bool]]:
         """By owner, as `_batch`."""
         slots, writes = self.seating.take(asked)
-        packed = _Packed(asked, slots, self.alignment)
+        packed = _PackedRows(asked, slots, self.alignment)
         told = packed.words(self._tile_rows) | {"places": writes[0], "words": writes[1]}
         on = _sent(told, self.pool.shape.device)
         whose = on["slots"].long()
@@ -109,7 +109,7 @@ class DeviceDraftRunner:
         answers = self.short.answers(whose, lost)
         return {one.owner: answer for one, answer in zip(asked, answers, strict=True)}
 
-    def _features(self, packed: _Packed, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _features(self, packed: _PackedRows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """[rows, width], from the host and from rings; and int32 [count]: 1 where some were in none."""
         shape = self.pool.shape
         lost = torch.zeros(count, dtype=torch.int32, device=shape.device)
@@ -120,7 +120,7 @@ class DeviceDraftRunner:
         return features, lost
 
 
-def _cut_up(one: Asked, few: int) -> list[Asked]:
+def _cut_up(one: DraftInput, few: int) -> list[DraftInput]:
     """The same rows, up to `few` at a time."""
     new, pieces = one.extension, []
     if len(new.tokens) <= few:
@@ -135,10 +135,10 @@ def _cut_up(one: Asked, few: int) -> list[Asked]:
     return pieces
 
 
-class _Packed:
+class _PackedRows:
     """Sequences with their slots, and all rows of one behind those of another."""
 
-    def __init__(self, asked: SequenceOf[Asked], slots: SequenceOf[int], page_size: int) -> None:
+    def __init__(self, asked: SequenceOf[DraftInput], slots: SequenceOf[int], page_size: int) -> None:
         self._asked, self._slots, self._page_size = asked, slots, page_size
         self._counts = [len(one.extension.tokens) for one in asked]
         self._firsts = np.cumsum([0, *self._counts]).tolist()  # each one's first row, and the number of rows

@@ -1,4 +1,4 @@
-"""What a commit says, as a draft runner takes it: its features, wherever they are, and the proposal it wants.
+"""Turns a commit into the input of a draft runner: its features, and the proposal that it asks for.
 
 Whether it makes sense for its sequence is checked before
 (`eyas.engine.speculation.draft_worker.draft_sequences`).

@@ -25,23 +25,23 @@ from eyas.engine.ipc.messages import (
     DraftClosed,
     DraftDown,
     DraftPeerGone,
+    DraftProposal,
     DraftUp,
-    Drain,
-    Load,
+    DrainEngine,
+    EngineLoad,
+    EngineReady,
+    EngineStopped,
     ProbeLink,
-    Proposal,
-    Ready,
-    Shutdown,
-    Stopped,
+    ShutdownEngine,
 )
-from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.ipc.pulse import Pulse
-from eyas.engine.ipc.row_memory import Gpu
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.ipc.pulse import EngineHeartbeat
+from eyas.engine.ipc.row_memory import LocalGpu
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.pulls import TOLD, Pulls
+from eyas.engine.kv.pulls import TOLD, PullManager
 from eyas.engine.speculation.draft_worker.ahead_drafter import AheadDrafter
 from eyas.engine.speculation.draft_worker.draft_commits import DraftRefused
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, KeptChain
+from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftInput
 from eyas.engine.speculation.draft_worker.draft_sequences import (
     BatchRunner,
     DraftedSequence,
@@ -60,7 +60,7 @@ LOAD_S = 0.5
 STOP_S = 5.0
 
 Asking = tuple[Key, DraftedSequence]
-Answered = tuple[Key, DraftedSequence, KeptChain]
+Answered = tuple[Key, DraftedSequence, DeviceChain]
 
 ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
 """Of rows that are written though nothing is wanted below them: the smallest proposal, which is dropped."""
@@ -77,28 +77,28 @@ class DraftParts:
     runner: BatchRunner
     ahead: AheadRunner | None
     pool: PagePool
-    pulls: Pulls
+    pulls: PullManager
     copier: PageCopier
-    outbox: Outbox
-    ready: Ready
-    gpu: Gpu | None = None
+    outbox: EventOutbox
+    ready: EngineReady
+    gpu: LocalGpu | None = None
 
 
 class DraftEngine:
-    """Built from `DraftParts`; `run` blocks until `Drain` or `Shutdown`.
+    """Built from `DraftParts`; `run` blocks until `DrainEngine` or `ShutdownEngine`.
 
     `pulse`: of all that the engine computes with.
     """
 
-    def __init__(self, parts: DraftParts, link: EngineLink, pulse: Pulse | None = None) -> None:
+    def __init__(self, parts: DraftParts, link: EngineLink, pulse: EngineHeartbeat | None = None) -> None:
         self._parts = parts
         self._link = link
-        self._pulse = pulse or Pulse(link)
+        self._pulse = pulse or EngineHeartbeat(link)
         self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
         self._channels = DraftChannels(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
         self._posted = PostedCommits(self._sequences, self._channels.mailbox)
         self._ahead = AheadDrafter(parts.ahead, self._sequences, self._channels.rows)
-        self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # for the fronts, by peer
+        self._proposals: dict[int, list[DraftProposal]] = defaultdict(list)  # for the fronts, by peer
         self._mailed: set[int] = set()  # peers with new proposals in their mailboxes
         self._stopping = False
         self._progress = 0
@@ -111,8 +111,8 @@ class DraftEngine:
             DraftPeerGone: self._peer_gone,
             **dict.fromkeys(TOLD, parts.pulls.told),
             ProbeLink: lambda probe: parts.pulls.prober.begin(probe, parts.pool, None, time.monotonic()),
-            Drain: self._shut_down,  # drafts are advice: decoding goes on without them
-            Shutdown: self._shut_down,
+            DrainEngine: self._shut_down,  # drafts are advice: decoding goes on without them
+            ShutdownEngine: self._shut_down,
         }
 
     # --- the loop ------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class DraftEngine:
                 self._ahead.advance()
         finally:
             self._close()
-        self._link.send([Stopped()])
+        self._link.send([EngineStopped()])
 
     def _nap(self) -> float:
         """How long to wait for commands."""
@@ -184,7 +184,7 @@ class DraftEngine:
             self._step_seconds.add(time.monotonic() - began)
             self._step_sequences.add(len(group))
 
-    def _drafted_ahead(self, key: Key, followed: DraftedSequence) -> KeptChain | None:
+    def _drafted_ahead(self, key: Key, followed: DraftedSequence) -> DeviceChain | None:
         """Answers a commit with what was drafted ahead of it, if that is what it asks for."""
         if followed.wanted is None:
             self._sequences.end_ahead(followed)
@@ -224,7 +224,7 @@ class DraftEngine:
                     answered.append((key, followed, one.chain))
         self._go_on(answered)
 
-    def _asked(self, group: list[Asking]) -> dict[Key, Asked]:
+    def _asked(self, group: list[Asking]) -> dict[Key, DraftInput]:
         """By sequence; one whose features are nowhere is closed."""
         asked = {}
         for key, followed in group:
@@ -239,13 +239,13 @@ class DraftEngine:
     def _propose(self, key: Key, followed: DraftedSequence, tree: DraftTree) -> None:
         peer, seq = key
         base = followed.first + followed.end
-        proposal = Proposal(seq, followed.open.generation, base, tuple(tree.tokens), tuple(tree.parents))
+        proposal = DraftProposal(seq, followed.open.generation, base, tuple(tree.tokens), tuple(tree.parents))
         if self._posted.answer(key, followed, proposal):
             self._mailed.add(peer)
         else:
             self._proposals[peer].append(proposal)
 
-    def _shut_down(self, _: Drain | Shutdown) -> None:
+    def _shut_down(self, _: DrainEngine | ShutdownEngine) -> None:
         self._stopping = True
 
     # --- answers, and the end ------------------------------------------------------------------------
@@ -270,9 +270,9 @@ class DraftEngine:
         downs = [DraftDown(tuple(proposals[p]), tuple(closed[p]), peer=p) for p in peers]
         self._link.send([*self._parts.outbox.take(), *downs])
 
-    def _load(self) -> Load:
+    def _load(self) -> EngineLoad:
         followed, pulls = self._sequences.followed.values(), self._parts.pulls
-        return Load(
+        return EngineLoad(
             progress=self._progress,
             pending=any(one.commits for one in followed),
             running=len(followed),

@@ -1,7 +1,6 @@
 """Runs a draft head over paged draft KV: extends sequences by certain rows, then proposes from the last one.
 
-The colocated drafter and the draft service both use it. It knows pages, features and tokens, but neither
-where they come from nor which kind of head it is.
+The colocated drafter and the draft service both use it.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch, build_batch
-from eyas.engine.batch.spans import Span
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, DraftModel
-from eyas.engine.sampling.sampler import Row, draft_probabilities, perturbed
+from eyas.engine.sampling.sampler import SampledRow, draft_probabilities, perturbed
 from eyas.engine.speculation.expansion import TreeExpansion
 
 
@@ -33,7 +32,7 @@ class RingRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Extension:
+class DraftExtension:
     """Certain rows of one sequence: `tokens` [n], where tokens[j] is at position base + j + 1, and
     `features` [n - r, width] of the first ones; those of the last r are `ringed`.
 
@@ -47,13 +46,13 @@ class Extension:
     offset: int = 0
     ringed: SequenceOf[RingRow] = ()
 
-    def followed_by(self, tokens: SequenceOf[int]) -> Extension:
+    def followed_by(self, tokens: SequenceOf[int]) -> DraftExtension:
         """With rows behind its own, whose features are not said here."""
         return replace(self, tokens=[*self.tokens, *tokens])
 
 
 @dataclass(frozen=True)
-class Asked:
+class DraftInput:
     """Certain rows of one sequence, and the wish for a proposal below the last of them.
 
     `owner`: the sequence, as any object that is the same whenever it asks. `params` and `choice` key the
@@ -61,7 +60,7 @@ class Asked:
     """
 
     owner: Hashable
-    extension: Extension
+    extension: DraftExtension
     params: SamplingParams
     choice: int
     lowest: int = 0
@@ -71,7 +70,7 @@ class Asked:
 class DraftRequest:
     """Asks for a proposal below row `base`, the root token's. `last`: what row base - 1 gave.
 
-    `params` and `choice` key the noise; `offset` as in `Extension`.
+    `params` and `choice` key the noise; `offset` as in `DraftExtension`.
     """
 
     pages: SequenceOf[int]
@@ -83,7 +82,7 @@ class DraftRequest:
 
 
 @dataclass(frozen=True)
-class KeptChain:
+class DeviceChain:
     """Drafts in a row whose features a device keeps in the slot of `owner`, as those of `outcome`, for as
     long as it has that `seat`. Their verdict may be drafted ahead of.
     """
@@ -104,14 +103,14 @@ def chain_of(tokens: SequenceOf[int]) -> DraftTree:
     return DraftTree(tokens, range(-1, len(tokens) - 1))
 
 
-class Proposed(NamedTuple):
+class ProposedTree(NamedTuple):
     """A proposal. `chain`: the same, where its verdict may be drafted ahead of.
 
     `whole`: all its features were there; if not, the tree is made of others.
     """
 
     tree: DraftTree
-    chain: KeptChain | None = None
+    chain: DeviceChain | None = None
     whole: bool = True
 
 
@@ -135,7 +134,7 @@ class DraftRunner:
         """How many rows behind the certain ones a proposal of `spec` may write."""
         return spec.steps * spec.topk
 
-    def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
+    def draft(self, asked: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
         """Writes the draft KV of all their rows, and proposes for each."""
         drafted = self.extend([one.extension for one in asked])
         requests = []
@@ -143,11 +142,11 @@ class DraftRunner:
             new = one.extension
             base = new.base + len(new.tokens)
             requests.append(DraftRequest(new.pages, base, last, one.params, one.choice, new.offset))
-        return [Proposed(tree) for tree in self.propose(requests, spec)]
+        return [ProposedTree(tree) for tree in self.propose(requests, spec)]
 
-    def extend(self, extensions: SequenceOf[Extension]) -> list[Drafted]:
+    def extend(self, extensions: SequenceOf[DraftExtension]) -> list[Drafted]:
         """Writes the draft KV of the rows; returns what the head gave for each sequence's last row."""
-        spans = [Span(e.pages, e.base, len(e.tokens), offset=e.offset) for e in extensions]
+        spans = [QuerySpan(e.pages, e.base, len(e.tokens), offset=e.offset) for e in extensions]
         tokens = [t for e in extensions for t in e.tokens]
         drafted = self.forward(spans, tokens, torch.cat([e.features for e in extensions]))
         ends = torch.tensor([len(e.tokens) for e in extensions]).cumsum(0) - 1
@@ -167,11 +166,11 @@ class DraftRunner:
             rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
             drafted.append([best for (best,) in self.best(last.rows, rows, 1)])
             if step + 1 < steps:
-                spans = [Span(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
+                spans = [QuerySpan(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
                 last = self.forward(spans, drafted[-1], last.features, step + 1)
         return [chain_of(tokens) for tokens in zip(*drafted, strict=True)]
 
-    def best(self, rows: torch.Tensor, noise: SequenceOf[Row], count: int) -> list[list[int]]:
+    def best(self, rows: torch.Tensor, noise: SequenceOf[SampledRow], count: int) -> list[list[int]]:
         """The target's ids that are likeliest at `rows` [r, ...], of `Drafted`: `count` for each, best first.
 
         Fewer if the head knows no more. `noise`: who samples there; who knows the seed ranks by log q + G.
@@ -217,13 +216,13 @@ class DraftRunner:
         for i, (request, tree) in enumerate(zip(requests, growing, strict=True)):
             frontier = tree.frontier()
             paths = tuple(tuple(request.base + row for row in node.rows) for node in frontier)
-            spans.append(Span(request.pages, request.base, len(frontier), paths, request.offset))
+            spans.append(QuerySpan(request.pages, request.base, len(frontier), paths, request.offset))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
         return self.forward(spans, tokens, features[torch.tensor(sources)], level)
 
     def forward(
-        self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor, depth: int = 0
+        self, spans: SequenceOf[QuerySpan], tokens: SequenceOf[int], features: torch.Tensor, depth: int = 0
     ) -> Drafted:
         """The head over the spans' rows, in order, one token and one of `features` [R, width] per row.
 
@@ -242,5 +241,5 @@ def _stacked(requests: SequenceOf[DraftRequest]) -> Drafted:
     return Drafted(torch.stack(rows), torch.stack(features))
 
 
-def _row(request: DraftRequest, position: int) -> Row:
-    return Row(request.params, request.choice, position, (), (), ())
+def _row(request: DraftRequest, position: int) -> SampledRow:
+    return SampledRow(request.params, request.choice, position, (), (), ())

@@ -1,7 +1,7 @@
 """The sequences of a draft worker: who opened them, which rows are certain, and which pages they have.
 
-It checks what decode engines send and owns every page. It knows no head and no loop: `commits` and `repairs`
-wait here until somebody writes their rows.
+It checks what decode engines send and owns every page. `commits` and `repairs` wait here until somebody
+writes their rows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, SpeculationConfig
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
-from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftOpen, DraftUp, Ready
+from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftOpen, DraftUp, EngineReady
 from eyas.engine.ipc.row_memory import RowMemory
 from eyas.engine.ipc.row_ring import WAITING_ROWS
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.kv.pulls import Arrival, Pulls
+from eyas.engine.kv.pulls import PullArrival, PullManager
 from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES, features_of, ring_rows, wanted_by
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension, Proposed
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, ProposedTree
 from eyas.engine.speculation.drafters.ahead import AheadRound
 from kv_transfer.layout import pages_for
 
@@ -38,7 +38,7 @@ Key = tuple[int, int]  # (peer, its number for the sequence)
 
 
 @dataclass(eq=False)
-class Prompt:
+class PromptKv:
     """The draft KV of a prompt, being pulled or here. Freed when no sequence needs it."""
 
     users: list[Key] = field(default_factory=list)
@@ -58,7 +58,7 @@ class DraftedSequence:
 
     open: DraftOpen
     first: int
-    prompt: Prompt | None
+    prompt: PromptKv | None
     rows: int
     pages: list[int] = field(default_factory=list)
     repairs: list[DraftCommit] = field(default_factory=list)
@@ -109,7 +109,7 @@ class DraftedSequence:
         """Are there commits that may not wait? Rows below which nothing is wanted do, until they are many."""
         return bool(self.commits) and (self.commits[-1].steps > 0 or len(self.since) >= WAITING_ROWS)
 
-    def unwritten(self, rows: RowMemory | None = None) -> Extension:
+    def unwritten(self, rows: RowMemory | None = None) -> DraftExtension:
         """All rows that it was told of and that are not written, as one run; at least one.
 
         `rows`: where its peer's device writes features. Raises DraftRefused for features that are nowhere.
@@ -119,9 +119,9 @@ class DraftedSequence:
         features = torch.cat([features_of(commit) for commit in near]) if near else NO_FEATURES
         ringed = [row for commit in told[len(near) :] for row in ring_rows(commit, rows)]
         tokens = [token for commit in told for token in commit.tokens]
-        return Extension([*self.pages, *self.spare], self.rows, tokens, features, self.first, ringed)
+        return DraftExtension([*self.pages, *self.spare], self.rows, tokens, features, self.first, ringed)
 
-    def certain(self, rows: RowMemory | None = None) -> Extension:
+    def certain(self, rows: RowMemory | None = None) -> DraftExtension:
         """What is not written of the answered rows; if all of it is, the last row once more, with the feature
         that the host has of it. `rows`, errors: as of `unwritten`.
         """
@@ -129,12 +129,12 @@ class DraftedSequence:
             return self.unwritten(rows)
         pages, newest = [*self.pages, *self.spare], self.newest
         feature = features_of(newest)[-1:] if newest.place < 0 else NO_FEATURES
-        return Extension(pages, self.rows - 1, newest.tokens[-1:], feature, self.first)
+        return DraftExtension(pages, self.rows - 1, newest.tokens[-1:], feature, self.first)
 
-    def asks(self, key: Key, new: Extension) -> Asked:
+    def asks(self, key: Key, new: DraftExtension) -> DraftInput:
         """With these rows, as a runner wants it."""
         opened = self.open
-        return Asked((*key, opened.generation), new, opened.params, opened.choice, self.lowest)
+        return DraftInput((*key, opened.generation), new, opened.params, opened.choice, self.lowest)
 
     def answered(self) -> None:
         """All commits have their answer, which is the last one's."""
@@ -160,7 +160,7 @@ class BatchRunner(Protocol):
     def draft_rows(self, spec: SpeculationConfig) -> int:
         """How many rows behind the certain ones `draft` may write: pages are reserved for them."""
 
-    def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
+    def draft(self, asked: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
         """As `DraftRunner.draft`; a proposal may be of another shape than `spec`, but not larger."""
 
 
@@ -170,11 +170,11 @@ class DraftSequences:
     Raises nothing for what peers send: a sequence that makes no sense is closed.
     """
 
-    def __init__(self, ready: Ready, pool: PagePool, pulls: Pulls, runner: BatchRunner) -> None:
+    def __init__(self, ready: EngineReady, pool: PagePool, pulls: PullManager, runner: BatchRunner) -> None:
         self.followed: dict[Key, DraftedSequence] = {}
         self.changes = 0  # of what is in mailboxes: which sequences, and which of their rows come next
         self._closed: list[tuple[int, DraftClosed]] = []
-        self._prompts: dict[Hashable, Prompt] = {}  # by `_name`
+        self._prompts: dict[Hashable, PromptKv] = {}  # by `_name`
         self._ready = ready
         self._pool = pool
         self._pulls = pulls
@@ -225,7 +225,7 @@ class DraftSequences:
         """All choices of a request share the pull of its handle."""
         name = _name(handle)
         new = name not in self._prompts
-        prompt = self._prompts.setdefault(name, Prompt())
+        prompt = self._prompts.setdefault(name, PromptKv())
         prompt.users.append(key)
         self.followed[key] = DraftedSequence(message, first=0, prompt=prompt, rows=message.base_len)
         if new:
@@ -282,6 +282,7 @@ class DraftSequences:
     # --- prompts by handle (the destination of pulls) ------------------------------------------------
 
     def first(self, owners: list[Hashable]) -> Hashable:
+        """The one that came first."""
         return owners[0]
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
@@ -294,7 +295,7 @@ class DraftSequences:
         for key in list(self._prompts[owner].users):
             self.close(key, NO_PAGES)
 
-    def arrived(self, owner: Hashable, arrival: Arrival) -> None:
+    def arrived(self, owner: Hashable, arrival: PullArrival) -> None:
         """Gives the pages to every sequence that waits for this prompt."""
         prompt = self._prompts[owner]
         prompt.pages = arrival.pages
@@ -303,12 +304,14 @@ class DraftSequences:
         self._leave(owner)
 
     def lost(self, owner: Hashable, error: EyasError) -> None:
+        """Closes the sequences of a prompt whose pull failed."""
         _log.warning("draft KV did not arrive: %s", error.message)
         prompt = self._prompts.pop(owner, None)
         for key in list(prompt.users) if prompt else []:
             self.close(key, error.message)
 
     def pages_free(self, pages: list[int]) -> None:
+        """Takes back pages that were lent to a pull."""
         self._pool.drop(pages)
 
     def _take_prompt(self, key: Key, pages: list[int]) -> None:

@@ -1,7 +1,6 @@
-"""What a draft worker's device keeps of each slot's drafts: the features that their rows have joined.
+"""Features of each slot's newest drafts, kept on a draft worker's device.
 
-A run ahead of a verdict has those rows once more, among others. It knows where a feature lies, and
-neither who has a slot nor how features are made.
+A run ahead of a verdict has those rows once more, among others.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import torch
 
 
-class KeptChains:
+class ChainFeatures:
     """`features` [slots, 1 + outcomes * steps, width]: the feature of each slot's newest certain row, then
     those of `outcomes` chains of `steps` drafts, one after the other. A proposal is the first of these.
     """

@@ -1,7 +1,7 @@
 """Drafts for verdicts that have not come yet, on a device: one run for a batch of rounds.
 
 All passes of a batch are launched at once, as a graph where there is one, and what comes of them is looked
-for later. Which rounds are worth a run `eyas.engine.speculation.draft_worker.ahead_drafter` knows.
+for later. `eyas.engine.speculation.draft_worker.ahead_drafter` decides which rounds are worth a run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from eyas.engine.kernels.drafts.rounds import RoundRows
 from eyas.engine.kernels.sampling import couple
 from eyas.engine.models.base import Drafted
 from eyas.engine.speculation.device import round_rows
-from eyas.engine.speculation.draft_worker.draft_runner import Asked
-from eyas.engine.speculation.draft_worker.kept_chains import KeptChains
+from eyas.engine.speculation.draft_worker.draft_runner import DraftInput
+from eyas.engine.speculation.draft_worker.kept_chains import ChainFeatures
 from eyas.engine.speculation.draft_worker.short_runs import DraftState
-from eyas.engine.speculation.draft_worker.told_rows import Telling, ToldLayout, ToldMemory, ToldRows
+from eyas.engine.speculation.draft_worker.told_rows import BatchBuffer, BatchInputs, BatchLayout, BatchMemory
 from eyas.engine.speculation.sized_programs import SizedPrograms
 from kv_transfer.layout import pages_for
 
@@ -40,20 +40,20 @@ UNKEPT = -1  # instead of a place among what is kept: the row's feature comes fr
 
 
 @dataclass(frozen=True)
-class Running:
+class OutcomeRound:
     """A round whose outcomes are to be drafted. `asked`: its certain rows, the newest of which may have no
     feature, which is kept then; behind them the `chain`, whose features are kept in its slot as those of
-    `outcome`. `ends`: what `kernels.outcomes.Outcomes` calls `accepted` and `ranks`, of each outcome.
+    `outcome`. `ends`: what `kernels.outcomes.RoundOutcomes` calls `accepted` and `ranks`, of each outcome.
     """
 
-    asked: Asked
+    asked: DraftInput
     chain: SequenceOf[int]
     slot: int
     outcome: int
     ends: SequenceOf[tuple[int, int]]
 
 
-class Ran(NamedTuple):
+class OutcomeResult(NamedTuple):
     """What came of a round: were all features of its certain rows there, and the tokens of each outcome, the
     one that follows first (-1: the head knows no other).
     """
@@ -62,29 +62,29 @@ class Ran(NamedTuple):
     tokens: list[list[int]]
 
 
-def outcome_layout(batch: int, kept: KeptChains, page_size: int) -> ToldLayout:
+def outcome_layout(batch: int, kept: ChainFeatures, page_size: int) -> BatchLayout:
     """Of `batch` rounds: certain rows of one verdict, then the chain; and pages that are lent for a run."""
     certain, steps, count = kept.steps + 1, kept.steps, kept.outcomes
     more = {"kept": batch * (certain + steps), "drafts": batch * steps}
     more |= dict.fromkeys(("accepted", "ranks"), batch * count)
     pages = pages_for(certain + steps + steps * count, page_size) + 1
-    return ToldLayout(batch, certain + steps, batch * pages, more)
+    return BatchLayout(batch, certain + steps, batch * pages, more)
 
 
 class OutcomeProgram:
     """The launches for one layout. `results` int32 [batch or more, ..]: as `OutcomeRuns` reads them."""
 
     def __init__(
-        self, state: DraftState, layout: ToldLayout, there: ToldMemory, results: torch.Tensor
+        self, state: DraftState, layout: BatchLayout, there: BatchMemory, results: torch.Tensor
     ) -> None:
         assert state.proposer.kept is not None
         self._state, self._kept, self._layout = state, state.proposer.kept, layout
-        self._told = ToldRows(layout, there, state.width, state.proposer.pool.shape.dtype)
+        self._told = BatchInputs(layout, there, state.width, state.proposer.pool.shape.dtype)
         self._results = results[: layout.batch]
         steps, device = self._kept.steps, there.words.device
         part = self._told.part
         shapes = {"accepted": self._kept.outcomes, "ranks": self._kept.outcomes, "drafts": steps}
-        self._outcomes = outcomes.Outcomes.of(
+        self._outcomes = outcomes.RoundOutcomes.of(
             *(part[name].view(layout.batch, count) for name, count in shapes.items())
         )
         self._ends = torch.arange(steps + 1, dtype=torch.int32, device=device)  # accepted drafts, one by one
@@ -149,7 +149,7 @@ class OutcomeRuns:
         self.context = state.tables.sizes.context
         self.most = min(MOST_ROUNDS, state.tables.padding_slot)
         self._layout = cache(lambda batch: outcome_layout(batch, self.kept, state.page_size))
-        self._telling = Telling(self._layout(self.most), state.width, state.page_size, state.device)
+        self._telling = BatchBuffer(self._layout(self.most), state.width, state.page_size, state.device)
         words = 1 + self.kept.outcomes * (self.kept.steps + 1)
         self._results = torch.zeros(self.most, words, dtype=torch.int32, device=state.device)
         self._found = torch.zeros_like(self._results, device="cpu", pin_memory=state.device != "cpu")
@@ -163,7 +163,7 @@ class OutcomeRuns:
         return self._event is None or self._event.query()
 
     @torch.inference_mode()
-    def launch(self, rounds: SequenceOf[Running], writes: np.ndarray) -> None:
+    def launch(self, rounds: SequenceOf[OutcomeRound], writes: np.ndarray) -> None:
         """Begins a run of up to `most` rounds. `writes`: as of `ShortRuns.draft`."""
         size = self.programs.size(len(rounds))
         self._tell(size, rounds, writes)
@@ -173,13 +173,13 @@ class OutcomeRuns:
         if self._event is not None:
             self._event.record()
 
-    def take(self) -> list[Ran]:
+    def take(self) -> list[OutcomeResult]:
         """What came of the run. Waits for its end."""
         if self._event is not None:
             self._event.synchronize()
         found = self._found[: self._count].numpy()
         tokens = found[:, 1:].reshape(self._count, self.kept.outcomes, -1).tolist()
-        return [Ran(not lost, own) for lost, own in zip(found[:, 0].tolist(), tokens, strict=True)]
+        return [OutcomeResult(not lost, own) for lost, own in zip(found[:, 0].tolist(), tokens, strict=True)]
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -189,7 +189,7 @@ class OutcomeRuns:
     def _program(self, batch: int) -> OutcomeProgram:
         return OutcomeProgram(self._state, self._layout(batch), self._telling.there, self._results)
 
-    def _tell(self, size: int, rounds: SequenceOf[Running], writes: np.ndarray) -> None:
+    def _tell(self, size: int, rounds: SequenceOf[OutcomeRound], writes: np.ndarray) -> None:
         layout, telling, tables = self._layout(size), self._telling, self._state.tables
         asked, slots = [one.asked for one in rounds], [one.slot for one in rounds]
         telling.sequences(layout, asked, slots, tables.padding_slot)
@@ -199,7 +199,7 @@ class OutcomeRuns:
         telling.writes(layout, tables, writes)
         telling.send(layout, runs)
 
-    def _tell_outcomes(self, layout: ToldLayout, rounds: SequenceOf[Running]) -> None:
+    def _tell_outcomes(self, layout: BatchLayout, rounds: SequenceOf[OutcomeRound]) -> None:
         part, kept = self._telling.parts(layout), self.kept
         places: list[int] = []
         drafts: list[int] = []

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from eyas.engine.ipc.mailbox import HALF, NEWEST, Mailbox, tags
-from eyas.engine.ipc.messages import DraftOpen, Proposal
+from eyas.engine.ipc.mailbox import HALF, NEWEST, DraftMailbox, tags
+from eyas.engine.ipc.messages import DraftOpen, DraftProposal
 from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence, DraftSequences, Key
 
 BUSY_S = 0.05
@@ -32,13 +32,13 @@ LOST = "its rounds were not in its mailbox any more"
 _TAG, _HALF, _LAPS = np.uint64(32), np.uint64(HALF), np.uint64(LAPS)
 
 
-class Awaited:
+class AwaitedRows:
     """What is looked for in one mailbox, an entry per sequence: its row of a position, and those after it.
 
     `whose`: of each sequence how it was opened, and the position of its next row.
     """
 
-    def __init__(self, mailbox: Mailbox, whose: list[tuple[DraftOpen, int]]) -> None:
+    def __init__(self, mailbox: DraftMailbox, whose: list[tuple[DraftOpen, int]]) -> None:
         self.mailbox = mailbox
         parts = [(opened.place, opened.generation, position) for opened, position in whose]
         places, generations, self.positions = np.array(parts, np.int64).reshape(-1, 3).T.copy()
@@ -90,11 +90,11 @@ class Awaited:
 class PostedCommits:
     """`mailbox`: of a peer, if it has one. Who is followed there is known to `sequences`."""
 
-    def __init__(self, sequences: DraftSequences, mailbox: Callable[[int], Mailbox | None]) -> None:
+    def __init__(self, sequences: DraftSequences, mailbox: Callable[[int], DraftMailbox | None]) -> None:
         self._sequences = sequences
         self._mailbox = mailbox
         self._keys: dict[int, list[Key]] = {}  # by peer, in the order of what is ..
-        self._awaited: dict[int, Awaited] = {}
+        self._awaited: dict[int, AwaitedRows] = {}
         self._changes = sequences.changes
         self._came = 0.0  # monotonic seconds, when the last round did
 
@@ -125,7 +125,7 @@ class PostedCommits:
             came += more
         return some
 
-    def answer(self, key: Key, followed: DraftedSequence, proposal: Proposal) -> bool:
+    def answer(self, key: Key, followed: DraftedSequence, proposal: DraftProposal) -> bool:
         """Leaves a proposal in the sequence's mailbox. False: it has none."""
         mailbox = self._mailbox(key[0]) if followed.mailed else None
         if mailbox is None:
@@ -152,7 +152,7 @@ class PostedCommits:
             self._came = time.monotonic()
         return came
 
-    def _look_for(self, peer: int, awaited: Awaited) -> int:
+    def _look_for(self, peer: int, awaited: AwaitedRows) -> int:
         here, lost = awaited.look()
         keys, came = self._keys[peer], 0
         for i in lost:
@@ -199,7 +199,7 @@ class PostedCommits:
                 found[key[0]].append((key, followed.open, followed.first + followed.end))
         self._keys = {peer: [key for key, _, _ in some] for peer, some in found.items()}
         self._awaited = {
-            peer: Awaited(mailbox, [(opened, position) for _, opened, position in some])
+            peer: AwaitedRows(mailbox, [(opened, position) for _, opened, position in some])
             for peer, some in found.items()
             if (mailbox := self._mailbox(peer)) is not None
         }

@@ -1,8 +1,6 @@
 """Short runs of rows on a device, drafted for in batches of fixed sizes.
 
-Everything that a batch must be told goes there by one copy, everything it gives comes back by another. It
-knows the launches between them; which sequence sits in which slot, and what a long run needs, it does not
-know.
+Everything that a batch must be told goes there by one copy, everything it gives comes back by another.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ import numpy as np
 import torch
 
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.device import DeviceProposer
-from eyas.engine.speculation.draft_worker.draft_runner import Asked
-from eyas.engine.speculation.draft_worker.told_rows import Telling, ToldLayout, ToldMemory, ToldRows
+from eyas.engine.speculation.draft_worker.draft_runner import DraftInput
+from eyas.engine.speculation.draft_worker.told_rows import BatchBuffer, BatchInputs, BatchLayout, BatchMemory
 from eyas.engine.speculation.sized_programs import SizedPrograms
 
 WRITES = 4
@@ -28,12 +26,12 @@ WRITES = 4
 
 @dataclass(frozen=True)
 class DraftState:
-    """What the batches of a draft worker share on its device. `firsts`: as of `Followed`.
+    """What the batches of a draft worker share on its device. `firsts`: as of `FollowedSlots`.
     `width`: of the head's features.
     """
 
     proposer: DeviceProposer
-    tables: Tables
+    tables: SlotTables
     firsts: torch.Tensor
     width: int
 
@@ -48,19 +46,19 @@ class DraftState:
         return self.proposer.pool.page_size
 
 
-def short_layout(batch: int, few: int) -> ToldLayout:
+def short_layout(batch: int, few: int) -> BatchLayout:
     """Of `batch` sequences with up to `few` rows each."""
-    return ToldLayout(batch, few, WRITES * batch)
+    return BatchLayout(batch, few, WRITES * batch)
 
 
 class ShortProgram:
     """The launches for one layout. `results` int32 [batch or more, ..]: as `ShortRuns` reads them."""
 
     def __init__(
-        self, state: DraftState, layout: ToldLayout, there: ToldMemory, results: torch.Tensor
+        self, state: DraftState, layout: BatchLayout, there: BatchMemory, results: torch.Tensor
     ) -> None:
         self._state, self._few = state, layout.few
-        self._told = ToldRows(layout, there, state.width, state.proposer.pool.shape.dtype)
+        self._told = BatchInputs(layout, there, state.width, state.proposer.pool.shape.dtype)
         self._results = results[: layout.batch]
 
     def run(self) -> None:
@@ -84,18 +82,18 @@ class ShortRuns:
         self.few = state.proposer.path_rows
         most, self._nodes = state.tables.padding_slot, state.tables.drafts.shape[1]
         self._layout = cache(lambda batch: short_layout(batch, self.few))
-        self._telling = Telling(self._layout(most), state.width, state.page_size, state.device)
+        self._telling = BatchBuffer(self._layout(most), state.width, state.page_size, state.device)
         self._results = torch.zeros(most, 1 + 2 * self._nodes, dtype=torch.int32, device=state.device)
         self._found = torch.zeros_like(self._results, device="cpu", pin_memory=state.device != "cpu")
         self.programs = SizedPrograms(sizes, self._program)
 
     @torch.inference_mode()
     def draft(
-        self, asked: SequenceOf[Asked], slots: SequenceOf[int], writes: np.ndarray
+        self, asked: SequenceOf[DraftInput], slots: SequenceOf[int], writes: np.ndarray
     ) -> list[tuple[DraftTree, bool]]:
         """The proposal for each, in the slot that it has, and whether all its features were there.
 
-        `writes` int32 [2, n]: what is new about them, for `Tables.apply`; not their lengths. Waits.
+        `writes` int32 [2, n]: what is new about them, for `SlotTables.apply`; not their lengths. Waits.
         """
         size = self.programs.size(len(asked))
         self._tell(size, asked, slots, writes)
@@ -115,7 +113,9 @@ class ShortRuns:
     def _program(self, batch: int) -> ShortProgram:
         return ShortProgram(self._state, self._layout(batch), self._telling.there, self._results)
 
-    def _tell(self, size: int, asked: SequenceOf[Asked], slots: SequenceOf[int], writes: np.ndarray) -> None:
+    def _tell(
+        self, size: int, asked: SequenceOf[DraftInput], slots: SequenceOf[int], writes: np.ndarray
+    ) -> None:
         layout, telling, tables = self._layout(size), self._telling, self._state.tables
         runs = [one.extension for one in asked]
         telling.sequences(layout, asked, slots, tables.padding_slot)
@@ -136,7 +136,7 @@ class ShortRuns:
         return answers
 
 
-def _facts(tables: Tables, slots: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
+def _facts(tables: SlotTables, slots: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
     """int32 [n, 1 + 2 * drafts]: 1 where a feature was `lost`; then the drafts and their parents."""
     both = [table.index_select(0, slots) for table in (tables.drafts, tables.parents)]
     return torch.cat((lost[:, None], *both), 1)

@@ -1,8 +1,4 @@
-"""What a draft worker's device is told of a batch: one block of words, sent by one copy.
-
-It knows the layout of that block on both sides, and how rows of sequences are written down in it. What is
-launched with it, and which sequence sits in which slot, it does not know.
-"""
+"""The input of a batch on a draft worker's device: one pinned block of words, sent by one copy."""
 
 from __future__ import annotations
 
@@ -14,13 +10,13 @@ import numpy as np
 import torch
 
 from eyas.engine.batch.sections import sections
-from eyas.engine.batch.tables import Tables
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.exchange import row_ring
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput
 
 
 @dataclass(frozen=True)
-class ToldLayout:
+class BatchLayout:
     """Of a batch of `batch` sequences with up to `few` rows each, in words of 4 bytes. `writes`: changes to
     the tables that it has room for. `more`: words of further parts.
     """
@@ -48,7 +44,7 @@ class ToldLayout:
 
 
 @dataclass(frozen=True)
-class ToldMemory:
+class BatchMemory:
     """What batches are told, in one block: `words` int32 from `begin` on, features before it. So a batch's
     part is one piece, with its features or without, and no float of one is a whole number of another.
     """
@@ -57,37 +53,37 @@ class ToldMemory:
     begin: int
 
     @classmethod
-    def of(cls, largest: ToldLayout, width: int, device: str, *, pinned: bool = False) -> ToldMemory:
+    def of(cls, largest: BatchLayout, width: int, device: str, *, pinned: bool = False) -> BatchMemory:
         """Zeros for layouts up to the `largest`. `width`: of a feature."""
         begin = -(-largest.rows * width // 4) * 4
         size = begin + largest.sections["all"][1]
         return cls(torch.zeros(size, dtype=torch.int32, device=device, pin_memory=pinned), begin)
 
-    def parts(self, layout: ToldLayout) -> dict[str, torch.Tensor]:
+    def parts(self, layout: BatchLayout) -> dict[str, torch.Tensor]:
         """The parts of a batch's words."""
         own = self.words[self.begin :]
         return {name: own[first : first + count] for name, (first, count) in layout.sections.items()}
 
-    def near(self, layout: ToldLayout, width: int) -> torch.Tensor:
+    def near(self, layout: BatchLayout, width: int) -> torch.Tensor:
         """Float32 [rows, width]: features that come from the host."""
         own = self.words[self.begin - layout.rows * width : self.begin]
         return own.view(torch.float32).view(-1, width)
 
-    def told(self, layout: ToldLayout, width: int) -> torch.Tensor:
+    def told(self, layout: BatchLayout, width: int) -> torch.Tensor:
         """All words of a batch, behind its features of `width`; 0: without these."""
         return self.words[self.begin - layout.rows * width : self.begin + layout.sections["all"][1]]
 
 
-class Telling:
+class BatchBuffer:
     """Both sides of the memory: what the host writes down, and `there`, what the device reads."""
 
-    def __init__(self, largest: ToldLayout, width: int, page_size: int, device: str) -> None:
-        self.there = ToldMemory.of(largest, width, device)
-        self._here = ToldMemory.of(largest, width, "cpu", pinned=device != "cpu")
+    def __init__(self, largest: BatchLayout, width: int, page_size: int, device: str) -> None:
+        self.there = BatchMemory.of(largest, width, device)
+        self._here = BatchMemory.of(largest, width, "cpu", pinned=device != "cpu")
         self._width, self._page_size = width, page_size
         self._views: dict[int, dict[str, np.ndarray]] = {}  # by batch
 
-    def parts(self, layout: ToldLayout) -> dict[str, np.ndarray]:
+    def parts(self, layout: BatchLayout) -> dict[str, np.ndarray]:
         """Of what the host sends. `addresses` and `tags`: those of `rings`."""
         found = self._views.get(layout.batch)
         if found is None:
@@ -96,7 +92,7 @@ class Telling:
             self._views[layout.batch] = found
         return found
 
-    def rows(self, layout: ToldLayout, runs: SequenceOf[Extension]) -> None:
+    def rows(self, layout: BatchLayout, runs: SequenceOf[DraftExtension]) -> None:
         """Writes down all rows of the batch; those behind a run's own are empty."""
         part, few, size = self.parts(layout), layout.few, self._page_size
         tokens: list[int] = []
@@ -121,7 +117,7 @@ class Telling:
         part["kv_rows"][:end], part["kv_rows"][end:] = kv_rows, -1
 
     def sequences(
-        self, layout: ToldLayout, asked: SequenceOf[Asked], slots: SequenceOf[int], padding: int
+        self, layout: BatchLayout, asked: SequenceOf[DraftInput], slots: SequenceOf[int], padding: int
     ) -> None:
         """Writes down where each one's certain rows begin and end. `padding`: the slot that fills up."""
         part, count = self.parts(layout), len(asked)
@@ -136,7 +132,7 @@ class Telling:
         }.items():
             part[name][:count], part[name][count:] = values, 0
 
-    def writes(self, layout: ToldLayout, tables: Tables, writes: np.ndarray) -> None:
+    def writes(self, layout: BatchLayout, tables: SlotTables, writes: np.ndarray) -> None:
         """Writes down changes to the tables, int32 [2, n]; more than there is room for are made at once."""
         if writes.shape[1] > layout.writes:
             tables.apply(torch.from_numpy(writes).to(tables.memory.device))
@@ -146,12 +142,12 @@ class Telling:
         part["places"][some:] = tables.places("choice", tables.padding_slot, 0, 1)[0]  # which is always 0
         part["words"][some:] = 0
 
-    def send(self, layout: ToldLayout, runs: SequenceOf[Extension]) -> None:
+    def send(self, layout: BatchLayout, runs: SequenceOf[DraftExtension]) -> None:
         """All of it goes there, with the features that the host has, if it has any."""
         width = self._features(layout, runs)
         self.there.told(layout, width).copy_(self._here.told(layout, width), non_blocking=True)
 
-    def _features(self, layout: ToldLayout, runs: SequenceOf[Extension]) -> int:
+    def _features(self, layout: BatchLayout, runs: SequenceOf[DraftExtension]) -> int:
         """Writes down those that the host has; their width, 0 if it has none."""
         if not any(new.features.shape[0] for new in runs):
             return 0
@@ -162,10 +158,10 @@ class Telling:
         return self._width
 
 
-class ToldRows:
+class BatchInputs:
     """A batch's rows as its launches read them, from memory that stays where it is."""
 
-    def __init__(self, layout: ToldLayout, there: ToldMemory, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, layout: BatchLayout, there: BatchMemory, width: int, dtype: torch.dtype) -> None:
         self.part = there.parts(layout)
         self._near = there.near(layout, width)
         device = there.words.device
@@ -173,9 +169,9 @@ class ToldRows:
         self.lost = torch.zeros(layout.batch, dtype=torch.int32, device=device)
         self._owners = torch.arange(layout.rows, device=device) // layout.few
 
-    def take(self, tables: Tables, firsts: torch.Tensor) -> torch.Tensor:
+    def take(self, tables: SlotTables, firsts: torch.Tensor) -> torch.Tensor:
         """The tables' new entries, and the rows' `features` [rows, width]; `lost` int32 [batch] is 1 where
-        some were in no ring. Returns the slots, int64 [batch]. `firsts` as of `Followed`.
+        some were in no ring. Returns the slots, int64 [batch]. `firsts` as of `FollowedSlots`.
         """
         part = self.part
         whose = part["slots"].long()

@@ -13,9 +13,9 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
 from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES
-from eyas.engine.speculation.draft_worker.draft_runner import Asked, KeptChain
-from eyas.engine.speculation.draft_worker.outcome_runs import OutcomeRuns, Ran, Running
-from eyas.engine.speculation.draft_worker.seats import Seating
+from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftInput
+from eyas.engine.speculation.draft_worker.outcome_runs import OutcomeResult, OutcomeRound, OutcomeRuns
+from eyas.engine.speculation.draft_worker.seats import SeatTables
 
 SPREAD = 2.0
 """1 + r, where the chance to miss a token with its F best guesses falls as F^-r; r = 1 fits most heads."""
@@ -43,7 +43,7 @@ def fan_out(steps: int, acceptance: float, outcomes: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedRound:
     """A round that is being verified: `chain` below the token that the last row of `asked` ends with.
 
     `asked`: at least the last certain row, with its true feature. `again`: that row is written already, and
@@ -51,8 +51,8 @@ class Verified:
     this time only.
     """
 
-    asked: Asked
-    chain: KeptChain
+    asked: DraftInput
+    chain: DeviceChain
     again: bool = False
     lent: int = 0
 
@@ -75,9 +75,11 @@ def rows_ahead(steps: int, outcomes: int) -> int:
 
 
 class AheadRound:
-    """The outcomes of one round. `ends`: as of `Running`."""
+    """The outcomes of one round. `ends`: as of `OutcomeRound`."""
 
-    def __init__(self, drafter: AheadRunner, verified: Verified, ends: SequenceOf[tuple[int, int]]) -> None:
+    def __init__(
+        self, drafter: AheadRunner, verified: VerifiedRound, ends: SequenceOf[tuple[int, int]]
+    ) -> None:
         self.verified, self.chain, self.ends = verified, verified.chain, ends
         self._drafter = drafter
         self._outcomes: list[tuple[int, int, list[int]]] | None = None  # number, accepted drafts, tokens
@@ -107,7 +109,7 @@ class AheadRound:
         """How many drafts of the chain were accepted if `tokens` are those since the round's root."""
         return accepted_of(self.chain.tokens, tokens)
 
-    def answer(self, tokens: SequenceOf[int], steps: int) -> KeptChain | None:
+    def answer(self, tokens: SequenceOf[int], steps: int) -> DeviceChain | None:
         """The proposal of `steps` drafts below `tokens`, those since the round's root; None: not drafted.
 
         Waits for a run that is under way.
@@ -118,7 +120,7 @@ class AheadRound:
             return None
         for number, accepted, own in self._outcomes or ():
             if (accepted, own[0]) == (len(path), follows) and steps < len(own):
-                return KeptChain(own[1 : steps + 1], self.chain.owner, self.chain.seat, number)
+                return DeviceChain(own[1 : steps + 1], self.chain.owner, self.chain.seat, number)
         return None
 
     def end(self) -> None:
@@ -126,7 +128,7 @@ class AheadRound:
         if not self.drafted:
             self._drafter.end(self)
 
-    def take(self, ran: Ran | None) -> None:
+    def take(self, ran: OutcomeResult | None) -> None:
         """What came of its run; None: there was none, and will be none."""
         self._whole = ran is not None and ran.whole
         tokens = ran.tokens if ran is not None and ran.whole else ()
@@ -137,18 +139,18 @@ class AheadRound:
 class AheadRunner:
     """One run at a time, of the rounds that wait for one. `seating`: of the runner that proposes."""
 
-    def __init__(self, runs: OutcomeRuns, seating: Seating) -> None:
+    def __init__(self, runs: OutcomeRuns, seating: SeatTables) -> None:
         self.runs = runs
         self._seating = seating
         self._flying: list[AheadRound] = []
 
-    def rows(self, chain: KeptChain, root: int) -> int:
+    def rows(self, chain: DeviceChain, root: int) -> int:
         """How many rows behind the certain ones a run writes for a chain below `root`; 0: none can."""
         kept, sits = self.runs.kept, self._seating.seats.held(chain.owner) is chain.seat
         rows = rows_ahead(kept.steps, kept.outcomes)
         return rows if sits and root + rows <= self.runs.context else 0
 
-    def begin(self, verified: Verified, acceptance: float) -> AheadRound:
+    def begin(self, verified: VerifiedRound, acceptance: float) -> AheadRound:
         """A round of which nothing is drafted yet. `acceptance`: as of `fan_out`."""
         counts = fan_out(len(verified.chain.tokens), acceptance, self.runs.kept.outcomes)
         ends = [(accepted, rank) for accepted, count in enumerate(counts) for rank in range(count)]
@@ -184,7 +186,7 @@ class AheadRunner:
         for one, asks, slot in zip(rounds, asked, slots, strict=True):
             if one.verified.again:  # its feature is kept, and need not come once more
                 asks = replace(asks, extension=replace(asks.extension, features=NO_FEATURES, ringed=()))
-            running.append(Running(asks, one.chain.tokens, slot, one.chain.outcome, one.ends))
+            running.append(OutcomeRound(asks, one.chain.tokens, slot, one.chain.outcome, one.ends))
         self.runs.launch(running, writes)
         self._flying = rounds
 

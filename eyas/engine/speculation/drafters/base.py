@@ -22,7 +22,7 @@ from eyas.engine.ipc.messages import DraftDown, DraftUp
 
 
 @dataclass(frozen=True)
-class Commit:
+class AcceptedRows:
     """Rows that became certain. Row j pairs the feature of position base + j with the token at base + j + 1.
 
     `features`: [len(tokens), head width], or where a device keeps them. `want`: the last row is the newest,
@@ -43,14 +43,14 @@ class Commit:
         """Are its tokens the model's own? Then no other sequence and no worker waits for its rows."""
         return self.base >= len(self.seq.prompt) - 1
 
-    def joined(self, following: Commit) -> Commit:
+    def joined(self, following: AcceptedRows) -> AcceptedRows:
         """Both as one."""
         features = torch.cat((self.features, following.features))
-        return Commit(self.seq, self.base, (*self.tokens, *following.tokens), features, following.want)
+        return AcceptedRows(self.seq, self.base, (*self.tokens, *following.tokens), features, following.want)
 
 
 @dataclass(frozen=True)
-class Draft:
+class SequenceProposal:
     """A proposal for a sequence: `tree` hangs below the token at position `base`."""
 
     seq: Sequence
@@ -89,14 +89,14 @@ class Drafter(ABC):
         """
 
     @abstractmethod
-    def post(self, commits: SequenceOf[Commit]) -> None:
+    def post(self, commits: SequenceOf[AcceptedRows]) -> None:
         """Takes the rows that became certain in this step, for the whole batch."""
 
     def grew(self, seq: Sequence) -> None:  # noqa: B027
         """A sequence, followed or not, has new tokens: for who needs no features to propose."""
 
     @abstractmethod
-    def take(self) -> list[Draft]:
+    def take(self) -> list[SequenceProposal]:
         """The proposals that arrived since the last call."""
 
     @abstractmethod

@@ -14,9 +14,9 @@ import msgspec
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.sequence import RingPlace
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
-from eyas.engine.ipc.mailbox import Mailbox
+from eyas.engine.ipc.mailbox import DraftMailbox
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
 
 SHM, GRPC, MAILBOX = "shm", "grpc", "mailbox"
 """The paths of drafts: by memory that both hosts share; by the fronts; by memory that the decode engine's GPU
@@ -35,7 +35,7 @@ class DecodeChannels:
     """
 
     def __init__(
-        self, shape: DraftChannel | None, new_path: Callable[[], Path], gpu: Gpu | None = None
+        self, shape: DraftChannel | None, new_path: Callable[[], Path], gpu: LocalGpu | None = None
     ) -> None:
         self._shape = shape
         self._new_path = new_path
@@ -49,7 +49,7 @@ class DecodeChannels:
         offers = [offer.descriptor for offer in self._offers.values()]
         return [*offers, *(channel.descriptor for channel in self._channels.values())]
 
-    def mailbox(self, worker: str) -> Mailbox | None:
+    def mailbox(self, worker: str) -> DraftMailbox | None:
         """Where rounds and drafts of this worker's sequences go, if there is such a place."""
         channel = self._channels.get(worker)
         return None if channel is None else channel.mailbox
@@ -134,7 +134,7 @@ class DraftChannels:
     from other GPUs.
     """
 
-    def __init__(self, width: int, pool_dir: str, gpu: Gpu | None = None) -> None:
+    def __init__(self, width: int, pool_dir: str, gpu: LocalGpu | None = None) -> None:
         self._width = width
         self._pool_dir = pool_dir
         self._gpu = gpu
@@ -174,7 +174,7 @@ class DraftChannels:
         channel = self._channels.get(peer)
         return None if channel is None else channel.rows
 
-    def mailbox(self, peer: int) -> Mailbox | None:
+    def mailbox(self, peer: int) -> DraftMailbox | None:
         """Where rounds and drafts of a peer's sequences go, if there is such a place."""
         channel = self._channels.get(peer)
         return None if channel is None else channel.mailbox

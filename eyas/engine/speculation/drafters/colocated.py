@@ -8,8 +8,8 @@ from collections.abc import Sequence as SequenceOf
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest, DraftRunner, Extension
-from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftRequest, DraftRunner
+from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, SequenceProposal
 from kv_transfer.layout import pages_for
 
 WAITING_ROWS = 16
@@ -21,8 +21,10 @@ class ColocatedDrafter(Drafter):
 
     def __init__(self, runner: DraftRunner) -> None:
         self._runner = runner
-        self._waiting: dict[int, Commit] = {}  # by the sequence's uid: rows below which no proposal is wanted
-        self._drafts: list[Draft] = []
+        self._waiting: dict[
+            int, AcceptedRows
+        ] = {}  # by the sequence's uid: rows below which no proposal is wanted
+        self._drafts: list[SequenceProposal] = []
 
     @property
     def local_kv(self) -> bool:
@@ -32,11 +34,13 @@ class ColocatedDrafter(Drafter):
         seq.draft_len = base
         return True
 
-    def post(self, commits: SequenceOf[Commit]) -> None:
+    def post(self, commits: SequenceOf[AcceptedRows]) -> None:
         due = [commit for one in commits if (commit := self._due(one)) is not None]
         if not due:
             return
-        drafted = self._runner.extend([Extension(c.seq.pages, c.base, c.tokens, c.features) for c in due])
+        drafted = self._runner.extend(
+            [DraftExtension(c.seq.pages, c.base, c.tokens, c.features) for c in due]
+        )
         wanted: dict[SpeculationConfig, list[tuple[Sequence, DraftRequest]]] = defaultdict(list)
         for commit, last in zip(due, drafted, strict=True):
             seq = commit.seq
@@ -48,7 +52,7 @@ class ColocatedDrafter(Drafter):
         for spec, group in wanted.items():
             trees = self._runner.propose([request for _, request in group], spec)
             found = zip(group, trees, strict=True)
-            self._drafts += [Draft(seq, request.base, tree) for (seq, request), tree in found]
+            self._drafts += [SequenceProposal(seq, request.base, tree) for (seq, request), tree in found]
 
     def _has_room(self, seq: Sequence, spec: SpeculationConfig) -> bool:
         """Whether its pages hold the rows that a proposal writes: else its next round is plain.
@@ -58,7 +62,7 @@ class ColocatedDrafter(Drafter):
         rows = seq.draft_len + self._runner.draft_rows(spec)
         return pages_for(rows, self._runner.pool.shape.page_size) <= len(seq.pages)
 
-    def _due(self, commit: Commit) -> Commit | None:
+    def _due(self, commit: AcceptedRows) -> AcceptedRows | None:
         """The commit with what waited before it; None: it waits too."""
         before = self._waiting.pop(commit.seq.uid, None)
         if before is not None:
@@ -68,7 +72,7 @@ class ColocatedDrafter(Drafter):
             return None
         return commit
 
-    def take(self) -> list[Draft]:
+    def take(self) -> list[SequenceProposal]:
         drafts, self._drafts = self._drafts, []
         return drafts
 

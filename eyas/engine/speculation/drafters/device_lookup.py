@@ -10,9 +10,9 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.batch.tables import Tables, TableWrites
+from eyas.engine.batch.tables import SlotTables, TableWrites
 from eyas.engine.kernels.drafts import lookup as kernels
-from eyas.engine.kernels.drafts.rounds import Batch
+from eyas.engine.kernels.drafts.rounds import RoundBatch
 from eyas.engine.speculation.drafters import lookup
 
 MOST_PREDICTED = 16384
@@ -22,9 +22,9 @@ MOST_PREDICTED = 16384
 class DeviceLookup:
     """`headed`: a head proposes before it; `trees`: and its drafts may branch."""
 
-    def __init__(self, tables: Tables, spec: SpeculationConfig, *, headed: bool, trees: bool) -> None:
+    def __init__(self, tables: SlotTables, spec: SpeculationConfig, *, headed: bool, trees: bool) -> None:
         self._tables = tables
-        self._rule = kernels.Rule(
+        self._rule = kernels.LookupRule(
             longest=lookup.LONGEST,
             shortest=lookup.SHORTEST,
             certain=lookup.CERTAIN,
@@ -42,7 +42,7 @@ class DeviceLookup:
 
     def look_up(self, slots: torch.Tensor, page_size: int, *, pdl: bool) -> None:
         """Drafts for each of `slots` int32 [B] for which some are found."""
-        kernels.look_up(Batch(self._tables, slots, page_size, pdl), self._rule)
+        kernels.look_up(RoundBatch(self._tables, slots, page_size, pdl), self._rule)
 
     def reads(self, seq: Sequence) -> bool:
         """Does it look up drafts for this sequence?"""

@@ -5,9 +5,9 @@ last tokens of a sequence are looked up in its own prompt and output, and in a t
 what followed there is the proposal. (Prompt lookup decoding: Saxena, 2023; texts given for reference: LLMA,
 Yang et al., 2023; longer matches are trusted more: SuffixDecoding, Oliaro et al., 2024.)
 
-No torch: this file states the rule, and when it takes the place of a draft head's proposal. A look is made of
-a few passes over arrays, whatever the text: a caller who repeats one word makes none dear. Its fast twin is
-`eyas.engine.kernels.drafts.lookup`. Neither knows how drafts are verified.
+No torch: this is the rule, and when it takes the place of a draft head's proposal. A look is made of a few
+passes over arrays, whatever the text: a caller who repeats one word makes none dear. Its fast twin is
+`eyas.engine.kernels.drafts.lookup`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAG = 3
 """A rate follows each outcome by this power of 1/2 of its distance."""
 
 
-class Found(NamedTuple):
+class LookupMatch(NamedTuple):
     """A proposal: `tokens`, at least one, after a match of `match` tokens."""
 
     match: int
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Text:
+class SequenceText:
     """A sequence so far: `ids`, of which the first `prompt` are the prompt's, and what its caller predicted.
 
     The predicted answer stands after the prompt too: until the answer has a token, it matches at its start.
@@ -53,7 +53,7 @@ class Text:
     predicted: Sequence[int] = ()
 
 
-def look_up(text: Text, depth: int, *, history: bool = True) -> Found | None:
+def look_up(text: SequenceText, depth: int, *, history: bool = True) -> LookupMatch | None:
     """At most `depth` tokens that followed the longest match; None if there is none.
 
     The longest match wins. Of equal ones that in the prediction does, nearest to where the answer stands if
@@ -80,7 +80,7 @@ def look_up(text: Text, depth: int, *, history: bool = True) -> Found | None:
     else:
         period = text.ids[place:]
         follows = [period[i % len(period)] for i in range(depth)]
-    return Found(match, tuple(follows))
+    return LookupMatch(match, tuple(follows))
 
 
 def prefers(match: int, lookup: int, head: int) -> bool:

@@ -17,12 +17,12 @@ from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import ROOT, DraftTree
 from eyas.engine.ipc.messages import DraftDown, DraftUp
-from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
-from eyas.engine.speculation.drafters.lookup import AT_FIRST, Text, learned, look_up, prefers
+from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, SequenceProposal
+from eyas.engine.speculation.drafters.lookup import AT_FIRST, SequenceText, learned, look_up, prefers
 
 
 @dataclass
-class _Record:
+class _SourceRates:
     """How both sources do for one sequence. `lookup`, `head`: their rates."""
 
     lookup: int = AT_FIRST[0]
@@ -50,32 +50,34 @@ class LookupDrafter(Drafter):
         self._head = head
         self._depth = spec.deepest
         self._history = spec.ngram
-        self._records: dict[int, _Record] = {}  # by the sequence's number
+        self._records: dict[int, _SourceRates] = {}  # by the sequence's number
         self._grown: dict[int, Sequence] = {}  # that have new tokens, since proposals were last taken
 
     def grew(self, seq: Sequence) -> None:
         if self._history or seq.generation.request.predicted:
             self._grown[seq.uid] = seq
 
-    def take(self) -> list[Draft]:
+    def take(self) -> list[SequenceProposal]:
         headed = {draft.seq.uid: draft for draft in (() if self._head is None else self._head.take())}
         grown, self._grown = self._grown, {}
         chosen = [self._choose(seq, headed.pop(uid, None)) for uid, seq in grown.items()]
         return [*headed.values(), *(draft for draft in chosen if draft is not None)]
 
-    def _choose(self, seq: Sequence, headed: Draft | None) -> Draft | None:
+    def _choose(self, seq: Sequence, headed: SequenceProposal | None) -> SequenceProposal | None:
         """Of what is looked up and what the head proposed, if it did."""
-        record = self._records.setdefault(seq.uid, _Record())
+        record = self._records.setdefault(seq.uid, _SourceRates())
         record.learn(seq)
         ids, request = seq.all_tokens(), seq.generation.request
-        text = Text(ids, len(seq.prompt), request.predicted)
+        text = SequenceText(ids, len(seq.prompt), request.predicted)
         found = look_up(text, self._depth, history=self._history)
         there = headed is not None and bool(headed.tree.trim(ids[headed.base + 1 :]))
         record.tokens, record.found = len(ids), found and found.tokens[0]
         record.headed = there and not prefers(found.match if found else 0, record.lookup, record.head)
         if found is None or record.headed:
             return headed
-        return Draft(seq, len(ids) - 1, DraftTree(found.tokens, range(ROOT, len(found.tokens) - 1)))
+        return SequenceProposal(
+            seq, len(ids) - 1, DraftTree(found.tokens, range(ROOT, len(found.tokens) - 1))
+        )
 
     def close(self, seq: Sequence) -> None:
         self._records.pop(seq.uid, None)
@@ -104,7 +106,7 @@ class LookupDrafter(Drafter):
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
         return self._head is not None and self._head.open(seq, base, handle)
 
-    def post(self, commits: SequenceOf[Commit]) -> None:
+    def post(self, commits: SequenceOf[AcceptedRows]) -> None:
         if self._head is not None:
             self._head.post(commits)
 

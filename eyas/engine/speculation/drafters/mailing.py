@@ -1,4 +1,4 @@
-"""Which sequences have a mailbox in the channel to their draft worker, and how large a place there is.
+"""Chooses the sequences that have a mailbox in the channel to their draft worker, and the size of a place.
 
 An adaptive depth is chosen when a step lands, and told with each commit: by the fronts. Where a device
 writes its rounds and takes its drafts, so goes all that needs the host in every round: a grammar, which cuts

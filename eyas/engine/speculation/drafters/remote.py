@@ -21,7 +21,7 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import RingPlace, Sequence
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.batch.window import KeptRows
+from eyas.engine.batch.window import DeviceRows
 from eyas.engine.ipc.mailbox import LATE_ROUNDS
 from eyas.engine.ipc.messages import (
     DraftChannel,
@@ -30,11 +30,11 @@ from eyas.engine.ipc.messages import (
     DraftCommit,
     DraftDown,
     DraftOpen,
+    DraftProposal,
     DraftUp,
-    Proposal,
 )
 from eyas.engine.ipc.row_ring import WAITING_ROWS
-from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
+from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, SequenceProposal
 from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, SHM, DecodeChannels
 from eyas.engine.speculation.drafters.mailing import mails
 
@@ -42,7 +42,7 @@ BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one during this 
 
 
 @dataclass
-class _Followed:
+class _FollowedSequence:
     """A sequence and the draft worker that drafts for it."""
 
     seq: Sequence
@@ -55,14 +55,14 @@ class _Followed:
     late: int = 0  # late rounds in a row
     begun: bool = False  # its first commit has been posted, which goes with its open: by the front
     wanted: bool = False  # does its last commit by the front ask for a proposal?
-    waiting: Commit | None = None  # rows below which nothing is wanted: they go with those after them
+    waiting: AcceptedRows | None = None  # rows below which nothing is wanted: they go with those after them
 
     @property
     def mailed(self) -> bool:
         """Does the device post its rounds and wait for its drafts, and no host?"""
         return self.place is not None and self.place.address != 0
 
-    def due(self, commit: Commit) -> Commit | None:
+    def due(self, commit: AcceptedRows) -> AcceptedRows | None:
         """The commit with what waited before it; None: it waits too. Rows on a device do not."""
         before, self.waiting = self.waiting, None
         if before is not None:
@@ -75,7 +75,7 @@ class _Followed:
 
 
 @dataclass
-class _Outbox:
+class _WorkerOutbox:
     """The messages to one draft worker since `outgoing` was last called."""
 
     opens: list[DraftOpen] = field(default_factory=list)
@@ -96,9 +96,9 @@ class RemoteDrafter(Drafter):
         self._sent: Counter[str] = Counter()
         self._workers: list[str] = []  # addresses of the connected draft workers
         self._spec = spec
-        self._followed: dict[int, _Followed] = {}
-        self._outbox: dict[str, _Outbox] = defaultdict(_Outbox)
-        self._drafts: list[Draft] = []
+        self._followed: dict[int, _FollowedSequence] = {}
+        self._outbox: dict[str, _WorkerOutbox] = defaultdict(_WorkerOutbox)
+        self._drafts: list[SequenceProposal] = []
         self._down_until: dict[str, float] = defaultdict(float)  # monotonic seconds
         self._generations = 0
         self._late_rounds = 0
@@ -131,7 +131,7 @@ class RemoteDrafter(Drafter):
         self._generations += 1
         by_device = mails(seq, self._spec)
         place = self._channels.take_place(worker, self._generations, by_device=by_device)
-        followed = _Followed(seq, worker, self._generations, handle, place)
+        followed = _FollowedSequence(seq, worker, self._generations, handle, place)
         self._followed[seq.uid] = followed
         seq.ring = place if followed.mailed else None
         params = seq.generation.request.params
@@ -148,7 +148,7 @@ class RemoteDrafter(Drafter):
         self._outbox[worker].opens.append(message)
         return True
 
-    def post(self, commits: SequenceOf[Commit]) -> None:
+    def post(self, commits: SequenceOf[AcceptedRows]) -> None:
         woken: set[str] = set()
         for commit in commits:
             followed = self._followed.get(commit.seq.uid)
@@ -168,7 +168,7 @@ class RemoteDrafter(Drafter):
                 woken.add(followed.worker)
         self._channels.wake(woken)
 
-    def _send(self, commit: Commit, followed: _Followed) -> bool:
+    def _send(self, commit: AcceptedRows, followed: _FollowedSequence) -> bool:
         """By the mailbox (True) if it asks for what the last by the front asked for; else by the front."""
         wanted = commit.want is not None
         place = None if followed.mailed else followed.place
@@ -180,7 +180,7 @@ class RemoteDrafter(Drafter):
         followed.begun, followed.wanted = True, wanted
         return False
 
-    def _mail(self, commit: Commit, followed: _Followed, place: int) -> None:
+    def _mail(self, commit: AcceptedRows, followed: _FollowedSequence, place: int) -> None:
         """By this host."""
         mailbox = self._channels.mailbox(followed.worker)
         assert mailbox is not None, "a channel that ends takes its sequences along"
@@ -206,7 +206,7 @@ class RemoteDrafter(Drafter):
                 followed.late = 0
             tree = self._tree(p)
             if tree is not None and not followed.mailed:
-                self._drafts.append(Draft(followed.seq, p.base_len, tree))
+                self._drafts.append(SequenceProposal(followed.seq, p.base_len, tree))
         dropped = [followed for closed in down.closed for followed in self._drop(closed, down.worker)]
         unpulled = {f.handle.id: (f.handle, f.seq.generation.attempt) for f in dropped if f.handle}
         return list(unpulled.values())
@@ -217,7 +217,7 @@ class RemoteDrafter(Drafter):
     def arrived(self) -> list[DraftDown]:
         gone = DraftClosed(0, 0, "its channel broke")
         downs = [DraftDown(closed=(gone,), worker=worker) for worker in self._channels.listen()]
-        found: dict[str, list[Proposal]] = defaultdict(list)
+        found: dict[str, list[DraftProposal]] = defaultdict(list)
         for uid, followed in self._followed.items():
             mailbox = self._channels.mailbox(followed.worker)
             place = None if followed.mailed or followed.asked <= followed.answered else followed.place
@@ -225,7 +225,7 @@ class RemoteDrafter(Drafter):
                 continue
             one = mailbox.proposal(place.number, followed.generation, followed.asked)
             if one is not None and one.base > followed.answered:
-                found[followed.worker].append(Proposal(uid, followed.generation, *one))
+                found[followed.worker].append(DraftProposal(uid, followed.generation, *one))
         return [DraftDown(tuple(some), worker=worker) for worker, some in found.items()] + downs
 
     def _connected(self, worker: str) -> None:
@@ -233,7 +233,7 @@ class RemoteDrafter(Drafter):
         if (offer := self._channels.offer(worker)) is not None:
             self._outbox[worker].channel = offer
 
-    def _tree(self, proposal: Proposal) -> DraftTree | None:
+    def _tree(self, proposal: DraftProposal) -> DraftTree | None:
         """A proposal as a tree; None if it is no tree, is larger than asked, or has unknown ids."""
         if len(proposal.tokens) > max(self._spec.steps, self._spec.draft_tokens):
             return None
@@ -244,7 +244,7 @@ class RemoteDrafter(Drafter):
         except ValueError:
             return None
 
-    def _drop(self, closed: DraftClosed, worker: str) -> list[_Followed]:
+    def _drop(self, closed: DraftClosed, worker: str) -> list[_FollowedSequence]:
         all_of_them = closed.seq == 0
         uids = [
             uid
@@ -264,7 +264,7 @@ class RemoteDrafter(Drafter):
             self._down_until[worker] = time.monotonic() + BACKOFF_S
         return dropped
 
-    def take(self) -> list[Draft]:
+    def take(self) -> list[SequenceProposal]:
         drafts, self._drafts = self._drafts, []
         return drafts
 
@@ -281,20 +281,20 @@ class RemoteDrafter(Drafter):
             self._outbox[followed.worker].closes.append(DraftClose(seq.uid, followed.generation))
             self._leave_place(followed)
 
-    def _leave_place(self, followed: _Followed) -> None:
+    def _leave_place(self, followed: _FollowedSequence) -> None:
         followed.seq.ring = None
         if followed.place is not None:
             self._channels.give_back(followed.worker, followed.place)
 
     def outgoing(self) -> list[DraftUp]:
-        box, self._outbox = self._outbox, defaultdict(_Outbox)
+        box, self._outbox = self._outbox, defaultdict(_WorkerOutbox)
         return [
             DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), o.channel, worker=w)
             for w, o in box.items()
         ]
 
 
-def _message(commit: Commit, generation: int) -> DraftCommit:
+def _message(commit: AcceptedRows, generation: int) -> DraftCommit:
     """For the front."""
     want = commit.want
     return DraftCommit(
@@ -309,9 +309,9 @@ def _message(commit: Commit, generation: int) -> DraftCommit:
     )
 
 
-def _floats(features: torch.Tensor | KeptRows) -> NDArray[np.float32]:
+def _floats(features: torch.Tensor | DeviceRows) -> NDArray[np.float32]:
     """[rows, width], on the host."""
     # Those on a device are needed here if the sequence was opened anew while its step was in flight.
-    rows: torch.Tensor = features.read() if isinstance(features, KeptRows) else features
+    rows: torch.Tensor = features.read() if isinstance(features, DeviceRows) else features
     floats: NDArray[np.float32] = rows.float().cpu().contiguous().numpy()
     return floats
