@@ -110,10 +110,13 @@ class LinearLoader:
         return cls(weights, weights.rounding(names))
 
     def rows(self, names: list[str], rows: list[int], columns: int) -> Linear:
+        """As of `ProjectionLoader`, of every row."""
         return Linear(self.weights.stack_rows(names, rows, columns), self.rounding)
 
     def columns(self, name: str, shape: tuple[int, int]) -> Linear:
+        """As of `ProjectionLoader`, of every column."""
         return Linear(self.weights.take_columns(name, shape), self.rounding)
 
     def whole(self, name: str, shape: tuple[int, int]) -> Linear:
+        """As of `ProjectionLoader`."""
         return Linear(self.weights.take(name, shape), self.rounding)

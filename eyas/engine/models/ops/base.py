@@ -98,7 +98,7 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         return self.store(made, part, layer)
 
     def gated(self, read: ReadT, part: GatedPart[ProjectionT]) -> Rows:
-        """act(gate) * up, [m, width]; rounded as the next product reads it, if that is done at once."""
+        """act(gate) * up, [m, width]; on a GPU perhaps rounded as the next product reads it."""
         gate, up = self.product(read, part.projection, part.bias).chunk(2, dim=-1)
         return part.activation(gate, up)
 

@@ -45,9 +45,11 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         """x [m, k] . matrix [hidden, k]^T."""
 
     def product(self, read: ReadT, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Of what products read of the residual, by the kernel that the weight's format chooses."""
         return self.step.product(self.normed(read), projection, bias)
 
     def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Of rows that another verb gave, which may be rounded."""
         return self.step.product(x, projection, bias)
 
     def store(self, made: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
@@ -74,6 +76,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return self.step.context.attention(queries, self.pool.layer(layer), self.step.rows, heads)
 
     def gated(self, read: ReadT, part: GatedPart[Projection]) -> Rows:
+        """act(gate) * up, [m, width]; rounded as the next product reads it, if that is done at once."""
         return self._gated(self.normed(read), part)
 
     def route(self, rows: Normed, part: RouterPart) -> Routed:
