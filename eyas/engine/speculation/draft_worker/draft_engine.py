@@ -290,6 +290,7 @@ class DraftEngine:
 
     def _close(self) -> None:
         self._ahead.end()
+        self._posted.leave()
         self._channels.close()
         if self._parts.copier.close(time.monotonic() + STOP_S):
             self._parts.runner.pool.close()

@@ -125,6 +125,10 @@ class PostedCommits:
             came += more
         return some
 
+    def leave(self) -> None:
+        """Nothing is looked for any more: mailboxes that others close are let go of."""
+        self._awaited.clear()
+
     def answer(self, key: Key, followed: DraftedSequence, proposal: DraftProposal) -> bool:
         """Leaves a proposal in the sequence's mailbox. False: it has none."""
         mailbox = self._mailbox(key[0]) if followed.mailed else None
