@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import uvloop
@@ -17,14 +17,14 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from eyas.common import logging as eyas_logging
 from eyas.common.cluster.address import is_loopback, join
-from eyas.common.cluster.discovery import registry
+from eyas.common.cluster.discovery import WorkerRegistry, registry
 from eyas.common.config import GatewayConfig
 from eyas.common.machine.descriptors import raise_limit
 from eyas.common.machine.leave import StopSignals
 from eyas.common.security.tls import door_context, service_tls
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.wire import rpc
-from gateway.backends.base import GenerationBackend
+from gateway.backends.base import BackendHealth, GenerationBackend
 from gateway.backends.exit import DrainableBackend
 from gateway.backends.generate import ClusterBackend
 from gateway.grammars.checks import GrammarBackend, GrammarChecks
@@ -46,7 +46,33 @@ from gateway.routing.cluster import Cluster
 from gateway.routing.placement import LatencyTargets
 from gateway.text.sampling_defaults import chosen_defaults, with_file_names
 from gateway.text.tokenizer import Tokenizer
-from gateway.waiting import tell_waiting
+
+LOOK_S = 0.5
+FIRST_S = 5.0  # a cluster that starts may take this long
+RAREST_S = 300.0
+
+
+async def tell_waiting(health: Callable[[], BackendHealth], registry: WorkerRegistry) -> None:
+    """Logs until it is cancelled."""
+    clock = asyncio.get_running_loop().time
+    pause_s, due = FIRST_S, clock() + FIRST_S
+    while True:
+        await asyncio.sleep(LOOK_S)
+        reasons = [f"waiting for worker {worker}: {_end(why)}" for worker, why in registry.silent().items()]
+        if problem := health().problem:
+            reasons.insert(0, problem)
+        if not reasons:
+            pause_s, due = FIRST_S, clock() + FIRST_S
+        elif clock() >= due:
+            _log.warning("%s", "; ".join(reasons))
+            pause_s = min(2 * pause_s, RAREST_S)
+            due = clock() + pause_s
+
+
+def _end(reason: str) -> str:
+    """The last part of gRPC's message about a failed connection, which lists all attempts first."""
+    return reason.rpartition(": ")[2]
+
 
 _log = logging.getLogger("eyas.gateway")
 

@@ -10,7 +10,6 @@ from typing import Any, Self, TypeAlias, Unpack
 import grpc
 
 from eyas.client import wire
-from eyas.client.chat_wire import chat_request
 from eyas.client.forks import is_forked, refuse_forked
 from eyas.client.types import (
     ChatOptions,
@@ -26,6 +25,7 @@ from eyas.client.types import (
     ToolCallDelta,
     Usage,
 )
+from eyas.client.wire import chat_request
 from eyas.common.errors import Cancelled, EyasError, InvalidRequest, Overloaded, Unavailable
 from eyas.common.security.tls import TO_CALLERS, client_tls
 from eyas.common.wire import rpc

@@ -9,17 +9,80 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import mul
 
-from eyas.cluster.placement import places
 from eyas.common.cluster.cluster_name import CLUSTER
-from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
+from eyas.common.config import RESERVE_BYTES, EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.machine.memory import MemoryBudget
 from eyas.common.types import Role
 from kv_transfer.backends.table import NONE
+
+
+@dataclass(frozen=True)
+class WorkerGpus:
+    """A worker's first GPU, "cuda:1" for instance, and the fraction of the memory of each of its GPUs."""
+
+    device: str
+    fraction: float
+
+
+def places(
+    ranks: Mapping[str, int], numbers: Sequence[int], fraction: float, memory: Sequence[int | None]
+) -> dict[str, WorkerGpus]:
+    """A place for each worker. Workers whose GPU is named several times share it, in equal fractions.
+
+    `ranks`: how many GPUs each worker takes; `numbers`: those GPUs, worker after worker. `fraction`: of a
+    GPU's memory, for all workers there together. `memory`: bytes of every GPU of the machine, by number;
+    None: unknown. Raises ConfigError, which names the flag, if that does not fit.
+    """
+    _check_count(ranks, numbers)
+    left = iter(numbers)
+    own = {name: tuple(itertools.islice(left, count)) for name, count in ranks.items()}
+    sharers: dict[int, list[str]] = defaultdict(list)
+    for name, gpus in own.items():
+        _check_gpus(name, gpus, len(memory))
+        for gpu in gpus:
+            sharers[gpu].append(name)
+    for gpu, names in sharers.items():
+        _check_shares(gpu, names, fraction, memory[gpu])
+    return {
+        name: WorkerGpus(f"cuda:{gpus[0]}", fraction / max(len(sharers[gpu]) for gpu in gpus))
+        for name, gpus in own.items()
+    }
+
+
+def _check_count(ranks: Mapping[str, int], numbers: Sequence[int]) -> None:
+    needed = sum(ranks.values())
+    if len(numbers) != needed:
+        text = f"{len(numbers)} named, {needed} needed by {', '.join(ranks)}"
+        raise ConfigError(f"--gpus: {text}", param="gpus")
+
+
+def _check_gpus(name: str, gpus: Sequence[int], there: int) -> None:
+    for gpu in gpus:
+        if gpu >= there:
+            text = f"{name} would be on GPU {gpu}, and this machine has {there}, numbered from 0"
+            raise ConfigError(f"--gpus: {text}; a GPU named twice is shared (--gpus 0,0)", param="gpus")
+    if list(gpus) != list(range(gpus[0], gpus[0] + len(gpus))):
+        text = f"{name} takes {len(gpus)} GPUs that follow each other, and {','.join(map(str, gpus))} do not"
+        raise ConfigError(f"--gpus: {text}", param="gpus")
+
+
+def _check_shares(gpu: int, names: Sequence[str], fraction: float, memory: int | None) -> None:
+    """A worker alone on a GPU makes do with what is free; several would each take what is free now."""
+    if memory is None or len(names) == 1 or fraction * memory + len(names) * RESERVE_BYTES <= memory:
+        return
+    raise ConfigError(
+        f"--mem-fraction-static: {', '.join(names)} share GPU {gpu}: {fraction:g} of its "
+        f"{memory / 2**30:.1f} GiB, and for each worker {RESERVE_BYTES / 2**30:g} GiB more for graphs and "
+        "activations, are more than it has; lower the fraction or name the GPU less often",
+        param="mem-fraction-static",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

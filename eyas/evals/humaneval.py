@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
-from eyas.evals import sandbox
+from eyas.evals import guarded
 from eyas.evals.flags import add_asking
 from eyas.evals.questions import EvalQuestion, EvalTask, read_json_lines
 from eyas.evals.run import evaluate
@@ -23,6 +25,30 @@ STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 FIELDS = ("prompt", "entry_point", "test")
 REQUEST = "Complete this Python function. Answer with all of it in one code block.\n\n```python\n{}```"
 Problem = dict[str, str]
+
+
+WALL_S = 20.0  # more than the processor's time, so that a busy machine changes no verdict
+
+
+# Runs a program that a model wrote, held back from most accidents, and tells whether it ended well. The
+# program gets a process of its own, which may compute and read (`eyas.evals.guarded`). This is no wall
+# against a program that means harm: where you expect one, run the whole command in a container.
+def succeeds(program: str) -> bool:
+    """Whether the program reaches its end, within its limits and without an error."""
+    command = [sys.executable, "-I", "-B", guarded.__file__]
+    try:
+        done = subprocess.run(
+            command,
+            input=program.encode(errors="replace"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            timeout=WALL_S,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == guarded.SUCCESS
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +93,7 @@ def _question(problem: Problem, chat: bool) -> EvalQuestion:
 
 def passes(problem: Problem, answer: str, entry_point: str) -> bool:
     """Whether the function passes the problem's tests."""
-    return sandbox.succeeds(f"{program(problem, answer)}\n{problem['test']}\ncheck({entry_point})\n")
+    return succeeds(f"{program(problem, answer)}\n{problem['test']}\ncheck({entry_point})\n")
 
 
 def program(problem: Problem, answer: str) -> str:

@@ -9,22 +9,48 @@ is preempted; one caller; no drafts. Steps without prompts are taken together un
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 from eyas.common.prompt_share import PromptShare
 from eyas.common.step_pace import PaceMeter
 from eyas.common.step_times import StepPace, StepTimes
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S
-from eyas.simulator.cache import BlockCache
 from eyas.simulator.hardware import WorkerHardware
-from eyas.simulator.workload import SimulatedRequest
+from eyas.simulator.workload import BLOCK_TOKENS, SimulatedRequest
 
 LAUNCHED_AHEAD = 1
 """Steps that the engine has launched behind the one that runs: what comes now is in the one after."""
 
 GAP_S = 1e-4
 """Gaps between tokens are counted in steps of so much."""
+
+
+class BlockCache:
+    """At most as many blocks as its owner leaves it."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def cached(self, blocks: tuple[int, ...], prompt: int) -> int:
+        """Tokens at the start of a prompt that are here; never all: the last one is always computed."""
+        found = 0
+        for block in blocks:
+            if block not in self._blocks:
+                break
+            found += BLOCK_TOKENS
+        return min(found, prompt - 1)
+
+    def add(self, blocks: tuple[int, ...], room: int) -> None:
+        """Holds `blocks`, and forgets the oldest until all take at most `room` tokens."""
+        for block in reversed(blocks):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while self._blocks and len(self._blocks) * BLOCK_TOKENS > room:
+            self._blocks.popitem(last=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,9 @@ from eyas.bench.answering import EnginePrompt
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.plots.style import check_plot
 from eyas.common.errors import ConfigError
+from eyas.common.machine.gpus import number_of
+from eyas.engine.checkpoint.weights import WeightPlacement
+from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.flags import amount, positive, whole
 from eyas.train.answers import AnswerOptions, answers
@@ -32,16 +35,37 @@ from eyas.train.export import save_trained
 from eyas.train.head_run import HeadRun, HeadSettings, RunIntervals, TrainingTexts
 from eyas.train.heads.table import head_kind
 from eyas.train.packing import MOST_TEXTS, TrainingExample
+from eyas.train.plain_teacher import PlainTeacher
 from eyas.train.plot import plot_training
 from eyas.train.recipe import TrainingRecipe
 from eyas.train.served import served_acceptance
 from eyas.train.teacher import BatchLimit, TeacherModel
-from eyas.train.teachers import load_teacher
 
 DRAFT_VOCAB = 32_000  # of an EAGLE-3 head, unless the target has fewer ids
 SHORTEST_ANSWER = 8  # tokens that a question must leave room for
 SERVED = 16  # held-out questions that are answered through the engine
 VOCABULARY_STEP = 16  # outputs of a head come in multiples: kernels want it
+
+
+def load_teacher(folder: Path, device: str, room: BatchLimit) -> TeacherModel:
+    """The target of a folder. Raises ConfigError if it cannot be served there."""
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"--device: {device} is not available: PyTorch sees no GPU here", param="device")
+    config = read_model(folder)
+    if room.length > config.context_length:
+        raise ConfigError(
+            f"--max-length: {room.length} is more than the {config.context_length} tokens of {folder}",
+            param="max-length",
+        )
+    placement = WeightPlacement(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    if device == "cpu":
+        return PlainTeacher(config, placement, room)
+    if why := refusal(config, config.vocab_size):
+        raise ConfigError(f"--target: {folder} has no implementation for a GPU: {why}", param="target")
+    from eyas.train.device_teacher import DeviceTeacher
+
+    torch.cuda.set_device(number_of(device))  # of this thread: kernels run on the current device
+    return DeviceTeacher(config, placement, room)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,11 @@ from eyas.common.page_names import PageShape
 from eyas.common.security.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
 from eyas.common.wire import info, rpc
+from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
+    CacheFlushed,
     CacheUpdate,
     Command,
     DrainEngine,
@@ -35,10 +38,10 @@ from eyas.engine.ipc.messages import (
     EngineLoad,
     EngineReady,
     EngineStopped,
+    FlushCache,
     ShutdownEngine,
     StepReply,
 )
-from eyas.worker.flush import flush
 from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import EngineLiveness
@@ -50,6 +53,32 @@ TICK_S = 0.5
 FOLLOW_S = 0.5
 STOP_GRACE_S = 1.0
 _log = logging.getLogger("eyas.front")
+
+
+FLUSH_ANSWER_S = 10.0  # beyond the wait: what the engine is in the middle of
+
+
+async def flush(engine: EngineClient, wait_s: float) -> int:
+    """Empties the engine's prefix cache once nothing runs; returns how many pages it had.
+
+    Raises Busy if requests still run after `wait_s`, and Unavailable while the engine cannot serve.
+    """
+    deadline = asyncio.get_running_loop().time() + wait_s + FLUSH_ANSWER_S
+    answer: StreamBuffer[CacheFlushed | EngineStopped] = StreamBuffer(2, deadline)
+    call = engine.open(answer.put)
+    try:
+        engine.send(FlushCache(call, wait_s))
+        match await answer.get():
+            case CacheFlushed(pages=pages, failure=None):
+                return pages
+            case (
+                CacheFlushed(failure=WireFailure() as failure)
+                | EngineStopped(failure=WireFailure() as failure)
+            ):
+                raise failure.error()
+        raise Unavailable("the engine has left")
+    finally:
+        engine.close(call)
 
 
 class WorkerFront:

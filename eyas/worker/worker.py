@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -26,7 +26,6 @@ from eyas.common.machine.leave import StopSignals
 from eyas.common.machine.pool_folder import living_in
 from eyas.worker import engine_main
 from eyas.worker.front import WorkerFront
-from eyas.worker.hanging import hung
 from eyas.worker.link import ZmqFront, new_endpoint
 from kv_transfer.own_files import sweep
 
@@ -35,6 +34,35 @@ LEAVE_S = 5.0  # from Shutdown to SIGKILL
 LAST_MESSAGE_S = 0.5  # time for a dead engine's last message to arrive
 
 EngineMain = Callable[[EngineConfig, str], None]
+
+
+HANG_S = 60.0  # of looks in a row that find the engine stalled
+LOOK_S = 0.5
+
+
+# Gives up an engine that has work, makes no progress, and is held by nothing. A front tells soon that its
+# engine is late, and requests wait for it. One that hangs for good must end: only a process that has ended is
+# started again. `liveness` says what progress is.
+async def hung(stalls: Callable[[], bool], pid: int) -> NoReturn:
+    """Waits until the engine, of process `pid`, has stalled for HANG_S; then raises Unavailable.
+
+    Looks are counted and not the clock: a machine that slept has no engine that hangs.
+    """
+    looks = 0
+    while looks * LOOK_S < HANG_S:
+        await asyncio.sleep(LOOK_S)
+        looks = looks + 1 if stalls() and not is_held(pid) else 0
+    raise Unavailable(f"the engine hangs: it has work, and made no progress for {HANG_S:.0f} s")
+
+
+def is_held(pid: int) -> bool:
+    """Whether a signal has stopped the process, or a debugger traces it; False where nothing tells."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    told = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return told.get("State", "")[:1] in ("T", "t") or told.get("TracerPid", "0") != "0"
 
 
 def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> None:

@@ -46,8 +46,7 @@ from gateway.formats.schema import AbortBody, ChatBody, DetokenizeBody, TextBody
 from gateway.formats.sglang_reply import SglangFormat
 from gateway.formats.sglang_request import GenerateBody, generate_call
 from gateway.http.openapi import EVENTS, JSON, Answerer, HttpEndpoint, described
-from gateway.http.pages import ReadEndpoints, json_response
-from gateway.http.upkeep import AdminEndpoints
+from gateway.http.pages import AdminEndpoints, ReadEndpoints, json_response
 from gateway.http.wire import (
     EXPOSED,
     AuthorizationCors,

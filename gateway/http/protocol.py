@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import Message
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from eyas.common.errors import (
     EyasError,
@@ -26,14 +29,99 @@ from eyas.common.errors import (
 )
 from eyas.common.logging import RateLimitedLogger, known_as
 from gateway.formats.openai_reply import error_body
-from gateway.http.expect import closes_unread
 from gateway.http.head import check_framing, target, without_upgrade
-from gateway.http.part_outbox import HeldParts, PartsOutbox
-from gateway.http.parts import PARTS
-from gateway.http.plain import without_chunks
+from gateway.http.parts import PARTS, BodyParts
 
 _CHUNK_LINES = 16  # bytes around a chunk of a body: its length and two line ends
 _log = logging.getLogger("eyas.gateway")
+
+
+# Parts of streamed responses on their way out: one write per connection and turn of the event loop. A decode
+# step gives tokens to many streams at once. Their parts are held until all of them are rendered, and then
+# leave one after the other, so that readers on this host are woken once.
+class PartsOutbox:
+    """The connections of one server that hold parts: they are flushed when the loop next turns."""
+
+    __slots__ = ("_holders",)
+
+    def __init__(self) -> None:
+        self._holders: list[HeldParts] = []
+
+    def add(self, holder: HeldParts) -> None:
+        """`holder` has begun to hold parts."""
+        if not self._holders:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._holders.append(holder)
+
+    def _flush(self) -> None:
+        holders, self._holders = self._holders, []
+        for holder in holders:
+            holder.flush()
+
+
+class HeldParts(BodyParts):
+    """The parts of a connection's responses with chunked bodies, one after the other.
+
+    The connection says when the client reads too slowly (`blocked`), and when nothing may leave any more
+    (`cut`). What is before a body and after it is not sent here.
+    """
+
+    __slots__ = ("_flow", "_held", "_outbox", "_transport", "blocked", "cut")
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, outbox: PartsOutbox) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._outbox = outbox
+        self._held: list[bytes] = []
+        self.blocked = False
+        self.cut = False
+
+    def write(self, part: bytes) -> None:
+        if not self._held:
+            self._outbox.add(self)
+        self._held.append(part)
+
+    def flush(self) -> None:
+        held = self._held
+        if held and not self.cut and not self._transport.is_closing():
+            part = held[0] if len(held) == 1 else b"".join(held)
+            self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        held.clear()
+
+    async def drain(self) -> None:
+        await self._flow.drain()
+
+
+def without_chunks(cycle: RequestResponseCycle) -> None:
+    """The answer of `cycle`, which has not begun, is sent as it is. uvicorn closes after an answer to 1.0."""
+    send: Any = cycle.send
+    unknown = False
+
+    async def plain(message: Message) -> None:
+        nonlocal unknown
+        if message["type"] == "http.response.start":
+            unknown = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            if unknown:
+                cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
+        elif unknown and not message.get("more_body", False):
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = plain  # type: ignore[method-assign, assignment]
+
+
+# Answers to callers who wait to be called for their body: one that comes before that ends the connection.
+# Nobody could say whether what comes next is the body or a request.
+def closes_unread(cycle: RequestResponseCycle) -> None:
+    """The answer of `cycle`, which has not begun, closes the connection if the body was not called for."""
+    send: Any = cycle.send
+
+    async def closing(message: Message) -> None:
+        if cycle.waiting_for_100_continue:
+            cycle.keep_alive = False
+        await send(message)
+
+    cycle.send = closing  # type: ignore[method-assign, assignment]
 
 
 @dataclass(frozen=True)

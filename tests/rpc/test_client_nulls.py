@@ -12,8 +12,7 @@ from test_http_tools import BODY, PATH
 from tool_models import speaker
 
 from eyas.client import ChatOptions, InvalidRequest, Message, Options, Tool
-from eyas.client.chat_wire import chat_request
-from eyas.client.wire import generate_request
+from eyas.client.wire import chat_request, generate_request
 from protos import eyas_pb2, eyas_pb2_grpc
 
 ASKED: Message = {"role": "user", "content": "Hi"}

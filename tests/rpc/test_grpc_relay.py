@@ -22,8 +22,7 @@ from eyas.common.config import GatewayConfig
 from gateway.grpc import relay as grpc_relay
 from gateway.grpc.door import AdmissionInterceptor
 from gateway.grpc.front import GrpcFront
-from gateway.grpc.http2_opening import MAX_BYTES
-from gateway.grpc.relay import GrpcRelay
+from gateway.grpc.relay import MAX_BYTES, GrpcRelay
 from gateway.observe.metrics import GatewayMetrics
 from tests.e2e.attacks.attack import Target
 from tests.e2e.attacks.calls import CONTINUATION, HEADERS, PREFACE, SETTINGS, frame, headers, literal

@@ -21,8 +21,7 @@ from eyas.common.logging import JsonFormatter
 from eyas.common.machine.ports import free_ports
 from eyas.common.wire.links import PageLink
 from eyas.doctor import report as doctor
-from eyas.doctor.links import pairs
-from eyas.doctor.report import examine
+from eyas.doctor.report import examine, pairs
 from gateway.backends.base import GenerationBackend
 from gateway.http.front import create_app
 from gateway.http.protocol import HttpLimits

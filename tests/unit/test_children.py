@@ -88,8 +88,8 @@ def test_all_processes_are_started_so() -> None:
         for path in (ROOT / package).rglob("*.py")
     }
     named = {path for path, code in sources.items() if "sys.executable" in code}
-    assert named == {"eyas/common/machine/children.py", "eyas/evals/sandbox.py"}
-    assert '"-I"' in sources["eyas/evals/sandbox.py"]
+    assert named == {"eyas/common/machine/children.py", "eyas/evals/humaneval.py"}
+    assert '"-I"' in sources["eyas/evals/humaneval.py"]
     spawning = [code for code in sources.values() if 'get_context("spawn")' in code]
     assert len(spawning) >= 3
     assert all("with importing_safely():" in code for code in spawning)

@@ -35,7 +35,7 @@ from eyas.common.types import (
     WorkerInfo,
 )
 from eyas.common.wire import convert
-from eyas.common.wire.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
+from eyas.common.wire.convert import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
 from eyas.common.wire.convert_step import step_from_pb, step_to_pb
 from protos import common_pb2, decode_pb2, worker_pb2
 

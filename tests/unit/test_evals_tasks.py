@@ -239,7 +239,7 @@ def test_functions_are_run_and_held_back(answer: str, right: bool) -> None:
 
 
 def test_a_program_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.evals.sandbox.WALL_S", 1.0)
+    monkeypatch.setattr("eyas.evals.humaneval.WALL_S", 1.0)
     assert not humaneval.passes(FUNCTION, "    while True: pass\n", "double")
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from eyas.common.errors import Unavailable
-from eyas.worker import hanging
-from eyas.worker.hanging import hung, is_held
+from eyas.worker import worker
+from eyas.worker.worker import hung, is_held
 
 TRACED = """
 import ctypes, time
@@ -27,8 +27,8 @@ time.sleep(60)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hanging, "LOOK_S", 0.005)
-    monkeypatch.setattr(hanging, "HANG_S", 0.05)
+    monkeypatch.setattr(worker, "LOOK_S", 0.005)
+    monkeypatch.setattr(worker, "HANG_S", 0.05)
 
 
 async def test_an_engine_that_makes_no_progress_is_given_up() -> None:

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from gateway.grpc.http2_opening import ACKNOWLEDGED, MAX_BYTES, MAX_FRAMES, SettingsOpening
+from gateway.grpc.relay import ACKNOWLEDGED, MAX_BYTES, MAX_FRAMES, SettingsOpening
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6

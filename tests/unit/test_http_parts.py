@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.http.part_outbox import HeldParts, PartsOutbox
+from gateway.http.protocol import HeldParts, PartsOutbox
 
 
 class Transport:

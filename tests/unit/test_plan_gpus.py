@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from eyas import cli, configuration
-from eyas.cluster.placement import WorkerGpus, places
-from eyas.cluster.plan import ClusterPlan, HostResources, plan, worker_argv
+from eyas.cluster.plan import ClusterPlan, HostResources, WorkerGpus, places, plan, worker_argv
 from eyas.cluster.serve import LocalCluster
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig, resolve_engine
 from eyas.common.errors import ConfigError

@@ -1,25 +1,29 @@
 """The tokenizer of a model's folder, whichever of the published forms it has, as the `tokenizers` library's.
 
 It decides which file counts where a folder has several, and needs neither torch nor transformers. The forms
-other than tokenizer.json are converted, once (`converted_tokenizers`): `byte_ranks` and `sentence_pieces`
+other than tokenizer.json are converted, once : `byte_ranks` and `sentence_pieces`
 know them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import tokenizers
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers import decoders as decoding
 
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
+from eyas.common.machine.cache import cache_home
 from eyas.common.tokenizers import byte_ranks, sentence_pieces
-from eyas.common.tokenizers import converted as converted_tokenizers
 
 _JSON = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -28,6 +32,46 @@ _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+# Tokenizers that were converted, in the user's cache: each a tokenizer.json, named after its sources' bytes.
+# Converting a vocabulary of 130,000 takes seconds, and a cluster has several processes that need it: the
+# first one writes it, whole or not at all. A file that cannot be read counts as absent.
+def digest(paths: Iterable[Path]) -> str:
+    """Hex digest of the names and contents of files; those that are not there count as absent."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        if path.is_file():
+            found.update(f"{path.name}:{path.stat().st_size};".encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def cached_path(sources: Iterable[Path]) -> Path:
+    """Where the tokenizer that is made of these files is, or will be."""
+    return cache_home() / "tokenizers" / f"{digest(sources)}-{tokenizers.__version__}.json"
+
+
+def read_cached(path: Path) -> Tokenizer | None:
+    """The tokenizer in a file of the cache; None if there is none that can be read."""
+    if not path.is_file():
+        return None
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception:  # the library raises bare Exception for every cause
+        return None
+
+
+def write_cached(path: Path, made: Tokenizer) -> None:
+    """Writes it for others. Where the cache cannot be written, each process converts for itself."""
+    own = path.with_suffix(f".{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            own.write_text(made.to_str(), encoding="utf-8")
+            own.replace(path)
+        finally:
+            own.unlink(missing_ok=True)
 
 
 class _AddedToken(msgspec.Struct):
@@ -58,7 +102,7 @@ def tokenizer_digest(folder: Path) -> str:
     """Names the content of the folder's tokenizer file, wherever it lies; "" if there is none to be read."""
     path = tokenizer_file(folder)
     try:
-        return "" if path is None else converted_tokenizers.digest([path])
+        return "" if path is None else digest([path])
     except OSError:
         return ""
 
@@ -86,7 +130,7 @@ def special_tokens(folder: Path) -> dict[str, int]:
     """Ids of the special tokens by their text; those of a folder whose tokenizer cannot be read: none."""
     if (path := tokenizer_file(folder)) is None:
         return {}
-    written = path if path.name == _JSON else converted_tokenizers.place(_sources(path))
+    written = path if path.name == _JSON else cached_path(_sources(path))
     try:
         if written.is_file():  # it is much quicker read for these alone
             tokens = msgspec.json.decode(written.read_bytes(), type=_TokenizerFile).added_tokens
@@ -103,13 +147,13 @@ def special_tokens(folder: Path) -> dict[str, int]:
 
 def _converted(path: Path) -> Tokenizer:
     """Of another form than tokenizer.json, from the cache if it is there."""
-    place = converted_tokenizers.place(_sources(path))
-    if (found := converted_tokenizers.find(place)) is not None:
-        return found
+    place = cached_path(_sources(path))
+    if (made := read_cached(place)) is not None:
+        return made
     config = read_json_object(path.with_name(_CONFIG), "model") if path.with_name(_CONFIG).exists() else {}
     made = _FORMS[path.name](path, config)
     _add_tokens(made, path.parent, config)
-    converted_tokenizers.put(place, made)
+    write_cached(place, made)
     return made
 
 
