@@ -98,7 +98,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self._metrics = metrics
         self._pace = pace
 
-    async def GrpcChat(
+    async def Chat(
         self, request: eyas_pb2.ChatRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.ChatResponse, None]:
         """Answers a chat: deltas, then the usage. Raises InvalidRequest naming the field, or what fails."""

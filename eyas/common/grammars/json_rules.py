@@ -127,6 +127,7 @@ class NestingDepth:
     most: int
 
     def inside(self, more: int) -> NestingDepth:
+        """This nesting, `more` values deeper."""
         return NestingDepth(*(min(max(depth + more, 0), MAX_INDENTED) for depth in (self.least, self.most)))
 
 

@@ -1,7 +1,7 @@
 """The tokenizer of a model's folder, whichever of the published forms it has, as the `tokenizers` library's.
 
 It decides which file counts where a folder has several, and needs neither torch nor transformers. The forms
-other than tokenizer.json are converted, once : `byte_ranks` and `sentence_pieces`
+other than tokenizer.json are converted, once: `byte_ranks` and `sentence_pieces`
 know them.
 """
 
