@@ -13,9 +13,9 @@ import torch
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.formats.dense import DenseProjection
 from eyas.engine.kernels.experts import combine
-from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products.blocks import Normed, StoredWeight
-from eyas.engine.kernels.products.skinny import Launch
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.mixture import router_tiles
@@ -57,10 +57,10 @@ class Layer:
         back = DenseProjection(StoredWeight(noise(EXPERTS, HIDDEN, WIDTH).div_(WIDTH**0.5)))
         tiles = router_tiles(EXPERTS, HIDDEN)
         self.router = RouterPart(SPEC, router, None, correction, tiles, range(EXPERTS), False)
-        gated = GatedPart(forth, ACTIVATIONS["silu"], Gate(), False)
+        gated = GatedPart(forth, ACTIVATIONS["silu"], GateActivation(), False)
         self.known = ExpertsPart(gated, OutPart(back), PER_ROW)
         self.unknown = replace(self.known, gated=replace(gated, gate=None))
-        launch, group = Launch.on(DEVICE, pdl=True), ProcessGroup(RankInfo(), "cpu")
+        launch, group = ProductLaunch.on(DEVICE, pdl=True), ProcessGroup(RankInfo(), "cpu")
         context = LayerContext(group, launch, None, {})  # type: ignore[arg-type]
         self._step = Forward(None, context)  # type: ignore[arg-type]
 
