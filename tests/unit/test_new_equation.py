@@ -7,6 +7,7 @@ and one more than up.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
+from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.loading.arithmetic import inexact
@@ -32,6 +34,11 @@ def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (gate * (up + 1.0)).div_((gate * -1.7).exp_().add_(1.0))
 
 
+def formula(mlp: Any, x: torch.Tensor) -> torch.Tensor:
+    gate, up = mlp.gate_proj(x).clamp(max=LIMIT), mlp.up_proj(x).clamp(-LIMIT, LIMIT)
+    return mlp.down_proj((up + 1.0) * gate * torch.sigmoid(1.7 * gate))
+
+
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     """One line of a table, and a specification that names it."""
@@ -42,6 +49,18 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
         replace(each, feed_forward=replace(each.feed_forward, activation="clamped")) for each in config.layers
     ]
     return replace(config, layers=tuple(layers))
+
+
+def test_a_cpu_computes_the_formula(model: ModelConfig, tmp_path: Path) -> None:
+    """Said by transformers' modules, without a verb."""
+    stated = write_family(tmp_path, "llama", vocab_size=128, num_hidden_layers=LAYERS, mlp_bias=True)
+    for layer in stated.model.layers:
+        layer.mlp.forward = partial(formula, layer.mlp)
+    rig, tokens = Rig(tmp_path, model), list(range(40, 61))
+    with torch.no_grad():
+        wanted = stated(torch.tensor([tokens])).logits[0]
+    found = rig.logits([QuerySpan(rig.table(21), 0, 21)], tokens)
+    assert (found - wanted).abs().max() < 1e-3 * wanted.std()
 
 
 @pytest.mark.slow
