@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eyas.engine.attention.device import chunk_tile_rows, row_attention
 from eyas.engine.attention.rows import RowLimits
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.products import skinny
@@ -52,13 +52,13 @@ class DeviceTeacher(TeacherModel):
         residual, tapped = self._model.forward(self._rows(batch), self._pool, taps)
         return tapped, self._model.final_norm(residual)
 
-    def _rows(self, batch: PackedBatch) -> Rows:
+    def _rows(self, batch: PackedBatch) -> ForwardRows:
         """Every text a chunk of prompt rows, cut into the attention's tiles; the host waits for nothing."""
         lengths, pages = np.array(batch.lengths), np.array(first_pages(batch.lengths))
         tables = pages[:, None] + np.arange(self._pages.shape[1])  # beyond a text's end: of the next ones
         self._pages[: len(lengths)].copy_(self._int32(np.minimum(tables, self._last)))
         positions = batch.positions.flatten()[batch.places].int()
-        return Rows(
+        return ForwardRows(
             tokens=batch.ids.flatten()[batch.places].int(),
             positions=positions,
             kv_rows=self._int32(np.repeat(pages * PAGE, lengths)) + positions,

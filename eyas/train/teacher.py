@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eyas.engine.attention.soft_cap import soft_cap
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.weights import WeightPlacement, Weights
+from eyas.engine.checkpoint.weights import WeightPlacement, WeightSource
 from eyas.train.heads.base import SharedTensors
 from eyas.train.packing import PackedBatch
 from kv_transfer.layout import pages_for
@@ -90,6 +90,6 @@ def _placed(rows: Tensor, batch: PackedBatch) -> Tensor:
     return found.index_copy_(0, batch.places, rows).view(*batch.ids.shape, -1)
 
 
-def final_gain(config: ModelConfig, weights: Weights) -> Tensor:
+def final_gain(config: ModelConfig, weights: WeightSource) -> Tensor:
     """What the norm before the output head multiplies by, [hidden]."""
     return weights.take("model.norm.weight", (config.hidden_size,)) + config.norm_offset

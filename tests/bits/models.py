@@ -16,7 +16,7 @@ from eyas.engine.attention.exact_latents import ExactLatents
 from eyas.engine.attention.exact_rows import ExactAttention
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import PagedAttention, RowLimits
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
@@ -72,11 +72,11 @@ class Model:
             done += count
         return found
 
-    def _rows(self, kind: str, done: int, count: int) -> Rows:
+    def _rows(self, kind: str, done: int, count: int) -> ForwardRows:
         places = torch.arange(done, done + count, device=self._device)
         tiles = [(0, i, done + i, min(self._tile, count - i)) for i in range(0, count, self._tile)]
         rounds = DecodeRows(self._ints([0]), self._ints([done]), count) if kind == ROWS else None
-        return Rows(
+        return ForwardRows(
             self._tokens[done : done + count],
             self._ints(places),
             self._ints(self._table[0, places // PAGE] * PAGE + places % PAGE),

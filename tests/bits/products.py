@@ -59,16 +59,16 @@ class ProductRows:
         x = skinny.empty_padded(len(rows), self.product.k, like=self._x).copy_(self._x[index])
         sums = self._sums.new_full(self._sums.shape, float("nan"))
         sums[:, : len(rows)] = self._sums[:, index]
-        source = skinny.ProductInput(x, sums, EPS)
+        source = skinny.SkinnyInput(x, sums, EPS)
         kinds = {"linear": self._linear, "gated": self._gated}
         left = kinds.get(self.product.kind, self._qkv)(source, index, launch)
         return dict(zip(rows, left, strict=True))
 
     def _linear(
-        self, source: skinny.ProductInput, index: torch.Tensor, launch: skinny.ProductLaunch
+        self, source: skinny.SkinnyInput, index: torch.Tensor, launch: skinny.ProductLaunch
     ) -> torch.Tensor:
         """To float32; and with a residual: the rounded row, and its 1 / rms as a reader finds it."""
-        m, plain, rows = len(index), skinny.ProductInput(source.x), self._residual[index]
+        m, plain, rows = len(index), skinny.SkinnyInput(source.x), self._residual[index]
         wide = torch.empty(m, self.product.n, device=self._device)
         skinny.linear(plain, self._weight, wide, launch)
         parts = skinny.linear_parts(plain, self._weight, launch)
@@ -77,14 +77,14 @@ class ProductRows:
         return torch.cat((wide, rows.float(), scale_of(sums[:, :m], self.product.n)), dim=1)
 
     def _gated(
-        self, source: skinny.ProductInput, index: torch.Tensor, launch: skinny.ProductLaunch
+        self, source: skinny.SkinnyInput, index: torch.Tensor, launch: skinny.ProductLaunch
     ) -> torch.Tensor:
         out = self._x.new_empty(len(index), self.product.n // 2)
         skinny.gated(source, self._weight, out, launch)
         return out.float()
 
     def _qkv(
-        self, source: skinny.ProductInput, index: torch.Tensor, launch: skinny.ProductLaunch
+        self, source: skinny.SkinnyInput, index: torch.Tensor, launch: skinny.ProductLaunch
     ) -> torch.Tensor:
         weights, q, rotation, kv = into = self._heads(index)
         skinny.qkv_rope(source, weights, q, rotation, kv, launch)

@@ -111,7 +111,7 @@ def narrow(product: Product, x: torch.Tensor, weight: torch.Tensor) -> torch.Ten
     out = torch.empty(x.shape[0], product.n, device="cuda")
     launch = skinny.ProductLaunch.on("cuda", pdl=False, exact=True)
     for rows, found in zip(x.split(skinny.MAX_ROWS), out.split(skinny.MAX_ROWS), strict=True):
-        skinny.linear(skinny.ProductInput(rows), weight, found, launch)
+        skinny.linear(skinny.SkinnyInput(rows), weight, found, launch)
     return out
 
 

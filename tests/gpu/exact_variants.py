@@ -196,7 +196,7 @@ def settled(
 ) -> dict[str, Call]:
     """A product, and what adds it to the residual."""
     settle = partial(exact_wide.settle, residual, EPS, pdl=True)
-    normed = rows.Norm(EPS)
+    normed = rows.NormInput(EPS)
     return {
         "fast": lambda: rows.add_norm(torch.mm(x, weight.t()), residual, normed, pdl=True),
         "one fold": lambda: settle(torch.mm(x, weight.t())),
@@ -262,7 +262,7 @@ def added(
 ) -> None:
     """`o`, as narrow steps add it. `into`: what it reads, the residual, and its sums of squares."""
     cut, (x, residual, sums) = replace(launch, tiles={("linear", m, HIDDEN, HIDDEN): tile}), into
-    skinny.linear(skinny.ProductInput(x), weight, residual, cut, residual, sums)
+    skinny.linear(skinny.SkinnyInput(x), weight, residual, cut, residual, sums)
 
 
 def o_by_tiles(matrices: list[torch.Tensor], launch: skinny.ProductLaunch) -> Iterator[Record]:

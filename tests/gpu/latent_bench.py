@@ -17,10 +17,10 @@ from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.rows import RowLimits
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LatentSpec
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling
 from eyas.engine.kernels.attention.paged import PagedKv
@@ -151,7 +151,9 @@ class PromptStep:
         most = latent_tile_rows(HEADS)
         tiles = [(0, i, prefix + i, min(most, count - i)) for i in range(0, count, most)]
         places = torch.arange(prefix, prefix + count, dtype=torch.int32, device=device)
-        self.rows = Rows(none, places, none, None, torch.tensor(tiles, dtype=torch.int32, device=device))
+        self.rows = ForwardRows(
+            none, places, none, None, torch.tensor(tiles, dtype=torch.int32, device=device)
+        )
         angles = torch.outer(torch.arange(prefix + count).float(), 0.7 ** torch.arange(ROTATED // 2)).to(
             device
         )
@@ -164,7 +166,7 @@ class PromptStep:
         kept = KvFormat(1, 1, WIDTH, LATENT)
         shape = PoolShape(kept, like.shape[0], PAGE, like.dtype, str(like.device))
         spec = LatentSpec(
-            num_heads=HEADS, num_kv_heads=1, head_dim=WIDTH, rope=Rope(), scale=SCALE, kv_rank=LATENT,
+            num_heads=HEADS, num_kv_heads=1, head_dim=WIDTH, rope=RopeConfig(), scale=SCALE, kv_rank=LATENT,
             query_rank=1536, plain_dim=PLAIN, value_dim=VALUE,
         )  # fmt: skip
         self._prompts = ExpandedPrompts(spec, shape)

@@ -83,7 +83,7 @@ class Rows:
     def call(self, product: Product, weight: torch.Tensor, launch: skinny.ProductLaunch) -> Call:
         """One product, as the engine calls it; its result is in `result`."""
         x = self.x[product.k]
-        source = skinny.ProductInput(x, self.sums[:1], EPS) if product.k == HIDDEN else skinny.ProductInput(x)
+        source = skinny.SkinnyInput(x, self.sums[:1], EPS) if product.k == HIDDEN else skinny.SkinnyInput(x)
         if product.kind == "qkv":
             qkv = skinny.QkvWeights(weight)
             return partial(skinny.qkv_rope, source, qkv, self.q, self.rotation, self.kv(0), launch)
@@ -91,8 +91,8 @@ class Rows:
             return partial(skinny.gated, source, weight, self.inner, launch)
         if product.n > 2 * INNER:
             out = torch.empty(self.m, product.n, dtype=torch.float32, device="cuda")
-            return partial(skinny.linear, skinny.ProductInput(x), weight, out, launch)
-        plain = skinny.ProductInput(x)
+            return partial(skinny.linear, skinny.SkinnyInput(x), weight, out, launch)
+        plain = skinny.SkinnyInput(x)
         sums = torch.empty(
             skinny.linear_parts(plain, weight, launch), skinny.MAX_ROWS, dtype=torch.float32, device="cuda"
         )
@@ -146,14 +146,14 @@ class Chain:
         torch.mul(
             self._start, 1.0, out=x
         )  # a kernel, as the embedding is: not a copy, which PDL does not know
-        attended, inner = skinny.ProductInput(rows.q.view(rows.m, -1)), skinny.ProductInput(rows.inner)
+        attended, inner = skinny.SkinnyInput(rows.q.view(rows.m, -1)), skinny.SkinnyInput(rows.inner)
         for i in range(LAYERS):
             qkv, o, gate_up, down = (self._layers[p.name][i] for p in LAYER)
-            source = skinny.ProductInput(x, sums, EPS)
+            source = skinny.SkinnyInput(x, sums, EPS)
             skinny.qkv_rope(source, skinny.QkvWeights(qkv), rows.q, rows.rotation, rows.kv(i), launch)
             middle = self._sums[0, : skinny.linear_parts(attended, o, launch)]
             skinny.linear(attended, o, x, launch, x, middle)
-            skinny.gated(skinny.ProductInput(x, middle, EPS), gate_up, rows.inner, launch)
+            skinny.gated(skinny.SkinnyInput(x, middle, EPS), gate_up, rows.inner, launch)
             sums = self._sums[1, : skinny.linear_parts(inner, down, launch)]
             skinny.linear(inner, down, x, launch, x, sums)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.engine.kv.device_memory import bytes_of
+from eyas.engine.kv.pool import bytes_of
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import CopyBlock, DeviceAllocation, GpuMemory
 from kv_transfer.gpu.handover import DescriptorGiver, TakenDescriptor, take, wait_for_end

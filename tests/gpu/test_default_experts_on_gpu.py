@@ -14,7 +14,7 @@ from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.formats.dense import DenseProjection
 from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.experts.grouped_task import GateActivation
-from eyas.engine.kernels.products.blocks import Normed, StoredWeight
+from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.models.fused_step import Forward, LayerContext
@@ -65,7 +65,7 @@ class Layer:
         self._step = Forward(None, context)  # type: ignore[arg-type]
 
     def __call__(self, x: torch.Tensor, part: ExpertsPart) -> torch.Tensor:
-        routed = expert_products.routed(Normed(x), self.router, self._step)
+        routed = expert_products.routed(NormedRows(x), self.router, self._step)
         made = expert_products.made(routed, part, self._step)
         return combine.combine(made, routed.chosen.weights, pdl=True)
 

@@ -22,7 +22,7 @@ from eyas.engine.ipc.messages import DraftChannel, DraftOpen, DraftProposal
 from eyas.engine.ipc.row_memory import RowMemory
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch
 from eyas.engine.kernels.exchange import mailbox
-from eyas.engine.kernels.exchange.mailbox import DraftLimits
+from eyas.engine.kernels.exchange.mailbox import MailLimits
 from eyas.engine.speculation.draft_worker.posted import AwaitedRows
 from tests.gpu.channel_pair import PLACES, THEIRS, gpu, pair
 
@@ -96,7 +96,7 @@ class Decode:
         for number in range(ROUNDS):
             self.tables.length[:PLACES] = self.bases[number]
             mailbox.post(self.tables, self._slots, self._results[number], self._place)
-            mailbox.fetch(batch, self._place, DraftLimits(VOCAB, WIDTH - 1, False))
+            mailbox.fetch(batch, self._place, MailLimits(VOCAB, WIDTH - 1, False))
             self.drafts[number] = self.tables.drafts[:PLACES]
 
     def judged(self) -> tuple[int, int]:

@@ -18,7 +18,7 @@ import torch
 
 from eyas.common.config import resolve_engine
 from eyas.engine.attention.rows import PagedAttention, RowLimits
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.attention.prefill import tile_rows
 from eyas.engine.kernels.launch.warm import KernelWarmup
@@ -150,7 +150,7 @@ class Device:
     ) -> torch.Tensor:
         slots, rows = (torch.tensor(column, device=self._device) for column in zip(*places, strict=True))
         kv_rows = self._tables[slots, rows // PAGE] * PAGE + rows % PAGE
-        step = Rows(self._int32(tokens), rows.int(), kv_rows.int(), rounds, tiles)
+        step = ForwardRows(self._int32(tokens), rows.int(), kv_rows.int(), rounds, tiles)
         with torch.inference_mode():
             x, _ = self.model.forward(step, self._pool)
             return self.model.logits(x, picked)

@@ -27,7 +27,7 @@ from eyas.bench.files import append_line
 from eyas.bench.kernels.timing import graph_us
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import RowLimits
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.checkpoint.weights import DummyWeights, WeightPlacement
 from eyas.engine.kernels.experts import combine, grouped, grouped_sweep, grouped_wide, route
 from eyas.engine.kernels.latent import latent_attend, latent_products, latent_rows
@@ -91,7 +91,7 @@ class Bench:
         slots = torch.arange(batch, dtype=torch.int32, device=self._device)
         at = torch.full_like(slots, self._context)
         kept = self._tables[:batch, self._context // PAGE] * PAGE + self._context % PAGE
-        rows = Rows(slots * 7 + 11, at, kept.int(), DecodeRows(slots, at))
+        rows = ForwardRows(slots * 7 + 11, at, kept.int(), DecodeRows(slots, at))
         return lambda: self._model.forward(rows, self._pool)
 
     def us(self, batch: int, without: str = "") -> float:

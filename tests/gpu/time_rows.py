@@ -95,7 +95,7 @@ def agreement() -> Iterator[str]:
         yield f"choose, {name}: overlapped launches give the same: {job.out.tolist() == tokens}"
     x, residual = (torch.randn(100, HIDDEN, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     total = x + residual
-    normed = rows.add_norm(x, residual, rows.Norm(EPS)).plain
+    normed = rows.add_norm(x, residual, rows.NormInput(EPS)).plain
     error = (normed.float() - F.rms_norm(total, (HIDDEN,), None, EPS).float()).abs().max().item()
     yield f"add_norm: the sum is torch's: {torch.equal(total, residual)}; largest difference {error:.1e}"
 
@@ -116,7 +116,10 @@ def row_times() -> Iterator[tuple[str, float, int]]:
         tokens = torch.randint(VOCAB, (m,), device="cuda", dtype=torch.int32)
         calls: dict[str, tuple[Call, int]] = {
             "norm": (lambda x=x: rows.norm(x, EPS, gain), 2 * x.nbytes),
-            "add_norm": (lambda x=x, r=residual: rows.add_norm(x, r, rows.Norm(EPS)).plain, 4 * x.nbytes),
+            "add_norm": (
+                lambda x=x, r=residual: rows.add_norm(x, r, rows.NormInput(EPS)).plain,
+                4 * x.nbytes,
+            ),
             "embed": (lambda t=tokens: rows.embed(t, table), 2 * x.nbytes),
             "act_mul": (lambda g=gate_up: rows.act_mul(g), gate_up.nbytes * 3 // 2),
             "rope_write": (lambda a=(qkv, HEADS, q, rotation, kv): rows.rope_write(*a), 2 * qkv.nbytes),

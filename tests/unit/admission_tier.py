@@ -16,7 +16,7 @@ from engine_rig import HandCopier, hand_pulls
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
-from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.batch.sequence import Generation, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.ipc.messages import (
     Command,
@@ -30,7 +30,7 @@ from eyas.engine.kv.prefix_cache import CacheNode, PrefixCache
 from eyas.engine.kv.stager import PageStager
 from eyas.engine.loop.engine import Engine, EngineParts
 from eyas.engine.loop.plain_runner import ComputedStep
-from eyas.engine.loop.step_clock import StepClock
+from eyas.engine.loop.step_loop import StepClock
 from eyas.engine.scheduling.fairness import Shares
 from eyas.engine.scheduling.limits import Limits
 from eyas.engine.scheduling.scheduler import Scheduler
@@ -84,7 +84,7 @@ class FakeModel:
     def close(self) -> bool:
         return True
 
-    def launch(self, works: list[Work]) -> ComputedStep:
+    def launch(self, works: list[SequenceWork]) -> ComputedStep:
         for work in works:
             rows = range(work.start, work.start + len(work.tokens))
             for page in {work.seq.pages[row // PAGE] for row in rows}:
@@ -103,7 +103,7 @@ def _standing() -> float:
     return 0.0
 
 
-def _landed(work: Work) -> StepResult:
+def _landed(work: SequenceWork) -> StepResult:
     if not work.sample:
         return StepResult(work)
     return StepResult(work, TOKEN, forks={choice: (*TOKEN, None) for choice in work.seq.forks})

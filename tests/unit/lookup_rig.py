@@ -6,7 +6,7 @@ import random
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.batch.sequence import Generation, Kind, Sequence
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence
 from eyas.engine.speculation.drafters.base import Drafter, SequenceProposal
 
 
@@ -41,7 +41,7 @@ def sequence(
     prompt: tuple[int, ...], output: list[int], predicted: tuple[int, ...] = (), slot: int = 0
 ) -> Sequence:
     request = GenerationRequest(str(slot), prompt, SamplingParams(), predicted=predicted)
-    generation = Generation(request, 1, Kind.LOCAL, 0.0, 0.0)
+    generation = Generation(request, 1, GenerationKind.LOCAL, 0.0, 0.0)
     return Sequence(slot, generation, 0, prompt, output, slot=slot)
 
 

@@ -16,7 +16,7 @@ from wandering import SPEC, Wandering
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, PromptTokenLogprobs, RequestChoice, TokenEntry
-from eyas.engine.batch.sequence import Sequence, Work
+from eyas.engine.batch.sequence import Sequence, SequenceWork
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.buckets import GraphBuckets
@@ -85,7 +85,7 @@ class WatchedRunner(DeviceRunner):
     special_ahead = 0  # those of them that are special
     held_ahead = 0  # those of them whose outputs are held to a grammar
 
-    def launch(self, works: SequenceOf[Work]) -> LaunchedStep:
+    def launch(self, works: SequenceOf[SequenceWork]) -> LaunchedStep:
         assert works
         for work in works:
             assert work.seq in work.seq.generation.sequences and work.seq.slot >= 0, "it has ended"

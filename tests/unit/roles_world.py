@@ -22,7 +22,7 @@ from eyas.common.types import (
     RequestChoice,
     TokenLogprob,
 )
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.stopping import finish
 from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.ipc.messages import (
@@ -66,7 +66,7 @@ class RolesWorld(World):
         self.written: set[int] = set()
         launch = self.runner.launch
 
-        def watched(works: SequenceOf[Work]) -> LaunchedStep:
+        def watched(works: SequenceOf[SequenceWork]) -> LaunchedStep:
             self._launched = {page for work in works for page in work.seq.pages}
             return launch(works)
 

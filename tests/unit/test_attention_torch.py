@@ -11,7 +11,7 @@ import torch
 from eyas.engine.attention.torch_backend import KeyVisibility, TorchAttention
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import AttentionSpec
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 
@@ -34,7 +34,7 @@ class Scene:
         self.heads, self.page_size = heads, page_size
         self.pool = KvPool(shape)
         self.pool.tensor.copy_(torch.randn(shape.sizes, generator=self.generator))
-        plain = AttentionSpec(heads, kv_heads, head_dim, Rope(), head_dim**-0.5)
+        plain = AttentionSpec(heads, kv_heads, head_dim, RopeConfig(), head_dim**-0.5)
         self.spec = replace(plain, **special)
         self.backend = TorchAttention(heads, shape, {KeyVisibility(0, 0), KeyVisibility.of(self.spec)})
         self._order = torch.randperm(pages, generator=self.generator).tolist()

@@ -13,7 +13,7 @@ from eyas.bench import shapes
 from eyas.cluster.folder import check_draft, check_model
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.checkpoint.weights import DummyWeights
 from eyas.engine.kv.pool import PoolShape
 from eyas.engine.models import llama
@@ -65,7 +65,7 @@ def test_the_8b_shape_is_the_published_one(tmp_path: Path) -> None:
     shape = shapes.SHAPES["llama-3.1-8b"]
     raw = shapes._config(shape, "LlamaForCausalLM", shape.layers)
     config = llama.describe(raw, tmp_path)
-    rope = Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+    rope = RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
     assert config == ModelConfig(
         folder=tmp_path,
         architecture="LlamaForCausalLM",

@@ -8,7 +8,7 @@ import pytest
 from engine_rig import PAGE, Rig, handle, request
 
 from eyas.common.types import FinishCause, FirstToken, RequestChoice
-from eyas.engine.batch.sequence import Kind
+from eyas.engine.batch.sequence import GenerationKind
 from eyas.engine.ipc.messages import (
     AttachKv,
     Lost,
@@ -75,7 +75,7 @@ def test_a_prompt_that_is_whole_elsewhere_is_computed_here_when_leases_leave_no_
     (step,) = [e for e in events if isinstance(e, StepReply)]
     assert [(entry.id, list(entry.tokens)) for entry in step.entries] == [("a", [7])]
     (seq,) = rig.scheduler.waiting
-    assert (seq.output, seq.generation.kind) == ([7], Kind.LOCAL) and not rig.pulls.active
+    assert (seq.output, seq.generation.kind) == ([7], GenerationKind.LOCAL) and not rig.pulls.active
 
 
 def test_it_waits_as_long_as_others_may_make_room(clock: Clock) -> None:

@@ -17,7 +17,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 from eyas.engine.layers.experts import Router
 from eyas.engine.layers.routing import Routes, allowed, sigmoid, weights_of
@@ -231,7 +231,7 @@ def _short_router(router: Router) -> None:
 
 MISTAKES = {
     "halves are rotated, not neighbours": attention(adjacent=False),
-    "rope without yarn": attention(rope=Rope(10000.0)),
+    "rope without yarn": attention(rope=RopeConfig(10000.0)),
     "cos and sin are widened": Mistake(attention=_wide_angles),
     "scores are not widened": scaled(WIDENED**-2),
     "scores are widened once": scaled(WIDENED**-1),

@@ -20,7 +20,7 @@ from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.device.depths import DepthBuckets
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.runner import LATE_AT_ONCE, late_sizes
-from eyas.engine.loading.depth_times import measure_depths
+from eyas.engine.loading.device_build import measure_depths
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_shapes import (
     buckets_of,
@@ -188,7 +188,7 @@ def test_a_start_measures_rounds_that_follow_one_another(
         device = max(device, now) + 0.004
         return InFlightStep(device)
 
-    monkeypatch.setattr("eyas.engine.loading.depth_times.time.monotonic", lambda: now)
+    monkeypatch.setattr("eyas.engine.loading.device_build.time.monotonic", lambda: now)
     runner: Any = SimpleNamespace(ahead=ahead, launch=launch)
     measure_depths(
         runner,

@@ -8,7 +8,7 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
-from eyas.engine.batch.sequence import Generation, Kind, RingPlace, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.window import DeviceRows
 from eyas.engine.device.accepted_features import AcceptedFeatures, DeviceResident, staying, wanted
@@ -22,21 +22,21 @@ RESULT = [2, 1, 2, 10, 11] + [1, 1, 1, 20, -1] + [1, 0, 0, 99, -1] + [30, 98]  #
 PATHS = [0, 1] + [0, -1] + [0, -1]
 
 
-def works(count: int) -> list[Work]:
+def works(count: int) -> list[SequenceWork]:
     """Rounds but for the last, which ends its prompt."""
     request = GenerationRequest("a", (1,), SamplingParams())
-    generation = Generation(request, 1, Kind.LOCAL, 0.0, 1.0)
+    generation = Generation(request, 1, GenerationKind.LOCAL, 0.0, 1.0)
     made = [Sequence(i, generation, 0, (1,), [], forks=(7,)) for i in range(count)]
-    return [Work(seq, 0, [1], None, sample=True, round=seq.uid < count - 1) for seq in made]
+    return [SequenceWork(seq, 0, [1], None, sample=True, round=seq.uid < count - 1) for seq in made]
 
 
 def landed(
     special: SpecialReport | None = None,
     features: torch.Tensor | None = None,
-    found: list[Work] | None = None,
-) -> tuple[list[StepResult], list[Work]]:
+    found: list[SequenceWork] | None = None,
+) -> tuple[list[StepResult], list[SequenceWork]]:
     found = found or works(3)
-    middle = Work(found[-1].seq, 0, [1], None, sample=False)
+    middle = SequenceWork(found[-1].seq, 0, [1], None, sample=False)
     result, last = torch.tensor([*RESULT, *PATHS], dtype=torch.int32), found[2:]
     kept, told = None if features is None else PromptFeatures(last, features), special or SpecialReport({})
     placed = PlacedBatch(found[:2], (), [middle, *last])
@@ -97,7 +97,7 @@ def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
     alone = [replace(work, round=True) for work in more[:2]]
     singles = [1, 0, 0, 40] + [1, 0, 0, 41] + [1, 0, 0, 97]
     result = torch.tensor([*RESULT[:15], *singles, *RESULT[15:], *PATHS], dtype=torch.int32)
-    middle = Work(found[-1].seq, 0, [1], None, sample=False)
+    middle = SequenceWork(found[-1].seq, 0, [1], None, sample=False)
     placed = PlacedBatch(found[:2], alone, [middle, *found[2:]])
     found[0].seq.slot, found[0].seq.drafting, found[0].seq.ring = 5, True, RingPlace(1, 64, 7)
     alone[1].seq.slot = 6

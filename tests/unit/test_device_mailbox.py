@@ -20,7 +20,7 @@ import torch
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.device.runner import DeviceRunner
@@ -30,7 +30,7 @@ from eyas.engine.ipc.row_memory import LocalGpu
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels.drafts.rounds import RoundBatch
 from eyas.engine.kernels.exchange import mailbox, row_ring
-from eyas.engine.kernels.exchange.mailbox import DraftLimits
+from eyas.engine.kernels.exchange.mailbox import MailLimits
 from eyas.engine.loading import build, device_build, draft_build, draft_channels
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.patience import DraftWait
@@ -127,9 +127,9 @@ class Patient:
 
     wait_s: float = PATIENT_S
     found: list[bool] = field(default_factory=list)
-    _fetch: Callable[[RoundBatch, MailLayout, DraftLimits], None] = mailbox.fetch
+    _fetch: Callable[[RoundBatch, MailLayout, MailLimits], None] = mailbox.fetch
 
-    def __call__(self, batch: RoundBatch, place: MailLayout, reach: DraftLimits) -> None:
+    def __call__(self, batch: RoundBatch, place: MailLayout, reach: MailLimits) -> None:
         tables, deadline = batch.tables, time.monotonic() + self.wait_s
         for slot in batch.slots.tolist():
             address, length = int(tables.mailbox[slot]), int(tables.length[slot])
@@ -197,7 +197,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     launch = DeviceRunner.launch
 
-    def seen(runner: DeviceRunner, works: list[Work]) -> LaunchedStep:
+    def seen(runner: DeviceRunner, works: list[SequenceWork]) -> LaunchedStep:
         found.extend(work.seq.in_flight for work in works if work.seq.mailed)
         return launch(runner, works)
 

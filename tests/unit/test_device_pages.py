@@ -19,7 +19,7 @@ from engine_rig import PAGE, Rig
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, TokenEntry
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.device.executor import StepExecutor
@@ -96,7 +96,7 @@ class Watch(StepExecutor):
     # --- as the target and the head --------------------------------------------------------------------
 
     def forward(self, *args):
-        rows, tokens = next(arg for arg in args if isinstance(arg, Rows)), args[0]
+        rows, tokens = next(arg for arg in args if isinstance(arg, ForwardRows)), args[0]
         self._look_at(rows)
         x = torch.zeros(rows.count, HIDDEN)
         return (x, x) if tokens is rows else Drafted(x, x)
@@ -111,7 +111,7 @@ class Watch(StepExecutor):
 
     # --- what must hold --------------------------------------------------------------------------------
 
-    def _look_at(self, rows: Rows) -> None:
+    def _look_at(self, rows: ForwardRows) -> None:
         written = [row for row in rows.kv_rows.tolist() if row >= 0]
         assert len(set(written)) == len(written), "two write the same row"
         for page in {row // PAGE for row in written}:

@@ -9,7 +9,7 @@ import pytest
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.device.step import PlacedBatch, StepLayout, StepShape, pack, tiles_for
 
 LAYOUT = StepLayout(page_size=4, padding_slot=9, tile_rows=3)
@@ -20,16 +20,16 @@ def sequence(pick: random.Random, slot: int, length: int) -> Sequence:
     """`length` ids, the last two of them output, on scattered pages."""
     ids = pick.choices(range(1000), k=length)
     request = GenerationRequest("a", tuple(ids[:-2]), SamplingParams())
-    seq = Sequence(0, Generation(request, 1, Kind.LOCAL, 0.0, 1.0), 0, request.prompt_ids, ids[-2:])
+    seq = Sequence(0, Generation(request, 1, GenerationKind.LOCAL, 0.0, 1.0), 0, request.prompt_ids, ids[-2:])
     seq.pages, seq.slot = pick.sample(range(50), -(-length // LAYOUT.page_size) + 2), slot
     return seq
 
 
-def chunk(pick: random.Random, slot: int) -> Work:
+def chunk(pick: random.Random, slot: int) -> SequenceWork:
     seq = sequence(pick, slot, pick.randint(4, 30))
     start = pick.randrange(len(seq))
     stop = pick.choice((len(seq), pick.randint(start + 1, len(seq))))
-    return Work(seq, start, seq.tokens(start, stop), None, sample=stop == len(seq))
+    return SequenceWork(seq, start, seq.tokens(start, stop), None, sample=stop == len(seq))
 
 
 class Packed:
@@ -51,7 +51,9 @@ class Packed:
             len(self.ends) + spare,
             len(self.singles) + spare,
         )
-        rounds = [Work(seq, 5, [0], None, sample=True, round=True) for seq in (*self.rounds, *self.singles)]
+        rounds = [
+            SequenceWork(seq, 5, [0], None, sample=True, round=True) for seq in (*self.rounds, *self.singles)
+        ]
         cut = len(self.rounds)
         data = pack(PlacedBatch(rounds[:cut], rounds[cut:], self.chunks), self.shape, LAYOUT)
         self.parts = {n: data[first : first + count] for n, (first, count) in self.shape.sections.items()}

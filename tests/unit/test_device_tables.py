@@ -12,7 +12,7 @@ import torch
 from eyas.common.config import MOST_STEPS
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestDraftLimits
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.tables import SlotTables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.slot_table import SlotTable
@@ -159,9 +159,9 @@ def test_who_takes_a_slot_is_told_once_with_or_without_drafts() -> None:
     seats = SlotTable(state, StepLayout(16, 4, 16), ())
     request = GenerationRequest("a", (1, 2), SamplingParams())
     for occupancy, tree in enumerate((DraftTree((7, 8), (-1, 0)), None)):
-        seq = Sequence(1, Generation(request, 1, Kind.ATTACH, 0.0, 1.0), 0, (1, 2), [9])
+        seq = Sequence(1, Generation(request, 1, GenerationKind.ATTACH, 0.0, 1.0), 0, (1, 2), [9])
         seq.slot, seq.occupancy, seq.pages = 2, occupancy, [3]
-        writes, _ = seats.tell([Work(seq, 2, [9], tree, sample=True, round=True)])
+        writes, _ = seats.tell([SequenceWork(seq, 2, [9], tree, sample=True, round=True)])
         places = writes.array()[0].tolist()
         assert len(places) == len(set(places))
         apply(tables, writes)
@@ -175,9 +175,9 @@ def test_a_slot_knows_the_limits_of_its_request() -> None:
     seats = SlotTable(state, StepLayout(16, 4, 16), ())
     for occupancy, limits in enumerate((RequestDraftLimits(3, 2, 9), RequestDraftLimits())):
         request = GenerationRequest("a", (1, 2), SamplingParams(), draft_limits=limits)
-        seq = Sequence(1, Generation(request, 1, Kind.LOCAL, 0.0, 1.0), 0, (1, 2), [9])
+        seq = Sequence(1, Generation(request, 1, GenerationKind.LOCAL, 0.0, 1.0), 0, (1, 2), [9])
         seq.slot, seq.occupancy, seq.pages, seq.draft_len = 2, occupancy, [3], 2
-        writes, _ = seats.tell([Work(seq, 2, [9], None, sample=True, round=True)])
+        writes, _ = seats.tell([SequenceWork(seq, 2, [9], None, sample=True, round=True)])
         apply(tables, writes)
         found = [int(table[2]) for table in (tables.speculative, tables.most_topk, tables.most_nodes)]
         assert found == ([3, 2, 8] if limits.steps else [MOST_STEPS, 0, 0])

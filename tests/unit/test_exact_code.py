@@ -52,7 +52,7 @@ def products() -> None:
     for depth in DEPTHS:
         for split in (1, 2):
             launch = cut_by(shared, DEEP, [ProductTile(64, depth, 4, 3, split)] * 4)
-            source = skinny.ProductInput(x)
+            source = skinny.SkinnyInput(x)
             sums = empty(skinny.linear_parts(source, weight, launch), 128, dtype=torch.float32)
             skinny.linear(source, weight, out, launch, out, sums)
 

@@ -21,7 +21,7 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
-from eyas.engine.kernels.products.rows import Norm, normed
+from eyas.engine.kernels.products.rows import NormInput, normed
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.parallel.one_shot import OneShot
 
@@ -106,7 +106,7 @@ def products(rows: RowScales) -> None:
     for count in (2, 4096):
         experts = empty(count, V3.per_row, dtype=torch.int32)
         order, gate = shared.group(experts, (gate_up, down)), GateActivation(rounding=down.rounding)
-        how = Norm(1e-6, empty(HIDDEN), gate_up.rounding)
+        how = NormInput(1e-6, empty(HIDDEN), gate_up.rounding)
         read = normed(empty(count, HIDDEN), how, pdl=True).read_by(gate_up.rounding)
         inner = shared.gate_up(read, gate_up, order, V3.per_row, gate)
         assert isinstance(inner, torch.Tensor) == (rows != "block")

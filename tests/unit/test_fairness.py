@@ -10,7 +10,7 @@ import pytest
 from engine_rig import Rig, handle, request
 
 from eyas.common.types import FirstToken
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import AttachKv, OpenPull
 from eyas.engine.scheduling.fairness import Queue, Shares
 
@@ -18,7 +18,7 @@ SHORT = 3
 LONG = 40
 
 
-def _commit(rig: Rig, works: list[Work]) -> None:
+def _commit(rig: Rig, works: list[SequenceWork]) -> None:
     """A step's outputs, as far as sequences and pages go."""
     for work in works:
         work.seq.kv_len = work.start + len(work.tokens)
@@ -75,7 +75,7 @@ def test_a_long_prompt_is_not_starved_by_short_ones(crowd_pulled: bool, long_pul
 
 def _waiting(id: str, arrived: float, priority: int, caller: str = "") -> Sequence:
     asked = msgspec.structs.replace(request(SHORT, id=id), priority=priority, caller=caller)
-    generation = Generation(asked, 1, Kind.LOCAL, arrived=arrived, deadline=100.0)
+    generation = Generation(asked, 1, GenerationKind.LOCAL, arrived=arrived, deadline=100.0)
     return Sequence(int(id), generation, 0, asked.prompt_ids, [])
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.engine.checkpoint.fp8 import widened
-from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, Weights
+from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, WeightSource
 from eyas.engine.formats.table import loader_of
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.refusal import refusal
@@ -174,7 +174,7 @@ def test_dummies_are_in_fp8_where_the_config_says_so(tmp_path: Path, name: str) 
     dense = ("model.layers.0.mlp.down_proj",)
     write_format(tmp_path / "fp8", tmp_path / "plain", FORMATS[name], dense, (*KEPT, *dense))
     config = read_model(tmp_path / "fp8", "dummy")
-    weights: Weights = DummyWeights(quantized=config.fp8)
+    weights: WeightSource = DummyWeights(quantized=config.fp8)
     assert config.fp8 is not None
     rounding = weights.rounding(["model.layers.1.mlp.down_proj.weight"])
     assert rounding is not None and rounding.rows == config.fp8.rows

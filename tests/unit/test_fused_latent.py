@@ -14,7 +14,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.config import LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import RowScales
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.formats.fp8 import Fp8Projection
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products.blocks import StoredWeight
@@ -131,7 +131,7 @@ def test_rows_change_places_with_what_is_theirs(scales: RowScales) -> None:
     assert torch.equal(widened(both), meant)
 
 
-SPEC = LatentSpec(4, 1, 96, Rope(), 1.0, kv_rank=64, query_rank=128, plain_dim=64, value_dim=64)
+SPEC = LatentSpec(4, 1, 96, RopeConfig(), 1.0, kv_rank=64, query_rank=128, plain_dim=64, value_dim=64)
 
 
 def stored(rows: int, scales: RowScales) -> Fp8Projection:

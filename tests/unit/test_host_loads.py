@@ -9,7 +9,7 @@ import pytest
 from engine_rig import PAGE, Rig, request
 
 from eyas.common.errors import TransferFailed
-from eyas.engine.batch.sequence import Sequence, Work
+from eyas.engine.batch.sequence import Sequence, SequenceWork
 from eyas.engine.ipc.messages import CancelGeneration
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.scheduling import host_loads
@@ -41,7 +41,7 @@ class Tiered(Rig):
         while id in self.requests.table:
             self.step()
 
-    def step(self) -> list[Work]:
+    def step(self) -> list[SequenceWork]:
         works = self.scheduler.schedule()
         for work in works:
             seq = work.seq

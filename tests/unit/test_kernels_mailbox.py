@@ -23,12 +23,12 @@ from eyas.engine.ipc.messages import DraftProposal
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch
 from eyas.engine.kernels.exchange import mailbox
-from eyas.engine.kernels.exchange.mailbox import MOST_POLLS, POLL_S, DraftLimits, polls_in
+from eyas.engine.kernels.exchange.mailbox import MOST_POLLS, POLL_S, MailLimits, polls_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLACES, KEPT, WIDTH, VOCAB, DEEPEST = 3, 8, 6, 50, 3
-TREES, CHAINS = DraftLimits(VOCAB, DEEPEST, True), DraftLimits(VOCAB, DEEPEST, False)
+TREES, CHAINS = MailLimits(VOCAB, DEEPEST, True), MailLimits(VOCAB, DEEPEST, False)
 TABLES = ("drafts", "parents", "depth", "mask")
 
 
@@ -58,7 +58,7 @@ class Rig:
         base = int(self.tables.length[slot]) + later
         assert self.box.propose(slot, DraftProposal(1, 11 + slot, base, tuple(tree[0]), tuple(tree[1])))
 
-    def fetch(self, reach: DraftLimits = TREES) -> None:
+    def fetch(self, reach: MailLimits = TREES) -> None:
         mailbox.fetch(RoundBatch(self.tables, self.slots, 16), self.place, reach)
 
     def drafts(self, slot: int) -> list[int]:
@@ -157,7 +157,7 @@ def test_trees_of_more_than_one_word() -> None:
     width = 70
     parents = [-1, -1, *range(65)]
     rig = Rig(width=width, nodes=width)
-    reach = DraftLimits(VOCAB, 69, True)
+    reach = MailLimits(VOCAB, 69, True)
     rig.tables.speculative[2] = 69
     rig.propose(2, ([node % VOCAB for node in range(67)], parents))
     rig.fetch(reach)
@@ -218,7 +218,7 @@ WRONG = {
 
 @pytest.mark.parametrize("spoil", [pytest.param(one, id=name) for name, one in WRONG.items()])
 @pytest.mark.parametrize("reach", [CHAINS, TREES], ids=["chains", "trees"])
-def test_what_makes_no_sense_is_no_draft(spoil: Spoil, reach: DraftLimits) -> None:
+def test_what_makes_no_sense_is_no_draft(spoil: Spoil, reach: MailLimits) -> None:
     """Beside a neighbour, which has its drafts."""
     rig = Rig()
     rig.tables.drafts[0] = 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.engine.checkpoint.weights import CPU, Part, Shape, Weights
+from eyas.engine.checkpoint.weights import CPU, Part, Shape, WeightSource
 from eyas.engine.kernels.experts import route
 from eyas.engine.kernels.experts.group import GroupedChoices, group
 from eyas.engine.layers.experts import Router
@@ -32,7 +32,7 @@ ROUTERS = {
 }
 
 
-class OfTheRouter(Weights):
+class OfTheRouter(WeightSource):
     """A product that gives back what it is given, and a correction."""
 
     def __init__(self, correction: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.kernels.products import rows
 from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, RotaryInput
 from eyas.engine.layers.rotary import Rotary, tables
@@ -55,7 +55,7 @@ def test_the_sum_is_rounded_before_it_is_normalised(m: int, width: int, dtype: t
     expected = x + residual
     for given in (None, gain):
         added = residual.clone()
-        normed = rows.add_norm(x, added, rows.Norm(EPS, given)).plain
+        normed = rows.add_norm(x, added, rows.NormInput(EPS, given)).plain
         assert torch.equal(added, expected)
         close(normed, F.rms_norm(expected, (width,), given, EPS))
 
@@ -65,7 +65,7 @@ def test_the_norm_is_that_of_the_rounded_sum() -> None:
     x, residual = (random(8, 512, dtype=torch.float16) for _ in range(2))
     rounded = (x + residual).double()
     expected = (rounded / (rounded.square().mean(1, keepdim=True) + EPS).sqrt()).half()
-    assert (rows.add_norm(x, residual, rows.Norm(EPS)).plain == expected).float().mean() > 0.99
+    assert (rows.add_norm(x, residual, rows.NormInput(EPS)).plain == expected).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,7 +80,10 @@ def test_what_is_added_may_be_normalised_first(
     expected = residual + (F.rms_norm(x.float(), (width,), post.float(), EPS)).to(dtype)
     assert (expected - residual - x).abs().max() > 0.1, "norm and gain change nothing"
     wide, narrow = residual.clone(), residual.clone()
-    close(rows.add_norm(x, wide, rows.Norm(EPS, gain), post).plain, F.rms_norm(expected, (width,), gain, EPS))
+    close(
+        rows.add_norm(x, wide, rows.NormInput(EPS, gain), post).plain,
+        F.rms_norm(expected, (width,), gain, EPS),
+    )
     close(wide, expected)
     sums = rows.add_normed(x, narrow, post, EPS)
     assert torch.equal(narrow, wide) and sums.shape == (1, MAX_ROWS)
@@ -141,7 +144,7 @@ def test_gates_far_out_are_finite() -> None:
         assert rows.act_mul(gate_up, gelu).tolist() == [[0.0, 0.0, 300.0, 1e4]]
 
 
-def rotated(x: torch.Tensor, positions: torch.Tensor, rope: Rope, dim: int) -> torch.Tensor:
+def rotated(x: torch.Tensor, positions: torch.Tensor, rope: RopeConfig, dim: int) -> torch.Tensor:
     rotary = Rotary(rope, dim, 64)
     return rotary.rotate(x.cpu(), rotary.angles(positions.cpu().long())).to(x.device)
 
@@ -150,7 +153,7 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, rope: Rope, dim: int) -> t
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 32), (3, 1, 64), (14, 2, 16), (12, 12, 24)])
 @pytest.mark.parametrize("normed", [False, True])
 def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, normed: bool) -> None:
-    m, rope = 4, Rope(theta=100.0)
+    m, rope = 4, RopeConfig(theta=100.0)
     qkv = random(m, (heads + 2 * kv_heads) * dim, dtype=dtype)
     pool = torch.full((6, 3, 2, PAGE, kv_heads, dim), 7.0, device=DEVICE).to(dtype)
     positions = torch.tensor([0, 63, 5, 17], dtype=torch.int32, device=DEVICE)

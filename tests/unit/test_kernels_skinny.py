@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.products.skinny_tiles import MEASURED, ProductShape, ProductTile, tile_for
@@ -77,7 +77,7 @@ def test_linear_adds_the_residual_and_leaves_sums(m: int, dtype: torch.dtype, ti
     )
     expected = x.double() @ weight.double().t() + rows[:m].double()
     last = rows[m].clone()
-    source, parts = skinny.ProductInput(x), n // tile.columns
+    source, parts = skinny.SkinnyInput(x), n // tile.columns
     assert skinny.linear_parts(source, weight, shared) == parts
     sums = torch.full((parts, skinny.MAX_ROWS), UNWRITTEN, device=DEVICE)
     skinny.linear(source, weight, rows[:m], shared, rows[:m], sums)
@@ -92,7 +92,7 @@ def test_linear_adds_the_residual_and_leaves_sums(m: int, dtype: torch.dtype, ti
 def test_linear_of_normed_rows_to_float32(tile: ProductTile) -> None:
     x, weight = random(5, 128, dtype=torch.float16), random(64, 128, dtype=torch.float16)
     out = torch.empty(5, 64, device=DEVICE)
-    skinny.linear(skinny.ProductInput(x, sums_of(x, 4), EPS), weight, out, launch("linear", 16, weight, tile))
+    skinny.linear(skinny.SkinnyInput(x, sums_of(x, 4), EPS), weight, out, launch("linear", 16, weight, tile))
     close(out, normed(x) @ weight.double().t(), torch.float16)
 
 
@@ -100,7 +100,7 @@ def test_more_parts_than_usual() -> None:
     x, weight = random(2, 512), random(16, 512)
     out = torch.empty(2, 16, device=DEVICE)
     skinny.linear(
-        skinny.ProductInput(x, sums_of(x, 256), EPS), weight, out, skinny.ProductLaunch.on(DEVICE, pdl=PDL)
+        skinny.SkinnyInput(x, sums_of(x, 256), EPS), weight, out, skinny.ProductLaunch.on(DEVICE, pdl=PDL)
     )
     close(out, normed(x) @ weight.double().t(), torch.float32)
 
@@ -113,7 +113,7 @@ def test_gated(m: int, tile: ProductTile, gelu: bool) -> None:
     x, weight = random(m, k), random(2 * inner, k, scale=k**-0.5)
     out = torch.full((m + 1, inner), UNWRITTEN, device=DEVICE)
     shared = launch("gated", 16 if m == 3 else 32, weight, tile)
-    skinny.gated(skinny.ProductInput(x, sums_of(x, 2), EPS), weight, out[:m], shared, gelu)
+    skinny.gated(skinny.SkinnyInput(x, sums_of(x, 2), EPS), weight, out[:m], shared, gelu)
     gate, up = (normed(x) @ weight.double().t()).chunk(2, dim=1)
     silu, by_tanh = F.silu(gate), F.gelu(gate, approximate="tanh")
     assert (silu - by_tanh).abs().max() > 0.01
@@ -139,7 +139,7 @@ def test_qkv_rope(tile: ProductTile, with_sums: bool, integers: torch.dtype, ext
     angles = torch.rand(length, dim // 2, device=DEVICE) * 6.28
     q_out = torch.full((m + 1, heads, dim), UNWRITTEN, device=DEVICE)
     skinny.qkv_rope(
-        skinny.ProductInput(x, sums_of(x, 2), EPS) if with_sums else skinny.ProductInput(x),
+        skinny.SkinnyInput(x, sums_of(x, 2), EPS) if with_sums else skinny.SkinnyInput(x),
         skinny.QkvWeights(weight, bias, norms),
         q_out[:m],
         skinny.RotaryInput(angles.cos(), angles.sin(), positions),
@@ -173,7 +173,7 @@ def rotated(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
 def test_the_rotation_is_that_of_the_torch_layers() -> None:
     dim, places = 16, torch.tensor([0, 3, 9])
     x = torch.randn(3, 2, dim)
-    rotary = Rotary(Rope(theta=100.0), dim, 16)
+    rotary = Rotary(RopeConfig(theta=100.0), dim, 16)
     angles = torch.outer(places.double(), 100.0 ** -(torch.arange(0, dim, 2).double() / dim))
     turn = torch.polar(torch.ones_like(angles), angles)[:, None]
     torch.testing.assert_close(rotary.rotate(x, rotary.angles(places)).double(), rotated(x.double(), turn))
@@ -183,8 +183,8 @@ def test_a_row_does_not_depend_on_its_company() -> None:
     x, weight = random(16, 128), random(64, 128)
     shared = launch("linear", 16, weight, CUTS[3])
     alone, together = torch.empty(1, 64, device=DEVICE), torch.empty(16, 64, device=DEVICE)
-    skinny.linear(skinny.ProductInput(x), weight, together, shared)
-    skinny.linear(skinny.ProductInput(x[3:4].clone()), weight, alone, shared)
+    skinny.linear(skinny.SkinnyInput(x), weight, together, shared)
+    skinny.linear(skinny.SkinnyInput(x[3:4].clone()), weight, alone, shared)
     assert torch.equal(alone[0], together[3])
 
 
@@ -196,14 +196,14 @@ def test_what_lies_behind_the_rows_changes_nothing(tile: ProductTile) -> None:
     x.as_strided((16 - m, k), (k, 1), m * k).fill_(float("nan"))
     sums = torch.full((n // tile.columns, skinny.MAX_ROWS), UNWRITTEN, device=DEVICE)
     found, expected = (torch.empty(m, n, device=DEVICE) for _ in range(2))
-    skinny.linear(skinny.ProductInput(rows), weight, expected, launch("linear", 16, weight, tile))
-    skinny.linear(skinny.ProductInput(x), weight, found, launch("linear", 16, weight, tile), sums=sums)
+    skinny.linear(skinny.SkinnyInput(rows), weight, expected, launch("linear", 16, weight, tile))
+    skinny.linear(skinny.SkinnyInput(x), weight, found, launch("linear", 16, weight, tile), sums=sums)
     assert torch.equal(found, expected)
     close(sums[:, :m], sums_of(found, len(sums))[:, :m].double(), torch.float32)
     assert (sums[:, m:] == UNWRITTEN).all()
     shared, halves = launch("gated", 16, weight, tile), [torch.empty(m, n // 2, device=DEVICE) for _ in "ab"]
     for source, half in zip((rows, x), halves, strict=True):
-        skinny.gated(skinny.ProductInput(source, sums_of(rows, 2), EPS), weight, half, shared)
+        skinny.gated(skinny.SkinnyInput(source, sums_of(rows, 2), EPS), weight, half, shared)
     assert torch.equal(*halves)
 
 
@@ -220,7 +220,7 @@ def test_rows_are_padded_with_memory_only_where_there_is_some() -> None:
         (pages[25:30], 5),
     ):
         plan = skinny._plan(
-            "linear", skinny.ProductInput(x), weight, 32, skinny.ProductLaunch.on(DEVICE, pdl=PDL)
+            "linear", skinny.SkinnyInput(x), weight, 32, skinny.ProductLaunch.on(DEVICE, pdl=PDL)
         )
         assert skinny._rows(x, plan).shape == [rows, 64]
 
@@ -229,19 +229,19 @@ def test_what_does_not_fit_is_refused() -> None:
     shared, x, weight = skinny.ProductLaunch.on(DEVICE, pdl=PDL), random(2, 64), random(32, 64)
     out = torch.empty(2, 32, device=DEVICE)
     with pytest.raises(ValueError, match="out"):
-        skinny.linear(skinny.ProductInput(x), weight, torch.empty(1, 32, device=DEVICE), shared)
+        skinny.linear(skinny.SkinnyInput(x), weight, torch.empty(1, 32, device=DEVICE), shared)
     with pytest.raises(ValueError, match="residual"):
-        skinny.linear(skinny.ProductInput(x), weight, out, shared, out[:1])
+        skinny.linear(skinny.SkinnyInput(x), weight, out, shared, out[:1])
     with pytest.raises(ValueError, match="sums"):
-        skinny.linear(skinny.ProductInput(x), weight, out, shared, sums=torch.empty(9, 64, device=DEVICE))
+        skinny.linear(skinny.SkinnyInput(x), weight, out, shared, sums=torch.empty(9, 64, device=DEVICE))
     with pytest.raises(ValueError, match="no skinny product"):
-        skinny.linear(skinny.ProductInput(random(129, 64)), weight, out, shared)
+        skinny.linear(skinny.SkinnyInput(random(129, 64)), weight, out, shared)
     with pytest.raises(ValueError, match="no skinny product"):
-        skinny.linear(skinny.ProductInput(random(2, 48)), weight, out, shared)
+        skinny.linear(skinny.SkinnyInput(random(2, 48)), weight, out, shared)
     with pytest.raises(ValueError, match="contiguous"):
-        skinny.linear(skinny.ProductInput(random(64, 2).t()), weight, out, shared)
+        skinny.linear(skinny.SkinnyInput(random(64, 2).t()), weight, out, shared)
     with pytest.raises(ValueError, match="multiple of 16"):
-        skinny.linear(skinny.ProductInput(x), random(24, 64), out, shared)
+        skinny.linear(skinny.SkinnyInput(x), random(24, 64), out, shared)
 
 
 def recipe() -> None:
@@ -254,13 +254,13 @@ def recipe() -> None:
         torch.empty(9, dim // 2, device="meta"),
         torch.empty(m, dtype=torch.int32, device="meta"),
     )
-    source, kv = skinny.ProductInput(x, sums, EPS), skinny.KvRows(pool[:, 1], integers)
+    source, kv = skinny.SkinnyInput(x, sums, EPS), skinny.KvRows(pool[:, 1], integers)
     rotation = skinny.RotaryInput(angles, angles, integers)
     for cut in HOPPER_CUTS:
         tiles = {(kind, 64, k, k): cut for kind in ("linear", "gated", "qkv", "heads")}
         shared = replace(skinny.ProductLaunch.on("meta", pdl=True), tiles=tiles)
         left = torch.empty(k // cut.columns, 128, device="meta")
-        skinny.linear(skinny.ProductInput(x), weight, out, shared, out, left)
+        skinny.linear(skinny.SkinnyInput(x), weight, out, shared, out, left)
         inner = torch.empty(m, k // 2, dtype=x.dtype, device="meta")
         skinny.gated(source, weight, inner, shared)
         q_out = torch.empty(m, 2, dim, dtype=x.dtype, device="meta")

@@ -14,8 +14,8 @@ import torch
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelConfig
-from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.checkpoint.weights import Part, Shape, WeightPlacement, Weights
+from eyas.engine.checkpoint.rope import RopeConfig
+from eyas.engine.checkpoint.weights import Part, Shape, WeightPlacement, WeightSource
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.layers.linear import Linear
@@ -31,7 +31,7 @@ SPEC = LatentSpec(
     num_heads=3,
     num_kv_heads=1,
     head_dim=24 + 8,
-    rope=Rope(10000.0),
+    rope=RopeConfig(10000.0),
     scale=0.3,
     kv_rank=24,
     query_rank=40,
@@ -40,7 +40,7 @@ SPEC = LatentSpec(
 )
 
 
-class Noise(Weights):
+class Noise(WeightSource):
     """Random tensors, kept for who writes out what is made of them."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -263,7 +263,7 @@ def test_published_configurations(
 
 def test_yarns_ramp_is_that_of_the_paper() -> None:
     """Pairs 0 to 10 turn as without yarn, those from 23 on 40 times slower."""
-    rope = Rope(10000.0, "yarn", 40.0, original_context=4096)
+    rope = RopeConfig(10000.0, "yarn", 40.0, original_context=4096)
     cos, sin = (table[1].double() for table in tables(rope, 64, 2))
     plain = 10000.0 ** (-torch.arange(32).double() / 32)
     share = torch.atan2(sin, cos) / plain

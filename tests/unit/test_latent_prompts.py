@@ -13,10 +13,10 @@ from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.rows import RowLimits
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LatentSpec
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows
 from eyas.engine.kernels.products.skinny import RotaryInput
 from eyas.engine.kv.format import KvFormat
@@ -27,7 +27,7 @@ SPEC = LatentSpec(
     num_heads=HEADS,
     num_kv_heads=1,
     head_dim=LATENT + ROTATED,
-    rope=Rope(),
+    rope=RopeConfig(),
     scale=0.2,
     kv_rank=LATENT,
     query_rank=0,
@@ -62,7 +62,7 @@ class Scene:
         rounds = DecodeRows(int32(0, 1), int32(20, 33))
         positions = [20, 33] + [s.start + i for s in self.spans for i in range(s.count)]
         kept = torch.full((len(positions),), -1, dtype=torch.int32)
-        self.rows = Rows(kept, int32(*positions), kept, rounds, torch.tensor(tiles, dtype=torch.int32))
+        self.rows = ForwardRows(kept, int32(*positions), kept, rounds, torch.tensor(tiles, dtype=torch.int32))
         angles = torch.outer(torch.arange(300.0), 0.4 ** torch.arange(ROTATED // 2))
         rotation = RotaryInput(angles.cos(), angles.sin(), self.rows.positions)
         factors = {"keys": self.normal(HEADS, PLAIN, LATENT), "values": self.normal(HEADS, VALUE, LATENT)}

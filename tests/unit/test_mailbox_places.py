@@ -21,7 +21,7 @@ from test_draft_engine import SPEC, WIDTH, _sequences
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
-from eyas.engine.batch.sequence import RingPlace, Sequence, Work
+from eyas.engine.batch.sequence import RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftCounts
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
@@ -247,7 +247,7 @@ def test_a_channel_that_breaks_leaves_no_address(pair: GpuPair) -> None:
 def landed(*, offered: int, accepted: int = 0, mailed: bool = True) -> StepResult:
     ring = RingPlace(0, 64, 1, 128 if mailed else 0)
     seq = SimpleNamespace(mailed=ring.mailbox != 0, occupancy=0)
-    work = Work(seq, 5, [1], None, sample=True, round=True)  # type: ignore[arg-type]
+    work = SequenceWork(seq, 5, [1], None, sample=True, round=True)  # type: ignore[arg-type]
     return StepResult(work, (1,), drafts=DraftCounts(accepted, offered, offered))
 
 

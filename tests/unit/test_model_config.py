@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
@@ -41,23 +41,23 @@ LLAMA3 = {
 @pytest.mark.parametrize(
     ("changes", "rope"),
     [
-        ({"rope_parameters": None}, Rope(10000.0)),
-        ({"rope_parameters": None, "rope_theta": 5e5}, Rope(5e5)),
+        ({"rope_parameters": None}, RopeConfig(10000.0)),
+        ({"rope_parameters": None, "rope_theta": 5e5}, RopeConfig(5e5)),
         (
             {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}},
-            Rope(5e5, "linear", 2.0),
+            RopeConfig(5e5, "linear", 2.0),
         ),
         (
             {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
-            Rope(5e5, "llama3", 32.0, 1.0, 4.0, 8192),
+            RopeConfig(5e5, "llama3", 32.0, 1.0, 4.0, 8192),
         ),
         (
             {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
-            Rope(5e5, "llama3", 32.0, 1.0, 4.0, 8192),
+            RopeConfig(5e5, "llama3", 32.0, 1.0, 4.0, 8192),
         ),
     ],
 )
-def test_rope_in_either_spelling(folder: Path, changes: dict[str, Any], rope: Rope) -> None:
+def test_rope_in_either_spelling(folder: Path, changes: dict[str, Any], rope: RopeConfig) -> None:
     assert read_model(edit(folder, **changes)).layers[0].attention.rope == rope
 
 
@@ -74,7 +74,7 @@ def test_rope_in_both_spellings_counts_once_and_only_if_they_agree(
 ) -> None:
     both = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
     edit(folder, rope_parameters=both, rope_scaling=scaling)
-    assert read_model(folder).layers[0].attention.rope == Rope(5e5, "linear", 2.0)
+    assert read_model(folder).layers[0].attention.rope == RopeConfig(5e5, "linear", 2.0)
     with pytest.raises(ConfigError, match="rope_scaling and rope_parameters differ in factor: keep one"):
         read_model(edit(folder, rope_scaling=scaling | {"factor": 4}))
     with pytest.raises(ConfigError, match="rope_scaling and rope_parameters differ in mscale: keep one"):

@@ -15,7 +15,7 @@ import transformers
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.models.table import MODELS, read_model
 from tests.unit.crossed import crossed
 from tests.unit.families import SAMPLES, VOCAB, write_family
@@ -188,10 +188,10 @@ def test_a_published_gemma_leans_on_transformers_defaults(tmp_path: Path) -> Non
     local, everywhere = (config.layers[i].attention for i in (0, 5))
     assert (local.window, local.rope) == (
         1024,
-        Rope(known.rope_parameters["sliding_attention"]["rope_theta"]),
+        RopeConfig(known.rope_parameters["sliding_attention"]["rope_theta"]),
     )
     theta = known.rope_parameters["full_attention"]["rope_theta"]
-    assert (everywhere.window, everywhere.rope) == (0, Rope(theta, "linear", 8.0))
+    assert (everywhere.window, everywhere.rope) == (0, RopeConfig(theta, "linear", 8.0))
     assert local.num_heads == known.num_attention_heads and local.head_dim == known.head_dim
     assert config.kv_format.kv_heads == known.num_key_value_heads and config.vocab_size == known.vocab_size
     assert config.context_length == known.max_position_embeddings and config.eos_token_ids == (1, 106)
@@ -243,17 +243,17 @@ def common(**fields: Any) -> Change:
         pytest.param("olmo2", norms(after_attention=""), marks=pytest.mark.slow),
         ("olmo2", norms(before_attention="post_attention_layernorm")),
         pytest.param("phi3", attention(window=0), marks=pytest.mark.slow),
-        ("phi3", attention(rope=Rope(10000.0, share=0.75))),
-        pytest.param("phi3_short", attention(rope=Rope(10000.0)), marks=pytest.mark.slow),
+        ("phi3", attention(rope=RopeConfig(10000.0, share=0.75))),
+        pytest.param("phi3_short", attention(rope=RopeConfig(10000.0)), marks=pytest.mark.slow),
         ("qwen3", attention(head_norms=False)),
         ("llama_biases", attention(output_bias=False)),
-        ("llama_yarn", attention(rope=Rope(10000.0))),
+        ("llama_yarn", attention(rope=RopeConfig(10000.0))),
         ("gemma2", attention(soft_cap=0.0)),
         pytest.param("gemma2", common(logit_soft_cap=0.0), marks=pytest.mark.slow),
         pytest.param("gemma3", attention(window=0), marks=pytest.mark.slow),
         pytest.param("gemma3", attention(scale=0.25), marks=pytest.mark.slow),
-        pytest.param("gemma3", attention(rope=Rope(1000000.0)), marks=pytest.mark.slow),
-        ("gemma3", attention(rope=Rope(10000.0))),
+        pytest.param("gemma3", attention(rope=RopeConfig(1000000.0)), marks=pytest.mark.slow),
+        ("gemma3", attention(rope=RopeConfig(10000.0))),
         pytest.param("gemma3", feed_forward(activation="silu"), marks=pytest.mark.slow),
         pytest.param("gemma3", norms(after_attention=""), marks=pytest.mark.slow),
         pytest.param("gemma3", norms(after_feed_forward=""), marks=pytest.mark.slow),
@@ -263,7 +263,7 @@ def common(**fields: Any) -> Change:
         pytest.param("deepseek_v2", feed_forward(group_best=2), marks=pytest.mark.slow),
         pytest.param("deepseek_v2", feed_forward(scale=1.0), marks=pytest.mark.slow),
         ("deepseek_v2_lite", feed_forward(normalised=True)),
-        pytest.param("deepseek_v2_lite", attention(rope=Rope(10000.0)), marks=pytest.mark.slow),
+        pytest.param("deepseek_v2_lite", attention(rope=RopeConfig(10000.0)), marks=pytest.mark.slow),
         pytest.param("deepseek_v3_halves", attention(adjacent=True), marks=pytest.mark.slow),
         pytest.param("kimi_k2", feed_forward(scores="softmax"), marks=pytest.mark.slow),
         ("kimi_k2", feed_forward(corrected=False)),

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from eyas.engine.attention.device import chunk_tile_rows, row_attention
 from eyas.engine.attention.rows import RowLimits
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, NormNames
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
@@ -77,7 +77,7 @@ class Twin:
         launch = skinny.ProductLaunch.on("cpu", pdl=False)
         self.context = LayerContext.on("cpu", config, ProcessGroup(RankInfo(), "cpu"), launch, attention)
 
-    def rows(self, rounds: Placed, chunks: Placed) -> Rows:
+    def rows(self, rounds: Placed, chunks: Placed) -> ForwardRows:
         """Of tokens 0."""
         size, positions, kv_rows, tiles = self.pool.page_size, [], [], []
         for slot, span in (*rounds, *chunks):
@@ -91,7 +91,7 @@ class Twin:
                 tiles.append((slot, first + i, span.start + i, min(self._tile, span.count - i)))
             first += span.count
         slots, starts = int32([slot for slot, _ in rounds]), int32([span.start for _, span in rounds])
-        return Rows(
+        return ForwardRows(
             int32([0] * len(positions)),
             int32(positions),
             int32(kv_rows),
@@ -104,8 +104,8 @@ def int32(values: Sequence[object]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def with_tokens(rows: Rows, tokens: Sequence[int]) -> Rows:
-    return Rows(int32(tokens), rows.positions, rows.kv_rows, rows.rounds, rows.tiles)
+def with_tokens(rows: ForwardRows, tokens: Sequence[int]) -> ForwardRows:
+    return ForwardRows(int32(tokens), rows.positions, rows.kv_rows, rows.rounds, rows.tiles)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -197,7 +197,7 @@ SPECIALS: dict[str, dict[str, Any]] = {
     "window": {"attention": {"window": 0}},
     "cap of scores": {"attention": {"soft_cap": 0.0}},
     "scale": {"attention": {"scale": 0.25}},
-    "rope": {"attention": {"rope": Rope(theta=100.0)}},
+    "rope": {"attention": {"rope": RopeConfig(theta=100.0)}},
     "cap of logits": {"logit_soft_cap": 0.0},
     "embedding scale": {"embedding_scale": 1.0},
     "offset of gains": {"norm_offset": 0.0},

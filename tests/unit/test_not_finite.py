@@ -15,7 +15,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, Role
 from eyas.engine.batch.step_result import NOT_FINITE
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.sampling import sample as kernels
 from eyas.engine.models.eagle3 import Eagle3Draft
 from eyas.engine.sampling.sampler import SampledRow, sample
@@ -63,15 +63,15 @@ def request(name: str, last: int, params: SamplingParams = GREEDY, choices: int 
 
 def poison(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     """The embedding of BAD is not finite, as a broken computation would leave it: KV and logits follow."""
-    take = Weights.take
+    take = WeightSource.take
 
-    def taken(self: Weights, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Any:
+    def taken(self: WeightSource, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Any:
         tensor = take(self, name, shape, dtype)
         if name == "model.embed_tokens.weight":
             tensor[BAD] = value
         return tensor
 
-    monkeypatch.setattr(Weights, "take", taken)
+    monkeypatch.setattr(WeightSource, "take", taken)
 
 
 def good(i: int = 0) -> list[GenerationRequest]:

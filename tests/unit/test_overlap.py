@@ -14,7 +14,7 @@ from paper_grammars import GRAMMAR, PaperGrammars
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, RequestDraftLimits, TokenEntry
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import slot_table
@@ -129,11 +129,11 @@ def test_an_output_that_failed_since_its_step_began_has_no_masks() -> None:
     """Its request fails after the step, and alone."""
     world, grammars = World(0, Setting()), PaperGrammars(drafts=True)
     request = GenerationRequest("a", (1, 2), SamplingParams(grammar=GRAMMAR), speculative=False)
-    generation = Generation(request, 1, Kind.LOCAL, 0.0, 1.0)
+    generation = Generation(request, 1, GenerationKind.LOCAL, 0.0, 1.0)
     seq = Sequence(1, generation, 0, (1, 2), [], slot=3)
     generation.sequences.append(seq)
     nodes = DraftNodes.of(np.full((2, 1), -1, np.int32), world.tables.sizes.width)
-    work = Work(seq, 1, [2], None, sample=True, round=True)
+    work = SequenceWork(seq, 1, [2], None, sample=True, round=True)
     assert StepMasks(grammars, {3: nodes}).of(work) == [], "the first look finds no state"
     assert len(StepMasks(grammars, {3: nodes}).of(work)) == 1
 
@@ -159,7 +159,7 @@ def test_what_a_grammar_forces_is_drafted_and_harms_nothing_if_it_is_wrong(
 def test_drafts_without_masks_of_their_own_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = StepMasks.of
 
-    def roots(self: StepMasks, work: Work) -> list[Any]:
+    def roots(self: StepMasks, work: SequenceWork) -> list[Any]:
         found = masks(self, work)
         return found[:1] * len(found)
 

@@ -9,7 +9,7 @@ import pytest
 from eyas.common.page_names import SHORT_BYTES
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.limits import Limits
@@ -49,13 +49,13 @@ def _ranked(ranks: int = 2, running: int = 3) -> DataParallelScheduler:
 def _sequence(uid: int, prompt: tuple[int, ...], forks: int = 0, caller: str = "") -> Sequence:
     choices = tuple(RequestChoice(i) for i in range(1 + forks))
     request = GenerationRequest(f"r{uid}", prompt, SamplingParams(max_tokens=50), choices, caller=caller)
-    generation = Generation(request, 1, Kind.LOCAL, float(uid), 1e9)
+    generation = Generation(request, 1, GenerationKind.LOCAL, float(uid), 1e9)
     seq = Sequence(uid, generation, 0, prompt, [], forks=tuple(range(1, 1 + forks)))
     generation.sequences.append(seq)
     return seq
 
 
-def _run(scheduler: DataParallelScheduler, works: list[Work]) -> None:
+def _run(scheduler: DataParallelScheduler, works: list[SequenceWork]) -> None:
     """A step that gives every sequence the token 1."""
     scheduler.pool.launched()
     for work in works:

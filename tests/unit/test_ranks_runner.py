@@ -13,7 +13,7 @@ import torch
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.prompt_scores import PromptScores, ScoreRequest
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, GraphBuckets
 from eyas.engine.device.runner import DeviceRunner
@@ -97,16 +97,16 @@ def made(ranks: int = 2, width: int = 1) -> tuple[DeviceRunner, Told]:
 
 def work(
     rank: int, slot: int, pages: list[int], start: int, count: int, *, drafted: bool = True, **params: Any
-) -> Work:
+) -> SequenceWork:
     """A round if `count` is 0. `pages`: of the rank's own pool. `drafted`: unless its request says no."""
     prompt, told = tuple(range(1, 14)), SamplingParams(**params)
     request = GenerationRequest(f"{rank} {slot}", prompt, told, speculative=drafted)
-    generation = Generation(request, 1, Kind.LOCAL, 0.0, 1.0)
+    generation = Generation(request, 1, GenerationKind.LOCAL, 0.0, 1.0)
     generation.rank = rank
     seq = Sequence(slot, generation, 0, request.prompt_ids, [], slot=slot, occupancy=9)
     seq.pages, seq.draft_len = [page + PAGES * rank for page in pages], start
     tokens = list(request.prompt_ids[start : start + max(count, 1)])
-    return Work(seq, start, tokens, None, sample=start + len(tokens) == 13, round=not count)
+    return SequenceWork(seq, start, tokens, None, sample=start + len(tokens) == 13, round=not count)
 
 
 def part(step: StepInput, name: str) -> np.ndarray:
@@ -200,7 +200,7 @@ def test_shapes_hold_any_share_of_works(seed: int) -> None:
 # --- with a head in the step ------------------------------------------------------------------------------
 
 
-def forked(rank: int, slot: int, feature: float) -> Work:
+def forked(rank: int, slot: int, feature: float) -> SequenceWork:
     """The first round of a choice that begins with the prompt of another."""
     one = work(rank, slot, [6, 1, 4, 2], 12, 0)
     one.seq.draft_len = 11

@@ -10,7 +10,7 @@ from engine_rig import PAGE, VOCAB, Rig, handle, request
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.types import FinishCause, FirstToken, KvKind, RequestChoice, WorkerBacklog
-from eyas.engine.batch.sequence import Kind
+from eyas.engine.batch.sequence import GenerationKind
 from eyas.engine.ipc.messages import (
     AttachKv,
     CancelGeneration,
@@ -156,7 +156,7 @@ def test_first_tokens_that_are_missing_or_no_tokens_are_a_lost_attempt(first: tu
     assert rig.lost() == [1]
     assert rig.held() == 0 and "a" in rig.requests.table, "it keeps its place"
     rig.requests.attach(AttachKv("a", 2))
-    assert [seq.generation.kind for seq in rig.scheduler.waiting] == [Kind.LOCAL]
+    assert [seq.generation.kind for seq in rig.scheduler.waiting] == [GenerationKind.LOCAL]
 
 
 @pytest.mark.parametrize("handles", [(handle(9),), (handle(11),), (handle(10, group=KvKind.DRAFT),)])

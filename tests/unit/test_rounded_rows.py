@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.fp8 import RowRounding
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.kernels.experts import grouped
 from eyas.engine.kernels.experts.group import group
 from eyas.engine.kernels.experts.grouped import GroupedProducts
@@ -14,7 +14,7 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
 from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of
 from eyas.engine.kernels.latent.latent_rows import InnerNorms, write_latents
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products.blocks import Fp8Rows, Normed, StoredWeight, quantise
+from eyas.engine.kernels.products.blocks import Fp8Rows, NormedRows, StoredWeight, quantise
 from eyas.engine.kernels.products.skinny import KvRows, ProductLaunch, RotaryInput
 from eyas.engine.layers.rotary import tables
 from tests.unit.crossed import crossed
@@ -39,11 +39,11 @@ def same(found: Fp8Rows, expected: Fp8Rows) -> bool:
 def test_norms_round_what_they_give(width: int, rounding: RowRounding) -> None:
     x, residual, gain = random(4, width), random(4, width, seed=1), random(width, seed=2)
     x[1], residual[1] = 0.0, 0.0
-    alone = row_kernels.normed(x, row_kernels.Norm(EPS, gain, rounding))
+    alone = row_kernels.normed(x, row_kernels.NormInput(EPS, gain, rounding))
     assert torch.equal(alone.plain, row_kernels.norm(x, EPS, gain))
     plain, rounded = residual.clone(), residual.clone()
-    expected = row_kernels.add_norm(x, plain, row_kernels.Norm(EPS, gain))
-    found = row_kernels.add_norm(x, rounded, row_kernels.Norm(EPS, gain, rounding))
+    expected = row_kernels.add_norm(x, plain, row_kernels.NormInput(EPS, gain))
+    found = row_kernels.add_norm(x, rounded, row_kernels.NormInput(EPS, gain, rounding))
     assert torch.equal(rounded, plain) and torch.equal(found.plain, expected.plain)
     for made in (alone, found):
         assert made.rounded is not None and same(made.rounded, quantise(made.plain, rounding))
@@ -55,7 +55,7 @@ def test_a_row_that_is_no_number_spoils_no_other() -> None:
     x[1, 7] = float("nan")
     for rounding in ROUNDINGS:
         found, alone = (
-            row_kernels.normed(rows, row_kernels.Norm(EPS, None, rounding)) for rows in (x, x[2:])
+            row_kernels.normed(rows, row_kernels.NormInput(EPS, None, rounding)) for rows in (x, x[2:])
         )
         assert found.rounded is not None and alone.rounded is not None
         assert torch.equal(found.rounded.stored[2].float(), alone.rounded.stored[0].float())
@@ -63,18 +63,18 @@ def test_a_row_that_is_no_number_spoils_no_other() -> None:
 
 
 def test_rows_are_read_as_a_weight_rounds_them() -> None:
-    normed = row_kernels.normed(random(2, 128), row_kernels.Norm(EPS, None, BLOCK))
+    normed = row_kernels.normed(random(2, 128), row_kernels.NormInput(EPS, None, BLOCK))
     assert normed.read_by(BLOCK) is normed.rounded
     for other in (POWERS, None):
         assert normed.read_by(other) is normed.plain
-    assert Normed(normed.plain).read_by(BLOCK) is normed.plain
+    assert NormedRows(normed.plain).read_by(BLOCK) is normed.plain
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
 @pytest.mark.parametrize("queries", [96, 384])
 def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: RowRounding) -> None:
     latent, rotated = 128, 32
-    cos, sin = (table.to(DEVICE) for table in tables(Rope(10_000.0), rotated, 16))
+    cos, sin = (table.to(DEVICE) for table in tables(RopeConfig(10_000.0), rotated, 16))
     rotation = RotaryInput(cos, sin, torch.tensor([3, 0, 9], dtype=torch.int32, device=DEVICE))
     x, gains = random(3, queries + latent + rotated), (random(latent, seed=1), random(queries, seed=2))
     found = []

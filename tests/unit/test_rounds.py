@@ -6,7 +6,7 @@ import torch
 from engine_rig import Rig, request
 
 from eyas.common.types import FinishCause, RequestChoice
-from eyas.engine.batch.sequence import Sequence, Work
+from eyas.engine.batch.sequence import Sequence, SequenceWork
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import StepReply
 from eyas.engine.loop.commit import StepCommitter
@@ -71,7 +71,7 @@ class ToldRunner:
         self.copy_page = pool.copy_page
         self.chosen: list[int] = []
 
-    def launch(self, works: list[Work]) -> ComputedStep:
+    def launch(self, works: list[SequenceWork]) -> ComputedStep:
         (work,) = works
         for row, token in enumerate(work.tokens, start=work.start):
             self.pool.rows[work.seq.pages[row // 4] * 4 + row % 4] = token

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eyas.common.types import FirstToken, RequestChoice
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.ipc.messages import AttachKv, CancelGeneration, OpenPull, PullReady
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 
 
-def _apply(rig: Rig, works: list[Work], token: int = 1) -> None:
+def _apply(rig: Rig, works: list[SequenceWork], token: int = 1) -> None:
     """What the engine does with a step's outputs, as far as page accounting goes."""
     for work in works:
         seq = work.seq
@@ -179,7 +179,7 @@ class _World(RuleBasedStateMachine):
         self.rig.poll()
         self.rig.requests.join(time.monotonic())
 
-    def _pages(self, work: Work) -> set[int]:
+    def _pages(self, work: SequenceWork) -> set[int]:
         rows = range(work.start, work.start + len(work.tokens))
         pages = {work.seq.pages[row // PAGE] for row in rows}
         assert all(self.rig.pool.owners(page) == 1 for page in pages), "a shared page is written"

@@ -11,7 +11,7 @@ import pytest
 from engine_rig import Rig, handle, request
 
 from eyas.common.types import FirstToken, GenerationRequest, RequestChoice
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import AttachKv, OpenPull, PrefillPrompt
 from eyas.engine.scheduling.fairness import Shares
 from eyas.engine.scheduling.scheduler import Scheduler
@@ -27,7 +27,7 @@ def of_call(call: str, number: int, n: int = 1, *, most: int = 20, caller: str =
     return msgspec.structs.replace(made, call=call, caller=caller)
 
 
-def commit(rig: Rig, works: list[Work]) -> None:
+def commit(rig: Rig, works: list[SequenceWork]) -> None:
     """A step's outputs, as far as sequences and pages go."""
     rig.pool.launched()
     rig.pool.landed()
@@ -237,7 +237,7 @@ def test_a_prompt_for_elsewhere_is_never_disturbed() -> None:
     for number in range(4):
         rig.requests.prefill(PrefillPrompt(msgspec.structs.replace(of_call("many", number)), 1, False))
     works = rig.scheduler.schedule()
-    assert {work.seq.generation.kind for work in works} == {Kind.PREFILL}
+    assert {work.seq.generation.kind for work in works} == {GenerationKind.PREFILL}
     rig.submit(of_call("one", 0))
     rig.scheduler.schedule()
     assert rig.scheduler.preemptions == 0

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
-from eyas.engine.batch.sequence import Generation, Kind, Sequence
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tables import SlotTables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -58,7 +58,7 @@ class Step:
         temperature, seed = pick.choice((0.0, 0.9)), pick.getrandbits(64)
         wanted = SamplingParams(temperature=temperature, top_k=pick.choice((0, 9)), seed=seed, **params)
         request = GenerationRequest("a", tuple(pick.choices(range(IDS), k=9)), wanted)
-        generation = Generation(request, 1, Kind.LOCAL, 0.0, 1.0)
+        generation = Generation(request, 1, GenerationKind.LOCAL, 0.0, 1.0)
         output = pick.choices(range(IDS), k=pick.randrange(8))
         seq = Sequence(slot, generation, pick.randrange(3), request.prompt_ids, output, slot=slot)
         writes = TableWrites(self.tables)

@@ -25,7 +25,7 @@ from staging_rig import PAGE, PAGES, SLOTS, ByHand, staged
 from eyas.common.errors import TransferFailed
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, RequestChoice
-from eyas.engine.batch.sequence import Generation, Kind
+from eyas.engine.batch.sequence import Generation, GenerationKind
 from eyas.engine.ipc.messages import PagesStaged, ReleaseLease, StagePages, UnstagePages
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.leases import LeaseTable
@@ -85,7 +85,7 @@ def test_the_proof_page_goes_out_as_any_other(beside: tuple[KvPool, PageStaging]
 
 def prompt(id: str, rows: int) -> Generation:
     made = GenerationRequest(id, tuple(range(rows)), SamplingParams(), (RequestChoice(0),), timeout_s=1e6)
-    return Generation(made, 1, Kind.PREFILL, arrived=0.0, deadline=1e12)
+    return Generation(made, 1, GenerationKind.PREFILL, arrived=0.0, deadline=1e12)
 
 
 class StagedOwner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.engine.loop.step_clock import MARGIN_S, StepClock
+from eyas.engine.loop.step_loop import MARGIN_S, StepClock
 
 
 class Clock:

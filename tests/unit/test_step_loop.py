@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from eyas.engine.loop import step_loop
-from eyas.engine.loop.step_clock import MARGIN_S, StepClock
-from eyas.engine.loop.step_loop import LOOK_S, StepLoop
+from eyas.engine.loop.step_loop import LOOK_S, MARGIN_S, StepClock, StepLoop
 
 STEP_S = 0.2  # as long as the clock has learned that a step takes
 

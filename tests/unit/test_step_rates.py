@@ -12,7 +12,7 @@ import pytest
 from eyas.common.config import EngineConfig
 from eyas.common.prompt_share import WINDOW_S, PromptShare
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.loading import step_rates
 from eyas.engine.loading.step_rates import StepLimits, StepSample, fit, measure
 from eyas.simulator.hardware import example
@@ -91,7 +91,7 @@ class Device:
         self.known: set[tuple[int, int]] = set()
         self.flying = 0
 
-    def launch(self, works: list[Work]) -> Any:
+    def launch(self, works: list[SequenceWork]) -> Any:
         seqs = [work.seq for work in works]
         new = [seq for seq in seqs if (seq.slot, seq.occupancy) not in self.known]
         self.known |= {(seq.slot, seq.occupancy) for seq in new}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from engine_rig import Rig, request
 
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.scheduling.fairness import Queue
@@ -18,7 +18,7 @@ from eyas.engine.scheduling.turns import StepRoom
 FREE = 1e9  # tokens of context that take as long as a row: it counts for nothing
 
 
-def _step(rig: Rig) -> list[Work]:
+def _step(rig: Rig) -> list[SequenceWork]:
     """A step, and what the engine does with its outputs."""
     works = rig.scheduler.schedule()
     for work in works:

@@ -14,8 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.finite import FiniteCheck
-from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, Weights
+from eyas.engine.checkpoint.weights import (
+    DummyWeights,
+    FiniteCheck,
+    FolderWeights,
+    WeightPlacement,
+    WeightSource,
+)
 from tests.unit.tiny import write_tiny_llama
 
 
@@ -154,7 +159,7 @@ def test_dummy_tensors_are_gains_of_one_and_integers_of_zero() -> None:
 # --- ranks ---------------------------------------------------------------------------------------------
 
 QUERIES, KEYS = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
-Source = Callable[[WeightPlacement], Weights]
+Source = Callable[[WeightPlacement], WeightSource]
 
 
 @pytest.fixture(params=["folder", "dummy"])

@@ -106,7 +106,7 @@ class _LayerRows:
 
     def call(self, product: MatrixProduct, weight: torch.Tensor, launch: skinny.ProductLaunch) -> Call:
         """One product, as the engine calls it."""
-        normed = skinny.ProductInput(self._hidden, self._squares, EPS)
+        normed = skinny.SkinnyInput(self._hidden, self._squares, EPS)
         if product.kind == "qkv":
             spec = self._setting.model.layers[0].attention
             q = self._empty(spec.num_heads, spec.head_dim)
@@ -115,7 +115,7 @@ class _LayerRows:
         if product.kind == "gated":
             gelu = self._setting.model.layers[0].feed_forward.activation == "gelu_tanh"
             return partial(skinny.gated, normed, weight, self._empty(product.n // 2), launch, gelu)
-        plain = skinny.ProductInput(self._normal(product.k))
+        plain = skinny.SkinnyInput(self._normal(product.k))
         if product.kind == "head":
             out = torch.empty(self._m, product.n, dtype=torch.float32, device=self._setting.device)
             return partial(skinny.linear, plain, weight, out, launch)

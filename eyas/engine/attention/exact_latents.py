@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.rows import RowLimits
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.exact_attend import ExactLaunch
 from eyas.engine.kernels.attention.paged import PagedKv
@@ -36,7 +36,7 @@ class ExactLatents:
         self._launch = ExactLaunch.on(kv, heads, queries, pdl, shared=MOST_SHARED)
 
     def __call__(
-        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+        self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling
     ) -> torch.Tensor:
         """As `PagedLatents`."""
         assert isinstance(scores, LatentHeads)

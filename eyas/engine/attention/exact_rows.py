@@ -12,7 +12,7 @@ import torch
 
 from eyas.engine.attention.beside import PrefillStream
 from eyas.engine.attention.rows import RowLimits
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.exact_attend import AttentionCut, ExactLaunch
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
@@ -37,7 +37,7 @@ class ExactAttention:
         self._launch = ExactLaunch.on(kv, heads, most.batch * most.width, pdl, shared=shared)
 
     def __call__(
-        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+        self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling
     ) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
         kv, out = PagedKv(layer, self.tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
@@ -50,7 +50,7 @@ class ExactAttention:
             self._beside.run(rows.count, chunks, rounds)
         return out.view(q.shape[0], -1)
 
-    def _rounds(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
+    def _rounds(self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor) -> None:
         first = 0
         for group in rows.groups:
             queries = QueryRows(group.slots, group.starts, group.width, group.mask, group.extent)

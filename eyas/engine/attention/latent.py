@@ -14,7 +14,7 @@ import torch
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.rows import RowLimits, larger
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.scores import ScoreScaling
@@ -51,7 +51,7 @@ class PagedLatents:
             self._scratch = larger(self._scratch, other, "parts", "lses", "counts")
 
     def __call__(
-        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+        self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling
     ) -> torch.Tensor:
         """q [m, heads * (plain + rotated)], not rotated yet, strided by row at most, over [pages, 1,
         page_size, 1, width] -> [m, heads * value]. `scores`: `LatentHeads`.
@@ -68,7 +68,7 @@ class PagedLatents:
         return out
 
     def _absorbed(
-        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, heads: LatentHeads, out: torch.Tensor
+        self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, heads: LatentHeads, out: torch.Tensor
     ) -> None:
         """The first rows of the forward, [n, ..]: over latents."""
         kv, first = PagedKv(layer, self.tables, heads, rows.firsts), 0

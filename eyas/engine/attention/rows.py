@@ -15,7 +15,7 @@ import torch
 
 from eyas.engine.attention.beside import PrefillStream
 from eyas.engine.attention.prompts import PromptAttention
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import attend_chunks
@@ -70,7 +70,7 @@ class PagedAttention:
         self._beside = PrefillStream(cuda=sample.is_cuda)
 
     def __call__(
-        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+        self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling
     ) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
         kv, out = PagedKv(layer, self.tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
@@ -82,7 +82,7 @@ class PagedAttention:
             self._both(q, kv, rows, out)
         return out.view(q.shape[0], -1)
 
-    def _both(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
+    def _both(self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor) -> None:
         first = sum(group.rows for group in rows.groups)
         chunks = partial(self._chunks, q[first:], kv, rows, out[first:])
         self._beside.run(rows.count, chunks, partial(self._groups, q, kv, rows.groups, out))
@@ -95,7 +95,7 @@ class PagedAttention:
             attend(q[own], kv, queries, self._launch, out=out[own])
             first += group.rows
 
-    def _chunks(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
+    def _chunks(self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor) -> None:
         prompts = self._prompts if rows.planned and rows.firsts is None else None
         if prompts is not None and prompts.scores == kv.scores:
             prompts.run(q, kv.pool, out)

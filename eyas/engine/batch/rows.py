@@ -30,7 +30,7 @@ class DecodeRows:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ForwardRows:
     """The m rows of a forward: first those of `rounds`, then prompt chunks.
 
     `tokens`, `positions`, `kv_rows` int32 [m]: ids, RoPE positions, and the physical KV row that each row

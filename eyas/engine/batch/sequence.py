@@ -18,7 +18,7 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import FeatureWindow
 
 
-class Kind(enum.Enum):
+class GenerationKind(enum.Enum):
     """Where a generation's KV is computed, and where it is decoded."""
 
     LOCAL = "local"  # computed and decoded here
@@ -32,7 +32,7 @@ class Generation:
 
     request: GenerationRequest
     attempt: int
-    kind: Kind
+    kind: GenerationKind
     arrived: float
     deadline: float
     sequences: list[Sequence] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Generation:
         began = self.began or now
         return EngineTimings(
             queue_ms=1e3 * (began - self.arrived),
-            prefill_ms=0.0 if self.kind is Kind.ATTACH else 1e3 * (now - began),
+            prefill_ms=0.0 if self.kind is GenerationKind.ATTACH else 1e3 * (now - began),
             transfer_ms=self.transfer_ms,
             transfer_bytes=self.transfer_bytes,
             transfer_path=self.transfer_path,
@@ -155,7 +155,7 @@ class Sequence:
     @property
     def is_shared(self) -> bool:
         """Do others start from its prompt: choices here, or another worker?"""
-        return bool(self.forks) or self.generation.kind is Kind.PREFILL
+        return bool(self.forks) or self.generation.kind is GenerationKind.PREFILL
 
     @property
     def keeps(self) -> int:
@@ -191,7 +191,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Work:
+class SequenceWork:
     """What one step does for one sequence: it computes rows start .. start + len(tokens) - 1.
 
     A prompt chunk has no tree; `sample` says that its last row gives a token. A round (plain decoding or

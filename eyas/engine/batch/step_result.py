@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from eyas.common.types import PromptTokenLogprobs, TokenLogprob
 from eyas.engine.batch.prompt_scores import ScoreRequest
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.tree import NO_DRAFTS, DraftCounts
 
 NOT_FINITE = -1
@@ -18,7 +18,7 @@ NO_FORKS: Mapping[int, tuple[int, TokenLogprob | None]] = {}
 
 
 class StepResult(NamedTuple):
-    """The result of one `Work`, its verdict done and its rows where they belong.
+    """The result of one `SequenceWork`, its verdict done and its rows where they belong.
 
     `tokens`: what the model says next, in order; none for a chunk that ends before its prompt does.
     `logprobs`: of those tokens, as far as they were asked for. `forks`: by choice, the first token of each
@@ -28,7 +28,7 @@ class StepResult(NamedTuple):
     drafter's GPU already; 0: they are not.
     """
 
-    work: Work
+    work: SequenceWork
     tokens: SequenceOf[int] = ()
     logprobs: SequenceOf[TokenLogprob | None] = ()
     drafts: DraftCounts = NO_DRAFTS

@@ -17,7 +17,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.folder import fingerprint, weight_files
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.quantized import Fp8Config
-from eyas.engine.checkpoint.rope import MOST_CONTEXT, Rope
+from eyas.engine.checkpoint.rope import MOST_CONTEXT, RopeConfig
 from eyas.engine.kv.format import KvFormat
 
 Value = TypeVar("Value")
@@ -36,7 +36,7 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: Rope
+    rope: RopeConfig
     scale: float
     window: int = 0
     unseen: int = 0
@@ -319,7 +319,7 @@ class ModelConfig:
         return next(iter(found))
 
 
-def _rope_complaints(rope: Rope, attention: AttentionSpec) -> Iterator[str]:
+def _rope_complaints(rope: RopeConfig, attention: AttentionSpec) -> Iterator[str]:
     """What of a RoPE does not go with its heads, a sentence each."""
     rotated, latent = rope.rotated(attention.rotated_dim), attention.latent
     if rope.kind == "dynamic" and rotated <= 2:

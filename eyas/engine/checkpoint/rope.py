@@ -21,7 +21,7 @@ RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rope:
+class RopeConfig:
     """Rotary embedding of a head, as transformers computes it for these kinds.
 
     `share`: how much of a head is rotated, its first elements; the others are left as they are.

@@ -3,6 +3,9 @@
 A model asks for each tensor by name and shape, once, in the order in which it builds itself; at most one
 tensor is held at a time. Where several ranks share a model, each asks for its own part of a tensor, and only
 that part is read. Weights in FP8 are widened as they are read, unless they are asked for as they are.
+
+`FiniteCheck` checks that weights are finite numbers. A model with NaN or infinity serves, and its answers are
+empty. What is found of a tensor stays on its device until all are loaded: asking a GPU means waiting for it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import hashlib
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +28,6 @@ from safetensors import SafetensorError, safe_open
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
-from eyas.engine.checkpoint.finite import FiniteCheck
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, SomeRows
 from eyas.engine.checkpoint.quantized import Fp8Config
@@ -34,6 +37,42 @@ Shape = tuple[int, ...]
 Part = tuple[slice, ...]  # the slice of each dimension, from the first on; (): everything
 _COMPARED_ROWS = 4096  # at once, of two matrices
 _PLAIN = ("F64", "F32", "F16", "BF16")  # what a safetensors file calls dtypes that mean what they say
+
+
+_FP8_NAN = 127
+"""Of e4m3, which has no infinity, the bits of a NaN without their sign: the largest there are."""
+
+
+class FiniteCheck:
+    """Takes tensors in any order, and says at the end which of them have NaN or infinity."""
+
+    def __init__(self) -> None:
+        # Numbers of one dtype, finite if all elements of their tensor are. Two dtypes cannot be stacked.
+        self._names: defaultdict[torch.dtype, list[str]] = defaultdict(list)
+        self._found: defaultdict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+
+    def see(self, name: str, tensor: torch.Tensor) -> None:
+        """Looks at a tensor of floating-point numbers; others are never infinite."""
+        if tensor.numel() and tensor.is_floating_point():
+            for number in _extremes(tensor):
+                self._names[number.dtype].append(name)
+                self._found[number.dtype].append(number)
+
+    def broken(self) -> list[str]:
+        """The names of the tensors that are not finite, each once. Waits for the device, once."""
+        if not self._found:
+            return []
+        finite = torch.cat([torch.stack(numbers).isfinite() for numbers in self._found.values()])
+        names = [name for each in self._names.values() for name in each]
+        return list(dict.fromkeys(n for n, holds in zip(names, finite.tolist(), strict=True) if not holds))
+
+
+def _extremes(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Scalars that are finite if all elements are. A minimum and a maximum cannot overflow, as sums can."""
+    if tensor.dtype is not torch.float8_e4m3fn:
+        return torch.aminmax(tensor)
+    largest = tensor.view(torch.uint8).bitwise_and(_FP8_NAN).amax()
+    return ((_FP8_NAN - largest.float()).reciprocal(),)
 
 
 @dataclass(frozen=True)
@@ -56,7 +95,7 @@ class WeightPlacement:
         return range(each * self.sharer, each * (self.sharer + 1))
 
 
-class Weights(ABC):
+class WeightSource(ABC):
     """A source of named tensors, all on one device; floating-point ones in one precision.
 
     Shapes are always those of the whole tensor. Every method raises ConfigError, which names the tensor, if
@@ -156,7 +195,7 @@ class Weights(ABC):
 CPU = WeightPlacement()
 
 
-class FolderWeights(Weights):
+class FolderWeights(WeightSource):
     """Reads a folder's safetensors files. A context manager: it holds the files and a progress bar open.
 
     `spelling` maps a stored name to the name by which models ask for the tensor; `fused`: which of those are
@@ -352,7 +391,7 @@ def _aligned(mapped: torch.Tensor) -> torch.Tensor:
     return whole.clone() if whole.data_ptr() % 16 else whole
 
 
-class DummyWeights(Weights):
+class DummyWeights(WeightSource):
     """Seeded noise: vectors are ones, matrices keep the scale of their input, integers are zero.
 
     A tensor depends on its name and the seed alone, not on the order in which tensors are taken. A rank's

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.window import ROWS, DeviceFeatures, DeviceRows
 from eyas.engine.device.step import FeatureRequest, PlacedBatch, StepShape
@@ -64,7 +64,7 @@ class AcceptedFeatures:
         return self.rows[first : first + count]
 
 
-def chunk_ends(chunks: SequenceOf[Work]) -> list[int]:
+def chunk_ends(chunks: SequenceOf[SequenceWork]) -> list[int]:
     """Of how many rows at the end of each chunk a drafter may want to hear."""
     return [
         max(0, min(len(work.tokens), work.start + len(work.tokens) + ROWS - len(work.seq)))

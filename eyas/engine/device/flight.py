@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from eyas.engine.batch.prompt_scores import ScoreRequest
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.step_result import NOT_FINITE, StepResult
 from eyas.engine.batch.tree import DraftCounts
 from eyas.engine.device.accepted_features import AcceptedFeatures
@@ -25,7 +25,7 @@ from eyas.engine.sampling.scores import TokenScores
 class ScoredPrompt:
     """Prompt rows of `work` that were asked for; `scores` are valid once the step has landed."""
 
-    work: Work
+    work: SequenceWork
     asked: ScoreRequest
     scores: TokenScores
 
@@ -34,7 +34,7 @@ class ScoredPrompt:
 class PromptFeatures:
     """Float32 [len(works), head width], of the last row of each; valid once the step has landed."""
 
-    works: SequenceOf[Work]
+    works: SequenceOf[SequenceWork]
     rows: torch.Tensor
 
     def by_work(self) -> dict[int, torch.Tensor]:
@@ -71,7 +71,7 @@ class LaunchedStep:
     """
 
     shape: StepShape
-    works: SequenceOf[Work]
+    works: SequenceOf[SequenceWork]
     parts: SequenceOf[RankPart]
     finish: Callable[[], StepOutput]
     depth: int | None = None

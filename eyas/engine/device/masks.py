@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.tree import ROOT, DraftTree
 from eyas.engine.grammar.grammars import GrammarManager
 
@@ -40,7 +40,7 @@ class StepMasks:
         self._grammars = grammars
         self._drafts = drafts
 
-    def of(self, work: Work) -> list[np.ndarray | None]:
+    def of(self, work: SequenceWork) -> list[np.ndarray | None]:
         """By node of the work's rows, the root first: as `GrammarManager.masks`, which may be empty."""
         nodes = self._drafts.get(work.seq.slot)
         if nodes is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.attention.prompts import PromptPlan
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables, mask_words
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
@@ -145,7 +145,9 @@ class StepProgram:
         first = shape.batch * shape.width
         singles = self._decode_rows("single_slots", first, 1) if shape.singles else None
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
-        rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles)
+        rows = ForwardRows(
+            part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles
+        )
         taps = state.head.taps if state.head and (shape.drafts or state.tap) else ()
         x, self._tapped = state.model.forward(rows, state.pool, taps)
         self._rows = rows
@@ -169,7 +171,7 @@ class StepProgram:
         )
         tap = self._state.tap
         if tap is not None and tap.mails and width > 1:
-            reach = mailbox.DraftLimits(self._state.model.config.vocab_size, tap.path_rows - 1, tap.trees)
+            reach = mailbox.MailLimits(self._state.model.config.vocab_size, tap.path_rows - 1, tap.trees)
             mailbox.fetch(batch, tap.place, reach)
         round_kernels.prepare(batch, rows, mask)
         return DecodeRows(batch.slots, starts, width, mask if self._state.trees and width > 1 else None)
@@ -267,7 +269,9 @@ class StepProgram:
         if not shape.chunk:
             return None
         own = slice(shape.round_rows, None)
-        mine = Rows(rows.tokens[own], rows.positions[own], rows.kv_rows[own], None, rows.tiles, self._planned)
+        mine = ForwardRows(
+            rows.tokens[own], rows.positions[own], rows.kv_rows[own], None, rows.tiles, self._planned
+        )
         ends = part["end_rows"].clamp(max=shape.chunk - 1)  # of padding: any row
         return AcceptedChunk(mine, part["following"][: shape.chunk], ends, part["end_slots"])
 

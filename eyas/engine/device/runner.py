@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from eyas.engine.batch.prompt_scores import ScoreRequest
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.device.accepted_features import AcceptedFeatures, chunk_ends, staying, wanted
 from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.device.depths import DepthBuckets
@@ -68,7 +68,7 @@ class DeviceRunner:
         self._padding_slot = layouts[0].padding_slot
         self._ranks = [SlotTable(executor.state, layout, grammars) for layout in layouts]
 
-    def launch(self, works: SequenceOf[Work]) -> LaunchedStep:
+    def launch(self, works: SequenceOf[SequenceWork]) -> LaunchedStep:
         """Starts a step; `land` of the result waits for it."""
         mine = self._by_rank(works)
         writes, joining = self._tell(mine)
@@ -103,21 +103,23 @@ class DeviceRunner:
             flight.complete()
         return flight
 
-    def _by_rank(self, works: SequenceOf[Work]) -> list[SequenceOf[Work]]:
+    def _by_rank(self, works: SequenceOf[SequenceWork]) -> list[SequenceOf[SequenceWork]]:
         if len(self._ranks) == 1:
             return [works]
-        mine: list[list[Work]] = [[] for _ in self._ranks]
+        mine: list[list[SequenceWork]] = [[] for _ in self._ranks]
         for work in works:
             mine[work.seq.generation.rank or 0].append(work)
         return list(mine)
 
-    def _tell(self, mine: SequenceOf[SequenceOf[Work]]) -> tuple[list[np.ndarray], list[list[Work]]]:
+    def _tell(
+        self, mine: SequenceOf[SequenceOf[SequenceWork]]
+    ) -> tuple[list[np.ndarray], list[list[SequenceWork]]]:
         """What each rank's tables must be told with the step, or before it; and the sequences that join."""
         told = [rank.tell(own, self.draft_wait_s) for rank, own in zip(self._ranks, mine, strict=True)]
         return [writes.array() for writes, _ in told], [joining for _, joining in told]
 
     def _join(
-        self, joining: SequenceOf[list[Work]], writes: SequenceOf[np.ndarray], width: int
+        self, joining: SequenceOf[list[SequenceWork]], writes: SequenceOf[np.ndarray], width: int
     ) -> list[np.ndarray]:
         """All is told before the step, and drafted for those that join: on all ranks at once, for as many."""
         joined = [
@@ -144,7 +146,7 @@ class DeviceRunner:
     def _parts(
         self,
         placed: SequenceOf[PlacedBatch],
-        asked: SequenceOf[list[tuple[Work, ScoreRequest]]],
+        asked: SequenceOf[list[tuple[SequenceWork, ScoreRequest]]],
         shape: StepShape,
     ) -> list[RankPart]:
         """Each rank's, with what is asked for of the rows of its prompts."""
@@ -194,7 +196,7 @@ class DeviceRunner:
         reports = self._executor.sample(*arrays)
         return [rows.told([each[rank] for each in reports]) for rank, rows in enumerate(special)]
 
-    def _depth(self, works: SequenceOf[Work]) -> tuple[int | None, GraphBuckets]:
+    def _depth(self, works: SequenceOf[SequenceWork]) -> tuple[int | None, GraphBuckets]:
         """How deep the step drafts, if that may change, and its graphs."""
         if self._depths is None:
             return None, self._buckets
@@ -203,10 +205,10 @@ class DeviceRunner:
         seqs = [work.seq for work in rounds]
         return self._depths.choose(seqs, followed, prompts=len(seqs) < len(works))
 
-    def _occupant(self, work: Work) -> SlotOccupant:
+    def _occupant(self, work: SequenceWork) -> SlotOccupant:
         return self._ranks[work.seq.generation.rank or 0].occupant(work)
 
-    def _catch_up(self, works: SequenceOf[Work], width: int) -> None:
+    def _catch_up(self, works: SequenceOf[SequenceWork], width: int) -> None:
         """The head takes what plain rounds left to it: before a step that drafts, or once one's is too much.
 
         Then all join: a call costs about the same for one sequence as for many.
@@ -229,7 +231,7 @@ class DeviceRunner:
             self._executor.catch_up(CatchUp(np.array(some, np.int32).T.copy(), width))
 
     def _place(
-        self, mine: SequenceOf[SequenceOf[Work]], buckets: GraphBuckets
+        self, mine: SequenceOf[SequenceOf[SequenceWork]], buckets: GraphBuckets
     ) -> tuple[StepShape, list[PlacedBatch]]:
         """The shape of every rank's step, and its rows in it: those that nothing is drafted for have a row
         each, if the shape has such rows.
@@ -309,7 +311,7 @@ def late_sizes(running: int) -> tuple[int, ...]:
     return tuple(1 << power for power in range((min(running, LATE_AT_ONCE) - 1).bit_length() + 1))
 
 
-def asked_rows(chunks: SequenceOf[Work], first: int) -> list[tuple[Work, ScoreRequest]]:
+def asked_rows(chunks: SequenceOf[SequenceWork], first: int) -> list[tuple[SequenceWork, ScoreRequest]]:
     """Rows of prompts to be scored; the chunks' rows stand in the step from row `first` on."""
     found = []
     for work in chunks:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.common.config import MOST_STEPS
-from eyas.engine.batch.sequence import Kind, RingPlace, Work
+from eyas.engine.batch.sequence import GenerationKind, RingPlace, SequenceWork
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -52,18 +52,20 @@ class SlotTable:
         self._grammars = grammars
         self._occupants: dict[int, SlotOccupant] = {}  # by slot
 
-    def occupant(self, work: Work) -> SlotOccupant:
+    def occupant(self, work: SequenceWork) -> SlotOccupant:
         """Of the slot of a sequence that was told."""
         return self._occupants[work.seq.slot]
 
-    def tell(self, works: SequenceOf[Work], draft_wait_s: float = 0.0) -> tuple[TableWrites, list[Work]]:
+    def tell(
+        self, works: SequenceOf[SequenceWork], draft_wait_s: float = 0.0
+    ) -> tuple[TableWrites, list[SequenceWork]]:
         """What the tables do not yet know of these sequences; and those that join before the step: something
         is drafted for them from now on, and nothing has been. `draft_wait_s`: as of `StepRunner`.
         """
         writes, polls = TableWrites(self._state.tables), polls_in(draft_wait_s)
         return writes, [work for work in works if self._tell(work, writes, polls)]
 
-    def joined(self, joining: SequenceOf[Work], width: int, writes: np.ndarray) -> JoinBatch:
+    def joined(self, joining: SequenceOf[SequenceWork], width: int, writes: np.ndarray) -> JoinBatch:
         """`width`: rows of the rounds in the step that follows; `writes`: what the tables are told before."""
         size, words, features = self.layout.page_size, [], np.zeros((len(joining), 0), np.float32)
         for work in joining:
@@ -76,7 +78,7 @@ class SlotTable:
         told = np.array(words, np.int32).reshape(-1, 4).T.copy()
         return JoinBatch(told, features, width, writes)
 
-    def place(self, works: SequenceOf[Work], width: int) -> tuple[PlacedBatch, StepShape]:
+    def place(self, works: SequenceOf[SequenceWork], width: int) -> tuple[PlacedBatch, StepShape]:
         """In the order of their rows, and the least shape that holds them. Attention begins with those that
         take longest. `width`: rows of a round; those for which nothing is drafted need one.
         """
@@ -91,13 +93,13 @@ class SlotTable:
         sizes = sum(counts), tiles_for(counts, self.layout), len(placed.ends)
         return placed, StepShape(len(placed.rounds), width, *sizes, singles=len(placed.singles))
 
-    def spans(self, chunks: SequenceOf[Work]) -> list[QuerySpan]:
+    def spans(self, chunks: SequenceOf[SequenceWork]) -> list[QuerySpan]:
         """The chunks, in pages of the device's own pool, if something plans them."""
         if self._state.prompts is None:
             return []
         return [QuerySpan(self._own(work.seq.pages), work.start, len(work.tokens)) for work in chunks]
 
-    def shared_rows(self, chunks: SequenceOf[Work], first: int) -> list[tuple[Work, int]]:
+    def shared_rows(self, chunks: SequenceOf[SequenceWork], first: int) -> list[tuple[SequenceWork, int]]:
         """The last rows of prompts that others start from, whose features they need; the chunks' rows stand
         in the step from row `first` on.
         """
@@ -116,12 +118,12 @@ class SlotTable:
     def _elsewhere(self) -> bool:
         return self._state.tap is not None
 
-    def _is_wide(self, work: Work, width: int) -> bool:
+    def _is_wide(self, work: SequenceWork, width: int) -> bool:
         if self._elsewhere:
             return self.occupant(work).verified
         return width == 1 or self.occupant(work).drafted
 
-    def _tell(self, work: Work, writes: TableWrites, polls: int) -> bool:
+    def _tell(self, work: SequenceWork, writes: TableWrites, polls: int) -> bool:
         """True: the sequence joins. The head, if there is one, has to run its newest draft row, which is
         counted as there.
         """
@@ -151,7 +153,7 @@ class SlotTable:
             told.pages = len(seq.pages)
         return joins
 
-    def _occupy(self, work: Work, writes: TableWrites) -> SlotOccupant:
+    def _occupy(self, work: SequenceWork, writes: TableWrites) -> SlotOccupant:
         """The sequence takes its slot."""
         seq, lookup, request = work.seq, self._state.lookup, work.seq.generation.request
         params, limits, drafted = request.params, request.draft_limits, self._is_drafted_for(work)
@@ -170,14 +172,14 @@ class SlotTable:
             writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
         return SlotOccupant(seq.occupancy, seq.choice, drafted, seq.ring)
 
-    def _is_drafted_for(self, work: Work) -> bool:
+    def _is_drafted_for(self, work: SequenceWork) -> bool:
         """Nothing is proposed for prompts that are decoded elsewhere, nor where a head's KV is missing."""
         seq, generation = work.seq, work.seq.generation
-        if generation.kind is Kind.PREFILL or not generation.request.speculative:
+        if generation.kind is GenerationKind.PREFILL or not generation.request.speculative:
             return False
         return not self._drafts or seq.draft_len >= work.start
 
-    def _joins(self, work: Work) -> bool:
+    def _joins(self, work: SequenceWork) -> bool:
         """Is this its first round, after a prompt whose last feature alone came here, or nothing at all?"""
         seq = work.seq
         if not work.round or not seq.generation.request.speculative:
@@ -186,7 +188,7 @@ class SlotTable:
             return seq.window.end == work.start and seq.draft_len == work.start - 1
         return self._state.lookup is not None and bool(seq.output)
 
-    def _drafts_of(self, work: Work) -> DraftTree | None:
+    def _drafts_of(self, work: SequenceWork) -> DraftTree | None:
         """What this step can verify of the drafts that came from elsewhere.
 
         They hang below the newest token that is known. If a step is in flight, it is a plain one, and gives
@@ -200,7 +202,7 @@ class SlotTable:
             return None
         return tree.narrow(self._state.tables.sizes.width - 1)
 
-    def _forced(self, work: Work) -> DraftTree | None:
+    def _forced(self, work: SequenceWork) -> DraftTree | None:
         """What a grammar forces, in place of what the step before has drafted; None: that stays."""
         request = work.seq.generation.request
         if request.params.grammar is None or not (work.round and request.speculative):
@@ -221,5 +223,5 @@ def without_singles(placed: PlacedBatch) -> PlacedBatch:
     return PlacedBatch(_longest([*placed.rounds, *placed.singles]), (), placed.chunks)
 
 
-def _longest(works: Iterable[Work]) -> list[Work]:
+def _longest(works: Iterable[SequenceWork]) -> list[SequenceWork]:
     return sorted(works, key=lambda work: -work.seq.kv_len)

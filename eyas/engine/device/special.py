@@ -18,7 +18,7 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import TokenLogprob
-from eyas.engine.batch.sequence import Sequence, Work
+from eyas.engine.batch.sequence import Sequence, SequenceWork
 from eyas.engine.batch.step_result import NO_FORKS
 from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import SlotTables, TableWrites
@@ -39,7 +39,7 @@ class SpecialRows:
         self._places: list[tuple[int, ...]] = []
         self._wishes: list[tuple[int, ...]] = []
         self._asked: dict[int, _SpecialRow] = {}  # by the place of a round's root, or of a prompt's last row
-        self._works: dict[int, Work] = {}  # as `_asked`
+        self._works: dict[int, SequenceWork] = {}  # as `_asked`
         self._masks: dict[int, np.ndarray] = {}  # by the place in `_places`
 
     @classmethod

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from eyas.engine.batch.sections import sections
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.drafts.rounds import FACTS
 from kv_transfer.layout import pages_for
@@ -98,12 +98,12 @@ class StepShape:
 class PlacedBatch:
     """The works of a step in the order of their rows: rounds, sequences with one row each, prompt chunks."""
 
-    rounds: SequenceOf[Work]
-    singles: SequenceOf[Work]
-    chunks: SequenceOf[Work]
+    rounds: SequenceOf[SequenceWork]
+    singles: SequenceOf[SequenceWork]
+    chunks: SequenceOf[SequenceWork]
 
     @property
-    def ends(self) -> list[Work]:
+    def ends(self) -> list[SequenceWork]:
         """The chunks that end their prompt, and so give a token."""
         return [work for work in self.chunks if work.sample]
 
@@ -217,7 +217,7 @@ def pack(placed: PlacedBatch, shape: StepShape, layout: StepLayout) -> np.ndarra
 
 
 def _pack_chunks(
-    chunks: SequenceOf[Work], part: dict[str, np.ndarray], shape: StepShape, layout: StepLayout
+    chunks: SequenceOf[SequenceWork], part: dict[str, np.ndarray], shape: StepShape, layout: StepLayout
 ) -> None:
     tiles = part["tiles"].reshape(-1, 4)
     row, end, tile = shape.round_rows, 0, []

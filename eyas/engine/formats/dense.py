@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
@@ -60,10 +60,10 @@ class DenseProjection(Projection):
 class DenseLoader:
     """A `ProjectionLoader`. What is stored in another format is widened as it is read."""
 
-    weights: Weights
+    weights: WeightSource
 
     @classmethod
-    def of(cls, weights: Weights, names: list[str]) -> Self:
+    def of(cls, weights: WeightSource, names: list[str]) -> Self:
         """For any tensors."""
         return cls(weights)
 

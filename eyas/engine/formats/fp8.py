@@ -14,7 +14,7 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.quantized import FP8_SIDE
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
@@ -94,11 +94,11 @@ class Fp8Projection(Projection):
 class Fp8Loader:
     """A `ProjectionLoader`. `rounding`: of the rows that all of its weights multiply."""
 
-    weights: Weights
+    weights: WeightSource
     rounding: RowRounding
 
     @classmethod
-    def of(cls, weights: Weights, names: list[str]) -> Self | None:
+    def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
         """None unless all of them are in FP8, and multiply rows in FP8."""
         rounding = weights.rounding(names)
         return None if rounding is None else cls(weights, rounding)

@@ -13,7 +13,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 
 from eyas.engine.checkpoint.fp8 import RowRounding
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
@@ -101,7 +101,7 @@ class ProjectionLoader(Protocol[MadeT]):
     """
 
     @classmethod
-    def of(cls, weights: Weights, names: list[str]) -> Self | None:
+    def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
         """For these tensors together; None: they are not all of this format."""
 
     def rows(self, names: list[str], rows: list[int], columns: int) -> MadeT:

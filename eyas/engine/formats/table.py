@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.dense import DenseLoader
 from eyas.engine.formats.fp8 import Fp8Loader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
@@ -11,6 +11,6 @@ FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, DenseLoade
 """The last takes any tensors."""
 
 
-def loader_of(weights: Weights, names: list[str]) -> ProjectionLoader[Projection]:
+def loader_of(weights: WeightSource, names: list[str]) -> ProjectionLoader[Projection]:
     """What makes projections of the tensors of products that read the same rows."""
     return next(loader for kind in FORMATS if (loader := kind.of(weights, names)) is not None)

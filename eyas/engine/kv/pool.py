@@ -2,6 +2,9 @@
 
 The scheduler decides who owns a page, and whether its rows are valid. A row is a token's place: physical row
 = page * page_size + slot.
+
+It wraps memory of the CUDA driver as tensors: what torch's own allocator gives cannot be mapped by other
+processes.
 """
 
 from __future__ import annotations
@@ -18,12 +21,29 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.wire.pool import PoolGeometry
-from eyas.engine.kv.device_memory import bytes_of
 from eyas.engine.kv.format import KvFormat
 from kv_transfer.area import DeviceArea, PoolArea, create_file, map_file
 from kv_transfer.gpu.cuda import CudaDriver
-from kv_transfer.gpu.driver import DeviceAllocation, DriverError
+from kv_transfer.gpu.driver import DeviceAllocation, DriverError, GpuMemory
 from kv_transfer.gpu.handover import DescriptorGiver
+
+
+class _DeviceBytes:
+    """What `torch.as_tensor` reads of memory that is not torch's (CUDA Array Interface, version 3)."""
+
+    def __init__(self, memory: GpuMemory) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (memory.size,),
+            "typestr": "|u1",
+            "data": (memory.address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def bytes_of(memory: GpuMemory, device: str) -> torch.Tensor:
+    """uint8 [size] over `memory`, which is of the GPU `device` and must live longer than the tensor."""
+    return torch.as_tensor(_DeviceBytes(memory), device=device)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.layers.linear import Linear, in_blocks
 from eyas.engine.layers.mlp import GatedMlp, GatedRoundings
 from eyas.engine.layers.routing import SCORES, Routes, choose, in_order
@@ -20,7 +20,7 @@ from eyas.engine.parallel.expert_ranks import ExpertRanks
 class Router:
     """Which experts a row takes, and how much of each. All of it is float32: near ties decide much."""
 
-    def __init__(self, spec: ExpertsSpec, weights: Weights, prefix: str, hidden: int) -> None:
+    def __init__(self, spec: ExpertsSpec, weights: WeightSource, prefix: str, hidden: int) -> None:
         self._spec = spec
         stored = weights.take(f"{prefix}.weight", (spec.experts, hidden), torch.float32)
         self._bias = self._correction = None
@@ -50,7 +50,7 @@ class Experts:
     def __init__(
         self,
         spec: ExpertsSpec,
-        weights: Weights,
+        weights: WeightSource,
         prefix: str,
         hidden: int,
         ranks: ExpertRanks | None = None,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from eyas.engine.batch.blocks import ROWS, padded_rows
 from eyas.engine.checkpoint.fp8 import RowRounding
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import AnyProjection
 
 
@@ -59,7 +59,7 @@ class Linear(AnyProjection):
         self._rounding = rounding
 
     @classmethod
-    def load(cls, weights: Weights, name: str, shape: tuple[int, int]) -> Self:
+    def load(cls, weights: WeightSource, name: str, shape: tuple[int, int]) -> Self:
         """Of one tensor."""
         return cls(weights.take(name, shape), weights.rounding([name]))
 
@@ -101,11 +101,11 @@ class Linear(AnyProjection):
 class LinearLoader:
     """A `ProjectionLoader` of products in blocks. Other formats are widened as they are read."""
 
-    weights: Weights
+    weights: WeightSource
     rounding: RowRounding | None
 
     @classmethod
-    def of(cls, weights: Weights, names: list[str]) -> Self:
+    def of(cls, weights: WeightSource, names: list[str]) -> Self:
         """For any tensors."""
         return cls(weights, weights.rounding(names))
 

@@ -8,7 +8,7 @@ import torch
 
 from eyas.engine.checkpoint.config import FeedForwardSpec
 from eyas.engine.checkpoint.fp8 import RowRounding
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.layers.linear import Linear, in_blocks
 
@@ -21,7 +21,7 @@ class GatedRoundings:
     down: RowRounding | None
 
     @classmethod
-    def of(cls, weights: Weights, prefixes: list[str]) -> GatedRoundings:
+    def of(cls, weights: WeightSource, prefixes: list[str]) -> GatedRoundings:
         """Of all feed-forwards below these prefixes alike: experts read the same rows."""
         gate_up = [name for prefix in prefixes for name in gate_up_names(prefix)]
         return cls(weights.rounding(gate_up), weights.rounding([down_name(prefix) for prefix in prefixes]))
@@ -43,7 +43,7 @@ class GatedMlp:
     def __init__(
         self,
         spec: FeedForwardSpec,
-        weights: Weights,
+        weights: WeightSource,
         prefix: str,
         hidden: int,
         roundings: GatedRoundings | None = None,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 
 
 class RmsNorm:
@@ -18,7 +18,7 @@ class RmsNorm:
         self._gain, self.eps = gain, eps
 
     @classmethod
-    def load(cls, config: ModelConfig, weights: Weights, name: str, size: int) -> Self:
+    def load(cls, config: ModelConfig, weights: WeightSource, name: str, size: int) -> Self:
         """The norm whose gain is stored as `name`."""
         return cls(load_gain(config, weights, name, size), config.norm_eps)
 
@@ -31,7 +31,7 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x.to(gain.dtype), gain.shape, gain, eps).to(x.dtype)
 
 
-def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> torch.Tensor:
+def load_gain(config: ModelConfig, weights: WeightSource, name: str, size: int) -> torch.Tensor:
     """The gain [size] of a norm, stored less the model's offset.
 
     With an offset it is float32: near 1 a shorter type would lose the digits that are stored.

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 
 _BEYOND = 256  # drafts are computed, though never kept, past the end of the context
 
@@ -23,7 +23,7 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 class Rotary:
     """Rotates heads of width `head_dim` at positions below `length` (and those of drafts just beyond)."""
 
-    def __init__(self, rope: Rope, head_dim: int, length: int, device: str = "cpu") -> None:
+    def __init__(self, rope: RopeConfig, head_dim: int, length: int, device: str = "cpu") -> None:
         cos, sin = tables(rope, head_dim, length)
         self._cos = cos.repeat(1, 2).to(device)
         # The sign of the rotated half is folded in, so that applying takes one roll and no concatenation.
@@ -41,7 +41,7 @@ class Rotary:
         return torch.roll(wide, x.shape[-1] // 2, -1).mul_(sin).add_(wide * cos).to(x.dtype)
 
 
-def tables(rope: Rope, head_dim: int, length: int) -> Angles:
+def tables(rope: RopeConfig, head_dim: int, length: int) -> Angles:
     """cos and sin of every position below `length` and of those of drafts just beyond, [.., head_dim / 2].
 
     `length`: of the context that is served. Both are multiplied by the attention factor; 1 and 0 where a head
@@ -60,14 +60,14 @@ def tables(rope: Rope, head_dim: int, length: int) -> Angles:
     return cos, sin
 
 
-def head_order(rope: Rope, head_dim: int) -> torch.Tensor:
+def head_order(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Where each element of a head of queries or keys is stored, int64 [head_dim]."""
     rotated = rope.rotated(head_dim)
     pairs = torch.arange(rotated).view(2, -1), torch.arange(rotated, head_dim).view(2, -1)
     return torch.cat(pairs, 1).flatten()
 
 
-def _frequencies(rope: Rope, head_dim: int, length: int) -> torch.Tensor:
+def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:
     """Radians per position of each pair, float32 [head_dim / 2]."""
     theta = rope.theta
     if rope.kind == "dynamic":
@@ -87,7 +87,7 @@ def _frequencies(rope: Rope, head_dim: int, length: int) -> torch.Tensor:
     return plain
 
 
-def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
+def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """Slow pairs are stretched by `factor`, fast ones kept, and those between blended by wavelength."""
     turns = rope.original_context * plain / (2 * math.pi)  # full turns within the original context
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -95,7 +95,7 @@ def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
     return (1 - kept) * plain / rope.factor + kept * plain
 
 
-def _yarn(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
+def _yarn(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """As llama3, blended by the pair's number: from the one of beta_fast turns to the one of beta_slow."""
     head_dim = 2 * plain.shape[0]
 

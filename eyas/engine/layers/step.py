@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.attention.base import AttentionBackend, AttentionPlan
 from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import pad_rows
 from eyas.engine.layers.rotary import Angles, Rotary
@@ -26,12 +26,16 @@ class Step:
     tokens: torch.Tensor
     slots: torch.Tensor
     plan: AttentionPlan
-    angles: Mapping[Rope, Angles]
+    angles: Mapping[RopeConfig, Angles]
     backend: AttentionBackend
 
     @classmethod
     def of(
-        cls, rows: ForwardBatch, pool: KvPool, rotaries: Mapping[Rope, Rotary], backend: AttentionBackend
+        cls,
+        rows: ForwardBatch,
+        pool: KvPool,
+        rotaries: Mapping[RopeConfig, Rotary],
+        backend: AttentionBackend,
     ) -> Step:
         """A forward of `rows`."""
         positions = pad_rows(rows.positions)

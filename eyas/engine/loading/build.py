@@ -25,7 +25,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.device.buckets import GRAIN
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.link import EngineLink
@@ -397,13 +397,13 @@ def _warm_up(runner: PlainRunner, pool: KvPool, config: EngineConfig) -> float:
     each, size = pool.shape.pages // config.dp_attention, pool.page_size
     rows = min(config.chunk_tokens, each * size, runner.model.config.context_length)
     request = GenerationRequest("warm-up", (0,) * rows, SamplingParams())
-    generation = Generation(request, 0, Kind.LOCAL, 0.0, 0.0)
+    generation = Generation(request, 0, GenerationKind.LOCAL, 0.0, 0.0)
     sequences = [Sequence(rank, generation, 0, request.prompt_ids, []) for rank in range(config.dp_attention)]
     for rank, seq in enumerate(sequences):
         seq.pages = list(range(each * rank, each * rank + pages_for(rows, size)))
     slowest = 0.0
     for tokens in (1, rows):
         began = time.monotonic()
-        runner.launch([Work(seq, 0, [0] * tokens, None, sample=True) for seq in sequences])
+        runner.launch([SequenceWork(seq, 0, [0] * tokens, None, sample=True) for seq in sequences])
         slowest = max(slowest, time.monotonic() - began)
     return slowest

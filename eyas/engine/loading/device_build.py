@@ -1,10 +1,14 @@
 """Puts the fast path together: weights, pools, tables, kernels, graphs. Each phase is timed.
 
 The order matters: weights first, then as many KV pages as memory has left, then the graphs on top of both.
+
+It also measures how long rounds of each depth take, for the policy that chooses between them.
+Made-up sequences of one token decode through the engine's own runner, before any page has an owner.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -13,11 +17,12 @@ from functools import partial
 
 import torch
 
-from eyas.common.config import RESERVE_BYTES
-from eyas.common.params import MAX_STOP_TOKEN_IDS
-from eyas.common.types import KvKind
+from eyas.common.config import RESERVE_BYTES, EngineConfig
+from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
+from eyas.common.types import GenerationRequest, KvKind
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.device.depths import DepthBuckets
@@ -31,7 +36,6 @@ from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
-from eyas.engine.loading.depth_times import measure_depths
 from eyas.engine.loading.draft_channels import from_gpu_to_gpu
 from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
 from eyas.engine.loading.spec import EngineSpec
@@ -63,6 +67,48 @@ from kv_transfer.layout import pages_for
 
 BEYOND = 256
 """Rows past the context that drafts may write, at least."""
+
+
+RUNS = 2  # of each: the shorter one counts
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def measure_depths(
+    runner: DeviceRunner, depths: DepthBuckets, pacing: DepthPacing, config: EngineConfig
+) -> None:
+    """Tells `pacing` of a few batches. Their rows are garbage that is never read.
+
+    A batch takes as long as the next larger one that has a graph: that one is measured in its place.
+    """
+    occupancies = itertools.count(-2, -1)  # real ones count from 0 up; -1 is none
+    most = config.max_running
+    for batch in sorted({min(depths.graphed(batch), most) for batch in BATCHES}):
+        works = [_work(slot, next(occupancies), config) for slot in range(batch)]
+        for depth in reversed(depths.places):  # plain rounds last: what they leave is never caught up
+            depths.fixed = depth
+            pacing.depths.times.measured(batch, depth, _seconds(runner, works))
+    depths.fixed = None
+
+
+def _seconds(runner: DeviceRunner, works: list[SequenceWork]) -> float:
+    """Of a round that follows others, as an engine's do: the host prepares the next while one runs."""
+    landed, flight = [], runner.launch(works)
+    for _ in range(RUNS + 1):  # the first one verifies what the depth before it has drafted
+        following = runner.launch(works) if runner.ahead else None
+        flight.land()
+        landed.append(time.monotonic())
+        flight = following or runner.launch(works)
+    flight.land()
+    return min(after - before for before, after in itertools.pairwise(landed))
+
+
+def _work(slot: int, occupancy: int, config: EngineConfig) -> SequenceWork:
+    """A round of a sequence with a page; the rows that it grows beyond that fall into others' pages."""
+    assert config.num_pages is not None
+    request = GenerationRequest("measured", (0,), SamplingParams())
+    seq = Sequence(slot, Generation(request, 0, GenerationKind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, [])
+    seq.pages, seq.slot, seq.occupancy = [slot % config.num_pages], slot, occupancy
+    return SequenceWork(seq, 0, [0], None, sample=True, round=True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
 from eyas.engine.attention.device import chunk_tile_rows
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.kernels.exchange import row_ring
@@ -77,5 +77,5 @@ def _run(state: DraftState, rows: int, tiles: int) -> None:
 
     features = torch.empty(rows, state.width, dtype=state.proposer.pool.shape.dtype, device=state.device)
     row_ring.take(words(2, rows).long(), words(rows).long(), features, words(1))
-    told = Rows(words(rows), words(rows), words(rows), tiles=words(tiles, 4), firsts=state.firsts)
+    told = ForwardRows(words(rows), words(rows), words(rows), tiles=words(tiles, 4), firsts=state.firsts)
     state.proposer.draft(features, told, words(1), words(1), state.proposer.spec)

@@ -96,7 +96,7 @@ def _check_ours(
 ) -> None:
     """Raises ConfigError unless the narrow kernel and the wide one agree."""
     narrow = torch.empty(x.shape[0], weight.n, device=x.device)
-    skinny.linear(skinny.ProductInput(x), matrix, narrow, launch)
+    skinny.linear(skinny.SkinnyInput(x), matrix, narrow, launch)
     if not same(narrow, exact_wide.product(x, matrix, launch, dtype=torch.float32)):
         text = f"--deterministic: this GPU's sums for a weight of {weight} depend on the shape of a tile"
         raise ConfigError(text, param="deterministic")

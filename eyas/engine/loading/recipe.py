@@ -17,7 +17,7 @@ from eyas.common.types import KvKind
 from eyas.engine.attention.latent_prompts import made_up
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import scales_of
-from eyas.engine.checkpoint.weights import Part, Shape, Weights
+from eyas.engine.checkpoint.weights import Part, Shape, WeightSource
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import StepProgram
@@ -135,19 +135,19 @@ class MetaSpec(EngineSpec):
     """An engine whose tensors are those that its folders name, and have no memory."""
 
     @contextlib.contextmanager
-    def weights(self, group: KvKind) -> Iterator[Weights]:
+    def weights(self, group: KvKind) -> Iterator[WeightSource]:
         here = EngineSpec(dataclasses.replace(self.config, device="cpu"), self.target, self.head, self.epoch)
         with here.weights(group) as named:
             yield _MetaWeights(named)
 
 
-class _MetaWeights(Weights):
+class _MetaWeights(WeightSource):
     """Tensors on the device "meta" under the names of `named`, whose values are not asked for.
 
     Integers are zeros, since loading looks at them.
     """
 
-    def __init__(self, named: Weights) -> None:
+    def __init__(self, named: WeightSource) -> None:
         super().__init__(dataclasses.replace(named.placement, device="meta"), named.quantized)
         self._named = named
 

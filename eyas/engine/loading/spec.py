@@ -19,7 +19,7 @@ from eyas.common.wire.pool import PoolGeometry
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
-from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, Weights
+from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, WeightSource
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.heads import head_family, read_head, with_token_map
@@ -85,7 +85,7 @@ class EngineSpec:
         return TorchAttention.of(self.decoder(group), self.shape(group), beat)
 
     @contextlib.contextmanager
-    def weights(self, group: KvKind) -> Iterator[Weights]:
+    def weights(self, group: KvKind) -> Iterator[WeightSource]:
         """The tensors of the target, or of the head in its official spelling."""
         head, quantized = self.head if group is KvKind.DRAFT else None, self.decoder(group).fp8
         if quantized is not None and self.config.attention_backend == "torch":

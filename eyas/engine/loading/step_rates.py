@@ -18,7 +18,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepRates, StepTimes
 from eyas.common.types import GenerationRequest
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.loop.runner import StepRunner
 from kv_transfer.layout import pages_for
 
@@ -143,7 +143,7 @@ class _StepTimer:
         first = self._second_of_two(works)
         return first if first > AGAIN_S else min(first, self._second_of_two(works))
 
-    def _second_of_two(self, works: list[Work]) -> float:
+    def _second_of_two(self, works: list[SequenceWork]) -> float:
         """From the end of a step to that of the next one: launched before it, if the runner does that."""
         before = self._runner.launch(works)
         if not self._runner.ahead:
@@ -157,18 +157,20 @@ class _StepTimer:
         after.land()
         return time.monotonic() - began
 
-    def _works(self, sample: StepSample) -> Iterator[Work]:
+    def _works(self, sample: StepSample) -> Iterator[SequenceWork]:
         for number in range(sample.decoding):
             seq = self._sequence(number, sample.context, sample.context - 1)
-            yield Work(seq, seq.kv_len, [0], None, sample=True, round=True)
+            yield SequenceWork(seq, seq.kv_len, [0], None, sample=True, round=True)
         if sample.rows:
             seq = self._sequence(sample.decoding, sample.start + sample.rows + 1, sample.start)
-            yield Work(seq, sample.start, [0] * sample.rows, None, sample=False)
+            yield SequenceWork(seq, sample.start, [0] * sample.rows, None, sample=False)
 
     def _sequence(self, number: int, length: int, computed: int) -> Sequence:
         """With pages of its own, as far as there are enough."""
         request = GenerationRequest("measured", (0,) * length, SamplingParams())
-        seq = Sequence(number, Generation(request, 0, Kind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, [])
+        seq = Sequence(
+            number, Generation(request, 0, GenerationKind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, []
+        )
         count = min(pages_for(length + ROUNDS * self._width, self._size), self._pages)
         seq.pages = [(number * count + page) % self._pages for page in range(count)]
         seq.kv_len = seq.draft_len = computed

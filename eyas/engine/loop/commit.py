@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from eyas.common.types import EngineTimings, FirstToken
-from eyas.engine.batch.sequence import Generation, Kind, Sequence
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.stopping import finish
 from eyas.engine.ipc.messages import PrefillDone
@@ -53,7 +53,7 @@ class StepCommitter:
         ended = [one.work.seq for one in alive if self._take(one)]
         self.drafting.post()
         for one in alive:
-            if one.work.seq.generation.kind is Kind.PREFILL:
+            if one.work.seq.generation.kind is GenerationKind.PREFILL:
                 self._offer(one)
                 continue
             if one.work.sample and not one.work.round:  # while it decodes, others may begin with this prompt
@@ -74,7 +74,7 @@ class StepCommitter:
     def _take(self, one: StepResult) -> bool:
         """What is certain now, and the tokens of a sequence that decodes here; True if they end it."""
         work, seq = one.work, one.work.seq
-        if not work.sample or seq.generation.kind is Kind.PREFILL:
+        if not work.sample or seq.generation.kind is GenerationKind.PREFILL:
             self.drafting.certain(one, propose=False)
             return False
         kept, why = finish(seq.generation.request.params, self.eos_ids, len(seq.output), one.tokens)

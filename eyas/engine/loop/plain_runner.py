@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.stopping import banned_ids
@@ -32,7 +32,7 @@ from eyas.engine.speculation.verify import walk
 class ComputedStep:
     """A step whose results are already there."""
 
-    works: SequenceOf[Work]
+    works: SequenceOf[SequenceWork]
     results: SequenceOf[StepResult]
     launched: float
     shape: None = None
@@ -90,7 +90,7 @@ class PlainRunner:
         return self._forward.close()
 
     @torch.inference_mode()
-    def launch(self, works: SequenceOf[Work]) -> ComputedStep:
+    def launch(self, works: SequenceOf[SequenceWork]) -> ComputedStep:
         """Computes the whole step before it returns."""
         launched, pool = time.monotonic(), self._pools[0]
         tokens = [t for work in works for t in work.tokens]
@@ -120,7 +120,7 @@ class PlainRunner:
             torch.cuda.current_stream(residual.device).synchronize()  # copies of its pages may begin now
         return ComputedStep(works, landed, launched)
 
-    def _cleanse(self, works: list[Work]) -> None:
+    def _cleanse(self, works: list[SequenceWork]) -> None:
         """Takes NaN and infinity out of these sequences' pages: whoever has a page next attends over all of
         it, and a weight of 0 times NaN is NaN. Numbers, which others may share, stay as they are.
         """
@@ -142,7 +142,7 @@ class PlainRunner:
                 results[i] = one._replace(scores=(asked, found.packed()))
         return results
 
-    def _rows(self, work: Work) -> list[SampledRow]:
+    def _rows(self, work: SequenceWork) -> list[SampledRow]:
         """The sampling context of every row of `work` that gives a token."""
         if not work.sample:
             return []
@@ -166,7 +166,7 @@ class PlainRunner:
 
 
 def verified(
-    works: SequenceOf[Work],
+    works: SequenceOf[SequenceWork],
     counts: SequenceOf[int],
     sampled: SampledTokens,
     features: torch.Tensor | None,
@@ -190,7 +190,9 @@ def verified(
     return landed
 
 
-def _plain(work: Work, share: SampledTokens, features: torch.Tensor | None) -> tuple[StepResult, list[int]]:
+def _plain(
+    work: SequenceWork, share: SampledTokens, features: torch.Tensor | None
+) -> tuple[StepResult, list[int]]:
     """A row without drafts, or a chunk; the prompt's last row has a token for each choice."""
     firsts = zip(share.tokens[1:], share.logprobs[1:], strict=True)
     forks = dict(zip(work.seq.forks, firsts, strict=True)) if work.sample else {}
@@ -198,7 +200,9 @@ def _plain(work: Work, share: SampledTokens, features: torch.Tensor | None) -> t
     return landed, list(range(len(work.tokens)))
 
 
-def _walked(work: Work, share: SampledTokens, features: torch.Tensor | None) -> tuple[StepResult, list[int]]:
+def _walked(
+    work: SequenceWork, share: SampledTokens, features: torch.Tensor | None
+) -> tuple[StepResult, list[int]]:
     """A round with drafts: what the target agrees with, from the root down."""
     assert work.tree is not None
     verdict = walk(work.tree, share.tokens)
@@ -213,7 +217,7 @@ def _walked(work: Work, share: SampledTokens, features: torch.Tensor | None) -> 
     return landed, nodes
 
 
-def _moves(work: Work, nodes: list[int], page_size: int) -> list[tuple[int, int]]:
+def _moves(work: SequenceWork, nodes: list[int], page_size: int) -> list[tuple[int, int]]:
     """Physical rows of the certain nodes, and where they belong: start, start + 1, ..."""
 
     def physical(row: int) -> int:
@@ -223,14 +227,14 @@ def _moves(work: Work, nodes: list[int], page_size: int) -> list[tuple[int, int]
     return [(physical(a), physical(b)) for a, b in pairs]
 
 
-def _picked(work: Work, first: int, count: int) -> list[int]:
+def _picked(work: SequenceWork, first: int, count: int) -> list[int]:
     """Which of the step's rows the sampled ones are: all of a verify row, the last of a prompt."""
     if work.tree is not None:
         return list(range(first, first + count))
     return [first + len(work.tokens) - 1] * count
 
 
-def _span(work: Work) -> QuerySpan:
+def _span(work: SequenceWork) -> QuerySpan:
     tree = work.tree
     if tree is None or tree.is_chain:
         return QuerySpan(work.seq.pages, work.start, len(work.tokens))

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.step_result import StepResult
 
 
@@ -18,7 +18,7 @@ class InFlightStep(Protocol):
     """A step that was launched, at `launched` (monotonic seconds). Steps of one `shape` take equal times."""
 
     @property
-    def works(self) -> SequenceOf[Work]:
+    def works(self) -> SequenceOf[SequenceWork]:
         """What the step computes."""
         ...
 
@@ -72,7 +72,7 @@ class StepRunner(Protocol):
         """May a step be launched while the one before it is in flight?"""
         ...
 
-    def launch(self, works: SequenceOf[Work]) -> InFlightStep:
+    def launch(self, works: SequenceOf[SequenceWork]) -> InFlightStep:
         """Starts a step of these works, which come after all steps launched before."""
         ...
 

@@ -3,28 +3,85 @@
 A runner that runs ahead has the next step launched before this one's tokens are known: the device keeps every
 sequence's truth, and the host holds lower bounds and learns the result one step late. With the plain runner
 nothing is ever in flight, and the same code is the specification: both give the same tokens.
+
+`StepClock` predicts the end of the step in flight, so that the next is composed late, with all newcomers. A
+step composed as soon as the one before has landed would keep every newcomer waiting for two whole steps. What
+it expects is a guess: the loop also looks whether the step is over, else a step that was once seen to end
+late would be waited for that long ever after.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
 from eyas.common.prompt_share import PromptShare
-from eyas.engine.batch.sequence import Kind, Work
+from eyas.engine.batch.sequence import GenerationKind, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.ipc.messages import PrefillStarted
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.loop.commit import StepCommitter
 from eyas.engine.loop.runner import InFlightStep, StepRunner
-from eyas.engine.loop.step_clock import StepClock
-from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.loop.step_paces import StepPaces
 from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.speculation.depths.pacing import DepthPacing
 
 LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked for so often
+
+
+MARGIN_S = 0.0005
+
+
+class StepClock:
+    """Learns how long steps of a shape take, and how long it takes to compose one."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._seconds: dict[Hashable, float] = {}
+        self._composing_s = 0.0
+        self._running: Hashable | None = None  # the shape of the step that the device works on
+        self._since = 0.0
+
+    def composed(self, began: float) -> None:
+        """A step was composed and launched; that began at `began`."""
+        self._composing_s = self._now() - began
+
+    def ended(self) -> None:
+        """The device has ended its step, as is seen just now."""
+        if self._running is not None:
+            took = self._now() - self._since
+            self._seconds[self._running] = min(took, 1.05 * self._seconds.get(self._running, took))
+        self._running = None
+
+    def runs(self, shape: Hashable | None) -> None:
+        """The device has ended a step by now, if there was one, and goes on with one of this shape."""
+        self.ended()
+        self._running, self._since = shape, self._now()
+
+    @property
+    def spare_s(self) -> float:
+        """How long the next step need not be begun: 0 if that is not known. Whole milliseconds."""
+        if self._running not in self._seconds:
+            return 0.0
+        end = self._since + self._seconds[self._running]
+        spare = end - self._now() - 2 * self._composing_s - MARGIN_S
+        return max(int(spare * 1000), 0) / 1000
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """Two histograms over all steps: `seconds` from launch to landing, and `sequences` per step."""
+
+    seconds: Histogram = field(default_factory=lambda: Histogram(STEP_SECONDS))
+    sequences: Histogram = field(default_factory=lambda: Histogram(STEP_SEQUENCES))
+
+    def landed(self, sequences: int, seconds: float) -> None:
+        """A step has landed, `seconds` after its launch."""
+        self.seconds.add(seconds)
+        self.sequences.add(sequences)
 
 
 @dataclass
@@ -84,7 +141,7 @@ class StepLoop:
             self.scheduler.pool.launched()
             self.scheduler.pool.landed()
 
-    def _launch(self, works: list[Work]) -> InFlightStep:
+    def _launch(self, works: list[SequenceWork]) -> InFlightStep:
         now = time.monotonic()
         self.runner.draft_wait_s = self.committer.drafting.wait_s
         flight = self.runner.launch(works)
@@ -94,14 +151,14 @@ class StepLoop:
             self._note(work, now, drafted=drafted)
         return flight
 
-    def _note(self, work: Work, now: float, *, drafted: bool) -> None:
+    def _note(self, work: SequenceWork, now: float, *, drafted: bool) -> None:
         """The lower bounds that hold once this has run; a prompt for elsewhere is offered as it begins.
 
         `drafted`: a head in the step takes its rows.
         """
         seq, generation = work.seq, work.seq.generation
         generation.began = generation.began or now
-        if generation.kind is Kind.PREFILL and not self.committer.leases.is_offered(generation):
+        if generation.kind is GenerationKind.PREFILL and not self.committer.leases.is_offered(generation):
             handles = self.committer.leases.offer(generation, seq.pages)
             self.committer.outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
         seq.grow(1 if work.round else len(work.tokens), drafted=drafted)

@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 
 from eyas.common.step_pace import PaceMeter
 from eyas.common.step_times import StepPace, StepTimes
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import SequenceWork
 
 
 class StepPaces:
@@ -20,7 +20,7 @@ class StepPaces:
         self._times = times
         self._meter = PaceMeter()
 
-    def landed(self, works: SequenceOf[Work], seconds: float) -> None:
+    def landed(self, works: SequenceOf[SequenceWork], seconds: float) -> None:
         """A step took `seconds` from its launch, or from the landing of the one before if that came later."""
         decoding = context = rows = 0
         pairs = 0.0

@@ -2,7 +2,8 @@
 
 A model is a `DecoderModel`. A head is two things: a `FeatureTap` beside the target, and a `DraftModel`
 wherever drafts are made. One feature row per committed token passes between them. The rows of a forward are a
-`ForwardBatch` of `eyas.engine.attention.forward` in plain torch, `eyas.engine.batch.rows.Rows` on a device.
+`ForwardBatch` of `eyas.engine.attention.forward` in plain torch, `eyas.engine.batch.rows.ForwardRows` on a
+device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
@@ -44,7 +45,7 @@ class DecoderModel(Protocol[RowsT]):
         """Rows as `forward` gave them, all or those `picked` (integers [r]) -> float32 [r, vocab]."""
 
 
-class DeviceModel(DecoderModel[Rows], Protocol):
+class DeviceModel(DecoderModel[ForwardRows], Protocol):
     """A target model whose launches can be captured: it reads nothing of the device, and may be told where to
     put its largest result.
     """
@@ -92,8 +93,8 @@ class DraftModel(Protocol[RowsT]):
         """`Drafted.rows`, all or some [r, ...] -> float32 [r, draft vocab]."""
 
 
-class DeviceDraft(DraftModel[Rows], Protocol):
+class DeviceDraft(DraftModel[ForwardRows], Protocol):
     """One on a device."""
 
-    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool) -> None:
         """`forward` of certain rows whose result is not wanted: it writes their KV."""

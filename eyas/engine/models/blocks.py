@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol
 import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 
@@ -18,7 +18,7 @@ class Mixer(Protocol):
     where its weights have that in them; None: it reads rows as they are.
     """
 
-    norm: row_kernels.Norm | None
+    norm: row_kernels.NormInput | None
 
     @property
     def projections(self) -> tuple[AnyProjection, ...]:
@@ -45,7 +45,7 @@ class FeedForward(Protocol):
 class Blocks(ABC, Generic[ProjectionT]):
     """What makes the blocks of a decoder's layers of its tensors. `config`: of the whole decoder."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightSource) -> None:
         self.config, self.weights = config, weights
 
     @abstractmethod
@@ -61,6 +61,6 @@ Gains = tuple[torch.Tensor | None, torch.Tensor | None]
 """Of the norms before and behind a half of a layer; None: there is none."""
 
 
-def norm_before(config: ModelConfig, gain: torch.Tensor, weight: AnyProjection) -> row_kernels.Norm:
+def norm_before(config: ModelConfig, gain: torch.Tensor, weight: AnyProjection) -> row_kernels.NormInput:
     """Of what `weight` multiplies, which takes the gain into itself if its format can."""
-    return row_kernels.Norm(config.norm_eps, weight.folded(gain), weight.rounding)
+    return row_kernels.NormInput(config.norm_eps, weight.folded(gain), weight.rounding)

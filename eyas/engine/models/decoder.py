@@ -16,8 +16,8 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.attention.soft_cap import soft_cap
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.rope import RopeConfig
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear
@@ -39,7 +39,7 @@ class EmbeddingAndHead:
     lm_head: Linear
 
     @classmethod
-    def load(cls, config: ModelConfig, weights: Weights) -> EmbeddingAndHead:
+    def load(cls, config: ModelConfig, weights: WeightSource) -> EmbeddingAndHead:
         """Takes both ends from `weights`; a tied head is the embedding itself."""
         shape = (config.vocab_size, config.hidden_size)
         check_tied(config, weights)
@@ -63,7 +63,7 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
+        weights: WeightSource,
         backend: AttentionBackend,
         ranks: ExpertRanks | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class Decoder:
         return soft_cap(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits
 
 
-def rotaries(config: ModelConfig, device: str) -> dict[Rope, Rotary]:
+def rotaries(config: ModelConfig, device: str) -> dict[RopeConfig, Rotary]:
     """The tables of each RoPE that a layer has."""
     ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
     dim = config.layers[0].attention.rotated_dim  # the same in all layers, as head_dim is

@@ -17,7 +17,7 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, NormNames
 from eyas.engine.checkpoint.values import Raw
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.step import Step
@@ -79,7 +79,7 @@ class EagleDraft:
     """Decoder layers over fc [token embedding ; feature], the first of them without a norm before it."""
 
     def __init__(
-        self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+        self, config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
     ) -> None:
         """`ends` are the target's; an lm_head in the file, a copy of the target's, is not read."""
         decoder = config.decoder
@@ -114,20 +114,20 @@ class EagleDraft:
         return self._lm_head(rows).float()
 
 
-def fc_tensors(config: DraftConfig, weights: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
+def fc_tensors(config: DraftConfig, weights: WeightSource) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The weight [hidden, 2 * hidden] of fc, and its bias [hidden], if the head has one."""
     hidden = config.decoder.hidden_size
     weight = weights.take("fc.weight", (hidden, 2 * hidden))
     return weight, weights.take("fc.bias", (hidden,)) if "fc.bias" in weights else None
 
 
-def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm) -> LastHiddenTap:
+def load_tap(config: DraftConfig, _: WeightSource, final_norm: FinalNorm) -> LastHiddenTap:
     """The half beside the target, which has no tensors of its own."""
     return LastHiddenTap(config, final_norm)
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+    config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
 ) -> EagleDraft:
     """The half that drafts. `ends`: the target's."""
     return EagleDraft(config, weights, ends, backend)

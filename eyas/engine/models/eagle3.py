@@ -21,7 +21,7 @@ from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.values import Raw
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
@@ -96,7 +96,7 @@ def spelling(name: str) -> str:
 class Eagle3Tap:
     """Which layers' inputs are tapped, and how they become one feature."""
 
-    def __init__(self, config: DraftConfig, weights: Weights) -> None:
+    def __init__(self, config: DraftConfig, weights: WeightSource) -> None:
         names, width = fc_norms(config, weights), config.captured_width
         self.layers = config.capture_layers
         self._fc = Linear(weights.take("fc.weight", (config.decoder.hidden_size, width)))
@@ -115,7 +115,7 @@ class Eagle3Draft:
     """Decoder layers, of which the first reads [token embedding ; feature]."""
 
     def __init__(
-        self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+        self, config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
     ) -> None:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder, hidden = config.decoder, config.decoder.hidden_size
@@ -160,7 +160,7 @@ class Eagle3Draft:
         return self._lm_head(normed).float()
 
 
-def load_tap(config: DraftConfig, weights: Weights, final_norm: FinalNorm) -> FeatureTap:
+def load_tap(config: DraftConfig, weights: WeightSource, final_norm: FinalNorm) -> FeatureTap:
     """The half beside the target. Captured layers are tapped before any norm, the last hidden state after."""
     if "last_hidden" in config.variants:
         return LastHiddenTap(config, final_norm)
@@ -168,26 +168,26 @@ def load_tap(config: DraftConfig, weights: Weights, final_norm: FinalNorm) -> Fe
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+    config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
 ) -> Eagle3Draft:
     """The half that drafts. `ends`: the target's."""
     return Eagle3Draft(config, weights, ends, backend)
 
 
-def feature_gains(config: DraftConfig, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+def feature_gains(config: DraftConfig, weights: WeightSource) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the norms of a token's embedding and of a feature, [hidden] each."""
     shape = (config.decoder.hidden_size,)
     return weights.take("layers.0.input_layernorm.weight", shape), weights.take(_FEATURE_NORM, shape)
 
 
-def fc_norms(config: DraftConfig, weights: Weights) -> list[str]:
+def fc_norms(config: DraftConfig, weights: WeightSource) -> list[str]:
     """The names of the norms before fc, each over an equal part of what is captured; mostly there is none."""
     if "fc_norm.0.weight" in weights:  # EAGLE-3.1
         return [f"fc_norm.{i}.weight" for i in range(len(config.capture_layers))]
     return ["input_norm.weight"] if "input_norm.weight" in weights else []  # speculators
 
 
-def token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
+def token_map(config: DraftConfig, weights: WeightSource) -> torch.Tensor | None:
     """Target id of each draft id, int64 [draft vocab], from the stored offsets; None: they are the same."""
     size, vocab = config.draft_vocab_size, config.decoder.vocab_size
     if "d2t" not in weights:

@@ -44,7 +44,7 @@ class GatedFeedForward(Generic[ProjectionT]):
         self.norm = None
         if gain is not None:
             left = gate_up.folded(gain) if fused else gain
-            self.norm = row_kernels.Norm(config.norm_eps, left, gate_up.rounding)
+            self.norm = row_kernels.NormInput(config.norm_eps, left, gate_up.rounding)
         bias = down_bias = None
         if spec.bias:
             names = [f"{prefix}.{part}_proj.bias" for part in ("gate", "up")]

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.format import KvFormat
@@ -41,7 +41,7 @@ class FusedEnds:
     lm_head: torch.Tensor
 
     @classmethod
-    def load(cls, config: ModelConfig, weights: Weights) -> FusedEnds:
+    def load(cls, config: ModelConfig, weights: WeightSource) -> FusedEnds:
         """Takes both ends, whole, from `weights`; a tied head is the embedding itself."""
         check_tied(config, weights)
         shape = (config.vocab_size, config.hidden_size)
@@ -63,7 +63,7 @@ class FusedDecoder:
     context asks for it.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, context: LayerContext) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightSource, context: LayerContext) -> None:
         self.config = config
         self.kv_format: KvFormat = config_of_rank(config, context.group.ranks).kv_format
         self._context = context
@@ -79,7 +79,7 @@ class FusedDecoder:
         check_layers(config, weights)
 
     def forward(
-        self, rows: Rows, pool: KvPool, taps: tuple[int, ...] = ()
+        self, rows: ForwardRows, pool: KvPool, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs m rows and writes their KV.
 

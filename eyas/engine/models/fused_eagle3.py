@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import DraftConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.drafts.join import join
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
@@ -22,7 +22,7 @@ from eyas.engine.models.head_parts import LastHiddenTap, token_embedding
 class FusedEagle3Tap:
     """The `FeatureTap` beside the target."""
 
-    def __init__(self, config: DraftConfig, weights: Weights, context: LayerContext) -> None:
+    def __init__(self, config: DraftConfig, weights: WeightSource, context: LayerContext) -> None:
         names, width = fc_norms(config, weights), config.captured_width
         self.layers = config.capture_layers
         self._eps, self._launch = config.decoder.norm_eps, context.launch
@@ -41,7 +41,9 @@ class FusedEagle3Tap:
 class FusedEagle3Draft:
     """The `DraftModel`, wherever drafts are made."""
 
-    def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
+    def __init__(
+        self, config: DraftConfig, weights: WeightSource, ends: FusedEnds, context: LayerContext
+    ) -> None:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder = config.decoder
         hidden = decoder.hidden_size
@@ -57,7 +59,9 @@ class FusedEagle3Draft:
         self._layers = HeadLayers(decoder, weights, torch.cat(gains))
         self._gain = weights.take("norm.weight", (hidden,))
 
-    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> Drafted:
+    def forward(
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool
+    ) -> Drafted:
         """features [m, hidden] joined with tokens int32 [m]; rows are [m, hidden], before the head's norm, or
         with `norm_output` after it.
         """
@@ -67,7 +71,7 @@ class FusedEagle3Draft:
             x = self._normed(x)
         return Drafted(x, x)
 
-    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool) -> None:
         """As of `DeviceDraft`."""
         self._layers.keep(*self._entering(features, tokens), pool, Forward(rows, self._context))
 
@@ -89,7 +93,7 @@ class FusedEagle3Draft:
 
 
 def load_tap(
-    config: DraftConfig, weights: Weights, final_norm: FinalNorm, context: LayerContext
+    config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, context: LayerContext
 ) -> FeatureTap:
     """Takes the tap's tensors from `weights`. Captured layers are tapped before any norm, the last hidden
     state after `final_norm`.
@@ -100,7 +104,7 @@ def load_tap(
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
+    config: DraftConfig, weights: WeightSource, ends: FusedEnds, context: LayerContext
 ) -> FusedEagle3Draft:
     """Takes the head's tensors from `weights`; what it lacks of embedding and lm_head is in `ends`."""
     return FusedEagle3Draft(config, weights, ends, context)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused_blocks import FusedBlocks
@@ -27,9 +27,9 @@ def product(
         return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
     out = skinny.empty_padded(x.shape[0], weight.shape[0], like=x)
     if bias is None:
-        skinny.linear(skinny.ProductInput(x), weight, out, launch)
+        skinny.linear(skinny.SkinnyInput(x), weight, out, launch)
     else:
-        skinny.linear(skinny.ProductInput(x), weight, out, launch, residual=out.copy_(bias))
+        skinny.linear(skinny.SkinnyInput(x), weight, out, launch, residual=out.copy_(bias))
     return out
 
 
@@ -39,7 +39,7 @@ class HeadLayers:
     `gain`: of the norm that the given rows have passed without one; None: there was none.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, gain: torch.Tensor | None) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightSource, gain: torch.Tensor | None) -> None:
         self._layers = head_layers(FusedBlocks(config, weights), gain)
         self._few_rows = most_rows(self._layers)
         self._eps = config.norm_eps

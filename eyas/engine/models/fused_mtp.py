@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import DraftConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.drafts import newest
 from eyas.engine.kernels.drafts.join import join
 from eyas.engine.kernels.products import rows as row_kernels
@@ -34,7 +34,7 @@ class FusedMtpLayer:
     """One of the head's layers, over the pool's layer of the same number. Every rank joins whole rows."""
 
     def __init__(
-        self, config: DraftConfig, stage: int, weights: Weights, ends: FusedEnds, context: LayerContext
+        self, config: DraftConfig, stage: int, weights: WeightSource, ends: FusedEnds, context: LayerContext
     ) -> None:
         decoder, prefix = config.decoder, config.prefixes[stage].removesuffix(".")
         hidden, dialect = decoder.hidden_size, dialect_of(prefix)
@@ -56,7 +56,7 @@ class FusedMtpLayer:
         self._unseen = self._layer.spec.attention.unseen
 
     def __call__(
-        self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool
     ) -> torch.Tensor:
         """features [m, hidden] joined with tokens int32 [m] -> [m, hidden], after the layer's norm."""
         joined = self._entering(features, tokens, rows)
@@ -65,7 +65,7 @@ class FusedMtpLayer:
         x = ops.leave(self._layer(read, residual, self._stage, ops))
         return row_kernels.norm(x, self._eps, self._gain, pdl=self._context.launch.pdl)
 
-    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool) -> None:
         """As of `DeviceDraft`."""
         joined = self._entering(features, tokens, rows)
         ops = self._ops(Forward(self._bounded(rows), self._context), pool)
@@ -74,14 +74,14 @@ class FusedMtpLayer:
     def _ops(self, step: Forward, pool: KvPool) -> DeviceOps[Any, Any]:
         return ops_of(step, pool, self._few_rows, self._eps)
 
-    def _entering(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def _entering(self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows) -> torch.Tensor:
         """Both rows joined and normed, [m, 2 * hidden]."""
         blank = None
         if self._first_is_blank:
             blank = rows.positions - self._stage if self._stage else rows.positions
         return join(tokens, self._embedding, features, self._eps, self._context.launch.pdl, blank)
 
-    def _bounded(self, rows: Rows) -> Rows:
+    def _bounded(self, rows: ForwardRows) -> ForwardRows:
         """Rows that are none in this layer are not seen."""
         if not self._unseen:
             return rows
@@ -98,13 +98,17 @@ class FusedMtpDraft:
 
     token_map: torch.Tensor | None = None
 
-    def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
+    def __init__(
+        self, config: DraftConfig, weights: WeightSource, ends: FusedEnds, context: LayerContext
+    ) -> None:
         """`ends`: the target's."""
         stages = range(config.stages)
         self._layers = [FusedMtpLayer(config, stage, weights, ends, context) for stage in stages]
         self._context, self._lm_head = context, ends.lm_head
 
-    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> Drafted:
+    def forward(
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool
+    ) -> Drafted:
         """features [m, hidden] joined with tokens int32 [m]: through all layers.
 
         Below certain rows, features [m, layers * hidden]: through the layers that draft so deep or deeper.
@@ -119,7 +123,7 @@ class FusedMtpDraft:
         gave = made(features, tokens, rows, pool)
         return Drafted(gave[:, first].contiguous(), gave.flatten(1))
 
-    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool) -> None:
         """As of `DeviceDraft`. Of several layers each reads what the one before it gave: all are run."""
         if len(self._layers) == 1:
             self._layers[0].keep(features, tokens, rows, pool)
@@ -131,7 +135,7 @@ class FusedMtpDraft:
         return head_product(rows, self._lm_head, self._context)
 
     def _certain(
-        self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool
     ) -> torch.Tensor:
         """What each layer gave, [m, layers, hidden]; for all but the last its pages' newest rows' is kept."""
         pdl, stages = self._context.launch.pdl, len(self._layers) - 1
@@ -146,7 +150,9 @@ class FusedMtpDraft:
         newest.keep(both[:, :stages].contiguous(), rows.kv_rows, kept, pool.page_size, pdl)
         return both
 
-    def _below(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> torch.Tensor:
+    def _below(
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool
+    ) -> torch.Tensor:
         """The same, anything for the layers that were left out."""
         gave = list(features.unflatten(1, (len(self._layers), -1)).unbind(1))
         last = len(self._layers) - 1
@@ -157,13 +163,13 @@ class FusedMtpDraft:
         return torch.stack(gave, 1)
 
 
-def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm, __: LayerContext) -> LastHiddenTap:
+def load_tap(config: DraftConfig, _: WeightSource, final_norm: FinalNorm, __: LayerContext) -> LastHiddenTap:
     """The half beside the target, whose `final_norm` the feature has passed."""
     return LastHiddenTap(config, final_norm)
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
+    config: DraftConfig, weights: WeightSource, ends: FusedEnds, context: LayerContext
 ) -> FusedMtpDraft:
     """Takes the head's tensors from `weights`; embedding and lm_head are in `ends`."""
     return FusedMtpDraft(config, weights, ends, context)

@@ -12,15 +12,15 @@ from typing import Protocol
 
 import torch
 
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_tiles import Table, measured
 from eyas.engine.kernels.products import exact_wide, skinny, vendor
-from eyas.engine.kernels.products.blocks import Normed
+from eyas.engine.kernels.products.blocks import NormedRows
 from eyas.engine.kernels.products.blocks import Rows as ProductRows
 from eyas.engine.layers.rotary import Angles
 from eyas.engine.layers.rotary import tables as rotary_tables
@@ -34,7 +34,7 @@ class RowAttention(Protocol):
     tables: torch.Tensor
 
     def __call__(
-        self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: ScoreScaling
+        self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling
     ) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
 
@@ -51,7 +51,7 @@ class LayerContext:
     group: ProcessGroup
     launch: skinny.ProductLaunch
     attention: RowAttention
-    angles: Mapping[Rope, Angles]
+    angles: Mapping[RopeConfig, Angles]
     tiles: Table = field(default_factory=dict)  # of experts, and of weights in FP8 blocks
     vendor: bool = False  # whether cuBLAS has products in FP8 here
     uniform_experts: bool = False  # chance chooses experts, for benchmarks
@@ -83,12 +83,12 @@ class LayerContext:
 class Forward:
     """What every layer of one forward shares. `everyones`: the `kv_rows` of all sharers, rank after rank."""
 
-    rows: Rows
+    rows: ForwardRows
     context: LayerContext
     everyones: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, rows: Rows, context: LayerContext) -> Forward:
+    def of(cls, rows: ForwardRows, context: LayerContext) -> Forward:
         """A forward of these rows; of several sharers each has as many."""
         if context.sharers.ranks == 1:
             return cls(rows, context)
@@ -97,15 +97,15 @@ class Forward:
         every = context.sharers.gather(whole)[:, : rows.count]
         return cls(rows, context, every.contiguous().view(-1))
 
-    def rotation(self, rope: Rope) -> skinny.RotaryInput:
+    def rotation(self, rope: RopeConfig) -> skinny.RotaryInput:
         """How the forward's rows are rotated by `rope`."""
         return skinny.RotaryInput(*self.context.angles[rope], self.rows.positions)
 
     def product(
-        self, x: ProductRows | Normed, weight: Projection, bias: torch.Tensor | None = None
+        self, x: ProductRows | NormedRows, weight: Projection, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T + bias -> [m, n], for any number of rows."""
-        read = x.read_by(weight.rounding) if isinstance(x, Normed) else x
+        read = x.read_by(weight.rounding) if isinstance(x, NormedRows) else x
         return weight.apply(read, self.context.products, bias)
 
     def exact_product(
@@ -129,7 +129,7 @@ def product_float32(
 ) -> None:
     """out float32 [m, n] = x [m, k] . weight [n, k]^T, for any number of rows."""
     if x.shape[0] <= skinny.MAX_ROWS:
-        skinny.linear(skinny.ProductInput(x), weight, out, launch)
+        skinny.linear(skinny.SkinnyInput(x), weight, out, launch)
     elif launch.exact:
         out.copy_(exact_wide.product(x, weight, launch, dtype=torch.float32))
     elif x.is_cuda:

@@ -12,7 +12,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.quantized import QUANTIZED
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.models import gemma2, keys
 
 RENAMED = (
@@ -53,12 +53,12 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     return gemma2.decoder(raw, folder, attentions)
 
 
-def _ropes(raw: values.Raw) -> tuple[Rope, Rope]:
+def _ropes(raw: values.Raw) -> tuple[RopeConfig, RopeConfig]:
     """Of global and of local layers, in transformers 5's spelling or the older one."""
     named, older = values.section(raw, "rope_parameters"), raw.get("rope_scaling")
     if raw.get("rope_parameters") is None:
         everywhere = keys.read_rope(raw, keys.one_of_both(None, older), GLOBAL_THETA)
-        return everywhere, Rope(theta=values.number(raw, "rope_local_base_freq", LOCAL_THETA))
+        return everywhere, RopeConfig(theta=values.number(raw, "rope_local_base_freq", LOCAL_THETA))
     if strange := sorted(set(named) - {"full_attention", "sliding_attention"}):
         raise ConfigError(
             f"rope_parameters has {', '.join(strange)} outside full_attention and sliding_attention"

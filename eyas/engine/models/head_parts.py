@@ -17,7 +17,7 @@ from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import DraftConfig, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.values import Raw
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.models import llama
 from eyas.engine.models.base import FinalNorm
 from eyas.engine.models.keys import Fit
@@ -81,7 +81,7 @@ def _as_stored(usual: LayerSpec, shapes: Shapes, prefix: str) -> LayerSpec:
     return dataclasses.replace(usual, attention=attention)
 
 
-def token_embedding(config: DraftConfig, weights: Weights, target: torch.Tensor) -> torch.Tensor:
+def token_embedding(config: DraftConfig, weights: WeightSource, target: torch.Tensor) -> torch.Tensor:
     """What a head embeds tokens with, [vocab, hidden]: its own, or the target's where it has none.
 
     The official code of EAGLE replaces the target's by a stored one, with which the head was then trained.

@@ -20,7 +20,7 @@ from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.token_map import read_token_map, refused
 from eyas.engine.checkpoint.values import Raw
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.models import llama
 from eyas.engine.models.base import DeviceDraft, DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
@@ -57,11 +57,11 @@ class HeadFamily(Protocol):
     def spelling(self, name: str) -> str:
         """The name by which the head's classes ask for the tensor that is stored as `name`."""
 
-    def load_tap(self, config: DraftConfig, weights: Weights, final_norm: FinalNorm) -> FeatureTap:
+    def load_tap(self, config: DraftConfig, weights: WeightSource, final_norm: FinalNorm) -> FeatureTap:
         """The half beside the target, whose `final_norm` some heads' features have passed."""
 
     def load_draft(
-        self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+        self, config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
     ) -> DraftModel[ForwardBatch]:
         """The half that drafts. `ends`: the target's, for a head without its own."""
 
@@ -70,12 +70,12 @@ class DeviceHead(Protocol):
     """What the module of a kind of head on a device holds."""
 
     def load_tap(
-        self, config: DraftConfig, weights: Weights, final_norm: FinalNorm, context: LayerContext
+        self, config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, context: LayerContext
     ) -> FeatureTap:
         """The half beside the target, whose `final_norm` some heads' features have passed."""
 
     def load_draft(
-        self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
+        self, config: DraftConfig, weights: WeightSource, ends: FusedEnds, context: LayerContext
     ) -> DeviceDraft:
         """The half that drafts. `ends`: the target's, for a head without its own; `context`: of the head's
         own layers.
@@ -171,7 +171,7 @@ def device_head(algorithm: str) -> DeviceHead:
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+    config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
 ) -> DraftModel[ForwardBatch]:
     """The half that drafts, of any kind of head. `ends`: the target's, for a head without its own."""
     kind = head_family(config.algorithm)
@@ -181,7 +181,7 @@ def load_draft(
 
 
 def load_device_draft(
-    config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
+    config: DraftConfig, weights: WeightSource, ends: FusedEnds, context: LayerContext
 ) -> DeviceDraft:
     """The same on a device. `context`: of the head's own layers."""
     kind = device_head(config.algorithm)
@@ -195,7 +195,7 @@ def load_device_draft(
 Draft = TypeVar("Draft", bound=DraftModel[ForwardBatch] | DeviceDraft)
 
 
-def _mapped(draft: Draft, config: DraftConfig, weights: Weights) -> Draft:
+def _mapped(draft: Draft, config: DraftConfig, weights: WeightSource) -> Draft:
     """A head that drafts with some rows of the target's output head has their ids for its map."""
     if config.token_ids:
         draft.token_map = torch.tensor(config.token_ids, device=weights.placement.device)

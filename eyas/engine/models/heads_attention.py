@@ -9,7 +9,7 @@ from typing import Any, Generic
 import torch
 
 from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.products import rows as row_kernels
@@ -79,7 +79,7 @@ def rows_order(spec: AttentionSpec, heads: int, kv_heads: int) -> torch.Tensor |
 
 
 def query_key_gains(
-    config: ModelConfig, spec: AttentionSpec, weights: Weights, prefix: str
+    config: ModelConfig, spec: AttentionSpec, weights: WeightSource, prefix: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the norms of q and of k: [dim] for each head, or [heads, dim] for all heads as one row."""
     counts = (spec.num_heads, spec.num_kv_heads) if spec.row_norms else (1, 1)

@@ -18,7 +18,7 @@ from typing import Any
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import read_quantized
-from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, Rope
+from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, RopeConfig
 from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, switch, whole, words
 
 MOST_LAYERS, MOST_HEADS, MOST_COLUMNS = 4096, 65536, 2**24
@@ -57,7 +57,7 @@ def reading(folder: Path) -> Iterator[None]:
         raise ConfigError(f"config.json of {folder} holds a value of the wrong kind: {error}") from None
 
 
-def attention(raw: Raw, rope: Rope | None = None) -> AttentionSpec:
+def attention(raw: Raw, rope: RopeConfig | None = None) -> AttentionSpec:
     """Plain grouped-query attention with the configured heads; `rope`: instead of the configured one."""
     heads = whole(raw, "num_attention_heads", least=1, most=MOST_HEADS)
     dim = whole(raw, "head_dim", whole(raw, "hidden_size", least=1) // heads, least=1, most=MOST_HEADS)
@@ -160,10 +160,10 @@ def _spelt(told: Raw) -> Raw:
     return others | ({"rope_type": kind} if kind else {})
 
 
-def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_THETA) -> Rope:
+def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_THETA) -> RopeConfig:
     """`scaling`: `rope_parameters` (transformers 5), or `rope_scaling` beside `rope_theta` (older).
 
-    `theta`: where neither says. Raises ConfigError for a kind that is not listed at `Rope`.
+    `theta`: where neither says. Raises ConfigError for a kind that is not listed at `RopeConfig`.
     """
     told = partial(number, scaling, within="rope_scaling")
     theta = told("rope_theta", number(raw, "rope_theta", theta))
@@ -171,20 +171,20 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
     return dataclasses.replace(_rope_of_kind(raw, scaling, theta), share=share)
 
 
-def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> Rope:
+def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> RopeConfig:
     told = partial(number, scaling, within="rope_scaling")
     kind = scaling.get("rope_type") or "default"
     if kind == "default":
-        return Rope(theta=theta)
+        return RopeConfig(theta=theta)
     if kind == "linear":
-        return Rope(theta=theta, kind="linear", factor=told("factor"))
+        return RopeConfig(theta=theta, kind="linear", factor=told("factor"))
     context = _trained(raw)
     if kind == "dynamic":
-        return Rope(theta=theta, kind="dynamic", factor=told("factor"), original_context=context)
+        return RopeConfig(theta=theta, kind="dynamic", factor=told("factor"), original_context=context)
     trained = whole(raw, "original_max_position_embeddings", context, least=1, most=MOST_CONTEXT)
     original = whole(scaling, "original_max_position_embeddings", trained, least=1, most=MOST_CONTEXT)
     if kind == "llama3":
-        return Rope(
+        return RopeConfig(
             theta=theta,
             kind="llama3",
             factor=told("factor"),
@@ -194,7 +194,7 @@ def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> Rope:
         )
     if kind == "yarn":
         factor = told("factor", context / original)
-        return Rope(
+        return RopeConfig(
             theta=theta,
             kind="yarn",
             factor=factor,
@@ -207,7 +207,7 @@ def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> Rope:
     if kind == "longrope":
         stretch = told("factor", context / original)
         usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1.0 else 1.0
-        return Rope(
+        return RopeConfig(
             theta=theta,
             kind="longrope",
             original_context=original,

@@ -17,7 +17,7 @@ from typing import Any, Generic
 import torch
 
 from eyas.engine.checkpoint.config import LatentSpec
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionLoader, ProjectionT
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products.blocks import Rows
@@ -76,7 +76,7 @@ class LatentMixer(Generic[ProjectionT]):
         kept = loader.whole(row, (spec.head_dim, width))
         return queries.below(kept.in_order(self._halves_last(1, kept.shape[0]))), gain
 
-    def _first_bias(self, weights: Weights, prefix: str) -> torch.Tensor:
+    def _first_bias(self, weights: WeightSource, prefix: str) -> torch.Tensor:
         """Of the first product: of the queries' inner row, and of the row that is stored."""
         spec, rows = self._spec, self._first.shape[0] - self._spec.head_dim
         kept = weights.take(f"{prefix}.kv_a_proj_with_mqa.bias", (spec.head_dim,))
@@ -110,7 +110,7 @@ class LatentMixer(Generic[ProjectionT]):
         return ops.store_latents(ops.product(read, self._first, self._bias), self._part, layer)
 
 
-def _factors(spec: LatentSpec, weights: Weights, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _factors(spec: LatentSpec, weights: WeightSource, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Of this rank's heads: keys' [heads, plain, latent] and values' [heads, value, latent], never in FP8."""
     parts = (spec.plain_dim, spec.value_dim)
     stored = weights.take_rows(name, (spec.num_heads * sum(parts), spec.kv_rank))

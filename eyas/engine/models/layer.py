@@ -59,7 +59,7 @@ class DecoderLayer(Generic[ProjectionT]):
         return tuple(map(type, (*self.mixing, *self._feed_forward.projections)))
 
     @property
-    def norm(self) -> row_kernels.Norm | None:
+    def norm(self) -> row_kernels.NormInput | None:
         """Of what attention reads; None: there is none."""
         return self._attention.norm
 

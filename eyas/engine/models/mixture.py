@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import Projection
 from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels.products import rows as row_kernels
@@ -38,7 +38,7 @@ class MixtureFeedForward:
         self,
         config: ModelConfig,
         spec: ExpertsSpec,
-        weights: Weights,
+        weights: WeightSource,
         prefix: str,
         gains: Gains,
     ) -> None:
@@ -61,7 +61,7 @@ class MixtureFeedForward:
             beside = GatedPart(forth, gated.activation, gate_of(plain, back), False), back
         self._part = ExpertsPart(gated, OutPart(down, down_bias, post), spec.per_row + joined, beside)
         rounding = gate_up.rounding if len(self._router.own) == spec.experts else None
-        self.norm = None if gain is None else row_kernels.Norm(config.norm_eps, gain, rounding)
+        self.norm = None if gain is None else row_kernels.NormInput(config.norm_eps, gain, rounding)
 
     def __call__(self, residual: Any, ops: DeviceOps[Any, Any]) -> Any:
         """The residual with what it makes of it added."""
@@ -71,7 +71,7 @@ class MixtureFeedForward:
 
 
 def _router(
-    config: ModelConfig, spec: ExpertsSpec, weights: Weights, prefix: str, shared: bool
+    config: ModelConfig, spec: ExpertsSpec, weights: WeightSource, prefix: str, shared: bool
 ) -> RouterPart:
     stored = weights.take(f"{prefix}.weight", (spec.experts, config.hidden_size))
     weight = torch.cat([stored, stored.new_zeros(-spec.experts % SIDE, config.hidden_size)])
@@ -87,7 +87,7 @@ def _router(
 
 
 def _biases(
-    config: ModelConfig, spec: ExpertsSpec, weights: Weights, names: list[str]
+    config: ModelConfig, spec: ExpertsSpec, weights: WeightSource, names: list[str]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Of this rank's gate and up [experts, 2 width], and of down [experts, hidden], if there are such."""
     if not spec.bias:
@@ -109,7 +109,9 @@ def router_tiles(rows: int, hidden: int) -> Table:
     return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}
 
 
-def _is_alike(spec: ExpertsSpec, weights: Weights, loaders: GatedLoaders[Projection], shared: str) -> bool:
+def _is_alike(
+    spec: ExpertsSpec, weights: WeightSource, loaders: GatedLoaders[Projection], shared: str
+) -> bool:
     """Is there a shared expert that grouped products can take with those of these loaders?"""
     if spec.shared_width != spec.width or spec.per_row == MOST_CHOSEN or spec.bias:
         return False

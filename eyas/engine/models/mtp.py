@@ -25,7 +25,7 @@ from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.values import Raw
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
@@ -97,7 +97,7 @@ def spelling(name: str) -> str:
 class MtpLayer:
     """f: features, e: embeddings. z = join [norm(e) ; norm(f)], g = norm(layer(z)): g is row and feature."""
 
-    def __init__(self, config: ModelConfig, stage: int, weights: Weights, prefix: str) -> None:
+    def __init__(self, config: ModelConfig, stage: int, weights: WeightSource, prefix: str) -> None:
         """`prefix`: before the names of its tensors."""
         hidden = config.hidden_size
 
@@ -132,7 +132,7 @@ class MtpDraft:
     token_map: torch.Tensor | None = None
 
     def __init__(
-        self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+        self, config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
     ) -> None:
         """`ends`: the target's."""
         decoder = config.decoder
@@ -174,13 +174,13 @@ class MtpDraft:
         return self._ends.lm_head(rows).float()
 
 
-def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm) -> LastHiddenTap:
+def load_tap(config: DraftConfig, _: WeightSource, final_norm: FinalNorm) -> LastHiddenTap:
     """The half beside the target, whose `final_norm` the feature has passed."""
     return LastHiddenTap(config, final_norm)
 
 
 def load_draft(
-    config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
+    config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
 ) -> MtpDraft:
     """The half that drafts. `ends`: the target's."""
     return MtpDraft(config, weights, ends, backend)

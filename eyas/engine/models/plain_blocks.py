@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import AnyProjection
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.experts import Experts
@@ -21,7 +21,7 @@ from eyas.engine.parallel.expert_ranks import ExpertRanks
 class PlainBlocks(Blocks[Linear]):
     """`ranks`: over which experts are spread; None: they are here. `every_experts`: all that it made."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, ranks: ExpertRanks | None = None) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightSource, ranks: ExpertRanks | None = None) -> None:
         super().__init__(config, weights)
         self._ranks = ranks
         self.every_experts: list[Experts] = []
@@ -33,7 +33,7 @@ class PlainBlocks(Blocks[Linear]):
         block = Experts(spec, self.weights, prefix, self.config.hidden_size, self._ranks)
         self.every_experts.append(block)
         before, after = gains
-        norm = None if before is None else row_kernels.Norm(self.config.norm_eps, before)
+        norm = None if before is None else row_kernels.NormInput(self.config.norm_eps, before)
         return PlainExperts(block, norm, after)
 
 
@@ -42,7 +42,7 @@ class PlainExperts:
     """A `FeedForward` of experts between two norms. `post`: the gain of the one behind."""
 
     block: Experts
-    norm: row_kernels.Norm | None
+    norm: row_kernels.NormInput | None
     post: torch.Tensor | None
     projections: tuple[AnyProjection, ...] = ()
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.checkpoint.weights import WeightSource
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _ASIDE = ("scale", "scale_inv", "inv_freq", "cos_cached", "sin_cached")
 """Ends of names that no equation here needs: scales of other quantities than weights, tables of RoPE."""
 
 
-def check_tied(config: ModelConfig, weights: Weights) -> None:
+def check_tied(config: ModelConfig, weights: WeightSource) -> None:
     """Raises ConfigError if the output head is the embedding by its config.json, and differs from it."""
     if config.tied_head and HEAD in weights and not weights.alike(HEAD, EMBEDDING):
         raise ConfigError(
@@ -24,7 +24,7 @@ def check_tied(config: ModelConfig, weights: Weights) -> None:
         )
 
 
-def check_layers(config: ModelConfig, weights: Weights) -> None:
+def check_layers(config: ModelConfig, weights: WeightSource) -> None:
     """Raises ConfigError, which names it, for a tensor of the layers or the ends that was not taken.
 
     Experts may be another rank's. What stands behind the last layer is a draft head's.

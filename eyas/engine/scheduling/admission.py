@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import GenerationRequest, RequestChoice, RequestDraftLimits
-from eyas.engine.batch.sequence import Kind
+from eyas.engine.batch.sequence import GenerationKind
 from eyas.engine.scheduling.ranked import Schedulers
 
 
@@ -23,10 +23,10 @@ class Admission:
     travels: bool = True  # can KV pages leave this worker, or come here?
     drafts: SpeculationConfig | None = None  # how far a request's drafts may reach; None: there are none
 
-    def check(self, request: GenerationRequest, kind: Kind, scheduler: Schedulers) -> None:
+    def check(self, request: GenerationRequest, kind: GenerationKind, scheduler: Schedulers) -> None:
         """Raises InvalidRequest, which names the field, for what can never be served here."""
         params, n = request.params, len(request.prompt_ids)
-        if kind is not Kind.LOCAL and not self.travels:
+        if kind is not GenerationKind.LOCAL and not self.travels:
             raise InvalidRequest("KV pages of this worker cannot travel: it takes whole requests only")
         if n == 0:
             raise InvalidRequest("prompt must have at least one token", param="prompt")
@@ -41,7 +41,7 @@ class Admission:
         if not all(map(self.is_token, request.predicted)):
             message = f"prediction has a token id outside 0 .. {self.vocab_size - 1}"
             raise InvalidRequest(message, param="prediction")
-        most = max(params.max_tokens, 1) if kind is Kind.LOCAL else 1
+        most = max(params.max_tokens, 1) if kind is GenerationKind.LOCAL else 1
         self._check_choices(request.choices, most, scheduler.limits.max_running)
         if not 0.0 < request.timeout_s < math.inf:
             raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")

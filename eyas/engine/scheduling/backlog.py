@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from eyas.common.step_times import UNSEEN, StepPace
 from eyas.common.types import WorkerBacklog
-from eyas.engine.batch.sequence import Kind
+from eyas.engine.batch.sequence import GenerationKind
 from eyas.engine.scheduling.requests import Requests
 
 
@@ -17,7 +17,7 @@ def backlog(requests: Requests, prompt_share: float, pace: StepPace = UNSEEN) ->
     decoding = context = coming = 0
     lent = set(requests.pulls.coming())
     for generation in requests.table.values():
-        if generation.kind is Kind.PREFILL:
+        if generation.kind is GenerationKind.PREFILL:
             continue
         if not generation.sequences:  # its pages are waited for
             decoding += len(generation.request.choices)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import TypeAlias
 
-from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.batch.sequence import Generation, Sequence, SequenceWork
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.elsewhere import IncomingToRanks
@@ -225,7 +225,7 @@ class DataParallelScheduler:
         """As `Scheduler.complete_rows`."""
         return self._of(seq.generation).complete_rows(seq)
 
-    def schedule(self) -> list[Work]:
+    def schedule(self) -> list[SequenceWork]:
         """Composes the next step, rank after rank. Empty when nothing can run on any."""
         works = self._composed()
         # What waits now could not run: another rank may take it, with the next step if there is one.
@@ -233,7 +233,7 @@ class DataParallelScheduler:
             works = self._composed()
         return works
 
-    def _composed(self) -> list[Work]:
+    def _composed(self) -> list[SequenceWork]:
         works = list(itertools.chain.from_iterable(rank.schedule() for rank in self._ranks))
         for rank in self._ranks:
             self.preempted += rank.preempted

@@ -27,7 +27,7 @@ from eyas.common.errors import (
 from eyas.common.logging import serving
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice
 from eyas.engine.batch.prompt_scores import PromptScores
-from eyas.engine.batch.sequence import Generation, Kind, Sequence
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence
 from eyas.engine.ipc.messages import (
     Admitted,
     AttachKv,
@@ -102,14 +102,14 @@ class Requests:
 
     def submit(self, command: SubmitGeneration) -> None:
         """Admits a request to be decoded here, or rejects it."""
-        kind = Kind.ATTACH if command.attach else Kind.LOCAL
+        kind = GenerationKind.ATTACH if command.attach else GenerationKind.LOCAL
         generation = self._accept(command.request, command.attempt, kind)
-        if generation is not None and kind is Kind.LOCAL:
+        if generation is not None and kind is GenerationKind.LOCAL:
             self._enqueue(generation, command.request.choices)
 
     def prefill(self, command: PrefillPrompt) -> None:
         """Admits a prompt whose KV is computed here and decoded elsewhere, or rejects it."""
-        generation = self._accept(command.request, command.attempt, Kind.PREFILL)
+        generation = self._accept(command.request, command.attempt, GenerationKind.PREFILL)
         if generation is not None:
             generation.offer_draft = command.offer_draft
             self._enqueue(generation, command.request.choices)
@@ -145,7 +145,11 @@ class Requests:
             left = [choice for choice in (seq.choice, *seq.forks) if choice != command.choice]
             if not left:
                 self.end(seq)
-            elif seq.in_flight and seq.choice == command.choice and generation.kind is not Kind.PREFILL:
+            elif (
+                seq.in_flight
+                and seq.choice == command.choice
+                and generation.kind is not GenerationKind.PREFILL
+            ):
                 self._lead_anew(seq, left)
             else:  # if the leader is cancelled, another choice of the same prompt leads
                 seq.choice, seq.forks = left[0], tuple(left[1:])
@@ -156,7 +160,7 @@ class Requests:
         """
         self.draining = True
         for generation in list(self.table.values()):
-            if generation.kind is Kind.PREFILL and not self.leases.is_offered(generation):
+            if generation.kind is GenerationKind.PREFILL and not self.leases.is_offered(generation):
                 self.fail(generation, _draining())
 
     # --- ends ----------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ class Requests:
         with serving(owner.request.request_id, owner.request.traceparent):
             _log.warning("request %s: leases leave no room for its KV: computed here", owner.id)
         self._forget_handles(owner)
-        owner.kind = Kind.LOCAL
+        owner.kind = GenerationKind.LOCAL
         for seq in self._begun(owner, first_tokens):
             self.scheduler.enqueue(seq)
 
@@ -336,7 +340,7 @@ class Requests:
             message = "first_tokens has a token id outside the vocabulary"
             self.fail(generation, InvalidRequest(message, param="first_tokens"))
             return
-        generation.kind = Kind.LOCAL
+        generation.kind = GenerationKind.LOCAL
         known = {first.choice: first for first in first_tokens}
         choices = tuple(
             RequestChoice(c.index, (known[c.index].token,)) if c.index in known else c
@@ -361,7 +365,7 @@ class Requests:
             self.pulls.refuse(generation.draft_handle, generation.attempt)
             generation.draft_handle = None
 
-    def _accept(self, request: GenerationRequest, attempt: int, kind: Kind) -> Generation | None:
+    def _accept(self, request: GenerationRequest, attempt: int, kind: GenerationKind) -> Generation | None:
         older = self.table.get(request.id)
         if older is not None:
             if older.attempt > attempt:

@@ -1,11 +1,11 @@
 """The scheduler: which sequences run in the next step, and which pages they own. Torch-free, deterministic.
 
-It composes every step as a list of `Work`: decode rows and verify trees of the running sequences first,
-then prompt chunks under a token budget. Pages come from one pool, which the prefix cache shares. When pages
-run out, the scheduler preempts the last admitted sequence of the call with the largest share: the sequence
-goes back to the queue and is recomputed later. A call with more than its share also loses a sequence while
-another call waits (see `fairness`). The sequence that has run longest is never preempted, so at
-least one always finishes. This file knows nothing of tensors, transports or time.
+It composes every step as a list of `SequenceWork`: decode rows and verify trees of the running sequences
+first, then prompt chunks under a token budget. Pages come from one pool, which the prefix cache shares. When
+pages run out, the scheduler preempts the last admitted sequence of the call with the largest share: the
+sequence goes back to the queue and is recomputed later. A call with more than its share also loses a sequence
+while another call waits (see `fairness`). The sequence that has run longest is never preempted, so at least
+one always finishes. This file knows nothing of tensors, transports or time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 
 from eyas.common.step_times import MANY_CHUNKS
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.elsewhere import Incoming
@@ -214,7 +214,7 @@ class Scheduler:
 
     # --- one step ------------------------------------------------------------------------------------
 
-    def schedule(self) -> list[Work]:
+    def schedule(self) -> list[SequenceWork]:
         """Composes the next step. Empty when nothing can run."""
         self._starved, preempted = False, len(self.preempted)
         # a reservation may preempt a sequence that comes later
@@ -224,13 +224,13 @@ class Scheduler:
             works = [work for work in works if work.occupancy == work.seq.occupancy]
         return works
 
-    def _prompts(self, budget: int) -> list[Work]:
+    def _prompts(self, budget: int) -> list[SequenceWork]:
         """Chunks of at most `budget` rows in total: of prompts that run, and of those that are admitted now.
 
         Where steps have little room, `budget` is of rows without context, and those prompts come first to
         which one that runs yields.
         """
-        works: list[Work] = []
+        works: list[SequenceWork] = []
         for seq, occupancy in [(seq, seq.occupancy) for seq in self.running if seq.in_prompt]:
             if self._turns is not None:
                 works += (admitted := self._admissions(budget, before=seq))
@@ -240,12 +240,12 @@ class Scheduler:
                 budget -= self._rows_taken(chunk)
         return works + self._admissions(budget)
 
-    def _admissions(self, budget: int, before: Sequence | None = None) -> list[Work]:
+    def _admissions(self, budget: int, before: Sequence | None = None) -> list[SequenceWork]:
         """Admits waiting sequences and gives their first chunks, at most `budget` rows in total.
 
         `before`: only those to which this one yields.
         """
-        works: list[Work] = []
+        works: list[SequenceWork] = []
         if not self.waiting or budget <= 0:
             return works
         shares = self.shares()
@@ -271,18 +271,18 @@ class Scheduler:
         return decoding if self._turns is None else self._turns.choose(decoding, self.running)
 
     def _may_decode(self, seq: Sequence) -> bool:
-        if seq.in_prompt or not seq.pages or seq.generation.kind is Kind.PREFILL:
+        if seq.in_prompt or not seq.pages or seq.generation.kind is GenerationKind.PREFILL:
             return False
         if seq.in_flight and len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
             return False  # the steps in flight reach its last token
         return not self._holds(seq)
 
-    def _decode(self, seq: Sequence) -> Work:
+    def _decode(self, seq: Sequence) -> SequenceWork:
         root = seq.output[-1] if seq.output else seq.prompt[-1]
         tokens = [root, *(seq.tree.tokens if seq.tree is not None else ())]
-        return Work(seq, seq.kv_len, tokens, seq.tree, sample=True, round=True)
+        return SequenceWork(seq, seq.kv_len, tokens, seq.tree, sample=True, round=True)
 
-    def _chunk(self, seq: Sequence, budget: int) -> Work | None:
+    def _chunk(self, seq: Sequence, budget: int) -> SequenceWork | None:
         """Its next rows; the last one gives a token, and waits if that must. None: nothing can run."""
         if self._turns is not None:
             budget = self._turns.room.rows_within(budget, seq.kv_len)
@@ -290,9 +290,9 @@ class Scheduler:
         stop -= stop == len(seq) and self._holds(seq)
         if stop <= seq.kv_len:
             return None
-        return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
+        return SequenceWork(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
-    def _rows_taken(self, chunk: Work) -> int:
+    def _rows_taken(self, chunk: SequenceWork) -> int:
         """Of a budget: as many rows as a chunk has, or rows without context that take as long."""
         rows = len(chunk.tokens)
         return rows if self._turns is None else round(self._turns.room.cost(rows, chunk.start))
@@ -309,7 +309,7 @@ class Scheduler:
         turn = shares.turn(generation)
         if any(shares.turn(pull) < turn for pull in self._incoming.waiting()):
             return False
-        elsewhere = generation.kind is Kind.PREFILL
+        elsewhere = generation.kind is GenerationKind.PREFILL
         wanted = 0 if elsewhere else len(seq.forks)
         while (free := self._free_slots) <= wanted:
             if not self._take_from_richer(generation, shares, gain=free + 1):
@@ -399,7 +399,7 @@ class Scheduler:
     @property
     def _movable(self) -> list[Sequence]:
         """Running sequences without leased pages, in order of admission."""
-        return [seq for seq in self.running if seq.generation.kind is not Kind.PREFILL]
+        return [seq for seq in self.running if seq.generation.kind is not GenerationKind.PREFILL]
 
     @staticmethod
     def _last_of_the_richest(sequences: SequenceOf[Sequence], shares: Shares) -> Sequence:

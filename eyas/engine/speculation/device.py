@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.common.config import SpeculationConfig
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.drafts import chains, paths, trees
 from eyas.engine.kernels.drafts import rounds as round_kernels
@@ -34,7 +34,7 @@ class AcceptedChunk:
     `ends` int32 [E]: rows (of the chunk) that end a prompt, `end_slots` whose they are.
     """
 
-    rows: Rows
+    rows: ForwardRows
     following: torch.Tensor
     ends: torch.Tensor
     end_slots: torch.Tensor
@@ -118,7 +118,7 @@ class DeviceDrafter:
                 (rest, chunk.following, own.positions, own.kv_rows, chunk.ends + before, chunk.end_slots)
             )
         joined, tokens, positions, kv_rows, last, slots = (_cat(list(p)) for p in zip(*parts, strict=True))
-        rows = Rows(tokens, positions, kv_rows, rounds)
+        rows = ForwardRows(tokens, positions, kv_rows, rounds)
         if chunk is not None:
             rows = replace(rows, tiles=chunk.rows.tiles, planned=chunk.rows.planned)
         self._proposer.draft(joined, rows, last, slots, spec)
@@ -233,7 +233,7 @@ class DeviceProposer:
     def draft(
         self,
         features: torch.Tensor,
-        rows: Rows,
+        rows: ForwardRows,
         last: torch.Tensor,
         slots: torch.Tensor,
         spec: SpeculationConfig | None,
@@ -305,8 +305,10 @@ class DeviceProposer:
         """Certain rows, of which only what later rows see of them is wanted."""
         self.head.keep(features, rows.tokens, self._forward(rows, rounds), self.pool)
 
-    def _forward(self, rows: round_kernels.RoundRows, rounds: DecodeRows, depth: int = 0) -> Rows:
-        return Rows(rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=self._firsts, depth=depth)
+    def _forward(self, rows: round_kernels.RoundRows, rounds: DecodeRows, depth: int = 0) -> ForwardRows:
+        return ForwardRows(
+            rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=self._firsts, depth=depth
+        )
 
 
 def round_rows(like: torch.Tensor, count: int) -> round_kernels.RoundRows:

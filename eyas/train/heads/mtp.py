@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig, NormNames
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.layers.rotary import tables
 from eyas.train.heads.base import (
     Attend,
@@ -101,7 +101,7 @@ class MtpHead(DraftHead):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: LlamaShape, ends: SharedTensors, rope: Rope) -> None:
+    def __init__(self, shape: LlamaShape, ends: SharedTensors, rope: RopeConfig) -> None:
         """`ends`: the target's, of which it uses the output head, and whose final norm it begins with.
 
         `rope`: the target's, as its layer serves with it.

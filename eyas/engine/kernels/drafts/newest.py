@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 
 BLOCK = 1024
 
 
-def sources(rows: Rows, tables: torch.Tensor, page_size: int) -> torch.Tensor:
+def sources(rows: ForwardRows, tables: torch.Tensor, page_size: int) -> torch.Tensor:
     """Where the row before each one is, int32 [m]: the number of a row here; -2 less its page; -1: none.
 
     `tables` int32 [slots, pages]. Rows of a round, and of a tile, follow each other; the first of a tile

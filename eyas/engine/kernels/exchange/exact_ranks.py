@@ -25,7 +25,7 @@ def add_in_order(
     """out [m, n] = residual [m, n], if there is one, + shares[0] + shares[1] ..., of shares [ranks, m, n].
 
     `sums` float32 [n // sum_group(n), 128] (m <= 128) receives sums of squares of the rounded rows, as
-    `skinny.ProductInput` takes them. All are contiguous; `out` may be `residual`.
+    `skinny.SkinnyInput` takes them. All are contiguous; `out` may be `residual`.
     """
     ranks, rows, width = shares.shape
     block = power_of_2(width)

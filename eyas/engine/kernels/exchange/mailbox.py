@@ -40,7 +40,7 @@ def polls_in(seconds: float) -> int:
 
 
 @dataclass(frozen=True)
-class DraftLimits:
+class MailLimits:
     """Which drafts make sense: ids below `vocab`, and at most `deepest` of them in a row. `trees`: they may
     branch.
     """
@@ -95,7 +95,7 @@ def _post(
         tl.store(address.to(tl.pointer_type(tl.int64)) + position % KEPT, word, mask=inside)
 
 
-def fetch(batch: RoundBatch, place: MailLayout, reach: DraftLimits) -> None:
+def fetch(batch: RoundBatch, place: MailLayout, reach: MailLimits) -> None:
     """The drafts of each sequence with a mailbox become those of the round that is about to be prepared.
 
     That is the proposal below its root. A slot looks `polls` times until all of it is there. It looks once if

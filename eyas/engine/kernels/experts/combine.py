@@ -45,7 +45,7 @@ def combine_add(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `combine`, added to `residual` [m, hidden], m <= 128, and rounded once (exact: before it as well).
 
-    Returns the rows and their sums of squares, float32 [parts, 128], for `skinny.ProductInput`.
+    Returns the rows and their sums of squares, float32 [parts, 128], for `skinny.SkinnyInput`.
     """
     width = residual.shape[1]
     parts = width // sum_group(width) if exact else cdiv(width, _COLUMNS)

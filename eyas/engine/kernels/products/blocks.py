@@ -71,7 +71,7 @@ class Fp8Rows:
 
 
 @dataclass(frozen=True)
-class Normed:
+class NormedRows:
     """Rows that have passed a norm [m, k]; and `rounded`, by `rounding`, where weights in FP8 read them."""
 
     plain: torch.Tensor

@@ -3,7 +3,7 @@
 Sums are taken in float32; a result is rounded once, to the dtype of its input. Tensors are contiguous, their
 rows a multiple of 16 bytes. `pdl`: the kernel may be launched before the one before it has ended, and waits
 for it. `exact`: sums of squares are taken in the one order of `halving`, and what is left for
-`skinny.ProductInput` are those of its groups of columns.
+`skinny.SkinnyInput` are those of its groups of columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.blocks import (
     SIDE,
     Fp8Rows,
-    Normed,
+    NormedRows,
     mode_of,
     quantised,
     room_for,
@@ -46,7 +46,7 @@ _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormInput:
     """What a norm does: gain [hidden], if there is one, and how products in FP8 round what they read."""
 
     eps: float
@@ -63,14 +63,18 @@ def norm(
     return out
 
 
-def normed(x: torch.Tensor, how: Norm, pdl: bool = False, exact: bool = False) -> Normed:
+def normed(x: torch.Tensor, how: NormInput, pdl: bool = False, exact: bool = False) -> NormedRows:
     """`norm` of rows x [m, hidden], for those that read them rounded as well."""
     return _normed((x, None, None), how, _row(x.shape[1], pdl, exact))
 
 
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, how: Norm, post: torch.Tensor | None = None, pdl: bool = False
-) -> Normed:
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    how: NormInput,
+    post: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> NormedRows:
     """residual += x, in place and rounded; then the norm of the rounded residual. All [m, hidden].
 
     With `post` [hidden], the norm of x with that gain, rounded, is added instead of x.
@@ -79,19 +83,19 @@ def add_norm(
 
 
 def _normed(
-    rows: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None], how: Norm, row: dict[str, Any]
-) -> Normed:
+    rows: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None], how: NormInput, row: dict[str, Any]
+) -> NormedRows:
     """Of x, added to the residual if there is one, by its norm with a gain if that is there as well."""
     x, rounding = rows[0], how.rounding
     out = empty_padded(*x.shape, like=x)
     if rounding is None:
         _norm[(x.shape[0],)](*rows, how.gain, out, None, *_NONE, how.eps, **row)
-        return Normed(out)
+        return NormedRows(out)
     rounded = room_for(x, rounding)
     into = (rounded.stored, rounded.scales, rounding.scale)
     row |= {"BLOCK": max(row["BLOCK"], SIDE), "MODE": mode_of(rounding)}
     _norm[(x.shape[0],)](*rows, how.gain, out, None, *into, how.eps, **row)
-    return Normed(out, rounded, rounding)
+    return NormedRows(out, rounded, rounding)
 
 
 def add_normed(
@@ -104,7 +108,7 @@ def add_normed(
 ) -> torch.Tensor:
     """residual += the norm of x with gain `post` [hidden], rounded; in place and rounded. Both [m, hidden].
 
-    Returns sums of squares of the residual rows (m <= 128), float32 [parts, 128]: `skinny.ProductInput`.
+    Returns sums of squares of the residual rows (m <= 128), float32 [parts, 128]: `skinny.SkinnyInput`.
     """
     sums = _room_for_sums(x, exact)
     row = _row(x.shape[1], pdl, exact)
@@ -136,7 +140,7 @@ def embed(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """tokens int32 [m], table [vocab, hidden] -> rows [m, hidden], times `scale` in the table's precision.
 
-    With `sums` (m <= 128) also the rows' sums of squares as `skinny.ProductInput` takes them, float32 [parts,
+    With `sums` (m <= 128) also the rows' sums of squares as `skinny.SkinnyInput` takes them, float32 [parts,
     128].
     """
     scale = torch.tensor(scale, dtype=table.dtype).item()

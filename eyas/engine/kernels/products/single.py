@@ -104,7 +104,7 @@ def back_add(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `back`, added to `residual` [1, hidden] and rounded once.
 
-    Returns the row and its sums of squares, float32 [parts, 128], for `skinny.ProductInput`.
+    Returns the row and its sums of squares, float32 [parts, 128], for `skinny.SkinnyInput`.
     """
     parts = cdiv(weight.shape[-2], _rows_of_back(inner, weight))
     sums = torch.empty(parts, MAX_ROWS, dtype=torch.float32, device=inner.device)

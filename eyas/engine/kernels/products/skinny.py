@@ -80,7 +80,7 @@ class ProductLaunch:
 
 
 @dataclass(frozen=True)
-class ProductInput:
+class SkinnyInput:
     """Rows x [m, k], m <= 128. With `sums`, float32 [parts, 128] of squares: RMS-normalised, no gain."""
 
     x: torch.Tensor
@@ -133,7 +133,7 @@ def empty_padded(m: int, *sizes: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def linear(
-    source: ProductInput,
+    source: SkinnyInput,
     weight: torch.Tensor,
     out: torch.Tensor,
     launch: ProductLaunch,
@@ -157,7 +157,7 @@ def linear(
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 
 
-def linear_parts(source: ProductInput, weight: torch.Tensor, launch: ProductLaunch) -> int:
+def linear_parts(source: SkinnyInput, weight: torch.Tensor, launch: ProductLaunch) -> int:
     """How many parts `linear`, called with these, leaves of each row's sum of squares."""
     plan = _plan("linear", source, weight, weight.shape[0], launch)
     return plan.n // plan.group
@@ -169,7 +169,7 @@ def sum_group(width: int) -> int:
 
 
 def gated(
-    source: ProductInput, weight: torch.Tensor, out: torch.Tensor, launch: ProductLaunch, gelu: bool = False
+    source: SkinnyInput, weight: torch.Tensor, out: torch.Tensor, launch: ProductLaunch, gelu: bool = False
 ) -> None:
     """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T.
 
@@ -183,7 +183,7 @@ def gated(
 
 
 def qkv_rope(
-    source: ProductInput,
+    source: SkinnyInput,
     qkv: QkvWeights,
     q_out: torch.Tensor,
     rotation: RotaryInput,
@@ -217,7 +217,7 @@ def qkv_rope(
 
 
 def _plan(
-    kind: str, source: ProductInput, weight: torch.Tensor, span: int, launch: ProductLaunch
+    kind: str, source: SkinnyInput, weight: torch.Tensor, span: int, launch: ProductLaunch
 ) -> ProductPlan:
     """How this product is cut; a tile's columns divide `span`."""
     (m, k), (n, width) = source.x.shape, weight.shape
@@ -273,7 +273,7 @@ def _expect(name: str, tensor: torch.Tensor, *sizes: int) -> None:
         raise ValueError(f"{name} {tuple(tensor.shape)} {tensor.stride()} should be {sizes}, contiguous")
 
 
-def _counts(source: ProductInput) -> tuple[int, int]:
+def _counts(source: SkinnyInput) -> tuple[int, int]:
     """m, and the parts of its sums."""
     return source.x.shape[0], 0 if source.sums is None else source.sums.shape[0]
 

@@ -45,7 +45,7 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """Rows x [m, k] that products read as they are."""
 
     @abstractmethod
-    def norm(self, residual: ResidualT, norm: row_kernels.Norm | None) -> tuple[ReadT, ResidualT]:
+    def norm(self, residual: ResidualT, norm: row_kernels.NormInput | None) -> tuple[ReadT, ResidualT]:
         """What products read of the residual, by a norm if there is one; and the residual, of which the rows
         that `leave` gives may then be read, and it be passed on.
         """

@@ -16,7 +16,7 @@ from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.latent.latent_rows import write_latents
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
-from eyas.engine.kernels.products.blocks import Normed, Rows
+from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused_step import Forward
@@ -32,13 +32,13 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         self.step, self.pool, self.eps = step, pool, eps
 
     @abstractmethod
-    def normed(self, read: ReadT) -> Normed:
+    def normed(self, read: ReadT) -> NormedRows:
         """What products read, as rows of their own."""
 
-    def _finished(self, x: torch.Tensor, norm: row_kernels.Norm | None) -> Normed:
+    def _finished(self, x: torch.Tensor, norm: row_kernels.NormInput | None) -> NormedRows:
         """Rows x [m, k] that have passed the norm, if there is one."""
         launch = self.step.context.launch
-        return Normed(x) if norm is None else row_kernels.normed(x, norm, launch.pdl, launch.exact)
+        return NormedRows(x) if norm is None else row_kernels.normed(x, norm, launch.pdl, launch.exact)
 
     @abstractmethod
     def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> ResidualT:
@@ -79,15 +79,15 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         """act(gate) * up, [m, width]; rounded as the next product reads it, if that is done at once."""
         return self._gated(self.normed(read), part)
 
-    def route(self, rows: Normed, part: RouterPart) -> Routed:
+    def route(self, rows: NormedRows, part: RouterPart) -> Routed:
         """Which experts rows take, and how much of each."""
         return expert_products.routed(rows, part, self.step)
 
-    def mix(self, residual: ResidualT, rows: Normed, routed: Routed, part: ExpertsPart) -> ResidualT:
+    def mix(self, residual: ResidualT, rows: NormedRows, routed: Routed, part: ExpertsPart) -> ResidualT:
         """The residual plus what its experts make of a row, by weight, and what the one beside them does."""
         return self.plus(residual, self._mixed(rows, routed, part), part.out.post)
 
-    def _mixed(self, rows: Normed, routed: Routed, part: ExpertsPart) -> torch.Tensor:
+    def _mixed(self, rows: NormedRows, routed: Routed, part: ExpertsPart) -> torch.Tensor:
         """What `mix` adds, [m, hidden], but for the sum over the ranks."""
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
         if expert_products.is_single(routed, part, step):
@@ -101,14 +101,14 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         added, beside = step.context.sharers.sum_for_owners(sums, room), self._beside(rows, part)
         return added if beside is None else added.add_(beside)
 
-    def _beside(self, rows: Normed, part: ExpertsPart) -> torch.Tensor | None:
+    def _beside(self, rows: NormedRows, part: ExpertsPart) -> torch.Tensor | None:
         """What the feed-forward beside the experts makes of rows, if there is one."""
         if part.beside is None:
             return None
         gated, down = part.beside
         return self.step.product(self._gated(rows, gated), down)
 
-    def _gated(self, rows: Normed, part: GatedPart[Projection]) -> Rows:
+    def _gated(self, rows: NormedRows, part: GatedPart[Projection]) -> Rows:
         if part.gate is None:
             gate, up = self.step.product(rows, part.projection, part.bias).chunk(2, dim=-1)
             return part.activation(gate, up)

@@ -13,7 +13,7 @@ import torch
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products.blocks import Normed, Rows
+from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart
 
@@ -32,7 +32,7 @@ class ScaledRead:
 
     x: torch.Tensor
     scales: torch.Tensor
-    norm: row_kernels.Norm | None = None
+    norm: row_kernels.NormInput | None = None
 
 
 class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
@@ -51,7 +51,7 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
     def given(self, x: torch.Tensor) -> ScaledRead:
         return ScaledRead(x, x.new_ones(x.shape[0], dtype=torch.float32))
 
-    def norm(self, residual: ScaledRows, norm: row_kernels.Norm | None) -> tuple[ScaledRead, ScaledRows]:
+    def norm(self, residual: ScaledRows, norm: row_kernels.NormInput | None) -> tuple[ScaledRead, ScaledRows]:
         if norm is None:
             return self.given(residual.x), residual
         return ScaledRead(residual.x, residual.scales, norm), residual
@@ -59,7 +59,7 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
     def leave(self, residual: ScaledRows) -> torch.Tensor:
         return residual.x
 
-    def normed(self, read: ScaledRead) -> Normed:
+    def normed(self, read: ScaledRead) -> NormedRows:
         return self._finished(read.x, read.norm)
 
     def plus(self, residual: ScaledRows, added: torch.Tensor, post: torch.Tensor | None) -> ScaledRows:

@@ -14,7 +14,7 @@ import torch
 from eyas.engine.kernels.experts import route
 from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts
 from eyas.engine.kernels.products import single
-from eyas.engine.kernels.products.blocks import Normed, StoredWeight
+from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.layers import routing
 from eyas.engine.models.fused_step import Forward, product_float32
@@ -24,7 +24,7 @@ KNOWN_SCORES = ("sigmoid", "softmax")
 """Those of `eyas.engine.layers.routing` that the kernel has."""
 
 
-def routed(rows: Normed, part: RouterPart, step: Forward) -> Routed:
+def routed(rows: NormedRows, part: RouterPart, step: Forward) -> Routed:
     """Which experts rows take; where ranks share experts out, what everyone's rows take of those here."""
     held, everyones = None, step.everyones
     uniform, pdl = step.context.uniform_experts, step.context.launch.pdl
@@ -32,7 +32,7 @@ def routed(rows: Normed, part: RouterPart, step: Forward) -> Routed:
         sharers, (m, hidden) = step.context.sharers, rows.plain.shape
         everyone = empty_padded(m * sharers.ranks, hidden, like=rows.plain)
         sharers.gather(rows.plain, everyone)
-        rows = Normed(everyone)
+        rows = NormedRows(everyone)
         held = LocalExperts(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
     logits = _logits(rows.plain, part, step)
     if part.spec.scores not in KNOWN_SCORES:

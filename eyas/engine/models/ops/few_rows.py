@@ -1,6 +1,6 @@
 """At most 128 rows: reading the weights is the whole cost, and all else rides along with the products.
 
-A norm is no kernel: what products read is the residual and the sums of its squares (`skinny.ProductInput`).
+A norm is no kernel: what products read is the residual and the sums of its squares (`skinny.SkinnyInput`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
-from eyas.engine.kernels.products.blocks import Normed, Rows
+from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device import DeviceOps
@@ -35,14 +35,14 @@ class SourceRead:
     """Rows, and the norm that their reader applies."""
 
     rows: NarrowRows
-    norm: row_kernels.Norm | None = None
+    norm: row_kernels.NormInput | None = None
 
     @property
-    def source(self) -> skinny.ProductInput:
+    def source(self) -> skinny.SkinnyInput:
         """For products that norm what they read; gains are in their weights."""
         if self.norm is None:
-            return skinny.ProductInput(self.rows.x)
-        return skinny.ProductInput(self.rows.x, self.rows.sums, self.norm.eps)
+            return skinny.SkinnyInput(self.rows.x)
+        return skinny.SkinnyInput(self.rows.x, self.rows.sums, self.norm.eps)
 
 
 class FewRows(DeviceOps[NarrowRows, SourceRead]):
@@ -57,18 +57,18 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return NarrowRows(x)
 
     def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> NarrowRows:
-        return self._summed(skinny.ProductInput(x), matrix)
+        return self._summed(skinny.SkinnyInput(x), matrix)
 
     def given(self, x: torch.Tensor) -> SourceRead:
         return SourceRead(NarrowRows(x))
 
-    def norm(self, residual: NarrowRows, norm: row_kernels.Norm | None) -> tuple[SourceRead, NarrowRows]:
+    def norm(self, residual: NarrowRows, norm: row_kernels.NormInput | None) -> tuple[SourceRead, NarrowRows]:
         return SourceRead(residual, norm), residual
 
     def leave(self, residual: NarrowRows) -> torch.Tensor:
         return residual.x
 
-    def normed(self, read: SourceRead) -> Normed:
+    def normed(self, read: SourceRead) -> NormedRows:
         return self._finished(read.rows.x, read.norm)
 
     def plus(self, residual: NarrowRows, added: torch.Tensor, post: torch.Tensor | None) -> NarrowRows:
@@ -106,7 +106,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         if (matrix := part.projection.matrix) is None or apart:
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
-        return self._summed(skinny.ProductInput(x), matrix, residual.x)
+        return self._summed(skinny.SkinnyInput(x), matrix, residual.x)
 
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
@@ -120,9 +120,9 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         if (matrix := projection.matrix) is None:
             return super().product_of(x, projection, bias)
         assert isinstance(x, torch.Tensor)
-        return self._product(skinny.ProductInput(x), matrix, bias)
+        return self._product(skinny.SkinnyInput(x), matrix, bias)
 
-    def mix(self, residual: NarrowRows, rows: Normed, routed: Routed, part: ExpertsPart) -> NarrowRows:
+    def mix(self, residual: NarrowRows, rows: NormedRows, routed: Routed, part: ExpertsPart) -> NarrowRows:
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
         if step.context.group.ranks > 1 or step.everyones is not None or part.out.post is not None:
             return super().mix(residual, rows, routed, part)
@@ -135,14 +135,14 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         )
 
     def _product(
-        self, source: skinny.ProductInput, matrix: torch.Tensor, bias: torch.Tensor | None
+        self, source: skinny.SkinnyInput, matrix: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         out = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
         skinny.linear(source, matrix, out, self.step.context.launch)
         return out if bias is None else out.add_(bias)
 
     def _summed(
-        self, source: skinny.ProductInput, matrix: torch.Tensor, rows: torch.Tensor | None = None
+        self, source: skinny.SkinnyInput, matrix: torch.Tensor, rows: torch.Tensor | None = None
     ) -> NarrowRows:
         """The product, plus `rows` if they are given, and the sums of its squares."""
         launch = self.step.context.launch

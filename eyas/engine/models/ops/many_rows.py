@@ -11,7 +11,7 @@ import torch
 
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products.blocks import Normed, Rows
+from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import GatedPart
 
@@ -27,7 +27,7 @@ class WideRows:
     post: torch.Tensor | None = None
 
 
-class ManyRows(DeviceOps[WideRows, Normed]):
+class ManyRows(DeviceOps[WideRows, NormedRows]):
     """The residual is changed in place."""
 
     def embed(self, table: torch.Tensor, scale: float) -> WideRows:
@@ -40,13 +40,13 @@ class ManyRows(DeviceOps[WideRows, Normed]):
     def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> WideRows:
         return WideRows(torch.mm(x, matrix.t()))
 
-    def given(self, x: torch.Tensor) -> Normed:
-        return Normed(x)
+    def given(self, x: torch.Tensor) -> NormedRows:
+        return NormedRows(x)
 
-    def norm(self, residual: WideRows, norm: row_kernels.Norm | None) -> tuple[Normed, WideRows]:
+    def norm(self, residual: WideRows, norm: row_kernels.NormInput | None) -> tuple[NormedRows, WideRows]:
         x, pdl = residual.x, self.step.context.launch.pdl
         if norm is None:
-            read = Normed(self.leave(residual))
+            read = NormedRows(self.leave(residual))
         elif residual.added is None:
             read = row_kernels.normed(x, norm, pdl)
         else:
@@ -55,19 +55,19 @@ class ManyRows(DeviceOps[WideRows, Normed]):
 
     def leave(self, residual: WideRows) -> torch.Tensor:
         if residual.post is not None:
-            self.norm(residual, row_kernels.Norm(self.eps))
+            self.norm(residual, row_kernels.NormInput(self.eps))
         elif residual.added is not None:
             residual.x.add_(residual.added)
         return residual.x
 
-    def normed(self, read: Normed) -> Normed:
+    def normed(self, read: NormedRows) -> NormedRows:
         return read
 
     def plus(self, residual: WideRows, added: torch.Tensor, post: torch.Tensor | None) -> WideRows:
         self.step.context.group.all_reduce(added)
         return WideRows(residual.x, added, post)
 
-    def gated(self, read: Normed, part: GatedPart[Projection]) -> Rows:
+    def gated(self, read: NormedRows, part: GatedPart[Projection]) -> Rows:
         if part.gate is None or not part.fused:
             return super().gated(read, part)
         made = self.product(read, part.projection, part.bias)

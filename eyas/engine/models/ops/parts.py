@@ -14,7 +14,7 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products.blocks import Normed
+from eyas.engine.kernels.products.blocks import NormedRows
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.layers.activations import Activation
 
@@ -101,7 +101,7 @@ class RouterPart:
 class Routed:
     """Rows, of all ranks if they share experts out, and which experts each of them takes."""
 
-    rows: Normed
+    rows: NormedRows
     chosen: ChosenExperts
 
 

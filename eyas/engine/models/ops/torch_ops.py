@@ -36,7 +36,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         return x
 
     def norm(
-        self, residual: torch.Tensor, norm: row_kernels.Norm | None
+        self, residual: torch.Tensor, norm: row_kernels.NormInput | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if norm is None:
             return residual, residual

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from eyas.common.config import SpeculationConfig
-from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.kv.pool import KvPool
@@ -103,7 +103,7 @@ class DeviceDraftRunner:
         self.tables.length.index_copy_(0, whose, on["ends"])
         self._state.firsts.index_copy_(0, whose, on["lowest"])
         tiles, firsts = on["tiles"].view(-1, 4), self._state.firsts
-        rows = Rows(on["tokens"], on["positions"], on["kv_rows"], tiles=tiles, firsts=firsts)
+        rows = ForwardRows(on["tokens"], on["positions"], on["kv_rows"], tiles=tiles, firsts=firsts)
         features, lost = self._features(packed, len(asked))
         self._proposer.draft(features, rows, on["last"], on["slots"], self._proposer.spec)
         answers = self.short.answers(whose, lost)

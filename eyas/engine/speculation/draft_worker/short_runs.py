@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.device import DeviceProposer
@@ -66,7 +66,7 @@ class ShortProgram:
         state, told, part = self._state, self._told, self._told.part
         whose = told.take(state.tables, state.firsts)
         rounds = DecodeRows(part["slots"], part["starts"], self._few)
-        rows = Rows(part["tokens"], part["positions"], part["kv_rows"], rounds, firsts=state.firsts)
+        rows = ForwardRows(part["tokens"], part["positions"], part["kv_rows"], rounds, firsts=state.firsts)
         proposer = state.proposer
         proposer.draft(told.features, rows, part["last"], part["slots"], proposer.spec)
         self._results.copy_(_facts(state.tables, whose, told.lost))
