@@ -124,7 +124,7 @@ def _attention(
 ) -> tuple[Mixer, OutPart[ProjectionT]]:
     """The block of this specification, and the way back; their tensors are those below `prefix`."""
     attention, weights, name = spec.attention, blocks.weights, f"{prefix}.o_proj"
-    mixer: Mixer
+    mixer: LatentMixer[ProjectionT] | HeadsAttention[ProjectionT]
     if isinstance(attention, LatentSpec):
         mixer, each = LatentMixer(blocks, attention, prefix, gain), attention.value_dim
     else:
