@@ -1,4 +1,4 @@
-"""The cost that attention adds to a row on a CPU, from the numbers of a model alone: no clock, so no noise."""
+"""The cost that attention adds to a row on a CPU, from a model's numbers alone: no clock, so no noise."""
 
 from __future__ import annotations
 
