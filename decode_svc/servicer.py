@@ -20,7 +20,7 @@ from eyas.common.wire import convert
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.convert_step import step_to_pb
 from eyas.common.wire.message import WireFailure
-from eyas.common.wire.request_log import told
+from eyas.common.wire.request_log import log_request
 from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
 from eyas.engine.ipc.messages import (
     Admitted,
@@ -136,7 +136,7 @@ class _DecodeStream:
             return
         self._alive[id] = {choice.index for choice in request.choices}
         attach = submit.source == decode_pb2.SOURCE_ATTACH
-        told(_log, request, submit.attempt)
+        log_request(_log, request, submit.attempt)
         self._engine.send(SubmitGeneration(msgspec.structs.replace(request, id=id), submit.attempt, attach))
 
     def _attach(self, attach: decode_pb2.Attach) -> None:

@@ -141,7 +141,7 @@ async def _run(config: GatewayConfig) -> None:
             looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]
             if auto is not None:
                 looks.append(tasks.create_task(auto.run()))
-            await leave.asked.wait()
+            await leave.requested.wait()
             for look in looks:
                 look.cancel()
             _log.info("draining: %d open requests may finish within %g s", exit.requests, config.drain_s)

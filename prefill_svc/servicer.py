@@ -17,7 +17,7 @@ import msgspec
 from eyas.common.wire import convert
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.message import WireFailure
-from eyas.common.wire.request_log import told
+from eyas.common.wire.request_log import log_request
 from eyas.engine.ipc.client import EngineClient, engine_id
 from eyas.engine.ipc.messages import (
     Admitted,
@@ -55,7 +55,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """Admitted, started, done. Raises what the engine refused or failed with; DeadlineExceeded."""
         generation = convert.request_from_pb(request.request, self._engine.context_length)
-        told(_log, generation, request.attempt)
+        log_request(_log, generation, request.attempt)
         deadline = asyncio.get_running_loop().time() + generation.timeout_s
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED, deadline)
         number = self._engine.open(buffer.put)

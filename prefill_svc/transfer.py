@@ -98,11 +98,11 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         watch = _OpenWatch(handle, offered, request.attempt)
         buffer: StreamBuffer[WatchUpdate | EngineStopped] = StreamBuffer(MAX_BUFFERED)
 
-        def told(event: WatchUpdate | EngineStopped) -> None:
+        def on_event(event: WatchUpdate | EngineStopped) -> None:
             self._heard(number, event)
             buffer.put(event)
 
-        number = self._engine.open(told)
+        number = self._engine.open(on_event)
         self._watches[number] = watch
         self._engine.send(WatchOpened(number, watch.handle, watch.attempt))
         try:

@@ -146,7 +146,7 @@ class BenchSuite:
         for name in self.names:
             for speculative in self.drafts:
                 row = await self._case(server, facts, name, speculative)
-                print(told(row), flush=True)
+                print(row_text(row), flush=True)
                 append_line(self.out, row)
                 rows.append(row)
         return rows
@@ -185,7 +185,7 @@ class BenchSuite:
         )
 
 
-def told(row: Row) -> str:
+def row_text(row: Row) -> str:
     """One line for people."""
     drafts = "drafts" if row["drafts"] else "no drafts"
     counts = f"{row['completed']} requests, {row['failed']} failed, {row['output_throughput']:,.0f} tokens/s"

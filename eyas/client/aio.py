@@ -61,7 +61,7 @@ class AsyncStream:
         self._deadline = self._clock() + timeout_s
         self._retries = retries
         self._pause_s = FIRST_PAUSE_S
-        self._begun = False
+        self._started = False
         self._finished = False
         self._closed = False
         self._call = call(timeout_s)
@@ -89,7 +89,7 @@ class AsyncStream:
                 else:
                     await self._try_again(Unavailable("the server ended the answer before it was complete"))
             elif event.HasField("delta"):
-                self._begun = True
+                self._started = True
                 return wire.delta_from_pb(event.delta)
             else:
                 await self._note(event)
@@ -110,7 +110,7 @@ class AsyncStream:
     async def _try_again(self, error: EyasError) -> None:
         """Begins the call anew after a pause; raises `error` if that is not safe or leads nowhere."""
         pause_s = self._pause_s if not isinstance(error, Overloaded) else error.retry_after_s
-        temporary = isinstance(error, Unavailable | Overloaded) and not self._begun
+        temporary = isinstance(error, Unavailable | Overloaded) and not self._started
         if not temporary or self._retries == 0 or self._clock() + pause_s >= self._deadline:
             self._closed = True
             raise error

@@ -68,7 +68,7 @@ async def _run(config: GatewayConfig) -> None:
             for child in children:
                 child.start()
                 keepers.append(asyncio.create_task(keep(child, log)))
-            await leave.asked.wait()
+            await leave.requested.wait()
         finally:
             for keeper in keepers:
                 keeper.cancel()

@@ -35,7 +35,7 @@ class CachedPages:
         self._epoch = epoch
         self._shape = shape
         self._most = most_logged
-        self._held: dict[bytes, None] = {}
+        self._cached: dict[bytes, None] = {}
         self._log: deque[tuple[bytes, bytes]] = deque()  # (dropped, added)
         self._logged = 0  # bytes
         self._end = 0  # the number of the next change
@@ -43,8 +43,8 @@ class CachedPages:
     def change(self, added: bytes, dropped: bytes) -> None:
         """Notes what the engine said."""
         for name in split(dropped):
-            self._held.pop(name, None)
-        self._held.update(dict.fromkeys(split(added)))
+            self._cached.pop(name, None)
+        self._cached.update(dict.fromkeys(split(added)))
         self._log.append((dropped, added))
         self._end += 1
         self._logged += len(dropped) + len(added)
@@ -59,7 +59,7 @@ class CachedPages:
         if number == self._end:
             return None
         if number is None or number < self._end - len(self._log):
-            return CacheNews(self._epoch, self._shape, b"".join(self._held), whole=True, until=self._end)
+            return CacheNews(self._epoch, self._shape, b"".join(self._cached), whole=True, until=self._end)
         dropped: set[bytes] = set()
         added: dict[bytes, None] = {}
         for out, came in list(self._log)[number - self._end :]:

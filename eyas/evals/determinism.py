@@ -120,7 +120,7 @@ class _DeterminismRun:
 
     def __init__(self, http: httpx.AsyncClient, asked: Sequence[ProbeRequest], others: int) -> None:
         self._http = http
-        self._asked = list(asked)
+        self._cases = list(asked)
         pairs = ((i, asked[i % len(asked)]) for i in range(others))
         self._others = [  # of all lengths too, and with no beginning in common
             dataclasses.replace(one, name=f"other {i}", prompt=one.prompt[1 + i % 7 :] or (i,))
@@ -131,16 +131,20 @@ class _DeterminismRun:
     async def all(self) -> int:
         """How many answers differ."""
         print(f"{'company':34} {'answers':>7} {'differ':>7}")
-        together = len(self._asked)
-        plain = [dataclasses.replace(request, speculative=False) for request in self._asked]
-        differing = await self._told("alone", self._asked, 1)
-        differing += await self._told("alone, without drafts", plain, 1)
-        turns = [self._turn(request) for request in self._asked]
-        differing += await self._told("second turns, alone", turns, 1)
-        differing += await self._told("all at once", self._asked, together)
-        differing += await self._told("among others", self._asked, together, self._others)
-        differing += await self._told("among others, without drafts", plain, together, self._others)
-        return differing + await self._told("second turns, among others", turns, together, self._others)
+        together = len(self._cases)
+        plain = [dataclasses.replace(request, speculative=False) for request in self._cases]
+        differing = await self._count_differing("alone", self._cases, 1)
+        differing += await self._count_differing("alone, without drafts", plain, 1)
+        turns = [self._turn(request) for request in self._cases]
+        differing += await self._count_differing("second turns, alone", turns, 1)
+        differing += await self._count_differing("all at once", self._cases, together)
+        differing += await self._count_differing("among others", self._cases, together, self._others)
+        differing += await self._count_differing(
+            "among others, without drafts", plain, together, self._others
+        )
+        return differing + await self._count_differing(
+            "second turns, among others", turns, together, self._others
+        )
 
     def _turn(self, request: ProbeRequest) -> ProbeRequest:
         """What follows a request's answer, whose pages the server may still have."""
@@ -148,7 +152,7 @@ class _DeterminismRun:
         prompt = (*request.prompt, *said, *request.prompt[:TURN])
         return dataclasses.replace(request, name=f"{request.name}, second turn", prompt=prompt)
 
-    async def _told(
+    async def _count_differing(
         self, company: str, asked: Sequence[ProbeRequest], at_once: int, others: Sequence[ProbeRequest] = ()
     ) -> int:
         room = asyncio.Semaphore(at_once + len(others))

@@ -141,7 +141,7 @@ class _SimulatedCluster:
         decode = int(found.decode)
         job = SimulatedJob(number, arrival, decode, decode if found.prefill is None else int(found.prefill))
         job.missing = arrival.prompt - self._workers[job.prefill].cache.cached(arrival.blocks, arrival.prompt)
-        self._demand.asked(now, arrival.prompt, job.missing)
+        self._demand.add_request(now, arrival.prompt, job.missing)
         self._demand.answered(arrival.output)
         self._played.jobs.append(job)
         self._workers[job.prefill].enqueue(job, now)

@@ -41,7 +41,7 @@ class ByDepth:
         """Tokens per verify step, the target's own included."""
         return 1 + sum(self.shares)
 
-    def told(self) -> dict[str, object]:
+    def figures(self) -> dict[str, object]:
         """Rounded, for a log."""
         return {
             "acceptance_length": round(self.length, 4),

@@ -185,7 +185,7 @@ class HeadRun:
         done = self.progress
         line: Line = {"step": done.step, "loss": round(loss.item(), 5), "seconds": round(done.seconds, 1)}
         if self._texts.held:
-            line |= self.measure().told()
+            line |= self.measure().figures()
         done.history.append(line)
         kind, steps = self._settings.kind, self._settings.recipe.steps
         logger.info("%s step %d of %d, %s", kind, done.step, steps, told(line))

@@ -51,11 +51,11 @@ async def hung(stalls: Callable[[], bool], pid: int) -> NoReturn:
     looks = 0
     while looks * LOOK_S < HANG_S:
         await asyncio.sleep(LOOK_S)
-        looks = looks + 1 if stalls() and not is_held(pid) else 0
+        looks = looks + 1 if stalls() and not is_traced(pid) else 0
     raise Unavailable(f"the engine hangs: it has work, and made no progress for {HANG_S:.0f} s")
 
 
-def is_held(pid: int) -> bool:
+def is_traced(pid: int) -> bool:
     """Whether a signal has stopped the process, or a debugger traces it; False where nothing tells."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -87,7 +87,7 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
         spec = dataclasses.replace(config.engine, worker=address, encrypted=config.tls_dir is not None)
         process = _EngineProcess(engine, spec, endpoint)
         halves = [
-            asyncio.create_task(_asked_to_leave(front, config.drain_s)),
+            asyncio.create_task(_drain_on_signal(front, config.drain_s)),
             asyncio.create_task(front.run()),
             asyncio.create_task(process.died()),
             asyncio.create_task(hung(lambda: front.stalled, process.pid)),
@@ -105,10 +105,10 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
             await asyncio.gather(*halves, return_exceptions=True)
 
 
-async def _asked_to_leave(front: WorkerFront, drain_s: float) -> None:
+async def _drain_on_signal(front: WorkerFront, drain_s: float) -> None:
     """Returns when the worker must end. (An engine that has drained earlier ends the worker first.)"""
     leave = StopSignals()
-    await leave.asked.wait()
+    await leave.requested.wait()
     if front.ready.done() and not leave.now.is_set():
         await front.drain()
         await leave.within(drain_s)

@@ -57,7 +57,7 @@ class RunningCalls:
         self._calls: set[CallLifetime] = set()
         self._siblings = siblings
         if siblings is not None:
-            siblings.on(ABORT, self._asked)
+            siblings.on(ABORT, self._answer_abort)
 
     @contextlib.contextmanager
     def one(self, call: CallLifetime) -> Iterator[None]:
@@ -78,7 +78,7 @@ class RunningCalls:
             count += sum(int(ended) for ended in told.values() if ended)
         return count
 
-    def _asked(self, about: bytes) -> bytes:
+    def _answer_abort(self, about: bytes) -> bytes:
         """By another process."""
         return str(self._abort(*msgspec.json.decode(about, type=tuple[str, str | None]))).encode()
 

@@ -34,7 +34,7 @@ def as_chat(body: CountBody, reads: Collection[str]) -> ChatBody:
         "model": body.model,
         "messages": messages,
         "tools": [_function(tool) for tool in body.tools or () if tool.is_own],
-        "continue_final_message": _is_begun(messages[-1]),
+        "continue_final_message": _is_prefill(messages[-1]),
         **_choice(body),
         **_thinking(body, reads),
     }
@@ -120,7 +120,7 @@ def _call(block: ContentBlock) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": function}
 
 
-def _is_begun(message: dict[str, Any]) -> bool:
+def _is_prefill(message: dict[str, Any]) -> bool:
     """Whether it is an assistant's text, which the answer goes on with."""
     return message["role"] == "assistant" and "tool_calls" not in message
 

@@ -169,7 +169,7 @@ class _OutputItem:
 
     def __init__(self, told: ResponsesFormat, item: Object) -> None:
         self.item = item
-        self._told = told
+        self._events = told
         self._text: list[str] = []
 
     def begin(self) -> None:
@@ -201,7 +201,7 @@ class _PartItem(_OutputItem):
         self.item["content"] = [part]
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        self._told.tell_item(kind, item_id=self.item["id"], content_index=0, **fields)
+        self._events.tell_item(kind, item_id=self.item["id"], content_index=0, **fields)
 
     def _part(self, text: str) -> Object:
         return {"type": self.kind, "text": text}
@@ -243,7 +243,7 @@ class _MessageItem(_PartItem):
         return {"logprobs": [_brief(token) for token in self._scored]}
 
     def _new_scores(self) -> list[Any]:
-        scored = self._told.take_scores()
+        scored = self._events.take_scores()
         self._scored += scored
         return scored
 
@@ -255,12 +255,12 @@ class _CallItem(_OutputItem):
 
     def add(self, text: str) -> None:
         self._text.append(text)
-        self._told.tell_item("response.function_call_arguments.delta", item_id=self.item["id"], delta=text)
+        self._events.tell_item("response.function_call_arguments.delta", item_id=self.item["id"], delta=text)
 
     def end(self) -> None:
         whole = "".join(self._text)
         self.item["arguments"] = whole
-        self._told.tell_item(
+        self._events.tell_item(
             "response.function_call_arguments.done", item_id=self.item["id"], arguments=whole
         )
 

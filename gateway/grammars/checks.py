@@ -66,8 +66,8 @@ class GrammarChecks:
         """
         self._folder = folder
         self._compile_s = compile_s
-        self._found: dict[Grammar, str | None] = {}  # why not; the newest last
-        self._asked: dict[Grammar, asyncio.Task[str | None]] = {}
+        self._verdicts: dict[Grammar, str | None] = {}  # why not; the newest last
+        self._pending: dict[Grammar, asyncio.Task[str | None]] = {}
         self._waiting: Counter[str] = Counter()  # by caller, of what is asked
         self._turns: FairQueue[asyncio.Event] = FairQueue()
         self._compiling = False
@@ -90,36 +90,36 @@ class GrammarChecks:
     async def aclose(self) -> None:
         """Ends the process, and what is being asked of it."""
         self._closed = True
-        for task in self._asked.values():
+        for task in self._pending.values():
             task.cancel()
-        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
         if (child := self._child) is not None:
             child.kill()  # so the thread need not wait for its answer
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         self._end()
 
     async def _reason(self, grammar: Grammar, caller: str) -> str | None:
-        if grammar in self._found:
-            self._found[grammar] = reason = self._found.pop(grammar)
+        if grammar in self._verdicts:
+            self._verdicts[grammar] = reason = self._verdicts.pop(grammar)
             return reason
-        if grammar not in self._asked:
+        if grammar not in self._pending:
             if self._waiting[caller] >= MAX_WAITING:
                 raise Overloaded("too many grammars wait to be compiled")
             self._waiting[caller] += 1
-            self._asked[grammar] = asyncio.create_task(self._ask(grammar, caller))
-        return await asyncio.shield(self._asked[grammar])  # others may wait for it too
+            self._pending[grammar] = asyncio.create_task(self._ask(grammar, caller))
+        return await asyncio.shield(self._pending[grammar])  # others may wait for it too
 
     async def _ask(self, grammar: Grammar, caller: str) -> str | None:
         try:
             async with self._turn(caller):
                 reason = await self._compile(grammar)
-            self._found[grammar] = reason
-            while len(self._found) > MAX_REMEMBERED:
-                del self._found[next(iter(self._found))]
+            self._verdicts[grammar] = reason
+            while len(self._verdicts) > MAX_REMEMBERED:
+                del self._verdicts[next(iter(self._verdicts))]
             return reason
         finally:
             self._waiting -= Counter([caller])  # a caller with none is not kept
-            del self._asked[grammar]
+            del self._pending[grammar]
 
     @contextlib.asynccontextmanager
     async def _turn(self, caller: str) -> AsyncIterator[None]:

@@ -260,7 +260,7 @@ class _ServiceEnd(_RelayEnd):
     def __init__(self, caller: _CallerEnd) -> None:
         super().__init__()
         self.other: _CallerEnd = caller
-        self._begun = False
+        self._started = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -269,8 +269,8 @@ class _ServiceEnd(_RelayEnd):
             self.abort()
 
     def data_received(self, data: bytes) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             self.other.begin()
         super().data_received(data)
 

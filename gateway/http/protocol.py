@@ -66,23 +66,23 @@ class HeldParts(BodyParts):
     (`cut`). What is before a body and after it is not sent here.
     """
 
-    __slots__ = ("_flow", "_held", "_outbox", "_transport", "blocked", "cut")
+    __slots__ = ("_flow", "_waiting_parts", "_outbox", "_transport", "blocked", "cut")
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, outbox: PartsOutbox) -> None:
         self._transport = transport
         self._flow = flow
         self._outbox = outbox
-        self._held: list[bytes] = []
+        self._waiting_parts: list[bytes] = []
         self.blocked = False
         self.cut = False
 
     def write(self, part: bytes) -> None:
-        if not self._held:
+        if not self._waiting_parts:
             self._outbox.add(self)
-        self._held.append(part)
+        self._waiting_parts.append(part)
 
     def flush(self) -> None:
-        held = self._held
+        held = self._waiting_parts
         if held and not self.cut and not self._transport.is_closing():
             part = held[0] if len(held) == 1 else b"".join(held)
             self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
@@ -361,7 +361,7 @@ class HttpProtocol(HttpToolsProtocol):
         if ending or self._in_body:
             self._after(self._limits.rest_s, self.transport.abort)
         elif self._in_header:
-            self._after(self._limits.header_s, self._late)
+            self._after(self._limits.header_s, self._header_timeout)
         else:
             self._after(self._limits.idle_s, self.timeout_keep_alive_handler)
 
@@ -372,7 +372,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _late(self) -> None:
+    def _header_timeout(self) -> None:
         """The header did not arrive in time. A client that has sent nothing gets no answer."""
         if self._loose_bytes == 0:
             self.transport.close()

@@ -70,7 +70,7 @@ class PendingBodies:
     """
 
     def __init__(self) -> None:
-        self._held = self._peak = 0
+        self._pending_bytes = self._peak = 0
         self._bodies: dict[asyncio.Timeout, int] = {}  # bytes of each; the oldest first
 
     @contextlib.asynccontextmanager
@@ -85,7 +85,7 @@ class PendingBodies:
                     raise Overloaded("too many bodies arrive at once, and this one is the slowest") from None
                 raise
             finally:
-                self._held -= self._bodies.pop(body, 0)
+                self._pending_bytes -= self._bodies.pop(body, 0)
                 if not self._bodies and self._peak > BURST_BYTES:
                     self._peak = 0
                     asyncio.get_running_loop().run_in_executor(None, give_back)
@@ -94,11 +94,11 @@ class PendingBodies:
         if body not in self._bodies:
             return  # it was given up, and hears of it next
         self._bodies[body] += size
-        self._held += size
-        self._peak = max(self._peak, self._held)
-        while self._held > MAX_ARRIVING_BYTES:
+        self._pending_bytes += size
+        self._peak = max(self._peak, self._pending_bytes)
+        while self._pending_bytes > MAX_ARRIVING_BYTES:
             oldest = next(iter(self._bodies))
-            self._held -= self._bodies.pop(oldest)
+            self._pending_bytes -= self._bodies.pop(oldest)
             oldest.reschedule(asyncio.get_running_loop().time())
 
 

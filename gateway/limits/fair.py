@@ -29,13 +29,13 @@ class FairBackend(PassingBackend):
     ) -> None:
         super().__init__(backend)
         self._weight = weight
-        self._held: dict[str, int] = {}  # by caller: requests that are open, or wait here
+        self._open_requests: dict[str, int] = {}  # by caller: requests that are open, or wait here
         self._turns: FairQueue[_QueuedRequest] = FairQueue()
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
         caller = request.caller
         owed = self._is_owed(caller)
-        self._held[caller] = self._held.get(caller, 0) + 1
+        self._open_requests[caller] = self._open_requests.get(caller, 0) + 1
         stream = None
         try:
             if not self._turns:
@@ -54,9 +54,11 @@ class FairBackend(PassingBackend):
 
     def _is_owed(self, caller: str) -> bool:
         """Whether another caller holds more, for its weight, than this one would."""
-        own = (self._held.get(caller, 0) + 1) / self._weight(caller)
+        own = (self._open_requests.get(caller, 0) + 1) / self._weight(caller)
         return any(
-            count / self._weight(other) > own for other, count in self._held.items() if other != caller
+            count / self._weight(other) > own
+            for other, count in self._open_requests.items()
+            if other != caller
         )
 
     async def _wait(self, request: GenerationRequest) -> GenerationStream:
@@ -90,9 +92,9 @@ class FairBackend(PassingBackend):
 
     def _leave(self, caller: str) -> None:
         """A request of this caller is over."""
-        self._held[caller] -= 1
-        if not self._held[caller]:
-            del self._held[caller]
+        self._open_requests[caller] -= 1
+        if not self._open_requests[caller]:
+            del self._open_requests[caller]
         self._look()
 
     def _look(self) -> None:

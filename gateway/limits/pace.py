@@ -45,25 +45,25 @@ class BoundedQueue(Generic[Item]):
         self._most = most
         self._small = small
         self._weight = weight
-        self._begun: FairQueue[Item] = FairQueue()
+        self._started: FairQueue[Item] = FairQueue()
         self._new: FairQueue[Item] = FairQueue()
         self._sizes: dict[Holder, dict[Item, int]] = {}  # of new pieces, the oldest first
         self._holders: dict[Item, Holder] = {}
-        self._begun_sizes: dict[Item, int] = {}
+        self._started_sizes: dict[Item, int] = {}
         self._new_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._begun) + len(self._new)
+        return len(self._started) + len(self._new)
 
     @property
     def waiting(self) -> int:
         """Bytes of all that wait."""
-        return self._new_bytes + sum(self._begun_sizes.values())
+        return self._new_bytes + sum(self._started_sizes.values())
 
-    def add_begun(self, item: Item, caller: str, size: int) -> None:
+    def add_started(self, item: Item, caller: str, size: int) -> None:
         """The rest of work that had its first turn."""
-        self._begun.add(item, self._claim(caller, size))
-        self._begun_sizes[item] = size
+        self._started.add(item, self._claim(caller, size))
+        self._started_sizes[item] = size
 
     def add_new(self, item: Item, caller: str, size: int) -> list[Item]:
         """Gives the pieces that are refused for it, this one perhaps: they wait no more."""
@@ -80,7 +80,7 @@ class BoundedQueue(Generic[Item]):
 
     def next(self) -> Item:
         """The piece whose turn it is, which waits no more. At least one must wait."""
-        turns = self._begun or self._new
+        turns = self._started or self._new
         item = turns.first()
         turns.serve(item)
         self.remove(item)
@@ -88,9 +88,9 @@ class BoundedQueue(Generic[Item]):
 
     def remove(self, item: Item) -> None:
         """It waits no more. Nothing if it did not."""
-        self._begun.remove(item)
+        self._started.remove(item)
         self._new.remove(item)
-        self._begun_sizes.pop(item, None)
+        self._started_sizes.pop(item, None)
         if (holder := self._holders.pop(item, None)) is not None:
             own = self._sizes[holder]
             self._new_bytes -= own.pop(item)
@@ -154,7 +154,7 @@ class ReadQueue:
         if self._begins():
             return False
         turn = asyncio.get_running_loop().create_future()
-        self._line.add_begun(turn, caller, size)
+        self._line.add_started(turn, caller, size)
         try:
             await self._wait(turn, within_s)
         except TimeoutError:

@@ -67,7 +67,7 @@ class ConsoleEndpoints:
 
     async def history(self, _: Request) -> Response:
         """What `GatewayTimeline` holds; no samples where several processes share the port."""
-        return json_response(self._timeline.told())
+        return json_response(self._timeline.snapshot())
 
     def _answer(self, name: str) -> Response:
         kind = _KINDS.get(PurePosixPath(name).suffix)

@@ -94,7 +94,7 @@ class GatewayTimeline:
         """The last ones, newest first."""
         return [*reversed(self._failures)]
 
-    def told(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         """The samples, for the console."""
         series = [{"name": name, "labels": dict(labels)} for name, labels in self._series]
         return {"series": series, "samples": [*self._samples]}

@@ -108,15 +108,15 @@ class _StringWriter:
     def __init__(self, sink: Sink, ends: str) -> None:
         self._sink = sink
         self._ends = ends
-        self._held = ""
+        self._pending = ""
 
     def open(self) -> None:
         self._sink('"')
 
     def add(self, text: str) -> None:
-        text = self._held + text
-        self._held = self._ends if text.endswith(self._ends) else ""
-        self._sink(quoted(text[: len(text) - len(self._held)])[1:-1])
+        text = self._pending + text
+        self._pending = self._ends if text.endswith(self._ends) else ""
+        self._sink(quoted(text[: len(text) - len(self._pending)])[1:-1])
 
     def close(self) -> None:
         self._sink('"')

@@ -151,7 +151,7 @@ class _ArgumentsReader:
 
     def __init__(self, source: ParsedText, out: ParsedOutput, name: str, known: Tools | None = None) -> None:
         self._source, self._out, self._name, self._known = source, out, name, known
-        self._held: list[str] = []
+        self._pending: list[str] = []
         self._length = 0
 
     def read(self) -> Wait[None]:
@@ -161,14 +161,14 @@ class _ArgumentsReader:
             self._begin()
             raise
         if not self._out.is_open:
-            check_object("".join(self._held))
+            check_object("".join(self._pending))
             self._begin()
 
     def _add(self, text: str) -> None:
         if self._out.is_open:
             self._out.arguments(text)
             return
-        self._held.append(text)
+        self._pending.append(text)
         self._length += len(text)
         if self._length > HELD:
             self._begin()
@@ -176,7 +176,7 @@ class _ArgumentsReader:
     def _begin(self) -> None:
         if not self._out.is_open:
             begin(self._source, self._out, self._name, self._known)
-            self._out.arguments("".join(self._held))
+            self._out.arguments("".join(self._pending))
 
 
 def check_object(text: str) -> None:

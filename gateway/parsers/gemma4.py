@@ -119,11 +119,11 @@ def _text(source: ParsedText, sink: Sink) -> Wait[None]:
 
 def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
     """Calls of these tools, and nothing else."""
-    calls = [_held(name, schema, mark) for name, schema in tools.items()]
+    calls = [_call_format(name, schema, mark) for name, schema in tools.items()]
     return repeated(either(calls), None, many)
 
 
-def _held(tool: str, schema: Mapping[str, Any], mark: Mark) -> Format:
+def _call_format(tool: str, schema: Mapping[str, Any], mark: Mark) -> Format:
     kinds = kinds_of(schema)
 
     def argument(title: str, value: Any) -> Format:

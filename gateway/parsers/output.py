@@ -94,7 +94,7 @@ class _TrimmedText:
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
-        self._held: list[str] = []
+        self._pending: list[str] = []
         self._begins = False  # what comes next is the first, so its leading space does not count
 
     def add(self, text: str) -> None:
@@ -103,17 +103,17 @@ class _TrimmedText:
             self._begins = not text
         body = text.rstrip()
         if body:
-            self._show("".join([*self._held, body]))
-            self._held = []
+            self._show("".join([*self._pending, body]))
+            self._pending = []
         if len(body) < len(text):
-            self._held.append(text[len(body) :])
+            self._pending.append(text[len(body) :])
 
     def trim(self) -> None:
         """Drops the white space held back, and what follows."""
-        self._held, self._begins = [], True
+        self._pending, self._begins = [], True
 
     def flush(self) -> None:
         """Shows what is held back."""
-        if self._held:
-            self._show("".join(self._held))
-            self._held = []
+        if self._pending:
+            self._show("".join(self._pending))
+            self._pending = []

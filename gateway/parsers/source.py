@@ -51,7 +51,7 @@ class ParsedText:
         self.ended = False
         self._text = ""
         self._at = 0
-        self._kept: list[str] | None = None
+        self._recorded: list[str] | None = None
 
     def push(self, text: str) -> None:
         """Adds text."""
@@ -60,13 +60,13 @@ class ParsedText:
 
     def keep(self) -> None:
         """Begins to keep what is read."""
-        self._kept = []
+        self._recorded = []
 
     def forget(self) -> str:
         """Ends that; gives the text that was kept, with a space in place of each marker: what stood around
         one makes no other.
         """
-        kept, self._kept = "".join(self._kept or ()), None
+        kept, self._recorded = "".join(self._recorded or ()), None
         return _any_of(self._markers).sub(" ", kept) if self._markers else kept
 
     def back(self, text: str) -> None:
@@ -127,7 +127,7 @@ class ParsedText:
             if markers and (found := _any_of(markers).search(self._text, self._at)):
                 sink(self._take(found.start() - self._at))
                 return self._take(len(found.group()))
-            held = 0 if self.ended else _begun(self._text, self._at, markers)
+            held = 0 if self.ended else _partial_marker(self._text, self._at, markers)
             sink(self._take(len(self._text) - self._at - held))
             if self.ended:
                 return ""
@@ -214,8 +214,8 @@ class ParsedText:
         text = self._text[self._at : self._at + length]
         self._at += length
         self.consumed += length
-        if self._kept is not None:
-            self._kept.append(text)
+        if self._recorded is not None:
+            self._recorded.append(text)
         return text
 
 
@@ -248,7 +248,7 @@ def _first_of(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
     return re.compile(f"[{firsts}]"), max(map(len, markers))
 
 
-def _begun(text: str, start: int, markers: tuple[str, ...]) -> int:
+def _partial_marker(text: str, start: int, markers: tuple[str, ...]) -> int:
     """How many of the last characters of `text` may be the beginning of a marker."""
     if not markers:
         return 0

@@ -83,7 +83,7 @@ class AutoLayout(RequestLayout):
 
     def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:
         """Counts the request in the mix that preferences are chosen for."""
-        self._demand.asked(self._clock(), prompt, missing)
+        self._demand.add_request(self._clock(), prompt, missing)
         self._metrics.placements.labels(_kind(route)).inc()
 
     def ended(self, route: RequestRoute, pace: TokenTimes) -> None:

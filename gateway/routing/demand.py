@@ -106,12 +106,12 @@ class DemandMeter:
     """Told of every request and every answer."""
 
     def __init__(self, since_s: float = 0.0) -> None:
-        """`since_s`: when the first requests may come, on the clock of `asked`."""
+        """`since_s`: when the first requests may come, on the clock of `add_request`."""
         self._prompt, self._missing, self._output = FadingMean(), FadingMean(), FadingMean()
         self._evenness = ArrivalDispersion(since_s)
-        self._told: RequestMix | None = None
+        self._reported: RequestMix | None = None
 
-    def asked(self, at_s: float, prompt: int, missing: int) -> None:
+    def add_request(self, at_s: float, prompt: int, missing: int) -> None:
         """Counts a request that came at `at_s`, of whose prompt `missing` tokens are to be computed."""
         self._evenness.came(at_s)
         others = self._prompt.add(prompt), self._missing.add(missing)
@@ -130,9 +130,9 @@ class DemandMeter:
         new = RequestMix(
             self._prompt.mean, missing, self._output.mean, self._missing.spread, self._evenness.burst
         )
-        if self._told is None or _differ(new, self._told):
-            self._told = new
-        return self._told
+        if self._reported is None or _differ(new, self._reported):
+            self._reported = new
+        return self._reported
 
 
 def _differ(new: RequestMix, old: RequestMix) -> bool:

@@ -84,12 +84,12 @@ def _calls_of(template: ChatTemplate, parser: str) -> tuple[ToolFormat | None, t
     for style in styles:
         for format in formats:
             if _writes(template, format, *style):
-                told = _told_by(template) if format.opener else None
+                told = _format_of_template(template) if format.opener else None
                 return told or format, style
-    return named or _told_by(template), styles[0]
+    return named or _format_of_template(template), styles[0]
 
 
-def _told_by(template: ChatTemplate) -> ToolFormat | None:
+def _format_of_template(template: ChatTemplate) -> ToolFormat | None:
     """The format that the template tells the model to write, with its markers: some write calls without."""
     try:
         with_tools = template.render([_QUESTION], tools=_TOOLS)

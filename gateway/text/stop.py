@@ -22,7 +22,7 @@ class StopMatcher:
         self._include = include
         self._stops = [(stop, _fallbacks(stop)) for stop in stops]
         self._matched = [0] * len(self._stops)
-        self._held = ""
+        self._pending = ""
         self.hit = ""
 
     def __bool__(self) -> bool:
@@ -33,19 +33,19 @@ class StopMatcher:
         """(text that can be shown, whether a stop string was completed). Not to be called after a hit."""
         if not self._stops:
             return text, False
-        text, start = self._held + text, len(self._held)
+        text, start = self._pending + text, len(self._pending)
         for position in range(start, len(text)):
             if hit := self._advance(text[position]):
                 self.hit = hit
                 end = position + 1
                 return text[: end if self._include else end - len(hit)], True
         safe = len(text) - (0 if self._include else max(self._matched))
-        self._held = text[safe:]
+        self._pending = text[safe:]
         return text[:safe], False
 
     def flush(self) -> str:
         """The text held back; called when no more text follows."""
-        held, self._held = self._held, ""
+        held, self._pending = self._pending, ""
         return held
 
     def _advance(self, character: str) -> str:

@@ -130,7 +130,7 @@ class CudaIpcBackend(BlockingBackend):
         assert isinstance(source, PeerRank)
         moved = 0
         for view in source.views:
-            with _told(), view.peer.held() as memory:
+            with _transfer_errors(), view.peer.held() as memory:
                 check_pages(job, memory.size // view.peer_page)
                 view.peer.driver.copy(list(view.blocks(job, memory)))
             moved += len(job.dst_pages) * view.page_bytes
@@ -152,7 +152,7 @@ class CudaIpcBackend(BlockingBackend):
         if ours.allocation is None:
             raise ConfigError("this worker's KV pool is in memory that takes no peer's pages")
         driver = ours.allocation.driver
-        with _told():
+        with _transfer_errors():
             obstacle = driver.obstacle(gpu)
         if obstacle:
             raise ConfigError(f"the peer's KV pool cannot be read: {obstacle}")
@@ -171,7 +171,7 @@ class CudaIpcBackend(BlockingBackend):
 
 def _checksum(view: _PeerView, proof: CopyJob) -> int:
     """CRC-32 of the proof page as the peer has it, but for the heads that one of our ranks took of it."""
-    with _told(), view.peer.held() as memory:
+    with _transfer_errors(), view.peer.held() as memory:
         driver, page = view.peer.driver, view.ours.geometry.page_bytes
         ours = driver.read(view.ours.address + proof.dst_pages[0] * page, page)
         if view.whole:
@@ -185,7 +185,7 @@ def _checksum(view: _PeerView, proof: CopyJob) -> int:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _transfer_errors() -> Iterator[None]:
     """What the driver refuses is a TransferFailed."""
     try:
         yield

@@ -209,7 +209,7 @@ async def test_callers_take_turns(checks: GrammarChecks, monkeypatch: pytest.Mon
     await asyncio.gather(checks.check(Grammar.regex("few"), "few"), other, *many)
     assert compiled == ["many0", "many1", "other", "many2", "few"]
     await checks.check(Grammar.regex("many3"), "many")
-    assert not checks._waiting and not checks._asked
+    assert not checks._waiting and not checks._pending
 
 
 async def test_a_model_without_a_tokenizer_refuses_all(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ async def test_a_flood_of_one_caller_does_not_lock_out_another() -> None:
     fair = FairBackend(full)
     waits = await beside_a_flood(fair)
     assert 0 < min(waits) and max(waits) < 1.0, waits
-    assert fair._held == {} and not len(fair._turns)
+    assert fair._open_requests == {} and not len(fair._turns)
 
 
 async def test_a_caller_alone_is_refused_at_once() -> None:
@@ -235,4 +235,4 @@ async def test_places_are_given_by_weight_and_waiting_ends_in_time() -> None:
     begun = full.begun[6:]
     assert Counter(begun) == {"a": 4, "b": 4}
     assert Counter(begun[:6])["a"] == 4  # two for one, until it has no more
-    assert fair._held == {} and not len(fair._turns)
+    assert fair._open_requests == {} and not len(fair._turns)

@@ -71,12 +71,12 @@ def test_lengths_that_vary_are_one_load() -> None:
 def test_a_new_load_is_not_thought_to_come_as_the_old_one_did() -> None:
     meter, rng = DemandMeter(), random.Random(4)
     for at_s in arrivals(rng, 40.0, 30.0, together=16):
-        meter.asked(at_s, 1000, 1000)
+        meter.add_request(at_s, 1000, 1000)
         meter.answered(256)
     bursts = meter.mix()
     assert bursts is not None and bursts.burst > 4.0
     for at_s in arrivals(rng, 4.0, 30.0):
-        meter.asked(30.0 + at_s, 8000, 8000)
+        meter.add_request(30.0 + at_s, 8000, 8000)
         meter.answered(256)
     even = meter.mix()
     assert even is not None and even.burst < 2.5

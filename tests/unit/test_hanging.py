@@ -15,7 +15,7 @@ import pytest
 
 from eyas.common.errors import Unavailable
 from eyas.worker import worker
-from eyas.worker.worker import hung, is_held
+from eyas.worker.worker import hung, is_traced
 
 TRACED = """
 import ctypes, time
@@ -53,7 +53,7 @@ def process() -> Iterator[subprocess.Popen[str]]:
 async def test_a_process_that_a_signal_stopped_is_waited_for(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-    assert is_held(process.pid)
+    assert is_traced(process.pid)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(hung(lambda: True, process.pid), 0.3)
     process.send_signal(signal.SIGCONT)
@@ -66,13 +66,13 @@ def test_a_debugger_holds_a_process() -> None:
     try:
         assert child.stdout is not None and child.stdout.readline() == "traced\n"
         deadline = time.monotonic() + 5
-        while not is_held(child.pid) and time.monotonic() < deadline:
+        while not is_traced(child.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert is_held(child.pid)
+        assert is_traced(child.pid)
     finally:
         child.kill()
         child.wait()
 
 
 def test_a_process_that_is_gone_is_held_by_nothing() -> None:
-    assert not is_held(2**22 + 1) and not is_held(os.getpid())
+    assert not is_traced(2**22 + 1) and not is_traced(os.getpid())

@@ -20,7 +20,7 @@ def test_one_caller_is_served_in_order_and_what_was_begun_goes_first() -> None:
     waiting = line()
     for name in ("a1", "a2", "a3"):
         assert waiting.add_new(name, "a", 10) == []
-    waiting.add_begun("a0", "a", 10)
+    waiting.add_started("a0", "a", 10)
     assert drained(waiting) == ["a0", "a1", "a2", "a3"] and waiting.waiting == 0
 
 
@@ -66,7 +66,7 @@ def test_a_piece_larger_than_the_bound_is_refused_alone() -> None:
 def test_what_was_begun_is_never_refused() -> None:
     waiting = line(100)
     for number in range(5):
-        waiting.add_begun(f"a{number}", "a", 90)
+        waiting.add_started(f"a{number}", "a", 90)
     assert waiting.add_new("a5", "a", 100) == [] and len(waiting) == 6
 
 
@@ -76,7 +76,7 @@ def test_bytes_are_counted_once_through_any_history() -> None:
         name, caller, size = f"{number}", rng.choice("abc"), rng.randrange(1, 200)
         match rng.randrange(4):
             case 0:
-                waiting.add_begun(name, caller, size)
+                waiting.add_started(name, caller, size)
                 begun[name] = size
             case 1:
                 sizes[name] = size

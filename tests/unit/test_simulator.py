@@ -169,7 +169,7 @@ def test_draws_depend_on_the_seed_and_lengths_not_on_the_rate() -> None:
 def demanded(arrivals: Sequence[SimulatedRequest]) -> RequestMix:
     demand = DemandMeter()
     for arrival in arrivals:
-        demand.asked(arrival.at_s, arrival.prompt, arrival.prompt)
+        demand.add_request(arrival.at_s, arrival.prompt, arrival.prompt)
         demand.answered(arrival.output)
     found = demand.mix()
     assert found is not None
@@ -191,7 +191,7 @@ def test_demand_follows_the_latest_requests_and_is_silent_about_few() -> None:
     )
     assert demanded([*short, *long]).prompt == pytest.approx(9000, rel=0.15)
     demand = DemandMeter()
-    demand.asked(short[0].at_s, 100, 100)
+    demand.add_request(short[0].at_s, 100, 100)
     demand.answered(50)
     assert demand.mix() is None
 

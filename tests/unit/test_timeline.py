@@ -19,7 +19,7 @@ def test_samples_hold_the_totals_of_their_moment_and_are_bounded() -> None:
     metrics.responses.labels("/v1/completions", 429).inc()
     for _ in range(SAMPLES):
         metrics.timeline.sample()
-    told = msgspec.to_builtins(metrics.timeline.told())
+    told = msgspec.to_builtins(metrics.timeline.snapshot())
     assert len(told["samples"]) == SAMPLES
     names = [series["name"] for series in told["series"]]
     _, values = told["samples"][-1]
@@ -50,7 +50,7 @@ def test_the_page_reads_samples_as_it_reads_metrics() -> None:
       const [first, last] = pagesOf(given);
       return [increase(first.page, last.page, "eyas_generation_tokens_total"), first.ago >= 0, last.ago];
     """
-    assert run(program, msgspec.to_builtins(metrics.timeline.told())) == [4, True, 0]
+    assert run(program, msgspec.to_builtins(metrics.timeline.snapshot())) == [4, True, 0]
 
 
 @needs_node

@@ -16,12 +16,12 @@ SAME_WORD_S = 1.0  # a busy supervisor passes a signal on within this time
 
 
 class StopSignals:
-    """Signals set `asked` and `now`. Construct it on the event loop of the main thread."""
+    """Signals set `requested` and `now`. Construct it on the event loop of the main thread."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.now = asyncio.Event()
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._ask)
         loop.add_signal_handler(signal.SIGTERM, self._ask_once)
@@ -35,16 +35,16 @@ class StopSignals:
                 await self.now.wait()
 
     def _ask(self) -> None:
-        if self.asked.is_set():
+        if self.requested.is_set():
             self.now.set()
         else:
-            self.asked.set()
-            self._asked_at = time.monotonic()
+            self.requested.set()
+            self._requested_at = time.monotonic()
 
     def _ask_once(self) -> None:
-        if not self.asked.is_set() or time.monotonic() - self._asked_at > SAME_WORD_S:
+        if not self.requested.is_set() or time.monotonic() - self._requested_at > SAME_WORD_S:
             self._ask()
 
     def _hurry(self) -> None:
-        self.asked.set()
+        self.requested.set()
         self.now.set()

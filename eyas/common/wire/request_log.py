@@ -8,7 +8,7 @@ from eyas.common.logging import serving
 from eyas.common.types import GenerationRequest
 
 
-def told(log: logging.Logger, request: GenerationRequest, attempt: int) -> None:
+def log_request(log: logging.Logger, request: GenerationRequest, attempt: int) -> None:
     """Logs that a worker was given a request. Canaries have no caller, and no line."""
     if request.request_id:
         with serving(request.request_id, request.traceparent):
