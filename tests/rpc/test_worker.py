@@ -32,9 +32,9 @@ import sys, fake_engine
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import EyasError
 from eyas.common.types import Role
-from eyas.worker import hanging
+from eyas.worker import worker
 from eyas.worker.worker import run_worker
-hanging.HANG_S = float(sys.argv[7])
+worker.HANG_S = float(sys.argv[7])
 roles = tuple(Role(name) for name in sys.argv[1].split(","))
 try:
     engine = EngineConfig(roles=roles, model=sys.argv[2], pool_dir=sys.argv[3])

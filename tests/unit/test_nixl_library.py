@@ -39,14 +39,14 @@ TCP = "tcp"
 OWNER = f"""
 import os, sys, time
 import msgspec
-from kv_transfer.area import Area
-from kv_transfer.backends.base import Site
+from kv_transfer.area import PoolArea
+from kv_transfer.backends.base import BackendSite
 from kv_transfer.backends.nixl import NixlBackend
 
-area = Area.new(memoryview(bytearray({(PAGES + 1) * PAGE})), {PAGE})
+area = PoolArea.new(memoryview(bytearray({(PAGES + 1) * PAGE})), {PAGE})
 for page in range({PAGES}):
     area.pages[page] = 1 + (page + int(sys.argv[2])) % 250
-backend = NixlBackend(Site(area, "", None))
+backend = NixlBackend(BackendSite(area, "", None))
 export = backend.export()
 os.write(int(sys.argv[1]), msgspec.msgpack.encode((export, area.checksum({PAGES}))))
 os.close(int(sys.argv[1]))
