@@ -211,7 +211,7 @@ def test_one_of_two_proposals(shape: tuple[int, int, int], history: bool) -> Non
     ],
 )
 def test_another_rule_is_noticed(wrong: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "Rule", lambda **numbers: replace(RULE(**numbers), **wrong))
+    monkeypatch.setattr(kernels, "LookupRule", lambda **numbers: replace(RULE(**numbers), **wrong))
     with pytest.raises(AssertionError):
         for seed in range(4):
             list(rounds(SpeculationConfig(3, 1, 4, ngram=True), seed=7 + seed))

@@ -290,7 +290,7 @@ def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:
 
 def _last_prompt_row_is_a_round_like_any_other(patch: pytest.MonkeyPatch) -> None:
     told = slot_table.SlotOccupant
-    patch.setattr(slot_table, "Occupant", lambda *known: told(*known, grows=True))
+    patch.setattr(slot_table, "SlotOccupant", lambda *known: told(*known, grows=True))
 
 
 def _choices_sound_alike(patch: pytest.MonkeyPatch) -> None:

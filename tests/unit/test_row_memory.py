@@ -128,9 +128,9 @@ sys.path.insert(0, sys.argv[3])
 from fake_gpu import FakeDriver
 from eyas.engine.ipc.draft_channel import answer
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
 offer = msgspec.json.decode(sys.argv[1], type=DraftChannel)
-rows = RowMemory.new(offer, Gpu(FakeDriver(b"gpu-b"), "bfloat16", lambda: None))
+rows = RowMemory.new(offer, LocalGpu(FakeDriver(b"gpu-b"), "bfloat16", lambda: None))
 there = answer(offer, 4, sys.argv[2], rows)
 print("up", flush=True)
 time.sleep(60)

@@ -33,7 +33,7 @@ class SlowFetch:
 @pytest.fixture
 def way(monkeypatch: pytest.MonkeyPatch) -> WeightStaging:
     monkeypatch.setattr(staging, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(staging, "_Buffer", _unpinned)
+    monkeypatch.setattr(staging, "_PinnedBuffer", _unpinned)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     return WeightStaging("cpu")

@@ -57,7 +57,7 @@ class Warmup:
 
 @pytest.fixture
 def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "Warmup", Warmup)
+    monkeypatch.setattr(startup, "KernelWarmup", Warmup)
     monkeypatch.setattr(startup, "capability", lambda device: 90)
 
 
