@@ -1,6 +1,6 @@
-"""The SDK's values as protobuf messages and back. What a chat alone has stands in `eyas.client.chat_wire`.
+"""The SDK's values as protobuf messages and back.
 
-Only these two modules of the SDK name protobuf fields.
+No other module of the SDK names protobuf fields.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`eyas doctor`: asks every worker of a running cluster, sends one request through it, and reports.
 
-It changes nothing. Links are the business of `links`.
+It changes nothing.
 """
 
 from __future__ import annotations

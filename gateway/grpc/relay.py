@@ -2,7 +2,7 @@
 
 gRPC bounds headers and calls by its SETTINGS, but not before a caller has acknowledged them: until then a
 header may have 16 MiB, and its hundred thousand entries all become Python's, which stops every stream for
-that time. So they are acknowledged here in the caller's place (`gateway.grpc.http2_opening`).
+that time. So they are acknowledged here in the caller's place (`SettingsOpening`).
 """
 
 from __future__ import annotations

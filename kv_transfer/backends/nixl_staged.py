@@ -30,7 +30,7 @@ class StagedPhase(enum.Enum):
 
 
 @dataclass(eq=False)
-class _StagedJob:
+class _StagedRead:
     """`windows`: what is left of it, the one at work first. `held`: the peer's slots may be ours still."""
 
     source: PeerSource
@@ -57,7 +57,7 @@ class StagedCopies:
         self._page_bytes = page_bytes
         self._read = read
         self._stop = stop
-        self._jobs: dict[tuple[int, int], _StagedJob] = {}
+        self._jobs: dict[tuple[int, int], _StagedRead] = {}
         self._over: list[CopyDone[CopyJob]] = []
 
     def start(self, source: PeerSource, job: CopyJob) -> None:
@@ -71,7 +71,7 @@ class StagedCopies:
             )
             for i in range(0, len(pages), size)
         )
-        self._jobs[job.name] = _StagedJob(source, job, windows)
+        self._jobs[job.name] = _StagedRead(source, job, windows)
         self._wire.stage(windows[0])
 
     def cancel(self, job: CopyJob) -> None:
@@ -104,7 +104,7 @@ class StagedCopies:
         over, self._over = self._over, []
         return over
 
-    def _staged(self, job: _StagedJob, window: CopyJob, slots: tuple[int, ...]) -> None:
+    def _staged(self, job: _StagedRead, window: CopyJob, slots: tuple[int, ...]) -> None:
         if job.error is not None:
             return
         if len(slots) != len(window.dst_pages):
@@ -113,7 +113,7 @@ class StagedCopies:
         job.phase = StagedPhase.READING
         self._read(job.source, replace(window, source=RankPages(window.source.rank, slots)))
 
-    def _let_go(self, job: _StagedJob, done: CopyDone[CopyJob]) -> None:
+    def _let_go(self, job: _StagedRead, done: CopyDone[CopyJob]) -> None:
         job.held = False
         if done.error is not None:
             self._fail(job, done.error)
@@ -126,7 +126,7 @@ class StagedCopies:
                 self._wire.stage(job.windows[0])
         self._settle(job)
 
-    def _fail(self, job: _StagedJob, error: EyasError) -> None:
+    def _fail(self, job: _StagedRead, error: EyasError) -> None:
         """Ends it as soon as nothing of it runs."""
         job.error = job.error or error
         if job.held:
@@ -134,7 +134,7 @@ class StagedCopies:
         if job.phase is StagedPhase.READING:
             self._stop(job.windows[0])
 
-    def _settle(self, job: _StagedJob) -> None:
+    def _settle(self, job: _StagedRead) -> None:
         if job.held or job.phase is StagedPhase.READING:
             return
         if job.error is not None or not job.windows:
