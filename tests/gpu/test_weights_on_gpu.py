@@ -76,4 +76,4 @@ def test_what_a_device_says_of_itself() -> None:
     block = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     after = DeviceMemory.measure("cuda")
     assert after.total == before.total
-    assert after.held - before.held == before.free - after.free == block.nbytes
+    assert after.allocated - before.allocated == before.free - after.free == block.nbytes

@@ -78,7 +78,7 @@ class ForcedHits(DraftEngine):
     def _step(self) -> None:
         asking = [(key, one) for key, one in self._sequences.followed.items() if one.is_here and one.is_due]
         for key, followed in asking:
-            wanted = followed.wanted
+            wanted = followed.proposing
             if wanted is not None and self._draws.random() < self._hits.value:
                 guess = DraftTree(range(1, wanted.steps + 1), range(-1, wanted.steps - 1))
                 super()._propose(key, followed, guess)

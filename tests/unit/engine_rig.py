@@ -76,11 +76,11 @@ class KnownRoutes(PeerRoutes):
 class MetPulls(PullManager):
     """The front has met every owner before it tells anything else of it."""
 
-    def told(self, command: Any) -> None:
+    def receive(self, command: Any) -> None:
         active = self._active.get(command.pull)
         if active is not None and not active.approaches:
-            super().told(PullMet(command.pull, POOL))
-        super().told(command)
+            super().receive(PullMet(command.pull, POOL))
+        super().receive(command)
 
 
 def hand_pulls(copier: HandCopier, page_size: int, outbox: EventOutbox) -> PullManager:
@@ -142,11 +142,11 @@ class Rig:
 
     def arrive(self, pull: OpenPull, *first: FirstToken) -> None:
         """The owner finishes, the copies stop, the owner confirms."""
-        self.pulls.told(PullDone(pull.pull, first))
+        self.pulls.receive(PullDone(pull.pull, first))
         self.poll()
         self.copier.finish()
         self.poll()
-        self.pulls.told(PullReleased(pull.pull, True))
+        self.pulls.receive(PullReleased(pull.pull, True))
 
     def poll(self) -> None:
         self.requests.remember()

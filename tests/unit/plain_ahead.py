@@ -104,7 +104,7 @@ class Ahead:
     def __init__(self, verified: VerifiedRound, fan_out: SequenceOf[int]) -> None:
         assert isinstance(verified.chain, Chain)
         self._round, self._chain = verified, verified.chain
-        self._certain = verified.asked.extension
+        self._certain = verified.draft_input.extension
         self._steps = len(verified.chain.tokens)
         self._fan_out = fan_out
         self._forks: list[_Fork] | None = None
@@ -201,7 +201,9 @@ class Ahead:
     def _noise(self, depth: int) -> SampledRow:
         """Of the token that stands `depth` + 1 below the round's root."""
         position = self._certain.offset + self._round.base + 1 + depth
-        return SampledRow(self._round.asked.params, self._round.asked.choice, position, (), (), ())
+        return SampledRow(
+            self._round.draft_input.params, self._round.draft_input.choice, position, (), (), ()
+        )
 
 
 def advance(runner: DraftRunner, aheads: SequenceOf[Ahead]) -> None:

@@ -122,9 +122,9 @@ class RolesWorld(World):
         match event:
             case OpenPull(pull=pull, handle=handle):
                 self.pulls[pull] = handle.id
-                self.rig.pulls.told(PullDone(pull, self._first(self.pulled[handle.id])))
+                self.rig.pulls.receive(PullDone(pull, self._first(self.pulled[handle.id])))
             case ReleasePull(pull=pull):
-                self.rig.pulls.told(PullReleased(pull, True))
+                self.rig.pulls.receive(PullReleased(pull, True))
             case PrefillStarted(id=id, handles=(handle,)):
                 self.offered[id] = handle.shards[0].pages
             case PrefillDone(id=id, choices=choices):

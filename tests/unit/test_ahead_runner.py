@@ -14,9 +14,9 @@ from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc.messages import DraftCommit, DraftOpen
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.speculation.draft_worker.ahead_drafter import AheadDrafter
+from eyas.engine.speculation.draft_worker.chain_features import ChainFeatures
 from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftExtension, DraftInput
 from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence
-from eyas.engine.speculation.draft_worker.kept_chains import ChainFeatures
 from eyas.engine.speculation.draft_worker.outcome_runs import OutcomeResult, OutcomeRound
 from eyas.engine.speculation.draft_worker.seats import SeatTables
 from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, VerifiedRound, fan_out
@@ -148,14 +148,16 @@ def test_more_certain_rows_than_one_verdict_gives_are_left_to_the_next_proposal(
     rig = Rig()
     long, short = rig.begin("a", STEPS + 2, again=False), rig.begin("b", STEPS + 1, again=False)
     rig.runner.advance([long, short])
-    assert [one.asked.owner for one in rig.runs.launched[0]] == ["b"] and long.drafted and not long.written
+    assert (
+        [one.draft_input.owner for one in rig.runs.launched[0]] == ["b"] and long.drafted and not long.written
+    )
 
 
 def test_the_feature_of_a_row_that_is_run_once_more_need_not_come_again() -> None:
     rig = Rig()
     rounds = [rig.begin("a"), rig.begin("b", again=False)]
     rig.runner.advance(rounds)
-    assert [len(one.asked.extension.features) for one in rig.runs.launched[0]] == [0, 1]
+    assert [len(one.draft_input.extension.features) for one in rig.runs.launched[0]] == [0, 1]
 
 
 def test_lent_pages_are_others_the_next_time() -> None:

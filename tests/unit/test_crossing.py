@@ -62,11 +62,11 @@ def test_a_prompt_that_is_whole_elsewhere_is_computed_here_when_leases_leave_no_
     rig = Rig(9)
     leased(rig)
     pull = waiting(rig)
-    rig.pulls.told(PullReady(pull.pull, ROWS - 1))
+    rig.pulls.receive(PullReady(pull.pull, ROWS - 1))
     clock.now += PATIENCE_S
     rig.poll()
     assert rig.pulls.waiting(), "what it gives is not known yet"
-    rig.pulls.told(PullDone(pull.pull, (FirstToken(0, 7),)))
+    rig.pulls.receive(PullDone(pull.pull, (FirstToken(0, 7),)))
     clock.now += PATIENCE_S
     rig.poll()
     events = rig.outbox.take()
@@ -85,7 +85,7 @@ def test_it_waits_as_long_as_others_may_make_room(clock: Clock) -> None:
     rig.submit(request(tuple(range(30, 30 + 2 * ROWS)), id="running"))
     assert rig.scheduler.schedule()
     pull = waiting(rig)
-    rig.pulls.told(PullDone(pull.pull, (FirstToken(0, 7),)))
+    rig.pulls.receive(PullDone(pull.pull, (FirstToken(0, 7),)))
     for _ in range(5):
         clock.now += PATIENCE_S
         rig.poll()
@@ -97,7 +97,7 @@ def test_the_last_one_gives_up_and_the_others_wait_on(clock: Clock) -> None:
     leased(rig)
     for id in "ab":
         pull = waiting(rig, id)
-        rig.pulls.told(PullDone(pull.pull, (FirstToken(0, 7),)))
+        rig.pulls.receive(PullDone(pull.pull, (FirstToken(0, 7),)))
     rig.poll()
     clock.now += PATIENCE_S
     rig.poll()
@@ -111,7 +111,7 @@ def test_choices_that_ended_at_their_first_token_are_not_computed(clock: Clock) 
     leased(rig)
     pull = waiting(rig, "a", RequestChoice(0), RequestChoice(1))
     first = FirstToken(0, 7), FirstToken(1, 8, finish=FinishCause.STOP)
-    rig.pulls.told(PullDone(pull.pull, first))
+    rig.pulls.receive(PullDone(pull.pull, first))
     clock.now += PATIENCE_S
     rig.poll()
     assert [seq.choice for seq in rig.scheduler.waiting] == [0]

@@ -210,7 +210,7 @@ def test_plain_rounds_leave_no_gap_in_draft_kv(
 
 def test_a_gap_would_be_seen(base: EngineConfig, always: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(self: ColocatedDrafter, commit: AcceptedRows) -> AcceptedRows | None:
-        return None if commit.want is None and commit.generated else commit
+        return None if commit.spec is None and commit.generated else commit
 
     monkeypatch.setattr(ColocatedDrafter, "_due", forgets)
     assert alike(base, always, monkeypatch) < 0.9

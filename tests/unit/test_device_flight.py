@@ -69,7 +69,7 @@ def test_what_special_rows_gave_is_found_by_their_place() -> None:
     reports[:, 0] = torch.tensor([10, 11, 30, 31])
     reports[:, 1] = (-torch.arange(4.0)).view(torch.int32)
     reports[:, 2] = 7
-    found, _ = landed(rows.told([reports[:3], reports[3:]]), found=[first, second, end])
+    found, _ = landed(rows.report([reports[:3], reports[3:]]), found=[first, second, end])
     told = [TokenLogprob(-float(i), ((7, 0.0),)) for i in range(4)]
     assert [list(one.logprobs) for one in found] == [[], told[2:3], told[:2], []]
     assert [dict(one.forks) for one in found] == [{}, {7: (31, told[3])}, {}, {}]

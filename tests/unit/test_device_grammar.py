@@ -58,7 +58,7 @@ def test_masked_rows_are_the_specifications(asked: dict) -> None:
     every = torch.from_numpy(rows.array())
     assert every.shape[1] == len(COLUMNS) + 2
     sampler = SpecialSampler(step.tables, VOCAB, pdl=False)
-    told = rows.told([sampler.sample(step.logits, step.positions(), step.settled, every).cpu()])
+    told = rows.report([sampler.sample(step.logits, step.positions(), step.settled, every).cpu()])
     for place, seq in enumerate([*step.rounds, *step.ends]):
         params = seq.generation.request.params
         row = SampledRow(params, seq.choice, len(seq), seq.prompt, seq.output, (), (), masks.get(place))

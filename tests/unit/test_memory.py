@@ -10,7 +10,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.loading.memory import FEWEST_PAGES, DeviceMemory, MemoryDemand, pool_pages
 
 GIB = 2**30
-H200 = DeviceMemory(total=140 * GIB, free=123 * GIB, held=16 * GIB)
+H200 = DeviceMemory(total=140 * GIB, free=123 * GIB, allocated=16 * GIB)
 LLAMA = MemoryDemand(
     page_bytes=2 * 2**20, page_size=16, context_length=131072, rows_ahead=12, reserve=4 * GIB
 )
@@ -18,8 +18,8 @@ LLAMA = MemoryDemand(
 
 def test_weights_and_pages_are_the_fraction() -> None:
     assert pool_pages(H200, 0.5, LLAMA) == (70 - 16) * 512
-    assert pool_pages(H200, 0.88, LLAMA) * LLAMA.page_bytes + H200.held <= 0.88 * H200.total
-    assert (pool_pages(H200, 0.88, LLAMA) + 1) * LLAMA.page_bytes + H200.held > 0.88 * H200.total
+    assert pool_pages(H200, 0.88, LLAMA) * LLAMA.page_bytes + H200.allocated <= 0.88 * H200.total
+    assert (pool_pages(H200, 0.88, LLAMA) + 1) * LLAMA.page_bytes + H200.allocated > 0.88 * H200.total
 
 
 def test_the_reserve_stays_free() -> None:

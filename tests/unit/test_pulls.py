@@ -72,7 +72,7 @@ class FrontRig(Rig):
     def tell(self, *commands: object) -> list[Event]:
         """What the engine says after it has heard `commands`, and looked after its pulls once."""
         for command in commands:
-            self.pulls.told(command)
+            self.pulls.receive(command)
         self.poll()
         return self.outbox.take()
 

@@ -61,7 +61,7 @@ class Told:
         return torch.tensor(rows)[..., None].float()
 
     def drafts(self) -> np.ndarray:
-        counts = [len(step.held) for step in self.steps[-1]]
+        counts = [len(step.drafted_slots) for step in self.steps[-1]]
         assert len(set(counts)) == 1, "ranks wait for each other's drafts"
         found = np.full((self._ranks, counts[0], 2, WIDTH - 1), -1, np.int32)
         found[:, :, 0, 0] = np.arange(self._ranks)[:, None]  # one draft each, of the rank's number
@@ -296,7 +296,7 @@ def test_drafts_of_held_outputs_are_read_on_all_ranks() -> None:
     runner, told = made(width=WIDTH)
     held = [work(1, slot, [slot] * 4, 12, 0, grammar=GRAMMAR) for slot in (0, 2)]
     runner.launch([*held, work(0, 0, [3] * 4, 12, 0)])
-    assert [list(step.held) for step in told.steps[0]] == [[SLOTS, SLOTS], [0, 2]]
+    assert [list(step.drafted_slots) for step in told.steps[0]] == [[SLOTS, SLOTS], [0, 2]]
 
 
 @pytest.mark.parametrize("seed", range(20))

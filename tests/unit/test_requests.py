@@ -179,7 +179,7 @@ def test_a_handle_of_more_ranks_than_its_owner_has_is_lost_before_a_byte_moves()
     rig = Rig()
     rig.submit(request(10), attach=True)
     rig.requests.attach(AttachKv("a", 1, (handle(10, shards=2),)))
-    rig.pulls.told(PullReady(1, 10))  # the front meets the owner first
+    rig.pulls.receive(PullReady(1, 10))  # the front meets the owner first
     assert rig.lost() == [1] and not rig.copier.jobs and rig.pulls.active == 0
 
 

@@ -46,7 +46,7 @@ def test_a_starved_sequence_gets_the_pages_that_a_pull_gave_back() -> None:
     rig.requests.attach(AttachKv("new", 1, (handle(28),)))
     rig.poll()
     assert rig.pool.free == 1, "the pull took the rest"
-    rig.pulls.told(PullReady(rig.said(OpenPull)[0].pull, 12))  # copies run into three of its pages
+    rig.pulls.receive(PullReady(rig.said(OpenPull)[0].pull, 12))  # copies run into three of its pages
     tokens = 0
     for _ in range(40):
         works = rig.scheduler.schedule()
@@ -163,7 +163,7 @@ class _World(RuleBasedStateMachine):
         if whole:
             self.rig.arrive(self.opened.pop(id), *(FirstToken(c, 60) for c in range(3)))
         else:
-            self.rig.pulls.told(PullReady(self.opened[id].pull, 2 * PAGE))
+            self.rig.pulls.receive(PullReady(self.opened[id].pull, 2 * PAGE))
 
     @rule(count=st.integers(1, 10))
     def steps(self, count: int) -> None:

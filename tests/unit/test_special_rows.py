@@ -91,7 +91,7 @@ class Step:
             rows.add_end(len(self.rounds) * self.width + i, seq)
         sampler = SpecialSampler(self.tables, VOCAB, pdl=False)
         every = torch.from_numpy(rows.array())
-        return rows.told([sampler.sample(self.logits, self.positions(), self.settled, every).cpu()])
+        return rows.report([sampler.sample(self.logits, self.positions(), self.settled, every).cpu()])
 
     def expected(self, seq: Sequence, node: int, choice: int, place: int) -> tuple[int, TokenLogprob | None]:
         """`node` 0: the root."""

@@ -302,5 +302,5 @@ def _told_early(self, command: StagePages) -> bool:
 
 
 def _given_at_once(self, call: int, held: Any) -> None:
-    if not held.wanted and self._held.pop(call, None):
+    if not held.needed and self._held.pop(call, None):
         held.outlet.slots.give(held.slots)

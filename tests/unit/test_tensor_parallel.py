@@ -250,9 +250,9 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
     writes = numbers.integers(-9, 9, (2, 7 * chunks)).astype(np.int32)
     spans = [QuerySpan(list(range(i, 3 * i + 1)), 16 * i, 48) for i in range(chunks)]
     held = list(range(2, 2 + chunks))
-    step = StepInput(shape, data, writes, spans=spans, scored=chunks == 3, held=held)
+    step = StepInput(shape, data, writes, spans=spans, scored=chunks == 3, drafted_slots=held)
     found = calls.step_of(calls.begin(step))
-    assert (found.shape, found.spans, found.scored, found.held) == (shape, spans, step.scored, held)
+    assert (found.shape, found.spans, found.scored, found.drafted_slots) == (shape, spans, step.scored, held)
     assert np.array_equal(found.data, data) and np.array_equal(found.writes, writes)
 
 

@@ -45,7 +45,7 @@ class PromptScores:
         row = self.start + len(self.found)
         return row if row < len(self.prompt) - 1 else None
 
-    def asked(self, row: int, places: range) -> ScoreRequest | None:
+    def score_request(self, row: int, places: range) -> ScoreRequest | None:
         """The rows to score in a forward that has the prompt's rows from `row` on at `places`; None: none."""
         first = max(row, self.start)
         stop = min(row + len(places), len(self.prompt) - 1)

@@ -220,7 +220,11 @@ class SequenceWork:
         """Is it a round of a step that drafts nothing, where others may? The head takes its row later."""
         return self.round and depth == 0
 
-    def asked(self, first: int = 0) -> ScoreRequest | None:
+    def score_request(self, first: int = 0) -> ScoreRequest | None:
         """Which of its rows must be scored, if `first` is the place of its first row in the forward."""
         scores = self.seq.generation.scores
-        return None if scores is None else scores.asked(self.start, range(first, first + len(self.tokens)))
+        return (
+            None
+            if scores is None
+            else scores.score_request(self.start, range(first, first + len(self.tokens)))
+        )

@@ -26,7 +26,7 @@ def begin(step: StepInput) -> RankCall:
     """The numbers: the step's shape; how many words of `data` are its array, its pokes, its spans, the slots
     whose drafts are wanted; and whether it is scored.
     """
-    parts = (step.data, step.writes.reshape(-1), _flat(step.spans), np.array(step.held, np.int32))
+    parts = (step.data, step.writes.reshape(-1), _flat(step.spans), np.array(step.drafted_slots, np.int32))
     numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), int(step.scored))
     return RankCall(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
@@ -42,7 +42,7 @@ def step_of(call: RankCall) -> StepInput:
         poked.reshape(2, -1),
         spans=_spans(spanned.tolist()),
         scored=bool(scored),
-        held=held.tolist(),
+        drafted_slots=held.tolist(),
     )
 
 

@@ -128,8 +128,8 @@ class StepExecutor:
         """Everything up to the logits."""
         self._turn = (self._turn + 1) % IN_FLIGHT
         self._send(step)
-        if step.held:
-            self._read_drafts(step.held)
+        if step.drafted_slots:
+            self._read_drafts(step.drafted_slots)
         self._rows = None
         captured = self._graphs(step)
         if captured is None:
@@ -184,7 +184,9 @@ class StepExecutor:
             self._program.rest(self._program.choose())
         else:
             captured.rest.replay()
-        self.certain = None if step.wanted is None else self._certain(self._program, step.wanted)
+        self.certain = (
+            None if step.feature_request is None else self._certain(self._program, step.feature_request)
+        )
         return self._fetch(self._program.result_words)
 
     def _graphs(self, step: StepInput) -> CapturedStep | None:

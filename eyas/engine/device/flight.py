@@ -26,7 +26,7 @@ class ScoredPrompt:
     """Prompt rows of `work` that were asked for; `scores` are valid once the step has landed."""
 
     work: SequenceWork
-    asked: ScoreRequest
+    request: ScoreRequest
     scores: TokenScores
 
 
@@ -138,7 +138,7 @@ class LaunchedStep:
                 end += 1
             else:
                 found.append(StepResult(work))
-        scores = {id(one.work): (one.asked, one.scores.packed()) for one in part.scored}
+        scores = {id(one.work): (one.request, one.scores.packed()) for one in part.scored}
         features = {} if part.features is None else part.features.by_work()
         if not scores and not features:
             return found

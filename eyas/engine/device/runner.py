@@ -186,7 +186,7 @@ class DeviceRunner:
 
     def _sample(self, special: SequenceOf[SpecialRows]) -> list[SpecialReport]:
         if not any(special):
-            return [rows.told(()) for rows in special]
+            return [rows.report(()) for rows in special]
         arrays = [rows.array() for rows in special]
         if len(arrays) > 1:
             most, padding = max(map(len, arrays)), self._padding_slot
@@ -194,7 +194,7 @@ class DeviceRunner:
             fillers = [padding_rows(most - len(rows), padding, vocab)[:, : rows.shape[1]] for rows in arrays]
             arrays = [np.concatenate(pair) for pair in zip(arrays, fillers, strict=True)]
         reports = self._executor.sample(*arrays)
-        return [rows.told([each[rank] for each in reports]) for rank, rows in enumerate(special)]
+        return [rows.report([each[rank] for each in reports]) for rank, rows in enumerate(special)]
 
     def _depth(self, works: SequenceOf[SequenceWork]) -> tuple[int | None, GraphBuckets]:
         """How deep the step drafts, if that may change, and its graphs."""
@@ -315,7 +315,7 @@ def asked_rows(chunks: SequenceOf[SequenceWork], first: int) -> list[tuple[Seque
     """Rows of prompts to be scored; the chunks' rows stand in the step from row `first` on."""
     found = []
     for work in chunks:
-        asked = work.asked(first)
+        asked = work.score_request(first)
         first += len(work.tokens)
         if asked is not None:
             found.append((work, asked))

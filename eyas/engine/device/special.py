@@ -116,7 +116,7 @@ class SpecialRows:
             masks[row] = mask
         return np.concatenate((rows, masks), axis=1)
 
-    def told(self, reports: SequenceOf[torch.Tensor]) -> SpecialReport:
+    def report(self, reports: SequenceOf[torch.Tensor]) -> SpecialReport:
         """What the reports of all rows, slice by slice, will say once the step has landed."""
         return SpecialReport(self._asked, reports)
 

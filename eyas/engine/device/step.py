@@ -123,8 +123,8 @@ class StepInput:
     """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `SlotTables.apply`.
 
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
-    `scored`: more of its rows will be asked for than those that give a token. `wanted`: None: no features.
-    `held`: slots whose drafts the host wants to know, as `StepExecutor.drafts` tells them.
+    `scored`: more of its rows will be asked for than those that give a token. `feature_request`: None: no
+    features. `drafted_slots`: slots whose drafts the host wants to know, as `StepExecutor.drafts` tells them.
     """
 
     shape: StepShape
@@ -132,8 +132,8 @@ class StepInput:
     writes: np.ndarray
     spans: SequenceOf[QuerySpan] = ()
     scored: bool = False
-    wanted: FeatureRequest | None = None
-    held: SequenceOf[int] = ()
+    feature_request: FeatureRequest | None = None
+    drafted_slots: SequenceOf[int] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from kv_transfer.copy_thread import CopyDone
 
 
 class FrontWire:
-    """A `kv_transfer.backends.base.TransferWire`. `told` takes the front's answers."""
+    """A `kv_transfer.backends.base.TransferWire`. `receive` takes the front's answers."""
 
     def __init__(self, outbox: EventOutbox) -> None:
         self._outbox = outbox
@@ -54,7 +54,7 @@ class FrontWire:
         let_go, self._let_go = self._let_go, []
         return let_go
 
-    def told(self, command: CopyStaged | CopyStopped) -> None:
+    def receive(self, command: CopyStaged | CopyStopped) -> None:
         """Unknown ones are no-ops."""
         name = command.pull, command.number
         if isinstance(command, CopyStaged):

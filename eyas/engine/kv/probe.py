@@ -50,7 +50,7 @@ class _RunningProbe:
     seconds: float = 0.0
     error: EyasError | None = None
     over: bool = False
-    told: bool = False
+    reported: bool = False
     copies: int = 0
 
     def next(self, now: float) -> None:
@@ -151,8 +151,8 @@ class LinkProber:
         """Tell what came out once that is decided; give the pages back once no copy runs."""
         probe = self._probe
         assert probe is not None
-        if (probe.over or probe.error is not None) and not probe.told:
-            probe.told = True
+        if (probe.over or probe.error is not None) and not probe.reported:
+            probe.reported = True
             moved = self.pulled.get(probe.theirs.worker, TransferTotals())
             self.outbox.add(LinkProbed(probe.call, probe.link(self.routes.passed_over(probe.theirs), moved)))
         if probe.over:

@@ -51,7 +51,7 @@ from kv_transfer.puller import (
 from kv_transfer.route import PeerRoutes
 
 Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStaged | CopyStopped
-TOLD: tuple[type, ...] = get_args(Told)
+PULL_REPORTS: tuple[type, ...] = get_args(Told)
 
 
 @dataclass(frozen=True)
@@ -197,10 +197,10 @@ class PullManager:
         self._act(pulling[-1])
         return True
 
-    def told(self, command: Told) -> None:
+    def receive(self, command: Told) -> None:
         """What the front heard from the handle's owner, or got from it."""
         if isinstance(command, CopyStaged | CopyStopped):
-            self.wire.told(command)
+            self.wire.receive(command)
             return
         active, now = self._active.get(command.pull), time.monotonic()
         if active is None:

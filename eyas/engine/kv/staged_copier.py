@@ -34,11 +34,12 @@ class StagingInlet:
 
 @dataclass(eq=False)
 class _StagedJob:
-    """A job. `begun`: its pages that a window was begun for; `running`: its windows that have not landed."""
+    """A job. `started`: its pages that a window was begun for; `running`: its windows that have not
+    landed."""
 
     route: PeerRoute
     job: CopyJob
-    begun: int = 0
+    started: int = 0
     running: int = 0
     bytes: int = 0
     seconds: float = 0.0
@@ -48,12 +49,12 @@ class _StagedJob:
     @property
     def left(self) -> int:
         """The number of pages that no window was begun for, and one should."""
-        return 0 if self.error else len(self.job.dst_pages) - self.begun
+        return 0 if self.error else len(self.job.dst_pages) - self.started
 
     def next(self, count: int) -> CopyJob:
         """The next window, still with pages of the pool."""
-        pages, job = slice(self.begun, self.begun + count), self.job
-        self.begun += count
+        pages, job = slice(self.started, self.started + count), self.job
+        self.started += count
         source = RankPages(job.source.rank, job.source.pages[pages])
         return replace(job, source=source, dst_pages=job.dst_pages[pages])
 

@@ -34,7 +34,7 @@ class _StagedCall:
     outlet: StagingOutlet
     slots: list[int]
     copying: bool = True
-    wanted: bool = True
+    needed: bool = True
 
 
 @dataclass
@@ -66,7 +66,7 @@ class PageStager:
         self._waiting.pop(command.call, None)
         held = self._held.get(command.call)
         if held is not None:
-            held.wanted = False
+            held.needed = False
             self._settle(command.call, held)
         self._begin()
 
@@ -111,17 +111,17 @@ class PageStager:
 
     def _copied(self, call: int, held: _StagedCall, error: EyasError | None) -> None:
         held.copying = False
-        if held.wanted and error is None:
+        if held.needed and error is None:
             self.outbox.add(PagesStaged(call, tuple(held.slots)))
             return
-        if held.wanted and error is not None:
-            held.wanted = False
+        if held.needed and error is not None:
+            held.needed = False
             self._refuse(call, error)
         self._settle(call, held)
         self._begin()
 
     def _settle(self, call: int, held: _StagedCall) -> None:
-        if not held.wanted and not held.copying:
+        if not held.needed and not held.copying:
             del self._held[call]
             held.outlet.slots.give(held.slots)
 

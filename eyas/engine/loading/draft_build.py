@@ -31,10 +31,10 @@ from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer, FollowedSlots
+from eyas.engine.speculation.draft_worker.chain_features import ChainFeatures
 from eyas.engine.speculation.draft_worker.device_runner import MOST_PASSES, DeviceDraftRunner
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner, RingRow
 from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
-from eyas.engine.speculation.draft_worker.kept_chains import ChainFeatures
 from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS, OUTCOMES, OutcomeRuns
 from eyas.engine.speculation.draft_worker.short_runs import DraftState
 from eyas.engine.speculation.drafters.ahead import AheadRunner, rows_ahead

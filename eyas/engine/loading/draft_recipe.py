@@ -22,10 +22,10 @@ from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.skinny import MAX_ROWS
 from eyas.engine.loading.draft_build import batch_sizes, draft_state
 from eyas.engine.loading.recipe import MetaSpec, wide_rows
+from eyas.engine.speculation.draft_worker.batch_inputs import BatchLayout, BatchMemory
 from eyas.engine.speculation.draft_worker.device_runner import MOST_PASSES
 from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS, OutcomeProgram, outcome_layout
 from eyas.engine.speculation.draft_worker.short_runs import DraftState, ShortProgram, short_layout
-from eyas.engine.speculation.draft_worker.told_rows import BatchLayout, BatchMemory
 
 NARROWEST = 16
 """Rows of the smallest product by tiles: those of others are twice as many each time."""

@@ -21,7 +21,7 @@ class DeviceMemory:
 
     total: int
     free: int
-    held: int
+    allocated: int
 
     @classmethod
     def measure(cls, device: str) -> DeviceMemory:
@@ -57,7 +57,7 @@ def pool_pages(memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> i
 
     Raises ConfigError if fewer than FEWEST_PAGES fit, or fewer than a request of full length needs.
     """
-    room = min(int(memory.total * fraction) - memory.held, memory.free - demand.reserve)
+    room = min(int(memory.total * fraction) - memory.allocated, memory.free - demand.reserve)
     pages = max(room, 0) // demand.page_bytes
     if pages < max(FEWEST_PAGES, demand.longest):
         raise _too_few(pages, memory, fraction, demand)
@@ -65,7 +65,7 @@ def pool_pages(memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> i
 
 
 def _too_few(pages: int, memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> ConfigError:
-    total, free, held = (f"{size / 2**30:.1f}" for size in (memory.total, memory.free, memory.held))
+    total, free, held = (f"{size / 2**30:.1f}" for size in (memory.total, memory.free, memory.allocated))
     found = (
         f"{fraction:g} of the GPU's {total} GiB ({free} free) leaves room for {pages} KV pages "
         f"besides {held} GiB of weights"

@@ -45,7 +45,7 @@ from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.pulse import EngineHeartbeat
 from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.kv.pulls import TOLD, PullManager, Told
+from eyas.engine.kv.pulls import PULL_REPORTS, PullManager, Told
 from eyas.engine.kv.stager import PageStager
 from eyas.engine.loop.commit import StepCommitter
 from eyas.engine.loop.drafting import DraftCoordinator
@@ -179,7 +179,7 @@ class Engine:
             ReleaseLease: leases.release,
             StagePages: stager.stage,
             UnstagePages: stager.unstage,
-            **dict.fromkeys(TOLD, self._told),
+            **dict.fromkeys(PULL_REPORTS, self._told),
             ProbeLink: self._probe,
             FlushCache: self._flushes.begin,
             DraftDown: self._drafts_came,
@@ -277,7 +277,7 @@ class Engine:
 
     def _told(self, command: Told) -> None:
         for pulls in self._pulls:
-            pulls.told(command)
+            pulls.receive(command)
 
     def _probe(self, command: ProbeLink) -> None:
         self._parts.pulls.prober.begin(command, *self._scheduler.probed, time.monotonic())

@@ -133,7 +133,7 @@ class PlainRunner:
         """With the log-probabilities of the prompts' rows that somebody asked for."""
         first = 0
         for i, one in enumerate(results):
-            asked = one.work.asked(first)
+            asked = one.work.score_request(first)
             first += len(one.work.tokens)
             if asked is not None:
                 rows = torch.tensor(asked.places, device=residual.device)

@@ -66,7 +66,7 @@ class DeviceDraftRunner:
 
     def _kept(self, one: DraftInput, proposal: DraftTree) -> DeviceChain | None:
         """The proposal, if what its rows have joined is kept in its slot."""
-        seat = self.seating.seats.held(one.owner)
+        seat = self.seating.seats.current(one.owner)
         if self._proposer.kept is None or seat is None:
             return None
         return DeviceChain(list(proposal.tokens), one.owner, seat)

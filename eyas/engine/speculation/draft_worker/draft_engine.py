@@ -38,7 +38,7 @@ from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.pulse import EngineHeartbeat
 from eyas.engine.ipc.row_memory import LocalGpu
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.pulls import TOLD, PullManager
+from eyas.engine.kv.pulls import PULL_REPORTS, PullManager
 from eyas.engine.speculation.draft_worker.ahead_drafter import AheadDrafter
 from eyas.engine.speculation.draft_worker.draft_commits import DraftRefused
 from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftInput
@@ -109,7 +109,7 @@ class DraftEngine:
         self._handlers: dict[type, Callable[..., None]] = {
             DraftUp: self._up,
             DraftPeerGone: self._peer_gone,
-            **dict.fromkeys(TOLD, parts.pulls.told),
+            **dict.fromkeys(PULL_REPORTS, parts.pulls.receive),
             ProbeLink: lambda probe: parts.pulls.prober.begin(probe, parts.pool, None, time.monotonic()),
             DrainEngine: self._shut_down,  # drafts are advice: decoding goes on without them
             ShutdownEngine: self._shut_down,

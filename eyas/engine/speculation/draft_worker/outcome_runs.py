@@ -20,10 +20,15 @@ from eyas.engine.kernels.drafts.rounds import RoundRows
 from eyas.engine.kernels.sampling import couple
 from eyas.engine.models.base import Drafted
 from eyas.engine.speculation.device import round_rows
+from eyas.engine.speculation.draft_worker.batch_inputs import (
+    BatchBuffer,
+    BatchInputs,
+    BatchLayout,
+    BatchMemory,
+)
+from eyas.engine.speculation.draft_worker.chain_features import ChainFeatures
 from eyas.engine.speculation.draft_worker.draft_runner import DraftInput
-from eyas.engine.speculation.draft_worker.kept_chains import ChainFeatures
 from eyas.engine.speculation.draft_worker.short_runs import DraftState
-from eyas.engine.speculation.draft_worker.told_rows import BatchBuffer, BatchInputs, BatchLayout, BatchMemory
 from eyas.engine.speculation.sized_programs import SizedPrograms
 from kv_transfer.layout import pages_for
 
@@ -41,12 +46,12 @@ UNKEPT = -1  # instead of a place among what is kept: the row's feature comes fr
 
 @dataclass(frozen=True)
 class OutcomeRound:
-    """A round whose outcomes are to be drafted. `asked`: its certain rows, the newest of which may have no
-    feature, which is kept then; behind them the `chain`, whose features are kept in its slot as those of
+    """A round whose outcomes are to be drafted. `draft_input`: its certain rows, the newest of which may have
+    no feature, which is kept then; behind them the `chain`, whose features are kept in its slot as those of
     `outcome`. `ends`: what `kernels.outcomes.RoundOutcomes` calls `accepted` and `ranks`, of each outcome.
     """
 
-    asked: DraftInput
+    draft_input: DraftInput
     chain: SequenceOf[int]
     slot: int
     outcome: int
@@ -191,9 +196,9 @@ class OutcomeRuns:
 
     def _tell(self, size: int, rounds: SequenceOf[OutcomeRound], writes: np.ndarray) -> None:
         layout, telling, tables = self._layout(size), self._telling, self._state.tables
-        asked, slots = [one.asked for one in rounds], [one.slot for one in rounds]
+        asked, slots = [one.draft_input for one in rounds], [one.slot for one in rounds]
         telling.sequences(layout, asked, slots, tables.padding_slot)
-        runs = [one.asked.extension.followed_by(one.chain) for one in rounds]
+        runs = [one.draft_input.extension.followed_by(one.chain) for one in rounds]
         telling.rows(layout, runs)
         self._tell_outcomes(layout, rounds)
         telling.writes(layout, tables, writes)
@@ -206,7 +211,7 @@ class OutcomeRuns:
         accepted: list[int] = []
         ranks: list[int] = []
         for one in rounds:
-            new, chain = one.asked.extension, len(one.chain)
+            new, chain = one.draft_input.extension, len(one.chain)
             known = new.features.shape[0] + len(new.ringed)
             own = [*[kept.newest(one.slot)] * (len(new.tokens) - known)]
             own += kept.places(one.slot, one.outcome, chain)

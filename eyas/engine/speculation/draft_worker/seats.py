@@ -39,7 +39,7 @@ class DraftSeats:
         self._taken[owner] = seat
         return seat
 
-    def held(self, owner: Hashable) -> DraftSeat | None:
+    def current(self, owner: Hashable) -> DraftSeat | None:
         """Its seat, if it has one: a sequence that lost its seat gets another."""
         return self._taken.get(owner)
 

@@ -16,8 +16,13 @@ from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.device import DeviceProposer
+from eyas.engine.speculation.draft_worker.batch_inputs import (
+    BatchBuffer,
+    BatchInputs,
+    BatchLayout,
+    BatchMemory,
+)
 from eyas.engine.speculation.draft_worker.draft_runner import DraftInput
-from eyas.engine.speculation.draft_worker.told_rows import BatchBuffer, BatchInputs, BatchLayout, BatchMemory
 from eyas.engine.speculation.sized_programs import SizedPrograms
 
 WRITES = 4

@@ -44,14 +44,14 @@ def fan_out(steps: int, acceptance: float, outcomes: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class VerifiedRound:
-    """A round that is being verified: `chain` below the token that the last row of `asked` ends with.
+    """A round that is being verified: `chain` below the token that the last row of `draft_input` ends with.
 
-    `asked`: at least the last certain row, with its true feature. `again`: that row is written already, and
-    is run once more. Its pages reach to `AheadRunner.rows` after it; the last `lent` of them are its own for
-    this time only.
+    `draft_input`: at least the last certain row, with its true feature. `again`: that row is written already,
+    and is run once more. Its pages reach to `AheadRunner.rows` after it; the last `lent` of them are its own
+    for this time only.
     """
 
-    asked: DraftInput
+    draft_input: DraftInput
     chain: DeviceChain
     again: bool = False
     lent: int = 0
@@ -59,7 +59,7 @@ class VerifiedRound:
     @property
     def base(self) -> int:
         """The row after the certain ones."""
-        return self.asked.extension.base + len(self.asked.extension.tokens)
+        return self.draft_input.extension.base + len(self.draft_input.extension.tokens)
 
 
 def accepted_of(drafts: SequenceOf[int], tokens: SequenceOf[int]) -> int:
@@ -146,7 +146,7 @@ class AheadRunner:
 
     def rows(self, chain: DeviceChain, root: int) -> int:
         """How many rows behind the certain ones a run writes for a chain below `root`; 0: none can."""
-        kept, sits = self.runs.kept, self._seating.seats.held(chain.owner) is chain.seat
+        kept, sits = self.runs.kept, self._seating.seats.current(chain.owner) is chain.seat
         rows = rows_ahead(kept.steps, kept.outcomes)
         return rows if sits and root + rows <= self.runs.context else 0
 
@@ -176,11 +176,11 @@ class AheadRunner:
 
     def _fits(self, one: AheadRound) -> bool:
         """Are its chain's features still in its slot, and its certain rows those of one verdict?"""
-        sits = self._seating.seats.held(one.chain.owner) is one.chain.seat
-        return sits and len(one.verified.asked.extension.tokens) <= self.runs.kept.steps + 1
+        sits = self._seating.seats.current(one.chain.owner) is one.chain.seat
+        return sits and len(one.verified.draft_input.extension.tokens) <= self.runs.kept.steps + 1
 
     def _launch(self, rounds: list[AheadRound]) -> None:
-        asked = [one.verified.asked for one in rounds]
+        asked = [one.verified.draft_input for one in rounds]
         slots, writes = self._seating.take(asked, [one.verified.lent for one in rounds])
         running = []
         for one, asks, slot in zip(rounds, asked, slots, strict=True):

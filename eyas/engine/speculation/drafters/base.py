@@ -25,7 +25,7 @@ from eyas.engine.ipc.messages import DraftDown, DraftUp
 class AcceptedRows:
     """Rows that became certain. Row j pairs the feature of position base + j with the token at base + j + 1.
 
-    `features`: [len(tokens), head width], or where a device keeps them. `want`: the last row is the newest,
+    `features`: [len(tokens), head width], or where a device keeps them. `spec`: the last row is the newest,
     and a proposal below it should be like this; None: none is needed. `ringed`: as of `StepResult`. `late`:
     the round that made them certain had no drafts.
     """
@@ -34,7 +34,7 @@ class AcceptedRows:
     base: int
     tokens: SequenceOf[int]
     features: Any
-    want: SpeculationConfig | None
+    spec: SpeculationConfig | None
     ringed: int = 0
     late: bool = False
 
@@ -46,7 +46,7 @@ class AcceptedRows:
     def joined(self, following: AcceptedRows) -> AcceptedRows:
         """Both as one."""
         features = torch.cat((self.features, following.features))
-        return AcceptedRows(self.seq, self.base, (*self.tokens, *following.tokens), features, following.want)
+        return AcceptedRows(self.seq, self.base, (*self.tokens, *following.tokens), features, following.spec)
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,10 @@ class ColocatedDrafter(Drafter):
         for commit, last in zip(due, drafted, strict=True):
             seq = commit.seq
             seq.draft_len = commit.base + len(commit.tokens)
-            if commit.want is not None and self._has_room(seq, commit.want):
+            if commit.spec is not None and self._has_room(seq, commit.spec):
                 params = seq.generation.request.params
                 request = DraftRequest(seq.pages, seq.draft_len, last, params, seq.choice)
-                wanted[commit.want].append((seq, request))
+                wanted[commit.spec].append((seq, request))
         for spec, group in wanted.items():
             trees = self._runner.propose([request for _, request in group], spec)
             found = zip(group, trees, strict=True)
@@ -67,7 +67,7 @@ class ColocatedDrafter(Drafter):
         before = self._waiting.pop(commit.seq.uid, None)
         if before is not None:
             commit = before.joined(commit)
-        if commit.want is None and commit.generated and len(commit.tokens) < WAITING_ROWS:
+        if commit.spec is None and commit.generated and len(commit.tokens) < WAITING_ROWS:
             self._waiting[commit.seq.uid] = commit
             return None
         return commit

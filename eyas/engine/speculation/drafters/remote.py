@@ -50,11 +50,11 @@ class _FollowedSequence:
     generation: int
     handle: KvHandle | None  # of its prompt's draft KV, until the worker has certainly pulled that
     place: RingPlace | None = None  # its mailbox
-    asked: int = -1  # base of the newest commit
+    requested: int = -1  # base of the newest commit
     answered: int = -1  # base of the newest proposal
-    late: int = 0  # late rounds in a row
-    begun: bool = False  # its first commit has been posted, which goes with its open: by the front
-    wanted: bool = False  # does its last commit by the front ask for a proposal?
+    late_rounds: int = 0  # late rounds in a row
+    started: bool = False  # its first commit has been posted, which goes with its open: by the front
+    proposing: bool = False  # does its last commit by the front ask for a proposal?
     waiting: AcceptedRows | None = None  # rows below which nothing is wanted: they go with those after them
 
     @property
@@ -68,7 +68,7 @@ class _FollowedSequence:
         if before is not None:
             commit = before.joined(commit)
         few = len(commit.tokens) < WAITING_ROWS
-        if self.begun and commit.want is None and few and isinstance(commit.features, torch.Tensor):
+        if self.started and commit.spec is None and few and isinstance(commit.features, torch.Tensor):
             self.waiting = commit
             return None
         return commit
@@ -160,24 +160,24 @@ class RemoteDrafter(Drafter):
                 if not commit.late:
                     followed.handle = None
                 continue
-            if followed.asked > followed.answered and not followed.mailed:
-                followed.late += 1
+            if followed.requested > followed.answered and not followed.mailed:
+                followed.late_rounds += 1
                 self._late_rounds += 1
-            followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
+            followed.requested = commit.base + len(commit.tokens) if commit.spec else followed.answered
             if (due := followed.due(commit)) is not None and self._send(due, followed):
                 woken.add(followed.worker)
         self._channels.wake(woken)
 
     def _send(self, commit: AcceptedRows, followed: _FollowedSequence) -> bool:
         """By the mailbox (True) if it asks for what the last by the front asked for; else by the front."""
-        wanted = commit.want is not None
+        wanted = commit.spec is not None
         place = None if followed.mailed else followed.place
-        if followed.begun and place is not None and wanted == followed.wanted:
+        if followed.started and place is not None and wanted == followed.proposing:
             self._mail(commit, followed, place.number)
             return True
         self._outbox[followed.worker].commits.append(_message(commit, followed.generation))
         self._sent[GRPC] += 1
-        followed.begun, followed.wanted = True, wanted
+        followed.started, followed.proposing = True, wanted
         return False
 
     def _mail(self, commit: AcceptedRows, followed: _FollowedSequence, place: int) -> None:
@@ -202,8 +202,8 @@ class RemoteDrafter(Drafter):
             if followed is None or followed.generation != p.generation:
                 continue
             followed.answered, followed.handle = max(followed.answered, p.base_len), None
-            if followed.answered == followed.asked:
-                followed.late = 0
+            if followed.answered == followed.requested:
+                followed.late_rounds = 0
             tree = self._tree(p)
             if tree is not None and not followed.mailed:
                 self._drafts.append(SequenceProposal(followed.seq, p.base_len, tree))
@@ -220,10 +220,10 @@ class RemoteDrafter(Drafter):
         found: dict[str, list[DraftProposal]] = defaultdict(list)
         for uid, followed in self._followed.items():
             mailbox = self._channels.mailbox(followed.worker)
-            place = None if followed.mailed or followed.asked <= followed.answered else followed.place
+            place = None if followed.mailed or followed.requested <= followed.answered else followed.place
             if mailbox is None or place is None:
                 continue
-            one = mailbox.proposal(place.number, followed.generation, followed.asked)
+            one = mailbox.proposal(place.number, followed.generation, followed.requested)
             if one is not None and one.base > followed.answered:
                 found[followed.worker].append(DraftProposal(uid, followed.generation, *one))
         return [DraftDown(tuple(some), worker=worker) for worker, some in found.items()] + downs
@@ -269,11 +269,11 @@ class RemoteDrafter(Drafter):
         return drafts
 
     def owed(self) -> bool:
-        waited = (f for f in self._followed.values() if f.late < LATE_ROUNDS and not f.mailed)
-        return any(f.asked > f.answered for f in waited)
+        waited = (f for f in self._followed.values() if f.late_rounds < LATE_ROUNDS and not f.mailed)
+        return any(f.requested > f.answered for f in waited)
 
     def in_time(self) -> bool:
-        return any(f.late < LATE_ROUNDS and not f.mailed for f in self._followed.values())
+        return any(f.late_rounds < LATE_ROUNDS and not f.mailed for f in self._followed.values())
 
     def close(self, seq: Sequence) -> None:
         followed = self._followed.pop(seq.uid, None)
@@ -296,7 +296,7 @@ class RemoteDrafter(Drafter):
 
 def _message(commit: AcceptedRows, generation: int) -> DraftCommit:
     """For the front."""
-    want = commit.want
+    want = commit.spec
     return DraftCommit(
         seq=commit.seq.uid,
         generation=generation,
