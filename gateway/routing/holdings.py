@@ -48,7 +48,7 @@ class WorkerPages:
 
     def hear(self, news: CacheNews, now: float) -> None:
         """Takes what the worker says, in order."""
-        lost = bool(news.dropped or (news.whole and self._names))
+        lost = bool(news.dropped or news.whole)  # what is heard whole may have been emptied before
         if news.whole:
             self._names.clear()
         self._names.difference_update(split(news.dropped))

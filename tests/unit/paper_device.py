@@ -110,7 +110,7 @@ class PaperDevice:
 
     def begin(self, step: StepInput) -> None:
         self._apply(step.writes)
-        self._held = list(step.held)
+        self._held = list(step.drafted_slots)
         part = {
             name: step.data[first : first + count] for name, (first, count) in step.shape.sections.items()
         }

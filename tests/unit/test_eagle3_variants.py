@@ -168,7 +168,7 @@ def test_a_narrower_head_has_ends_of_its_own(tmp_path: Path, folders: Folders) -
         (
             {"layers.1.self_attn.q_proj.weight": torch.ones(64, 64)},
             {},
-            "head has no tensor layers.1.self_attn.k",
+            "head has no tensor layers.1.input_layernorm",
         ),
         (gains("layers.1.hidden_norm"), {}, "head: its tensor layers.1.hidden_norm.weight belongs to"),
         ({"embed_tokens.weight": torch.ones(255, 64)}, {}, r"embed_tokens.weight of .*head is \(255, 64\)"),

@@ -33,6 +33,7 @@ class MailDrive(Drive):
         self.engine._channels.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
         self.boxes = {PEER: self.box}
         self.engine._posted._mailbox = self.boxes.get
+        self.engine._posted.leave = lambda: None  # type: ignore[method-assign]  # its loop goes on
         self.seen: list = []
         draft = self.runner.draft
 

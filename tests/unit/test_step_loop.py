@@ -53,7 +53,7 @@ def a_loop(runner: Runner) -> StepLoop:
     seq.grow = lambda count, drafted: None
     work = SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True)
     pool = SimpleNamespace(launched=lambda: None, landed=lambda: None)
-    scheduler = SimpleNamespace(schedule=lambda: [work], preempted=[], pool=pool)
+    scheduler = SimpleNamespace(schedule=lambda: [work], preempted=[], pool=pool, crowded=False)
     drafting = SimpleNamespace(stepped=lambda landed, seconds: None, awaits=lambda: False, wait_s=0.0)
     committer = SimpleNamespace(drafting=drafting, commit=lambda landed: None)
     return StepLoop(scheduler, runner, committer)  # type: ignore[arg-type]

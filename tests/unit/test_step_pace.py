@@ -95,7 +95,7 @@ def test_a_step_lasts_from_the_one_before_it(monkeypatch: pytest.MonkeyPatch) ->
     seq.grow = lambda count, drafted: None
     composed = [SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True)]
     pool = SimpleNamespace(launched=lambda: None, landed=lambda: None, copying=False)
-    scheduler = SimpleNamespace(schedule=lambda: composed, preempted=[], pool=pool)
+    scheduler = SimpleNamespace(schedule=lambda: composed, preempted=[], pool=pool, crowded=False)
     drafting = SimpleNamespace(
         stepped=lambda landed, seconds: drafted_for.append(seconds), awaits=lambda: False, wait_s=0.0
     )

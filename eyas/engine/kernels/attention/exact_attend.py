@@ -110,7 +110,8 @@ class AttentionCut:
         found = 0
         for rows in range(1, width + 1):
             tiles = cdiv(rows * group, cls.of(1, rows * group, kv_heads).rows)
-            found = max(found, rows * min(batch, (_PROGRAMS - 1) // (kv_heads * tiles)))
+            shared = (b for b in range(batch, 0, -1) if padded_batch(b) * kv_heads * tiles < _PROGRAMS)
+            found = max(found, rows * next(shared, 0))
         return found
 
 
