@@ -48,7 +48,7 @@ class WorkerPages:
 
     def hear(self, news: CacheNews, now: float) -> None:
         """Takes what the worker says, in order."""
-        lost = bool(news.dropped or news.whole)  # what is heard whole may have been emptied before
+        lost = bool(news.dropped or (news.whole and self._names))
         if news.whole:
             self._names.clear()
         self._names.difference_update(split(news.dropped))
@@ -82,6 +82,8 @@ class CachedPrefixes:
             if not news.whole:
                 return  # the rest of an older stream
             known = self._workers[worker] = WorkerPages(news)
+            if not news.added:
+                known.emptied = now  # perhaps just before: no other news says so
         known.hear(news, now)
 
     def of(self, worker: str, epoch: int) -> WorkerPages | None:

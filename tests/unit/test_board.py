@@ -17,9 +17,10 @@ def test_a_lease_is_seen_from_post_to_strike(tmp_path: Path) -> None:
     board = LeaseBoard(tmp_path / "eyas-1-a-leases", pages=4)
     view = LeaseBoardView.find(board.export(), str(tmp_path))
     assert view is not None
-    first, second = board.new_id(), board.new_id()
+    first = board.new_id()
     assert not view.holds(first)
     board.post(first)
+    second = board.new_id()  # in another place, as the first one is taken
     board.post(second)
     assert view.holds(first) and view.holds(second) and not view.holds(first + PLACES)
     board.strike(first)

@@ -190,3 +190,13 @@ def test_a_holding_knows_when_it_was_emptied() -> None:
     assert whole is not None
     holdings.hear("w", whole, 5.0)
     assert holding.emptied == 4.5
+
+
+def test_a_pool_that_is_empty_when_first_heard_of_was_emptied() -> None:
+    """Its flush was over before anyone listened."""
+    pages, holdings = CachedPages(1, PageShape(SIZE)), CachedPrefixes()
+    whole = pages.since(None)
+    assert whole is not None
+    holdings.hear("w", whole, 2.0)
+    holding = holdings.of("w", 1)
+    assert holding is not None and holding.emptied == 2.0
