@@ -79,7 +79,7 @@ drafts: a draft costs it as much as a token of another sequence, which is certai
 """
 
 YIELD_TIMES = 10.0
-"""A CPU's prompt yields to shorter ones that come within so many times what it takes."""
+"""On a CPU a prompt yields to shorter ones that arrive within this many times its own compute time."""
 
 PLAIN_PAGES = 2048
 """Of the torch backend, where no option says how many: it is a specification, whatever the device."""

@@ -70,7 +70,7 @@ class Scheduler:
 
     @property
     def crowded(self) -> bool:
-        """Do so many decode that drafts are not worth their rows?"""
+        """Whether so many sequences decode that drafts only make steps longer."""
         return self._turns is not None and self._turns.crowded
 
     # --- sequences come and go -----------------------------------------------------------------------

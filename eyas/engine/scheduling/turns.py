@@ -1,9 +1,8 @@
-"""Which sequences decode in a step that has not room for all: those whose requests had least of the steps.
+"""The choice of the sequences that decode in a step without room for all: by request, the least served first.
 
-What a step's rows take is counted in rows without context; so it does not matter whether a request has many
-choices or a long context. Whoever begins starts level with those that had least, and nothing is remembered
-of steps with room for all: nobody saves up turns, and nobody pays for what cost others nothing. This file
-knows costs only. It does not know pages, slots or time.
+A step's rows are counted in rows without context, so many choices and a long context count alike. A new
+request starts with the least that another one was given. A step with room for all sets all accounts to zero:
+no request saves up turns.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Turns:
 
     def __init__(self, room: StepRoom) -> None:
         self.crowded = False
-        """Do so many decode that drafts are not worth their rows?"""
+        """Whether so many sequences decode that drafts only make steps longer."""
         self.room = room
         self._given: dict[Call, float] = {}
         self._least = 0.0  # of those that could decode in the last such step

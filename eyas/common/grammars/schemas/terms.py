@@ -43,8 +43,8 @@ def term_of(literals: Iterator[SchemaLiteral] | list[SchemaLiteral]) -> Term:
 
 
 class SchemaTerms:
-    """The constraints of a document on its values. `finish` raises EmptyCase or InvalidRequest for a case
-    that nobody can write.
+    """The constraints of a document on its values. `finish` raises EmptyCase for a case without values, and
+    InvalidRequest for one that no rules can express.
     """
 
     def __init__(self, document: SchemaDocument) -> None:
