@@ -37,10 +37,11 @@ class PromptPages:
 class WorkerPages:
     """The pages of one worker's pool."""
 
-    def __init__(self, news: CacheNews) -> None:
+    def __init__(self, news: CacheNews, now: float) -> None:
         self.epoch = news.epoch
         self.shape = news.shape
-        self.emptied = 0.0  # when it was last without any page, as far as is known
+        # when it was last without any page, as far as is known: perhaps just before its first news
+        self.emptied = 0.0 if news.added else now
         self._names: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -81,9 +82,7 @@ class CachedPrefixes:
         if known is None or known.epoch != news.epoch:
             if not news.whole:
                 return  # the rest of an older stream
-            known = self._workers[worker] = WorkerPages(news)
-            if not news.added:
-                known.emptied = now  # perhaps just before: no other news says so
+            known = self._workers[worker] = WorkerPages(news, now)
         known.hear(news, now)
 
     def of(self, worker: str, epoch: int) -> WorkerPages | None:
