@@ -93,8 +93,8 @@ class Decoder:
         count = rows.tokens.shape[0]
         ops = TorchOps(Step.of(rows, pool, self._rotaries, self._backend), self.config.norm_eps)
         tapped = self.ends.embedding.new_empty(count, len(taps), self.config.hidden_size)
-        embedded = ops.embed(self.ends.embedding, self.config.embedding_scale)
-        x = run_layers(self._layers, ops, embedded, partial(_keep, tapped, taps))
+        embedding, scale = self.ends.embedding, self.config.embedding_scale
+        x = run_layers(self._layers, ops, ops.embed(embedding, scale), partial(_keep, tapped, taps))
         return x[:count], tapped.view(count, -1)
 
     @torch.inference_mode()

@@ -90,8 +90,9 @@ class FusedDecoder:
         tapped = skinny.empty_padded(rows.count, len(taps), self.config.hidden_size, like=self.embedding)
         way = FewRows if rows.count <= self.few_rows else ExactRows if step.context.launch.exact else ManyRows
         ops: DeviceOps[Any, Any] = way(step, pool, self.config.norm_eps)
-        embedded = ops.embed(self.embedding, self.config.embedding_scale)
-        x = run_layers(self.layers, ops, embedded, partial(self._keep, tapped, taps))
+        entering = partial(self._keep, tapped, taps)
+        # No name for the embedded rows: their memory is free for the layers behind the first.
+        x = run_layers(self.layers, ops, ops.embed(self.embedding, self.config.embedding_scale), entering)
         return x, tapped.view(rows.count, -1)
 
     @property
