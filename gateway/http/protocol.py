@@ -1,8 +1,8 @@
 """HTTP/1.1 for untrusted clients: uvicorn's protocol with bounds on everything that a client can stretch.
 
-It bounds the size and the time of headers, idle and stalled connections, and the number of connections. The
-application reads and bounds bodies. It reads uvicorn's private state: `pyproject.toml` bounds the versions
-that it is written for.
+It bounds the size and the time of headers, the chunks of a body, idle and stalled connections, and the number
+of connections. A body's bytes are bounded where they are read (`gateway.http.wire`). It reads uvicorn's
+private state: `pyproject.toml` bounds the versions that it is written for.
 """
 
 from __future__ import annotations
