@@ -35,7 +35,7 @@ MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """What a caller wants done with a prompt.
+    """The options of a generation request.
 
     `max_tokens` None: as many as fit, at most the model's own default or, if it has none,
     `default_max_tokens`, if there is one. `params.max_tokens` is not read; a `params.top_k` of -1 means all,
@@ -66,7 +66,7 @@ class GenerationOptions:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What all workers of the model can do: the smallest of their limits.
+    """The limits and abilities of the served model: the smallest of its workers' limits.
 
     `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `arithmetic`: as in
     `WorkerInfo` if it is the same of all; else "fast". `sampling` holds the model's own
@@ -83,9 +83,9 @@ class ServedModel:
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int | None = None
 
-    def params(self, **asked: Any) -> SamplingParams:
-        """What the caller asked for; the model's defaults for all else."""
-        return SamplingParams(**{**self.sampling, **asked})
+    def params(self, **requested: Any) -> SamplingParams:
+        """Returns the requested sampling parameters; the model's defaults fill the rest."""
+        return SamplingParams(**{**self.sampling, **requested})
 
     @property
     def system_fingerprint(self) -> str:
@@ -100,9 +100,9 @@ def is_synthetic(workers: Iterable[WorkerInfo]) -> bool:
 
 
 def arithmetic_of(workers: Iterable[WorkerInfo]) -> str:
-    """Of answers: exact if all that the target model's workers among them compute is, in one way."""
-    found = {worker.arithmetic for worker in workers if worker.runs_target} or {FAST}
-    return found.pop() if len(found) == 1 else FAST
+    """Returns the arithmetic of answers: exact if all target workers compute exactly, in one way."""
+    kinds = {worker.arithmetic for worker in workers if worker.runs_target} or {FAST}
+    return kinds.pop() if len(kinds) == 1 else FAST
 
 
 def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> ServedModel:
@@ -205,7 +205,7 @@ def _refuse_synthetic(options: GenerationOptions) -> None:
 
 
 def _predicted(model: ServedModel, options: GenerationOptions, prompt: int) -> tuple[int, ...]:
-    """As much of the prediction as an answer to `prompt` tokens can have.
+    """Returns the part of the prediction that fits into an answer to `prompt` tokens.
 
     Raises InvalidRequest for ids that the model does not have.
     """
@@ -257,20 +257,20 @@ def answer_limit(model: ServedModel, prompt: int, least: int) -> int:
 
 
 def _max_tokens(model: ServedModel, prompt: int, options: GenerationOptions) -> int:
-    asked = options.max_tokens
-    left = answer_limit(model, prompt, least=0 if asked == 0 else 1)
-    if asked is None:
+    requested = options.max_tokens
+    left = answer_limit(model, prompt, least=0 if requested == 0 else 1)
+    if requested is None:
         default: int | None = model.sampling.get("max_tokens", options.default_max_tokens)
         return left if default is None else min(left, default)
-    if asked > left and options.cut_to_fit:
+    if requested > left and options.cut_to_fit:
         return left
-    if asked > left:
+    if requested > left:
         raise ContextLengthExceeded(
-            f"{_most(model)}, but the prompt has {prompt} and max_tokens is {asked}", param="max_tokens"
+            f"{_most(model)}, but the prompt has {prompt} and max_tokens is {requested}", param="max_tokens"
         )
-    return asked
+    return requested
 
 
 def _most(model: ServedModel) -> str:
-    """The beginning of a refusal, in words by which clients know it."""
+    """Returns the beginning of a refusal, in the words that clients look for."""
     return f"this model's maximum context length is {model.context_length} tokens"

@@ -36,7 +36,7 @@ class CallAnswer:
 
     @property
     def traces(self) -> list[RequestTrace]:
-        """What has happened to each prompt so far."""
+        """The trace of each prompt so far."""
         return [stream.trace for stream in self._streams]
 
     @property

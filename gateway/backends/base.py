@@ -46,7 +46,7 @@ class GenerationStream(Protocol):
         ...
 
     def take(self) -> Awaitable[Sequence[TokenEntry]]:
-        """What has come since the last call, once there is something; () at the end.
+        """Waits for new entries and returns all of them; () at the end.
 
         It gives each output index of each choice exactly once and in order, and ends after every choice
         finished or was cancelled. Raises EyasError if the request fails or its deadline passes, and if its

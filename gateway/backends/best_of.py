@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from gateway.text.entries import TextDelta
 
 
-def likeliest(choices: Sequence[TextDelta], drawn: int, kept: int) -> list[TextDelta]:
-    """Of each prompt's `drawn` whole choices the `kept` whose tokens are likeliest in the mean, best first.
+def likeliest(choices: Sequence[TextDelta], drawn: int, count: int) -> list[TextDelta]:
+    """Returns the `count` best of each prompt's `drawn` choices, by mean log-probability of their tokens.
 
-    Of equals the earlier one is better.
+    The best comes first; of equal choices the earlier one wins.
     """
     prompts = (choices[first : first + drawn] for first in range(0, len(choices), drawn))
-    return [choice for drawn_ones in prompts for choice in sorted(drawn_ones, key=_cost)[:kept]]
+    return [choice for drawn_ones in prompts for choice in sorted(drawn_ones, key=_cost)[:count]]
 
 
 def _cost(choice: TextDelta) -> float:

@@ -143,7 +143,7 @@ class OutputBuffer(FastPath):
 
     @property
     def lane(self) -> FastPath | None:
-        """What takes entries that need not be pushed; None: all are to be."""
+        """The sink of entries that need no push; None: every entry is pushed."""
         if self._lanes is None:
             return None
         return self if len(self._outputs) > 1 else next(iter(self._outputs.values()))
@@ -195,7 +195,7 @@ class OutputBuffer(FastPath):
         self._wake()
 
     def _news(self, entry: TokenEntry, known: int) -> TokenEntry:
-        """What is new in an entry whose first `known` tokens are not, or whose choice is closed."""
+        """Returns the new part of an entry: without its first `known` tokens; nothing of a closed choice."""
         if entry.prompt is not None:
             if self._prompt_delivered:
                 entry = msgspec.structs.replace(entry, prompt=None)
@@ -283,14 +283,14 @@ def first_entry(
     request: GenerationRequest, attempt: int, first: FirstToken, timings: EngineTimings | None
 ) -> TokenEntry:
     """Token 0 of a choice, as prefill gave it: no token if the request wants none."""
-    wanted = request.params.max_tokens
+    limit = request.params.max_tokens
     return TokenEntry(
         id=request.id,
         attempt=attempt,
         choice=first.choice,
         index=0,
-        tokens=(first.token,)[:wanted],
-        logprobs=() if first.logprob is None else (first.logprob,)[:wanted],
+        tokens=(first.token,)[:limit],
+        logprobs=() if first.logprob is None else (first.logprob,)[:limit],
         finish=first.finish,
         timings=timings,
         prompt=first.prompt,

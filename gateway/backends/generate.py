@@ -274,8 +274,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
         if prefill is None:
             return
         prefill.close()
-        is_told = self._decode is not None and not self._decode.waits
-        if prefill.handles and not is_told:
+        is_attached = self._decode is not None and not self._decode.waits
+        if prefill.handles and not is_attached:
             self._cluster.give_back(prefill.worker, prefill.handles, self._attempt)
 
     def _release(self) -> None:
@@ -306,8 +306,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
     def _deliver_first(self, choices: tuple[FirstToken, ...], timings: EngineTimings) -> None:
         for position, first in enumerate(choices):
             self._ended_elsewhere |= first.finish is not None
-            told = timings if position == 0 else None
-            self._delivery.push(first_entry(self._request, self._attempt, first, told))
+            entry_timings = timings if position == 0 else None
+            self._delivery.push(first_entry(self._request, self._attempt, first, entry_timings))
 
     def _nudge(self) -> None:
         """Makes the driver check whether the delivery is over."""
@@ -342,9 +342,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._attempt += 1
         self._drop_prefill()
         avoid = self._avoid if self._decode is None else {*self._avoid, self._decode.worker}
-        found = router.choose_prefill(self._cluster.candidates(self._prefix), avoid)
-        if found is not None and found.info.worker not in avoid:
-            self._start_prefill(found.info.worker)
+        candidate = router.choose_prefill(self._cluster.candidates(self._prefix), avoid)
+        if candidate is not None and candidate.info.worker not in avoid:
+            self._start_prefill(candidate.info.worker)
         else:
             self._attach()
 
@@ -387,11 +387,11 @@ class ClusterGeneration(GenerationStream, LegOwner):
         def choose(workers: Sequence[RouterCandidate]) -> RouterCandidate | None:
             return router.choose_decode(workers, self._avoid)
 
-        found = await self._search.find(choose)
-        if found is not None and found.info.worker in self._avoid:
+        candidate = await self._search.find(choose)
+        if candidate is not None and candidate.info.worker in self._avoid:
             await self._pause()
-            found = await self._search.find(choose)
-        return None if found is None else found.info.worker
+            candidate = await self._search.find(choose)
+        return None if candidate is None else candidate.info.worker
 
     async def _pause(self) -> None:
         """Waits `RETRY_PAUSE_S`, and handles what the remaining legs report."""

@@ -42,7 +42,7 @@ class EventFormat(Protocol):
 
 
 def around(event: TextEvent, choice: int) -> tuple[bytes, bytes]:
-    """What is before and after the text, which is JSON, in each event of a choice."""
+    """Returns the bytes before and after the text (JSON) in each event of a choice."""
     before, _, after = event(choice, _MARK).partition(_encode(_MARK))
     return before, after
 

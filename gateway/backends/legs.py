@@ -95,7 +95,7 @@ class DecodeLeg(SessionListener):
         self._session.attach(self._id, attempt, handles, first_tokens)
 
     def named(self, timings: EngineTimings) -> EngineTimings:
-        """The worker's timings with what it does not know of itself."""
+        """The worker's timings with what only the gateway measures."""
         return msgspec.structs.replace(timings, worker=self.worker, role=Role.DECODE, sent=self._sent)
 
     def cancel(self, choice: int) -> None:
@@ -156,7 +156,7 @@ class PrefillLeg:
         self._task.add_done_callback(lambda _: stake.close())
 
     def named(self, timings: EngineTimings) -> EngineTimings:
-        """The worker's timings with what it does not know of itself."""
+        """The worker's timings with what only the gateway measures."""
         return msgspec.structs.replace(timings, worker=self.worker, role=Role.PREFILL, sent=self._sent)
 
     def close(self) -> None:

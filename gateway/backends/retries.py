@@ -22,7 +22,7 @@ class RetryBudget:
         self._left = MOST_SAVED
         self._at = now
 
-    def asked(self, now: float) -> None:
+    def add_request(self, now: float) -> None:
         """A request begins."""
         self._left = min(self._filled(now) + SHARE, MOST_SAVED)
         self._at = now
@@ -47,7 +47,7 @@ class RetryState:
         self._left = MAX_RETRIES  # in a row
         self._left_in_all = MAX_IN_ALL
         self._tokens = 0
-        budget.asked(now)
+        budget.add_request(now)
 
     def spend(self, error: EyasError, tokens: int, now: float, *, admitted: bool) -> None:
         """Raises `error` if trying again cannot help, or if too many tries in a row brought no token, or if

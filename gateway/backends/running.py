@@ -74,8 +74,8 @@ class RunningCalls:
         """
         count = self._abort(caller, id)
         if self._siblings is not None:
-            told = await self._siblings.ask(ABORT, msgspec.json.encode((caller, id)), ABORT_S)
-            count += sum(int(ended) for ended in told.values() if ended)
+            replies = await self._siblings.ask(ABORT, msgspec.json.encode((caller, id)), ABORT_S)
+            count += sum(int(ended) for ended in replies.values() if ended)
         return count
 
     def _answer_abort(self, about: bytes) -> bytes:
@@ -83,7 +83,7 @@ class RunningCalls:
         return str(self._abort(*msgspec.json.decode(about, type=tuple[str, str | None]))).encode()
 
     def _abort(self, caller: str, id: str | None) -> int:
-        found = [call for call in self._calls if call.caller == caller and (id is None or id in call.ids)]
-        for call in found:
+        calls = [call for call in self._calls if call.caller == caller and (id is None or id in call.ids)]
+        for call in calls:
             call.abort()
-        return len(found)
+        return len(calls)

@@ -66,14 +66,14 @@ class WorkerSession:
         self._listeners: dict[str, SessionListener] = {}
         self._stream: DecodeSession | None = None
         self._draining = False
-        self._late = False
+        self._stalled = False
         self._heard = 0.0  # a message, in monotonic seconds
         self._task: asyncio.Task[None] | None = None
 
     @property
     def connected(self) -> bool:
         """Whether the stream is open and the worker takes new requests."""
-        return self._stream is not None and not self._draining and not self._late
+        return self._stream is not None and not self._draining and not self._stalled
 
     def start(self) -> None:
         """Opens the stream, and opens it again whenever it breaks, until `aclose`."""
@@ -140,7 +140,7 @@ class WorkerSession:
                 async for event in stream:
                     self._heard = time.monotonic()
                     if self._stream is None:
-                        self._stream, self._draining, self._late = stream, False, False
+                        self._stream, self._draining, self._stalled = stream, False, False
                         _log.info("session with worker %s is open", self.worker)
                     self._take(event)
             finally:
@@ -165,8 +165,8 @@ class WorkerSession:
                 self._hand_out(entries)
             case Heartbeat(draining=True):
                 self._drain()
-            case Heartbeat(late=late):
-                self._late = late
+            case Heartbeat(stalled=stalled):
+                self._stalled = stalled
             case _:
                 listener = self._listeners.get(event.id)
                 if listener is not None and event.attempt >= listener.attempt:

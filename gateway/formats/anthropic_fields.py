@@ -170,7 +170,7 @@ class Thinking(Body):
 
 
 class OutputFormat(Body):
-    """What the answer's text must be."""
+    """The format of the answer's text."""
 
     type: Literal["json_schema"]
     """The one kind."""
@@ -179,7 +179,7 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """What the answer must be, and how much thought it gets."""
+    """The format of the answer, and its reasoning effort."""
 
     format: OutputFormat | None = None
     """A JSON schema that the answer follows."""

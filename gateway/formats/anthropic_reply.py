@@ -16,7 +16,7 @@ from eyas.common.types import FinishCause
 from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_reply import AnswerFormat
 from gateway.formats.openai_request import ApiCall
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, ReasoningText
+from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
 from gateway.parsers.message import MessageReading
 from gateway.text.entries import TextDelta
 from gateway.text.message_reader import CALLS, MessageReader
@@ -98,7 +98,7 @@ class AnthropicFormat(AnswerFormat):
             case ContentText(text=text):
                 self._block("text")
                 self._add("text", text)
-            case CallBegun(index=index, name=name):
+            case CallStarted(index=index, name=name):
                 self._close()
                 self._begin(
                     {"type": "tool_use", "id": self._reader.call_ids[index], "name": name, "input": {}}

@@ -144,9 +144,9 @@ def _choice(body: CountBody) -> dict[str, Any]:
 
 def _thinking(body: CountBody, reads: Collection[str]) -> dict[str, Any]:
     """Switch and effort of the reasoning, of templates that have them: clients send both to any model."""
-    told: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     if any(name in reads for name in _SWITCHES):
-        told["enable_thinking"] = body.thinking is not None and body.thinking.type != "disabled"
+        variables["enable_thinking"] = body.thinking is not None and body.thinking.type != "disabled"
     if body.output_config is not None and body.output_config.effort and "reasoning_effort" in reads:
-        told["reasoning_effort"] = body.output_config.effort
-    return told
+        variables["reasoning_effort"] = body.output_config.effort
+    return variables

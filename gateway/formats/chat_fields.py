@@ -79,7 +79,7 @@ def _arguments(value: Any) -> Any:
 
 
 class CalledFunction(Body):
-    """What was called."""
+    """The called function."""
 
     name: str
     """The tool's name."""
@@ -95,7 +95,7 @@ class ChatToolCall(Body):
     type: Literal["function"] = "function"
     """The kind of tool."""
     function: CalledFunction
-    """What was called."""
+    """The called function."""
 
 
 _ASSISTANTS = given("role", {"const": "assistant"})

@@ -88,14 +88,14 @@ async def _options(
 ) -> GenerationOptions:
     options = await generation_options(served, model.tokenizer, body, limit)
     options = options.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    options = held(options, model, body, reading)
+    options = with_grammar(options, model, body, reading)
     if body.prediction is not None:
         predicted = await model.tokenizer.encode_prompt(body.prediction.text, add_special_tokens=False)
         options = dataclasses.replace(options, predicted=predicted)
     return options
 
 
-def held(
+def with_grammar(
     options: GenerationOptions, model: ChatModel, body: TemplateFields, reading: MessageReading | None
 ) -> GenerationOptions:
     """The options with the grammar of what tools, reasoning and the options' own grammar ask for."""
@@ -111,14 +111,14 @@ def read_rules(rules: TextRules, reading: MessageReading) -> TextRules:
 
 
 def _variables(dialect: TemplateDialect, body: TemplateFields) -> dict[str, Any]:
-    """What the template reads beside messages and tools. Raises InvalidRequest for what it does not read."""
-    told: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    """Returns the template's other variables. Raises InvalidRequest for one that it does not read."""
+    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.documents:
         _check(dialect, "documents", "documents" in dialect.reads, "reads no documents")
-        told["documents"] = body.documents
+        variables["documents"] = body.documents
     thinks, field, effort = body.enable_thinking, "enable_thinking", body.reasoning_effort
     if effort is not None and "reasoning_effort" in dialect.reads:
-        told["reasoning_effort"] = effort
+        variables["reasoning_effort"] = effort
     elif effort == _NO_EFFORT and thinks is None:
         thinks, field = False, "reasoning_effort"
     elif effort not in (None, _NO_EFFORT, _USUAL_EFFORT):
@@ -127,8 +127,8 @@ def _variables(dialect: TemplateDialect, body: TemplateFields) -> dict[str, Any]
         switches = [name for name in _SWITCHES if name in dialect.reads]
         idle = not thinks and dialect.reasoning is None  # such a model never thinks
         _check(dialect, field, bool(switches) or idle, "has no switch for its reasoning")
-        told |= dict.fromkeys(switches, thinks)
-    return told
+        variables |= dict.fromkeys(switches, thinks)
+    return variables
 
 
 def _shown_tools(dialect: TemplateDialect, body: TemplateFields) -> list[dict[str, Any]] | None:
@@ -148,12 +148,12 @@ def _check_seen(
     Where the template shows none, a caller may do so in a system message. (A user's question may hold the
     name by chance.)
     """
-    told = prompt
+    visible = prompt
     if not dialect.shows_tools:
         system = [message for message in messages if message.role in ("system", "developer")]
-        told = "\n".join(text for message in system for text in texts_of(message))
+        visible = "\n".join(text for message in system for text in texts_of(message))
     for name in [tool.function.name for tool in body.callable_tools]:
-        if name not in told:
+        if name not in visible:
             lack = f"does not show {name[:100]!r} to the model (--chat-template gives another one)"
             _check(dialect, body.tools_field, False, lack)
 
@@ -166,7 +166,7 @@ def _check(dialect: TemplateDialect, field: str, can: bool, lack: str) -> None:
 def reading_of(
     dialect: TemplateDialect, body: TemplateFields, messages: Sequence[ChatMessage], prompt: str
 ) -> MessageReading | None:
-    """What is looked for in the answer; None if it is content from its first character to its last."""
+    """Returns how the answer is parsed; None if all of it is content."""
     tools = {tool.function.name: tool.function.parameters or {} for tool in body.callable_tools}
     tags = dialect.reasoning
     if not tools and tags is None:

@@ -14,12 +14,12 @@ _OUTSIDE = ("title", "description", "default")  # what is said of a field, not o
 
 def or_null(field: Rule) -> Rule:
     """The schema of a field that may be null: it is then absent."""
-    told = {name: part for name, part in field.items() if name in _OUTSIDE}
+    annotations = {name: part for name, part in field.items() if name in _OUTSIDE}
     kind = {name: part for name, part in field.items() if name not in _OUTSIDE}
     kinds = kind["anyOf"] if list(kind) == ["anyOf"] else [kind]
     if not kind or {"type": "null"} in kinds:
         return field
-    return {"anyOf": [*kinds, {"type": "null"}], **told}
+    return {"anyOf": [*kinds, {"type": "null"}], **annotations}
 
 
 def given(name: str, kind: Rule | None = None) -> Rule:

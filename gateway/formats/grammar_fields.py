@@ -39,7 +39,7 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    """What an answer must be, in OpenAI's words."""
+    """The format of an answer, by OpenAI's names."""
 
     rules = (
         needs(given("type", {"const": "json_schema"}), given("json_schema")),
@@ -76,13 +76,13 @@ class ResponseFormat(Body):
                 return Grammar.json_schema(self.json_schema.definition)
             case "structural_tag":
                 parts = {"format": self.format, "structures": self.structures, "triggers": self.triggers}
-                told = {name: part for name, part in parts.items() if part is not None}
-                return Grammar.structural_tag({"type": "structural_tag", **told})
+                fields = {name: part for name, part in parts.items() if part is not None}
+                return Grammar.structural_tag({"type": "structural_tag", **fields})
         return None
 
 
 class StructuredOutputs(Body):
-    """What an answer must be, in vLLM's newer words: one of these."""
+    """The format of an answer, by vLLM's newer names: one of these fields."""
 
     json_schema: ObjectOrText | None = Field(None, validation_alias="json")
     """A JSON schema."""
@@ -119,21 +119,21 @@ class GrammarFields(Body):
 
     @model_validator(mode="after")
     def _one_grammar(self) -> Self:
-        asked: list[str] = []
+        given: list[str] = []
         for name, make, value in self._grammars():
             if value in ("", [], {}, None, False):
                 continue
-            asked.append(name)
+            given.append(name)
             try:
                 if (grammar := make(value)) is not None:
                     grammar.validate()
                 else:
-                    asked.pop()
+                    given.pop()
             except InvalidRequest as error:
                 refuse(name, f"cannot be followed: {error.message}")
-        if len(asked) > 1:
-            names = ", ".join(asked)
-            refuse(asked[1], f"cannot be asked for beside {asked[0]}: give one of {names}")
+        if len(given) > 1:
+            names = ", ".join(given)
+            refuse(given[1], f"cannot be asked for beside {given[0]}: give one of {names}")
         return self
 
     @property
@@ -170,15 +170,15 @@ class GuidedFields(GrammarFields):
 
     def _grammars(self) -> Iterator[tuple[str, Any, Any]]:
         yield from super()._grammars()
-        yield "response_format", lambda asked: asked.grammar, self.response_format
+        yield "response_format", lambda format: format.grammar, self.response_format
         yield "guided_json", Grammar.json_schema, self.guided_json
         yield "guided_regex", Grammar.regex, self.guided_regex
         yield "guided_grammar", Grammar.ebnf, self.guided_grammar
         yield "guided_choice", Grammar.choice, self.guided_choice
-        if (asked := self.structured_outputs) is not None:
-            yield "structured_outputs.json", asked.as_json, asked.json_schema
-            yield "structured_outputs.regex", Grammar.regex, asked.regex
-            yield "structured_outputs.choice", Grammar.choice, asked.choice
-            yield "structured_outputs.grammar", Grammar.ebnf, asked.grammar
-            yield "structured_outputs.json_object", asked.as_json, asked.json_object
-            yield "structured_outputs.structural_tag", Grammar.structural_tag, asked.structural_tag
+        if (outputs := self.structured_outputs) is not None:
+            yield "structured_outputs.json", outputs.as_json, outputs.json_schema
+            yield "structured_outputs.regex", Grammar.regex, outputs.regex
+            yield "structured_outputs.choice", Grammar.choice, outputs.choice
+            yield "structured_outputs.grammar", Grammar.ebnf, outputs.grammar
+            yield "structured_outputs.json_object", outputs.as_json, outputs.json_object
+            yield "structured_outputs.structural_tag", Grammar.structural_tag, outputs.structural_tag

@@ -11,7 +11,7 @@ from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_logprobs import chat_logprobs
 from gateway.formats.openai_reply import AnswerFormat, Ids, ReplyFrame, prompt_ids, token_ids
 from gateway.formats.openai_request import ApiCall
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, ReasoningText
+from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
 from gateway.text.detokenize import TokenBytes
 from gateway.text.entries import TextDelta
 from gateway.text.message_reader import CALLS, MessageReader
@@ -34,7 +34,7 @@ class CallPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an event adds to a message."""
+    """The part of a message that an event adds."""
 
     role: str | None = None
     content: str | None = None
@@ -109,8 +109,8 @@ class MessageFormat(AnswerFormat):
         self._frame.count(delta)
         reader = self._readers[delta.choice]
         older, ids_of = self._call.speaks_functions, reader.call_ids
-        told = (_part(event, ids_of) for event in reader.read(delta))
-        parts = [_older_delta(part) if older else part for part in told if part is not None]
+        deltas = (_part(event, ids_of) for event in reader.read(delta))
+        parts = [_older_delta(part) if older else part for part in deltas if part is not None]
         logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)
         if not parts and (delta.finish or logprobs or ids):
             parts = [MessageDelta()]
@@ -156,13 +156,13 @@ class MessageFormat(AnswerFormat):
 
 
 def _part(event: Event, ids: Sequence[str]) -> MessageDelta | None:
-    """What the event adds to a message; None: nothing."""
+    """Returns the part of a message that the event adds; None: nothing."""
     match event:
         case ReasoningText(text=text):
             return MessageDelta(reasoning_content=text)
         case ContentText(text=text):
             return MessageDelta(content=text)
-        case CallBegun(index=index, name=name):
+        case CallStarted(index=index, name=name):
             return MessageDelta(tool_calls=[CallPart(index, FunctionPart("", name), ids[index], "function")])
         case CallArguments(index=index, text=text):
             return MessageDelta(tool_calls=[CallPart(index, FunctionPart(text))])
@@ -181,7 +181,7 @@ def _message(events: Sequence[Event], ids: Sequence[str]) -> AnswerMessage:
     """The whole message of all its events."""
     content = "".join(event.text for event in events if isinstance(event, ContentText))
     reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
-    names = [event.name for event in events if isinstance(event, CallBegun)]
+    names = [event.name for event in events if isinstance(event, CallStarted)]
     arguments = dict.fromkeys(range(len(names)), "") | {
         event.index: event.text for event in events if isinstance(event, CallArguments)
     }

@@ -74,7 +74,7 @@ class UsageObject(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an event adds to a message: its role, or more of its content."""
+    """The part of a message that an event adds: its role, or more content."""
 
     role: str | None = None
     content: str | None = None
@@ -298,8 +298,8 @@ class TextFormat(AnswerFormat):
         return self._frame.closing()
 
     def whole(self, choices: Sequence[TextDelta]) -> bytes:
-        if self._call.kept is not None:
-            choices = likeliest(choices, self._call.n, self._call.kept)
+        if self._call.returned is not None:
+            choices = likeliest(choices, self._call.n, self._call.returned)
         return self._frame.whole([self._choice(i, delta) for i, delta in enumerate(choices)])
 
     def _choice(self, place: int, delta: TextDelta) -> TextChoice:

@@ -46,7 +46,7 @@ class ApiCall:
 
     Choice c of prompt p is choice p * n + c of the answer. `echoes`: one per prompt if answers begin with
     their prompts, else (). `reading`: what is looked for in the answers' text; None: it is the content.
-    `kept`: how many choices of each prompt are told, the likeliest; None: all.
+    `returned`: how many choices of each prompt are told, the likeliest; None: all.
     """
 
     id: str
@@ -61,7 +61,7 @@ class ApiCall:
     include_usage: bool = False
     continuous_usage: bool = False  # in every event, not in the last one alone
     token_ids: bool = False
-    kept: int | None = None
+    returned: int | None = None
     tells_logprobs: bool = True  # False: they are there to choose by
     echoes: tuple[PromptEcho, ...] = ()
     reading: MessageReading | None = None
@@ -131,7 +131,7 @@ async def text_call(
     call = api_call("cmpl-", model, body, rules, requests, echoes)
     if not chooses:
         return call
-    return dataclasses.replace(call, n=drawn, kept=body.n, tells_logprobs=body.logprobs is not None)
+    return dataclasses.replace(call, n=drawn, returned=body.n, tells_logprobs=body.logprobs is not None)
 
 
 async def _ids(tokenizer: Tokenizer, body: TextBody, prompt: str | Sequence[int]) -> PromptIds:
@@ -152,12 +152,12 @@ def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | 
     return PromptEcho(text, tuple(itertools.accumulate(lengths[:-1], initial=0)))
 
 
-def timeout_s(config: GatewayConfig, asked: float | None) -> float:
+def timeout_s(config: GatewayConfig, requested: float | None) -> float:
     """Seconds until a call's deadline. Raises InvalidRequest for more than the server allows."""
-    if asked is not None and asked > config.request_timeout_s:
-        most = f"timeout is {asked:g} s, and this server allows {config.request_timeout_s:g} s at most"
+    if requested is not None and requested > config.request_timeout_s:
+        most = f"timeout is {requested:g} s, and this server allows {config.request_timeout_s:g} s at most"
         raise InvalidRequest(most, param="timeout")
-    return asked or config.request_timeout_s
+    return requested or config.request_timeout_s
 
 
 @contextlib.contextmanager
@@ -179,9 +179,9 @@ def named(names: Mapping[str, str], source: str) -> Iterator[None]:
 def sampling_params(model: ServedModel, body: SamplingFields, **others: Any) -> SamplingParams:
     """The parameters that `body` and `others` give; the rest are the model's defaults."""
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    asked = body.grammar_field
-    if asked is not None:
-        given["grammar"] = asked[1]
+    grammar = body.grammar_field
+    if grammar is not None:
+        given["grammar"] = grammar[1]
     return model.params(**given, stop_token_ids=tuple(body.stop_token_ids or ()), **others)
 
 
@@ -198,7 +198,7 @@ def text_rules(body: SamplingFields, *, continues_prompt: bool, include_stop: bo
 async def generation_options(
     model: ServedModel, tokenizer: Tokenizer, body: GenerationBody, max_tokens: int | None
 ) -> GenerationOptions:
-    """What the body asks for, beside its prompt and its log-probabilities."""
+    """Returns the body's options, beside its prompt and its log-probabilities."""
     words = await tokenizer.spellings(body.bad_words) if body.bad_words else ()
     return GenerationOptions(
         sampling_params(model, body, min_tokens=body.min_tokens, bad_words=words),

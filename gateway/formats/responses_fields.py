@@ -188,7 +188,7 @@ FlatToolChoice = Annotated[
 
 
 class FlatFormat(Body):
-    """What the answer's text must be."""
+    """The format of the answer's text."""
 
     rules = (needs(given("type", {"const": "json_schema"}), given("schema")),)
 
@@ -211,7 +211,7 @@ class FlatFormat(Body):
 
 
 class TextOptions(Body):
-    """What the answer's text must be."""
+    """The format of the answer's text."""
 
     unsupported = unsupported.RESPONSES_TEXT
 
@@ -252,7 +252,7 @@ class ResponsesBody(SamplingFields):
     parallel_tool_calls: bool = True
     """False: at most one call."""
     text: TextOptions | None = None
-    """What the answer's text must be."""
+    """The format of the answer's text."""
     reasoning: ReasoningOptions | None = None
     """How the model reasons."""
     top_logprobs: TopLogprobs | None = None

@@ -18,7 +18,7 @@ from gateway.formats.openai_logprobs import chat_logprobs
 from gateway.formats.openai_reply import AnswerFormat
 from gateway.formats.openai_request import ApiCall
 from gateway.formats.responses_fields import UNNAMED, FlatChoice, ResponsesBody
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, ReasoningText
+from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
 from gateway.parsers.message import MessageReading
 from gateway.text.detokenize import TokenBytes
 from gateway.text.entries import TextDelta
@@ -72,8 +72,8 @@ class ResponsesFormat(AnswerFormat):
     # --- steps ---
 
     def _read(self, delta: TextDelta) -> None:
-        if self._call.logprobs and (told := chat_logprobs(delta, self._table)) is not None:
-            self._scored += told.content
+        if self._call.logprobs and (logprobs := chat_logprobs(delta, self._table)) is not None:
+            self._scored += logprobs.content
         for event in self._reader.read(delta):
             self._take(event)
         self._finish = delta.finish or self._finish
@@ -84,7 +84,7 @@ class ResponsesFormat(AnswerFormat):
                 self._item("reasoning").add(text)
             case ContentText(text=text):
                 self._item("message").add(text)
-            case CallBegun(index=index, name=name):
+            case CallStarted(index=index, name=name):
                 self._close("completed")
                 self._begin(_CallItem(self, self._reader.call_ids[index], name))
             case CallArguments(text=text):
@@ -167,9 +167,9 @@ class ResponsesFormat(AnswerFormat):
 class _OutputItem:
     """An item of the output while it grows."""
 
-    def __init__(self, told: ResponsesFormat, item: Object) -> None:
+    def __init__(self, response: ResponsesFormat, item: Object) -> None:
         self.item = item
-        self._events = told
+        self._events = response
         self._text: list[str] = []
 
     def begin(self) -> None:
@@ -213,9 +213,9 @@ class _PartItem(_OutputItem):
 class _ReasoningItem(_PartItem):
     kind, events = "reasoning_text", "response.reasoning_text"
 
-    def __init__(self, told: ResponsesFormat) -> None:
+    def __init__(self, response: ResponsesFormat) -> None:
         item = {"id": _id("rs"), "type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
-        super().__init__(told, item)
+        super().__init__(response, item)
 
     def add(self, text: str) -> None:
         self._text.append(text)
@@ -225,9 +225,9 @@ class _ReasoningItem(_PartItem):
 class _MessageItem(_PartItem):
     kind, events = "output_text", "response.output_text"
 
-    def __init__(self, told: ResponsesFormat) -> None:
+    def __init__(self, response: ResponsesFormat) -> None:
         item: Object = {"id": _id("msg"), "type": "message", "role": "assistant"}
-        super().__init__(told, item | {"content": [], "status": "in_progress"})
+        super().__init__(response, item | {"content": [], "status": "in_progress"})
         self._scored: list[Any] = []
 
     def add(self, text: str) -> None:
@@ -249,9 +249,9 @@ class _MessageItem(_PartItem):
 
 
 class _CallItem(_OutputItem):
-    def __init__(self, told: ResponsesFormat, call_id: str, name: str) -> None:
+    def __init__(self, response: ResponsesFormat, call_id: str, name: str) -> None:
         item = {"id": _id("fc"), "type": "function_call", "call_id": call_id, "name": name}
-        super().__init__(told, item | {"arguments": "", "status": "in_progress"})
+        super().__init__(response, item | {"arguments": "", "status": "in_progress"})
 
     def add(self, text: str) -> None:
         self._text.append(text)
@@ -283,13 +283,13 @@ def _brief(token: Any) -> Object:
 
 
 def _frame(call: ApiCall, body: ResponsesBody) -> Object:
-    """What a response repeats of its request."""
+    """Returns the fields of the request that its response repeats."""
     params = call.requests[0].params
     format = body.text.format if body.text else None
-    told = {"type": "text"} if format is None else format.model_dump(exclude_none=True)
-    if "definition" in told:
-        told["schema"] = told.pop("definition")
-        told.setdefault("name", UNNAMED)
+    text_format = {"type": "text"} if format is None else format.model_dump(exclude_none=True)
+    if "definition" in text_format:
+        text_format["schema"] = text_format.pop("definition")
+        text_format.setdefault("name", UNNAMED)
     return {
         "id": call.id,
         "object": "response",
@@ -306,7 +306,7 @@ def _frame(call: ApiCall, body: ResponsesBody) -> Object:
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "store": False,
         "temperature": params.temperature,
-        "text": {"format": told},
+        "text": {"format": text_format},
         "tool_choice": _choice(body.tool_choice),
         "tools": [_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,

@@ -54,8 +54,8 @@ def as_chat(body: ResponsesBody) -> ChatBody:
 
 
 def _function(tool: Any) -> dict[str, Any]:
-    told = tool.model_dump(exclude_none=True)
-    return {name: told[name] for name in ("name", "description", "parameters", "strict") if name in told}
+    fields = tool.model_dump(exclude_none=True)
+    return {name: fields[name] for name in ("name", "description", "parameters", "strict") if name in fields}
 
 
 def _choice(choice: Any) -> Any:
@@ -74,14 +74,14 @@ def _named(tool: FlatName | FlatChoice) -> dict[str, Any]:
 
 
 def _format(body: ResponsesBody) -> dict[str, Any] | None:
-    asked = body.text.format if body.text else None
-    if asked is None:
+    format = body.text.format if body.text else None
+    if format is None:
         return None
-    if asked.type != "json_schema":
-        return {"type": asked.type}
+    if format.type != "json_schema":
+        return {"type": format.type}
     return {
         "type": "json_schema",
-        "json_schema": {"name": asked.name or UNNAMED, "schema": asked.definition},
+        "json_schema": {"name": format.name or UNNAMED, "schema": format.definition},
     }
 
 
@@ -121,7 +121,7 @@ def _follows(turn: dict[str, Any], part: dict[str, Any]) -> bool:
 
 
 def _assistant_part(item: Item) -> dict[str, Any] | None:
-    """What the item adds to an assistant's message; None: it is nothing of the assistant's."""
+    """Returns the item's part of an assistant's message; None if it belongs to another role."""
     if item.type == "reasoning":
         return {"reasoning_content": text_of(item.content) or text_of(item.summary)}
     if item.type == "function_call":

@@ -66,7 +66,7 @@ def _only_content(kind: Any) -> Any:
 
 
 class Prediction(Body):
-    """What a chat's answer is expected to be. Drafts are taken from it; it changes no token."""
+    """The expected answer of a chat. Drafts are taken from it; it changes no token."""
 
     type: Annotated[str, BeforeValidator(_only_content, json_schema_input_type=Literal["content"])]
     """What is predicted."""
@@ -81,7 +81,7 @@ class Prediction(Body):
 
 
 class StreamOptions(Body):
-    """What events of a stream hold beside the answer."""
+    """The parts of a stream's events beside the answer."""
 
     include_usage: bool = False
     """A last event tells the usage."""

@@ -55,7 +55,7 @@ class _GrowingText:
 
 
 class _SoFar:
-    """What one choice has answered: the sum of its deltas."""
+    """The answer of one choice so far: the sum of its deltas."""
 
     def __init__(self, prompt_tokens: int) -> None:
         self.text = _GrowingText()
@@ -148,11 +148,11 @@ class SglangFormat(AnswerFormat):
 
     def _inputs(self, prompt: int) -> dict[str, Any]:
         """The log-probabilities of the prompt's tokens that were asked for; the first token has none."""
-        request, found = self._call.requests[prompt], self._answer.traces[prompt].prompt
+        request, logprobs = self._call.requests[prompt], self._answer.traces[prompt].prompt
         own, tops = _GrowingArray(), _GrowingArray()
-        if found is not None:
+        if logprobs is not None:
             first, *others = request.prompt_ids[request.params.prompt_logprobs_start :]
-            rows = found.rows()
+            rows = logprobs.rows()
             own.extend([self._scored(first, None)])
             own.extend([self._scored(id, row.logprob) for id, row in zip(others, rows, strict=True)])
             tops.extend([None, *([self._scored(*best) for best in row.top] or None for row in rows)])

@@ -179,8 +179,8 @@ async def generate_call(
     """The call of the body. Raises EyasError for what the model cannot do."""
     if body.model is not None:
         check_model(config, body.model)
-    asked, options, seconds = body.sampling_params, _options(model, body), timeout_s(config, body.timeout)
-    names = _OUR_NAMES | ({} if asked.sampling_seed is None else {"seed": "sampling_seed"})
+    sampling, options, seconds = body.sampling_params, _options(model, body), timeout_s(config, body.timeout)
+    names = _OUR_NAMES | ({} if sampling.sampling_seed is None else {"seed": "sampling_seed"})
     source = "text" if body.input_ids is None else "input_ids"
     requests = []
     for prompt in body.prompts:
@@ -193,33 +193,33 @@ async def generate_call(
         model=model,
         requests=tuple(requests),
         n=options.n,
-        rules=text_rules(asked, continues_prompt=True, include_stop=asked.no_stop_trim),
+        rules=text_rules(sampling, continues_prompt=True, include_stop=sampling.no_stop_trim),
         stream=body.stream,
         timings=body.timings,
         began=time.monotonic(),
-        grammar_field=f"sampling_params.{asked.grammar_field[0]}" if asked.grammar_field else "",
+        grammar_field=f"sampling_params.{sampling.grammar_field[0]}" if sampling.grammar_field else "",
         names=tuple(body.rid or ()),
     )
 
 
 def _options(model: ServedModel, body: GenerateBody) -> GenerationOptions:
-    asked, start = body.sampling_params, body.logprob_start_len
+    sampling, start = body.sampling_params, body.logprob_start_len
     logprobs = body.top_logprobs_num if body.return_logprob else None
     of_prompt = logprobs is not None and start is not None and start >= 0
     params = sampling_params(
         model,
-        asked,
-        min_tokens=asked.min_new_tokens,
+        sampling,
+        min_tokens=sampling.min_new_tokens,
         logprobs=logprobs,
         prompt_logprobs=logprobs if of_prompt else None,
         prompt_logprobs_start=start if of_prompt else 0,
     )
     return GenerationOptions(
         params,
-        asked.max_new_tokens,
+        sampling.max_new_tokens,
         default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
-        seed=asked.seed if asked.sampling_seed is None else asked.sampling_seed,
-        n=asked.n,
+        seed=sampling.seed if sampling.sampling_seed is None else sampling.sampling_seed,
+        n=sampling.n,
         priority=body.priority,
         **drafting(body.speculative),
     )

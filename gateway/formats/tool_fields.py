@@ -39,7 +39,7 @@ Parameters = Annotated[
 
 
 def _without_nulls(said: dict[str, Any]) -> dict[str, Any]:
-    """What is there of it. A null within a schema says something, and stays."""
+    """Returns the fields that are not null. A null within a schema has a meaning, and stays."""
     return {name: value for name, value in said.items() if value is not None}
 
 
@@ -94,7 +94,7 @@ class OtherTool(Body):
 
 
 def or_other(value: Any, function: ValidatorFunctionWrapHandler) -> Any:
-    """What `function` makes of a tool; one of another kind is an `OtherTool`."""
+    """Validates a tool by `function`; a tool of another kind becomes an `OtherTool`."""
     kind = value.get("type", "function") if isinstance(value, dict) else "function"
     return OtherTool(type=kind) if isinstance(kind, str) and kind != "function" else function(value)
 
@@ -104,8 +104,8 @@ def functions_among(tools: list[T] | None) -> tuple[list[T] | None, tuple[str, .
     others = {i: tool.type for i, tool in enumerate(tools or ()) if isinstance(tool, OtherTool)}
     if tools is None or not others:
         return tools, ()
-    kept = [tool for tool in tools if not isinstance(tool, OtherTool)]
-    return kept or None, tuple(f"tools[{i}]:{kind}" for i, kind in others.items())
+    functions = [tool for tool in tools if not isinstance(tool, OtherTool)]
+    return functions or None, tuple(f"tools[{i}]:{kind}" for i, kind in others.items())
 
 
 AnyTool = Annotated[ChatTool, WrapValidator(or_other, json_schema_input_type=ChatTool | OtherTool)]
@@ -271,11 +271,11 @@ class ToolFields(Body):
 
     @property
     def tools_field(self) -> str:
-        """What its caller calls the tools."""
+        """The caller's name of the field with the tools."""
         return "functions" if self._speaks_functions else "tools"
 
     def tool_field(self, number: int) -> str:
-        """What its caller calls the function of one of the tools."""
+        """The caller's name of the field with one tool's function."""
         return f"functions[{number}]" if self._speaks_functions else f"tools[{number}].function"
 
     @property

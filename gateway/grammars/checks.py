@@ -175,7 +175,7 @@ class GrammarChecks:
         raise Unavailable(_SILENT)
 
     def _line_about(self, grammar: Grammar) -> bytes | None:
-        """As `_line`. Starts the process if there is none."""
+        """Sends the grammar and returns the reply, as `_line` does. Starts the process if there is none."""
         child = self._child or self._start()
         assert child.stdin is not None
         with contextlib.suppress(OSError):  # it has ended
@@ -216,7 +216,7 @@ class GrammarChecks:
 
 
 def _line(child: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
-    """What it says: one short line, written at once; empty if it ends. None: nothing in this time."""
+    """Reads the process's reply, one short line; empty if it ends. None: no reply within `timeout_s`."""
     assert child.stdout is not None
     poll = select.poll()
     poll.register(child.stdout.fileno(), select.POLLIN)

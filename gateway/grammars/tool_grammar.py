@@ -27,21 +27,24 @@ _SPACE: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}  # between the reas
 
 
 def answer_grammar(
-    body: ToolFields, reading: MessageReading, asked: Grammar | None, special_id: Callable[[str], int | None]
+    body: ToolFields,
+    reading: MessageReading,
+    requested: Grammar | None,
+    special_id: Callable[[str], int | None],
 ) -> Grammar | None:
-    """What holds the answer to all that is asked; None: nothing need.
+    """Returns the grammar of the whole answer; None if the answer is free.
 
-    `asked`: the grammar of the answer's content. `special_id`: the id of a special token, None for any other
-    text. Raises InvalidRequest if calls are asked for that no grammar can tell.
+    `requested`: the grammar of the answer's content. `special_id`: the id of a special token, None for any
+    other text. Raises InvalidRequest for calls that no grammar can describe.
     """
 
     def mark(marker: str) -> Format:
         id = special_id(marker)
         return text(marker) if id is None else {"type": "token", "token": id}
 
-    answer = _answer(body, reading.calls, asked, mark)
+    answer = _answer(body, reading.calls, requested, mark)
     if answer is None or (reading.calls is None and reading.reasoning is None):
-        return asked
+        return requested
     if reading.reasoning is not None and (reading.calls is None or reading.calls.frame is None):
         answer = sequence(*_thought(reading.reasoning, reading.is_open, mark), answer)
     return Grammar.structural_tag({"type": "structural_tag", "format": answer})
@@ -69,9 +72,11 @@ def as_format(grammar: Grammar) -> Format:
     return inner
 
 
-def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, mark: Mark) -> Format | None:
+def _answer(
+    body: ToolFields, calls: ToolFormat | None, requested: Grammar | None, mark: Mark
+) -> Format | None:
     """The answer after its reasoning; None if it may be any text."""
-    content = None if asked is None else as_format(asked)
+    content = None if requested is None else as_format(requested)
     if calls is None:
         return content
     frame = calls.frame
@@ -83,19 +88,19 @@ def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, m
     strict = any(tool.function.strict for tool in body.callable_tools)
     if not (must or strict or content):
         return None
-    held = _calls(body, calls, must, mark)
+    calls_format = _calls(body, calls, must, mark)
     if must:
-        return held
+        return calls_format
     if content is not None:
-        return either([content, held])
+        return either([content, calls_format])
     if frame is not None:
-        return either([frame.content(frame.free(mark), mark), held])
+        return either([frame.content(frame.free(mark), mark), calls_format])
     if calls.opener:
         openers = "".join(f"\\{character}" for character in calls.opener)
-        return either([held, {"type": "regex", "pattern": rf"([^{openers}\s][\s\S]*)?"}])
+        return either([calls_format, {"type": "regex", "pattern": rf"([^{openers}\s][\s\S]*)?"}])
     begin = mark(calls.markers[0])
     free = {"type": "any_text", "excludes": [begin["value"]] if begin["type"] == "const_string" else []}
-    return sequence(free, optional(held))
+    return sequence(free, optional(calls_format))
 
 
 def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Format:
@@ -111,15 +116,15 @@ def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Form
         tool.function.name: f"{body.tool_field(i)}.parameters" for i, tool in enumerate(body.tools or ())
     }
     try:
-        held = format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
+        grammar = format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
     except InvalidRequest as error:
         for title, field in fields.items():
             if error.message.startswith(unfollowed(title)):
                 message = f"{field} cannot be followed: {error.message.removeprefix(unfollowed(title))}"
                 raise InvalidRequest(message, param=field) from None
         raise
-    _point(held, {fields[name]: schema for name, schema in schemas.items()})
-    return held
+    _point(grammar, {fields[name]: schema for name, schema in schemas.items()})
+    return grammar
 
 
 def _point(format: Any, schemas: Mapping[str, Mapping[str, Any]]) -> None:
@@ -136,9 +141,9 @@ def _point(format: Any, schemas: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _schema(tool: ChatTool, must: bool, field: str) -> Mapping[str, Any]:
-    """What a call's arguments follow. Where calls are asked for that is the tool's schema, unless it says
-    `"strict": false`; else only if it says true. Raises InvalidRequest, which names the field, for a schema
-    that cannot be followed.
+    """Returns the schema of a call's arguments. Where calls are required that is the tool's schema, unless it
+    says `"strict": false`; else only if it says true. Raises InvalidRequest, which names the field, for a
+    schema that cannot be followed.
     """
     function = tool.function
     strict = function.strict if function.strict is not None else must

@@ -13,7 +13,7 @@ from gateway.formats.chat_fields import ChatMessage
 from gateway.formats.fields import validated
 from gateway.formats.schema import TemplateFields
 from gateway.grpc.messages import delta_to_pb
-from gateway.parsers.events import CallArguments, CallBegun, ContentText, Event, ReasoningText
+from gateway.parsers.events import CallArguments, CallStarted, ContentText, Event, ReasoningText
 from gateway.text.entries import TextDelta
 from gateway.text.message_reader import CALLS, MessageReader
 from protos import eyas_pb2
@@ -58,21 +58,21 @@ def chat_of(request: eyas_pb2.ChatRequest) -> GrpcChat:
 
 
 def read_delta_to_pb(delta: TextDelta, reader: MessageReader) -> eyas_pb2.Delta:
-    """What one delta adds to a choice whose text is read: reasoning, then content, then calls."""
+    """Converts one delta of a parsed choice: reasoning, then content, then calls."""
     events = reader.read(delta)
-    told = delta_to_pb(delta)
-    told.text = "".join(event.text for event in events if isinstance(event, ContentText))
-    told.reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
-    told.tool_calls.extend(_calls_to_pb(events, reader))
+    message = delta_to_pb(delta)
+    message.text = "".join(event.text for event in events if isinstance(event, ContentText))
+    message.reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
+    message.tool_calls.extend(_calls_to_pb(events, reader))
     if reader.finish_reason(delta.finish) == CALLS:
-        told.finish_reason = eyas_pb2.FINISH_REASON_TOOL_CALLS
-    return told
+        message.finish_reason = eyas_pb2.FINISH_REASON_TOOL_CALLS
+    return message
 
 
 def _calls_to_pb(events: Sequence[Event], reader: MessageReader) -> list[eyas_pb2.ToolCallDelta]:
     calls: dict[int, eyas_pb2.ToolCallDelta] = {}
     for event in events:
-        if isinstance(event, CallBegun):
+        if isinstance(event, CallStarted):
             id = reader.call_ids[event.index]
             calls[event.index] = eyas_pb2.ToolCallDelta(index=event.index, id=id, name=event.name)
         elif isinstance(event, CallArguments):

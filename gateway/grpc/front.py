@@ -25,7 +25,7 @@ from eyas.common.types import GenerationRequest
 from eyas.common.wire import rpc
 from gateway.backends.admission import ServedModel, admit, answer_limit, called, check_model, served_model
 from gateway.backends.base import GenerationBackend, GenerationStream
-from gateway.formats.chat_request import ChatModel, chat_prompt, held, read_rules, reading_of
+from gateway.formats.chat_request import ChatModel, chat_prompt, read_rules, reading_of, with_grammar
 from gateway.grpc import door as grpc_door
 from gateway.grpc import messages as grpc_messages
 from gateway.grpc.chat import GrpcChat, chat_of, read_delta_to_pb
@@ -63,7 +63,7 @@ class _PendingCall:
 
     @property
     def options(self) -> eyas_pb2.GenerateOptions:
-        """Those of the request."""
+        """The options of the request."""
         return self.request.options
 
     def named(self, error: InvalidRequest) -> InvalidRequest:
@@ -109,8 +109,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         rules = grpc_messages.text_rules(request.options, continues_prompt=False)
         if reading is not None:
             rules = read_rules(rules, reading)
-        asked = _PendingCall(prompt, request, rules, context, chat, reading)
-        async with contextlib.aclosing(self._run(asked, eyas_pb2.ChatResponse)) as responses:
+        pending = _PendingCall(prompt, request, rules, context, chat, reading)
+        async with contextlib.aclosing(self._run(pending, eyas_pb2.ChatResponse)) as responses:
             async for response in responses:
                 yield response
 
@@ -126,8 +126,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         else:
             prompt = await self._tokenizer.encode_prompt(request.text)
         rules = grpc_messages.text_rules(request.options, continues_prompt=True)
-        asked = _PendingCall(prompt, request, rules, context)
-        async with contextlib.aclosing(self._run(asked, eyas_pb2.GenerateResponse)) as responses:
+        pending = _PendingCall(prompt, request, rules, context)
+        async with contextlib.aclosing(self._run(pending, eyas_pb2.GenerateResponse)) as responses:
             async for response in responses:
                 yield response
 
@@ -152,20 +152,20 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def _served(self) -> ServedModel:
         return served_model(self._config, await self._backend.models())
 
-    async def _run(self, asked: _PendingCall, response: type[Response]) -> AsyncGenerator[Response, None]:
+    async def _run(self, pending: _PendingCall, response: type[Response]) -> AsyncGenerator[Response, None]:
         """Admits the prompt, then yields its deltas and its usage; every way out frees the cluster."""
         began = time.monotonic()
         model = await self._served()
-        model = called(model, self._config, asked.request.model or model.id)
-        request = await self._admit(model, asked)
-        readers = [MessageReader(asked.reading) for _ in request.choices if asked.reading is not None]
+        model = called(model, self._config, pending.request.model or model.id)
+        request = await self._admit(model, pending)
+        readers = [MessageReader(pending.reading) for _ in request.choices if pending.reading is not None]
         async with contextlib.AsyncExitStack() as owned:
             meter = owned.enter_context(self._metrics.meter())
             generation = await owned.enter_async_context(
-                contextlib.aclosing(await self._start(request, asked))
+                contextlib.aclosing(await self._start(request, pending))
             )
-            await _begin(model, asked.context)
-            text = TextStream(generation, request, self._tokenizer, asked.rules)
+            await _begin(model, pending.context)
+            text = TextStream(generation, request, self._tokenizer, pending.rules)
             pay(text.usage.prompt_tokens)
             owned.callback(lambda: pay(text.usage.completion_tokens))
             owned.callback(lambda: meter.ended(text.usage, [text.trace]))
@@ -178,31 +178,35 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                     yield response(prompt_logprobs=prompt)
                 meter.deltas(deltas)
                 for delta in deltas:
-                    told = read_delta_to_pb(delta, readers[delta.choice]) if readers else delta_to_pb(delta)
-                    yield response(delta=told)
+                    message = (
+                        read_delta_to_pb(delta, readers[delta.choice]) if readers else delta_to_pb(delta)
+                    )
+                    yield response(delta=message)
             timings = timings_object(began, text.trace, text.usage)
             reasoned = sum(reader.reasoning_tokens for reader in readers)
             yield response(finished=grpc_messages.finished_to_pb(text.usage, timings, reasoned))
 
-    async def _start(self, request: GenerationRequest, asked: _PendingCall) -> GenerationStream:
+    async def _start(self, request: GenerationRequest, pending: _PendingCall) -> GenerationStream:
         try:
             return await self._backend.start(request)
         except InvalidRequest as error:
-            raise asked.named(error) from None
+            raise pending.named(error) from None
 
-    async def _admit(self, model: ServedModel, asked: _PendingCall) -> GenerationRequest:
+    async def _admit(self, model: ServedModel, pending: _PendingCall) -> GenerationRequest:
         """The admitted request. Raises InvalidRequest naming the option, or ContextLengthExceeded."""
-        words = grpc_messages.bad_words(asked.options)
+        words = grpc_messages.bad_words(pending.options)
         spellings = await self._tokenizer.spellings(words) if words else ()
-        options = grpc_messages.generation_options(model, asked.options, spellings)
-        if asked.chat is not None:
-            options = held(options, self._chats, asked.chat, asked.reading)
-        if asked.options.prediction:
-            told = await self._tokenizer.encode_prompt(asked.options.prediction, add_special_tokens=False)
-            options = replace(options, predicted=told)
-        timeout_s = min(self._config.request_timeout_s, asked.context.time_remaining() or float("inf"))
-        request = admit(model, asked.prompt, options, timeout_s)
-        return msgspec.structs.replace(request, caller=grpc_door.caller_of(asked.context, self.keys).name)
+        options = grpc_messages.generation_options(model, pending.options, spellings)
+        if pending.chat is not None:
+            options = with_grammar(options, self._chats, pending.chat, pending.reading)
+        if pending.options.prediction:
+            predicted = await self._tokenizer.encode_prompt(
+                pending.options.prediction, add_special_tokens=False
+            )
+            options = replace(options, predicted=predicted)
+        timeout_s = min(self._config.request_timeout_s, pending.context.time_remaining() or float("inf"))
+        request = admit(model, pending.prompt, options, timeout_s)
+        return msgspec.structs.replace(request, caller=grpc_door.caller_of(pending.context, self.keys).name)
 
 
 class GrpcFront:

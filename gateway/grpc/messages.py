@@ -84,8 +84,8 @@ def generation_options(
     n = _given(options, "n", 1)
     if not 1 <= n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
-    kept = _given(options, "truncate_prompt_tokens", None)
-    if kept is not None and kept != -1 and kept < 1:
+    truncated = _given(options, "truncate_prompt_tokens", None)
+    if truncated is not None and truncated != -1 and truncated < 1:
         raise InvalidRequest(
             "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
         )
@@ -96,31 +96,31 @@ def generation_options(
         n=n,
         speculative=_given(options, "speculative", True),
         draft_limits=_draft_limits(options.draft_limits),
-        truncate_prompt=kept,
+        truncate_prompt=truncated,
         priority=_priority(options.priority),
     )
 
 
-def _priority(asked: int) -> int:
-    if abs(asked) > MOST_PRIORITY:
+def _priority(priority: int) -> int:
+    if abs(priority) > MOST_PRIORITY:
         raise InvalidRequest(
             f"priority must be between -{MOST_PRIORITY} and {MOST_PRIORITY}", param="priority"
         )
-    return asked
+    return priority
 
 
-def _grammar(asked: eyas_pb2.Grammar) -> Grammar:
-    kind = asked.WhichOneof("kind")
+def _grammar(message: eyas_pb2.Grammar) -> Grammar:
+    kind = message.WhichOneof("kind")
     if kind is None:
         raise InvalidRequest("grammar is empty", param="grammar")
     if kind == "json_object":
-        if not asked.json_object:
+        if not message.json_object:
             raise InvalidRequest("grammar.json_object must be true", param="grammar.json_object")
         return Grammar.json_object()
     if kind == "choice":
-        return Grammar.choice(asked.choice.texts)
+        return Grammar.choice(message.choice.texts)
     make: Callable[[str], Grammar] = getattr(Grammar, kind)  # a notation whose grammars are texts
-    return make(getattr(asked, kind))
+    return make(getattr(message, kind))
 
 
 def _draft_limits(limits: eyas_pb2.DraftLimits) -> RequestDraftLimits:
@@ -146,7 +146,7 @@ def started_to_pb(model: ServedModel, request: GenerationRequest) -> eyas_pb2.St
 
 
 def delta_to_pb(delta: TextDelta) -> eyas_pb2.Delta:
-    """What one delta adds to a choice."""
+    """Converts one delta of a choice."""
     return eyas_pb2.Delta(
         choice=delta.choice,
         text=delta.text,

@@ -48,7 +48,7 @@ class SettingsOpening:
         self._bytes = 0
 
     def passes(self, data: bytes) -> bytes:
-        """What the server gets for these bytes.
+        """Returns the bytes that the server gets for these.
 
         Raises ValueError if `MAX_BYTES` or `MAX_FRAMES` came without an acknowledgement.
         """

@@ -364,9 +364,9 @@ class HttpFront:
 
 def _log_begin(call: ApiCall, answer: CallAnswer) -> None:
     """Logs sizes of what was asked, and nothing that was said."""
-    asked, most = answer.usage.prompt_tokens, call.requests[0].params.max_tokens
+    prompt_tokens, most = answer.usage.prompt_tokens, call.requests[0].params.max_tokens
     text = "%s (%s) has %d prompt tokens and %d choices of at most %d tokens"
-    _log.debug(text, call.id, call.requests[0].id, asked, call.n * len(call.requests), most)
+    _log.debug(text, call.id, call.requests[0].id, prompt_tokens, call.n * len(call.requests), most)
 
 
 def _log_end(call: ApiCall, answer: CallAnswer) -> None:

@@ -34,4 +34,4 @@ def _place(value: Any, path: str) -> str | None:
         parts = ((item, f"{path}.{name}" if path else name) for name, item in value.items())
     else:
         return None
-    return next((found for item, at in parts if (found := _place(item, at)) is not None), None)
+    return next((place for item, at in parts if (place := _place(item, at)) is not None), None)

@@ -50,19 +50,19 @@ def settled(ids: Sequence[int]) -> PromptIds:
 def all_below(ids: PromptIds, end: int) -> bool:
     """Whether each of the ids, at least one, is in 0 .. `end` - 1."""
     if isinstance(ids, array):
-        found = np.frombuffer(ids, np.intc)
-        return bool(found.min() >= 0 and found.max() < end)
+        values = np.frombuffer(ids, np.intc)
+        return bool(values.min() >= 0 and values.max() < end)
     return min(ids) >= 0 and max(ids) < end
 
 
 def _ids(written: bytes) -> array[int] | None:
-    """Of JSON: what consists of these bytes alone between brackets is a list of whole numbers."""
+    """Reads a JSON list of whole numbers: nothing but such bytes between brackets. None for anything else."""
     inner = written[1:-1]
     if written[:1] != b"[" or inner.translate(None, _ID_LIST) or not inner.strip():
         return None
-    found = np.fromstring(inner, np.int64, sep=",")  # numbers that are too large become the largest
-    if found.max() > INT32_MAX:
+    values = np.fromstring(inner, np.int64, sep=",")  # numbers that are too large become the largest
+    if values.max() > INT32_MAX:
         return None
     ids = array("i")
-    ids.frombytes(found.astype(np.intc).tobytes())
+    ids.frombytes(values.astype(np.intc).tobytes())
     return ids

@@ -90,13 +90,13 @@ def document(endpoints: Sequence[HttpEndpoint]) -> dict[str, Any]:
 
 @cache
 def _schemas(bodies: frozenset[type[Body]]) -> dict[str, Any]:
-    """Of these bodies and of errors, by name. It takes longer than the rest of a front's start."""
+    """Returns the schemas of these bodies and of errors, by name. The slowest part of a front's start."""
     ordered = sorted(bodies, key=lambda body: body.__name__)
-    _, found = models_json_schema(
+    _, schemas = models_json_schema(
         [(body, "validation") for body in ordered], ref_template="#/components/schemas/{model}"
     )
     _, errors = msgspec.json.schema_components([ErrorBody], ref_template="#/components/schemas/{name}")
-    return {**found["$defs"], **errors}
+    return {**schemas["$defs"], **errors}
 
 
 def _operation(endpoint: HttpEndpoint) -> dict[str, Any]:
@@ -116,28 +116,28 @@ def _operation(endpoint: HttpEndpoint) -> dict[str, Any]:
 
 
 def _parameters(endpoint: HttpEndpoint) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+    parameters: list[dict[str, Any]] = [
         {"name": name, "in": "query", "required": False, "schema": {"type": "number"}}
         for name in endpoint.query
     ]
     if "{" in endpoint.path:
         name = endpoint.path.partition("{")[2].partition("}")[0].partition(":")[0]
-        found.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
-    return found
+        parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    return parameters
 
 
 def _responses(endpoint: HttpEndpoint) -> dict[str, Any]:
     """The answers of a route by their statuses; `default` are what any route may fail with."""
-    found: dict[str, Any] = {}
+    responses: dict[str, Any] = {}
     if endpoint.gives:
-        found["200"] = {"description": "The answer", "content": {kind: {} for kind in endpoint.gives}}
+        responses["200"] = {"description": "The answer", "content": {kind: {} for kind in endpoint.gives}}
     statuses = [*_OF_BODIES] if endpoint.body or not endpoint.gives else [400] if endpoint.query else []
     statuses += [401] if endpoint.keyed else []
     statuses += [429] if endpoint.generates else []
     failed = {"content": {JSON: {"schema": _ref("ErrorBody")}}}
     for status in sorted(statuses):
-        found[str(status)] = {"description": HTTPStatus(status).phrase, **failed}
-    return found | {"default": {"description": "An error", **failed}}
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, **failed}
+    return responses | {"default": {"description": "An error", **failed}}
 
 
 def _ref(name: str) -> dict[str, str]:

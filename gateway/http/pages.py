@@ -31,9 +31,9 @@ class AdminEndpoints:
 
     def endpoints(self) -> list[HttpEndpoint]:
         """The rows of the route table that this class answers."""
-        told = "Drops every worker's prefix cache, as SGLang; 400 while requests run"
+        summary = "Drops every worker's prefix cache, as SGLang; 400 while requests run"
         return [
-            HttpEndpoint(method, "/flush_cache", self.flush, told, query=("timeout",))
+            HttpEndpoint(method, "/flush_cache", self.flush, summary, query=("timeout",))
             for method in ("GET", "POST")
         ]
 

@@ -45,9 +45,9 @@ class PartsOutbox:
     __slots__ = ("_holders",)
 
     def __init__(self) -> None:
-        self._holders: list[HeldParts] = []
+        self._holders: list[BufferedParts] = []
 
-    def add(self, holder: HeldParts) -> None:
+    def add(self, holder: BufferedParts) -> None:
         """`holder` has begun to hold parts."""
         if not self._holders:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -59,7 +59,7 @@ class PartsOutbox:
             holder.flush()
 
 
-class HeldParts(BodyParts):
+class BufferedParts(BodyParts):
     """The parts of a connection's responses with chunked bodies, one after the other.
 
     The connection says when the client reads too slowly (`blocked`), and when nothing may leave any more
@@ -82,11 +82,11 @@ class HeldParts(BodyParts):
         self._waiting_parts.append(part)
 
     def flush(self) -> None:
-        held = self._waiting_parts
-        if held and not self.cut and not self._transport.is_closing():
-            part = held[0] if len(held) == 1 else b"".join(held)
+        parts = self._waiting_parts
+        if parts and not self.cut and not self._transport.is_closing():
+            part = parts[0] if len(parts) == 1 else b"".join(parts)
             self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
-        held.clear()
+        parts.clear()
 
     async def drain(self) -> None:
         await self._flow.drain()
@@ -126,7 +126,7 @@ def closes_unread(cycle: RequestResponseCycle) -> None:
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What a client may use of the server; times in seconds."""
+    """The limits of one client's connections; times in seconds."""
 
     connections: int = 4096
     header_bytes: int = 64 * 1024  # the request's line and all headers
@@ -205,7 +205,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admits the connection, or refuses and closes it if there are too many."""
         super().connection_made(transport)
-        self._parts = HeldParts(transport, self.flow, self._connections.outbox)
+        self._parts = BufferedParts(transport, self.flow, self._connections.outbox)
         try:
             self._connections.enter(self)
         except EyasError as error:

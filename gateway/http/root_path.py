@@ -1,6 +1,6 @@
 """The path under which a proxy shows the gateway, as /eyas: part of a call's path, or cut off by the proxy.
 
-Routes, and all that counts calls by them, know none with the prefix.
+Routes, and all that counts calls by them, have no prefix.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class HttpServer:
 
 class _HttpServer(uvicorn.Server):
     def protocol(self) -> asyncio.Protocol:
-        """For one more connection, as uvicorn itself makes it."""
+        """Makes the protocol of one more connection, as uvicorn itself does."""
         make: Any = self.config.http_protocol_class
         return cast(
             asyncio.Protocol,

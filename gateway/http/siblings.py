@@ -68,7 +68,7 @@ class GatewaySiblings:
 
 
 async def _ask(socket: Path, question: str, about: bytes, within_s: float) -> bytes:
-    """What a process answers; nothing if it does not."""
+    """Asks one process, and returns its answer; nothing if there is none."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_unix_connection(socket)

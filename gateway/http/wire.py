@@ -226,7 +226,7 @@ class RequestMiddleware:
     """Middleware around every request: gives the response its X-Request-Id, names ignored fields in a header,
     counts it by route and status, and traces it.
 
-    An exception that no handler knows is a defect: it is logged with its traceback, and the caller gets a
+    An exception without a handler is a defect: it is logged with its traceback, and the caller gets a
     500.
     """
 
@@ -253,12 +253,12 @@ class RequestMiddleware:
             request_id.reset(named)
 
     async def _serve(self, known_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        started = False
 
         async def marked(message: Message) -> None:
-            nonlocal begun
+            nonlocal started
             if message["type"] == "http.response.start":
-                begun = True
+                started = True
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = known_id
                 if names := _names(scope.get("state", {}).get("ignored", ())):
@@ -281,16 +281,16 @@ class RequestMiddleware:
             await self._app(scope, receive, marked)
         except Exception:
             _log.exception("%s failed (request %s)", scope["path"], known_id)
-            if begun:
+            if started:
                 raise
             await error_response(EyasError("internal error"), scope["path"])(scope, receive, marked)
 
 
 def _names(names: Iterable[str]) -> str:
     """Names as a header lists them, bounded in number and length: callers choose them."""
-    found = list(islice(names, _MAX_NAMED + 1))
-    listed = [_UNSAFE.sub("?", name[:_MAX_NAME]) for name in found[:_MAX_NAMED]]
-    return ", ".join([*listed, *(["..."] if len(found) > _MAX_NAMED else [])])
+    first = list(islice(names, _MAX_NAMED + 1))
+    listed = [_UNSAFE.sub("?", name[:_MAX_NAME]) for name in first[:_MAX_NAMED]]
+    return ", ".join([*listed, *(["..."] if len(first) > _MAX_NAMED else [])])
 
 
 def error_response(error: EyasError, path: str) -> Response:

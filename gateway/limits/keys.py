@@ -44,7 +44,7 @@ class KeyRing:
         return self._who(_key_in(headers))
 
     def reader(self, headers: Mapping[str, str], method: str) -> ApiCaller:
-        """The same for a browser, which asks its user for a name and a password: the password is the key.
+        """Authenticates a browser, which asks its user for a name and a password: the password is the key.
 
         A browser sends these by itself wherever a page of any site asks for this server. So they count for
         reading, and for more only if the page is this server's own.
@@ -101,7 +101,7 @@ class _KeyFile:
 
 
 def _mark(path: str) -> tuple[int, ...] | None:
-    """What changes when a file changes; None while there is none."""
+    """Returns a mark that changes with the file; None while there is no file."""
     try:
         status = os.stat(path)
     except OSError:

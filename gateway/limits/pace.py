@@ -102,12 +102,12 @@ class BoundedQueue(Generic[Item]):
         return QueueClaim(f"{caller}\0{kind}", float(size), self._weight(caller))
 
     def _heaviest(self) -> Holder:
-        """Of the caller who holds most, for its weight, the kind of which it holds more."""
+        """Returns the caller with the largest share for its weight, and the kind of which it has more."""
         kinds = {holder: sum(own.values()) for holder, own in self._sizes.items()}
-        held = Counter[str]()
+        usage = Counter[str]()
         for (caller, _), size in kinds.items():
-            held[caller] += size
-        return max(kinds, key=lambda kind: (held[kind[0]] / self._weight(kind[0]), kinds[kind]))
+            usage[caller] += size
+        return max(kinds, key=lambda kind: (usage[kind[0]] / self._weight(kind[0]), kinds[kind]))
 
 
 class ReadQueue:
@@ -162,7 +162,7 @@ class ReadQueue:
         return True
 
     async def send(self, caller: str, tokens: int, within_s: float) -> bool:
-        """As `go_on`: the turn to send a worker a prompt of this many tokens. A small one has it at once."""
+        """Waits for the turn to send a worker a prompt of this many tokens. A small one has it at once."""
         size = ID_BYTES * tokens
         return size >= LARGE_BYTES and await self.go_on(caller, size, within_s)
 

@@ -26,7 +26,7 @@ current: ContextVar[QuotaUse | None] = ContextVar("use", default=None)
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """Of one key; None: no limit. `weight`: its part of a full cluster, beside those of others."""
+    """The limits of one key; None: no limit. `weight`: its part of a full cluster, beside those of others."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -36,7 +36,7 @@ class KeyLimits:
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """What callers may use. `keys`: by caller (`gateway.limits.keys.ApiCaller.name`). `default`: of each
+    """The limits of all callers. `keys`: by caller (`gateway.limits.keys.ApiCaller.name`). `default`: of each
     other key, and of callers without one.
     """
 
@@ -95,7 +95,7 @@ class TokenBucket:
         self._at = now
 
     def level(self, now: float) -> float:
-        """What is in it; below 0: what it owes."""
+        """Returns the tokens in the bucket; a negative number is debt."""
         return min(self._level + (now - self._at) * self.per_minute / 60, self.per_minute)
 
     def take(self, count: int, now: float) -> None:
@@ -108,7 +108,7 @@ class TokenBucket:
 
 
 class CallerAccount:
-    """What one caller has used. Its buckets are there only for the limits that it has."""
+    """The usage of one caller. Its buckets are there only for the limits that it has."""
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
         self.limits = limits
@@ -137,13 +137,13 @@ class CallerAccount:
 
     def headers(self, now: float) -> dict[str, str]:
         """OpenAI's: of each rate what is allowed, what is left, and when all of it is back."""
-        told: dict[str, str] = {}
+        headers: dict[str, str] = {}
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
-                told[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
-                told[f"x-ratelimit-remaining-{name}"] = str(max(int(bucket.level(now)), 0))
-                told[f"x-ratelimit-reset-{name}"] = _span(bucket.until(bucket.per_minute, now))
-        return told
+                headers[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
+                headers[f"x-ratelimit-remaining-{name}"] = str(max(int(bucket.level(now)), 0))
+                headers[f"x-ratelimit-reset-{name}"] = _span(bucket.until(bucket.per_minute, now))
+        return headers
 
 
 def _bucket(per_minute: int | None, now: float) -> TokenBucket | None:
@@ -151,7 +151,7 @@ def _bucket(per_minute: int | None, now: float) -> TokenBucket | None:
 
 
 def _span(seconds: float) -> str:
-    """As OpenAI writes it: 6m0s, 1.5s, 20ms."""
+    """Writes a duration as OpenAI does: 6m0s, 1.5s, 20ms."""
     if seconds < 1:
         return f"{math.ceil(1e3 * seconds)}ms"
     minutes, rest = divmod(math.ceil(10 * seconds) / 10, 60)
@@ -179,7 +179,7 @@ class CallerQuotas:
 
 
 class QuotaUse:
-    """What one call uses of its caller's account, from `enter` to `leave`."""
+    """The usage of one call on its caller's account, from `enter` to `leave`."""
 
     def __init__(self, account: CallerAccount, clock: Callable[[], float]) -> None:
         self._account = account
@@ -220,7 +220,7 @@ class MeteredCall:
 
 
 def headers() -> dict[str, str]:
-    """Of the call that this code serves; none if nothing of it is limited."""
+    """Returns the limit headers of the current call; none if nothing of it is limited."""
     return {} if (use := current.get()) is None else use.headers()
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: weighted fair queueing between callers, priorities within one.
+"""Weighted fair queueing between callers, and priorities within one caller.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996), by caller: each has a virtual time, which what it gets
 moves on by cost over weight; the caller with the least is next. One that comes back begins at the time that
@@ -22,7 +22,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 @dataclass(frozen=True)
 class QueueClaim:
-    """What an item asks for.
+    """The claim of a queued item.
 
     `cost`: its work, in any unit. `priority`: lower is earlier. `arrived`: seconds.
     """

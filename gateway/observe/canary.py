@@ -94,7 +94,7 @@ class CanaryBackend(PassingBackend):
 
     @property
     def _tokens(self) -> int:
-        """Of all real requests so far."""
+        """The tokens of all real requests so far."""
         return self._read + sum(stream.tokens for stream in self._running)
 
     # --- its own request -------------------------------------------------------------------------------

@@ -61,12 +61,12 @@ class ConsoleEndpoints:
         return self._answer(request.path_params["name"])
 
     async def requests(self, _: Request) -> Response:
-        """What `RecentRequests` holds, and the last failures. It tells nothing of what was said."""
+        """The recent requests and the last failures, without any text of them."""
         failures = self._timeline.failures
         return json_response({"requests": self._recent.newest_first(), "failures": failures})
 
     async def history(self, _: Request) -> Response:
-        """What `GatewayTimeline` holds; no samples where several processes share the port."""
+        """The samples of `GatewayTimeline`; none where several processes share the port."""
         return json_response(self._timeline.snapshot())
 
     def _answer(self, name: str) -> Response:

@@ -37,15 +37,15 @@ class RenamedMetric(msgspec.Struct, frozen=True):
 
     def of(self, family: Metric) -> Metric:
         """The figure by its other name."""
-        found = Metric(self.theirs, family.documentation, family.type)
+        renamed = Metric(self.theirs, family.documentation, family.type)
         for sample in family.samples:
             if all(sample.labels.get(name) == value for name, value in self.where):
                 left = {name for name, _ in self.where}
                 labels = {
                     self._label(name): value for name, value in sample.labels.items() if name not in left
                 }
-                found.add_sample(sample.name.replace(self.ours, self.theirs, 1), labels, sample.value)
-        return found
+                renamed.add_sample(sample.name.replace(self.ours, self.theirs, 1), labels, sample.value)
+        return renamed
 
     def _label(self, name: str) -> str:
         return self.label[1] if name == self.label[0] else name
@@ -77,7 +77,7 @@ VLLM = (
 
 
 class VllmNames(Collector):
-    """What `figures` has, by vLLM's names. `workers`: those that are known now."""
+    """The figures by vLLM's names. `workers`: the workers that are present now."""
 
     def __init__(self, figures: Collector, workers: Callable[[], Iterable[WorkerInfo]]) -> None:
         self._figures = figures

@@ -31,7 +31,7 @@ _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
 
 
 class PlacementMetrics:
-    """What the auto layout does, and how far its predictions hold."""
+    """The decisions of the auto layout, and the accuracy of its predictions."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.placements = Counter(
@@ -69,7 +69,7 @@ class PlacementMetrics:
 
 
 class StageMetrics:
-    """What calls waited for, and the pages that moved for them."""
+    """The waiting times of calls by stage, and the pages that moved for them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
@@ -283,7 +283,7 @@ class CallMeter:
         self.rhythm(choice).tokens(count, now)
 
     def rhythm(self, choice: int) -> TokenRhythm:
-        """What counts the tokens of a choice, once the call has had some."""
+        """Returns the counter of a choice's tokens, for a call that has had some."""
         if choice not in self._rhythms:
             self._rhythms[choice] = TokenRhythm(self._metrics.inter_token)
         return self._rhythms[choice]

@@ -17,7 +17,7 @@ from eyas.common.types import FinishCause
 from gateway.observe.timings import TimedPart, parts
 from gateway.text.entries import RequestTrace, UsageCounts
 
-KEPT = 128
+MAX_REQUESTS = 128
 MAX_PROMPTS = 4  # of one call, whose parts are kept
 
 
@@ -58,10 +58,10 @@ class RecentRequest(msgspec.Struct, frozen=True):
 
 
 class RecentRequests:
-    """The last `KEPT` requests."""
+    """The last `MAX_REQUESTS` requests."""
 
     def __init__(self) -> None:
-        self._requests: deque[RecentRequest] = deque(maxlen=KEPT)
+        self._requests: deque[RecentRequest] = deque(maxlen=MAX_REQUESTS)
 
     def add(
         self, began: float, finish: Sequence[FinishCause], usage: UsageCounts, traces: Sequence[RequestTrace]

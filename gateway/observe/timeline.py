@@ -66,13 +66,13 @@ class GatewayTimeline:
 
     def sample(self) -> None:
         """Keeps the totals of now."""
-        found: dict[int, float] = {}
+        figures: dict[int, float] = {}
         for family in self._figures.collect():
             for sample in family.samples:
                 if sample.name in FIGURES:
                     name = sample.name, tuple(sorted(sample.labels.items()))
-                    found[self._series.setdefault(name, len(self._series))] = sample.value
-        values = [found.get(place, 0.0) for place in range(len(self._series))]
+                    figures[self._series.setdefault(name, len(self._series))] = sample.value
+        values = [figures.get(place, 0.0) for place in range(len(self._series))]
         self._samples.append(TimelineSample(round(time.time(), 3), values))
 
     async def run(self) -> None:

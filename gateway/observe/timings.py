@@ -24,17 +24,17 @@ class TimedPart(msgspec.Struct, frozen=True):
 
 
 def parts(trace: RequestTrace, ended: float) -> Iterator[TimedPart]:
-    """What a request that ended then waited for. Parts on two workers overlap.
+    """The stages of a request that has ended. Parts on two workers overlap.
 
     Each worker queued the request, and computed the prompt or pulled its pages; decode is all after token 0.
     """
     for leg in trace.legs:
-        begun = leg.sent + leg.queue_ms / 1e3
-        yield TimedPart("queue", leg.sent, begun, leg)
+        started = leg.sent + leg.queue_ms / 1e3
+        yield TimedPart("queue", leg.sent, started, leg)
         if leg.prefill_ms:
-            yield TimedPart("prefill", begun, begun + leg.prefill_ms / 1e3, leg)
+            yield TimedPart("prefill", started, started + leg.prefill_ms / 1e3, leg)
         if leg.transfer_path:
-            yield TimedPart("transfer", begun, begun + leg.transfer_ms / 1e3, leg)
+            yield TimedPart("transfer", started, started + leg.transfer_ms / 1e3, leg)
     if trace.second:
         yield TimedPart("decode", trace.first, ended)
 

@@ -1,6 +1,6 @@
-"""One trace per call: its span, and below it what its requests waited for on which worker.
+"""One trace per call: its span, and below it the stages of its requests on each worker.
 
-Durations are the workers' own, and the gateway knows when it asked each of them, so no worker makes spans. A
+Durations come from the workers and start times from the gateway, so no worker makes spans. A
 span says names, numbers and times, and never text of a prompt or an answer. OpenTelemetry's API is imported
 only where tracing is on.
 """
@@ -75,11 +75,11 @@ class RequestTracer:
         attributes = {"eyas.request_id": request_id.get()}
         span = self._tracer.start_span(name, context, SpanKind.SERVER, attributes)
         call = CallSpan(self._tracer, span)
-        told: dict[str, str] = {}
-        self._propagator.inject(told, call.context)
+        headers: dict[str, str] = {}
+        self._propagator.inject(headers, call.context)
         tokens = (
             current.set(call),
-            traceparent.set(told.get("traceparent", "")),
+            traceparent.set(headers.get("traceparent", "")),
         )  # none where the SDK is turned off
         try:
             yield call
@@ -142,7 +142,7 @@ class CallSpan:
 
 
 def _where(part: TimedPart) -> dict[str, str | int]:
-    """What a part on one worker says of it; empty for a part that may have been on several."""
+    """Returns a part's attributes of its worker; empty for a part that may have been on several."""
     leg = part.leg
     if leg is None:
         return {}

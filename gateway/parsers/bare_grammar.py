@@ -93,7 +93,7 @@ class _ObjectBranch:
         return {"type": "any_text", "excludes": [self._written.end]}
 
     def _words(self, schema: Any) -> list[Format]:
-        """What text may be: one of these; null stands as it is."""
+        """The allowed texts: one of these; null stands as it is."""
         said = constraint(schema, self._root)
         for name in BRANCHES:
             if name in said:

@@ -51,7 +51,7 @@ def bare(source: ParsedText, sink: Sink, written: ParameterFormat, kind: ValueKi
 
 
 def _value(text: str, kind: ValueKind) -> str:
-    """What the text says, as JSON: Python's words too, which templates write, where the schema has them."""
+    """Reads the text as JSON; Python's words, which templates write, are read where the schema has them."""
     if kind.is_optional:
         return "null" if text in ("null", "None") else quoted(text)
     if _stands(text, kind):

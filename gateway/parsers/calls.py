@@ -15,7 +15,7 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 NAME = re.compile(r"[\w.:/-]+")
 MAX_NAME = 256  # characters
-HELD = 512
+MAX_UNDECIDED = 512
 """How many characters of a call are looked at before it is given out: so long it may prove to be none."""
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -128,7 +128,7 @@ class _CallObject:
         elif key in _ARGUMENTS and not self._has_arguments:
             yield from self._arguments()
         else:
-            yield from self._source.json(ignore, None if self._out.is_open else HELD)
+            yield from self._source.json(ignore, None if self._out.is_open else MAX_UNDECIDED)
 
     def _arguments(self) -> Wait[None]:
         first = yield from self._source.peek()
@@ -170,7 +170,7 @@ class _ArgumentsReader:
             return
         self._pending.append(text)
         self._length += len(text)
-        if self._length > HELD:
+        if self._length > MAX_UNDECIDED:
             self._begin()
 
     def _begin(self) -> None:

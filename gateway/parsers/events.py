@@ -23,7 +23,7 @@ class ContentText(msgspec.Struct, frozen=True):
     text: str
 
 
-class CallBegun(msgspec.Struct, frozen=True):
+class CallStarted(msgspec.Struct, frozen=True):
     """A call of the tool `name`; `index` counts the answer's calls from 0. The call before it is over."""
 
     index: int
@@ -43,11 +43,11 @@ class CallDone(msgspec.Struct, frozen=True):
     index: int
 
 
-Event = ReasoningText | ContentText | CallBegun | CallArguments | CallDone
+Event = ReasoningText | ContentText | CallStarted | CallArguments | CallDone
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """The same events with pieces that follow one another joined."""
+    """Joins neighbouring pieces of the same kind."""
     return [_joined(list(group)) for _, group in itertools.groupby(events, key=_kind)]
 
 
@@ -58,7 +58,7 @@ def _kind(event: Event) -> tuple[type[Event], int]:
 def _joined(events: list[Event]) -> Event:
     """One event of several of a kind."""
     first = events[0]
-    if len(events) == 1 or isinstance(first, CallBegun | CallDone):
+    if len(events) == 1 or isinstance(first, CallStarted | CallDone):
         return first
-    text = "".join(event.text for event in events if not isinstance(event, CallBegun | CallDone))
+    text = "".join(event.text for event in events if not isinstance(event, CallStarted | CallDone))
     return msgspec.structs.replace(first, text=text)

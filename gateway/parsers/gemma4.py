@@ -134,8 +134,8 @@ def _call_format(tool: str, schema: Mapping[str, Any], mark: Mark) -> Format:
         is_text = (kinds.of(title) if title else kinds.others).is_text
         words = _words(said, mark) if is_text or said.keys() <= _SAYS_NOTHING - {"type"} else None
         json = arguments({} if value is True else standing(value, schema))
-        held = json if words is None else words if is_text else either([words, json])
-        return sequence(name, text(":"), held)
+        content = json if words is None else words if is_text else either([words, json])
+        return sequence(name, text(":"), content)
 
     inside = in_order(tool, schema, argument, text(","))
     return sequence(mark(BEGIN), text(f"{_CALL}{tool}{{"), inside, text("}"), mark(END))

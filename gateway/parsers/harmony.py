@@ -67,7 +67,7 @@ def _ends(out: ParsedOutput, at: int) -> None:
 
 
 def _header(source: ParsedText, out: ParsedOutput) -> Wait[str | None]:
-    """What stands before the next message; None: there is none. Words without a message are content."""
+    """Reads the header of the next message; None if there is none. Words without a message are content."""
     parts: list[str] = []
     if (yield from source.upto((MESSAGE,), parts.append)):
         return "".join(parts)

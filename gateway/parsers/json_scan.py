@@ -45,30 +45,30 @@ class JsonScan:
             if text[at] < " ":
                 self._break(at, True)
             return at + 1
-        found = _IN_STRING.search(text, at)
-        if not found:
+        hit = _IN_STRING.search(text, at)
+        if not hit:
             return len(text)
-        match found.group():
+        match hit.group():
             case '"':
                 self._in_string = False
                 self._ended()
             case "\\":
                 self._escaped = True
             case _:
-                self._break(found.start(), False)
-        return found.end()
+                self._break(hit.start(), False)
+        return hit.end()
 
     def _break(self, at: int, is_escaped: bool) -> None:
         self.failed = not self._bears_breaks
         self.breaks.append((at, is_escaped))
 
     def _structure(self, text: str, at: int) -> int:
-        if found := _SPACE.match(text, at):
-            return found.end()
-        if self._open and (found := _SCALAR.match(text, at)):
+        if hit := _SPACE.match(text, at):
+            return hit.end()
+        if self._open and (hit := _SCALAR.match(text, at)):
             self.failed = self._next in (_KEY, _COLON, _KEY_OR_END)
             self._next = _MORE
-            return at + 1 if self.failed else found.end()
+            return at + 1 if self.failed else hit.end()
         self.failed = not self._pass(text[at])
         return at + 1
 

@@ -1,6 +1,6 @@
 """The kinds of parameters whose values stand bare: a reader and a grammar must agree on them.
 
-It takes any schema, right or wrong, and refuses to judge it.
+It takes any schema, valid or not.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ParameterKinds(NamedTuple):
 
 
 def kinds_of(schema: Mapping[str, Any]) -> ParameterKinds:
-    """What the schema of a tool's parameters says about each."""
+    """Returns the kinds of a tool's parameters by its schema."""
     named: dict[str, set[str]] = {}
     others: set[str] = set()
     for part in objects_of(schema, schema):
@@ -85,20 +85,20 @@ def kinds_of(schema: Mapping[str, Any]) -> ParameterKinds:
 def objects_of(schema: Any, root: Any, seen: set[int] | None = None) -> Iterator[Mapping[str, Any]]:
     """The schemas, one of which an object follows that `schema` describes."""
     seen = set() if seen is None else seen
-    found = followed(schema, root)
-    if not isinstance(found, Mapping) or id(found) in seen or len(seen) > _MOST_BRANCHES:
+    target = followed(schema, root)
+    if not isinstance(target, Mapping) or id(target) in seen or len(seen) > _MOST_BRANCHES:
         return
-    seen.add(id(found))
-    branches = [name for name in BRANCHES if isinstance(found.get(name), list)]
+    seen.add(id(target))
+    branches = [name for name in BRANCHES if isinstance(target.get(name), list)]
     if not branches:
-        yield found
+        yield target
     for name in branches:
-        for branch in found[name]:
+        for branch in target[name]:
             yield from objects_of(branch, root, seen)
 
 
 def followed(schema: Any, root: Any) -> Any:
-    """What the schema refers to, if that is all that it says and it is there."""
+    """Returns the schema with references followed; None if one leads nowhere."""
     try:
         return resolve(root, schema, "#")
     except InvalidRequest:
@@ -107,22 +107,22 @@ def followed(schema: Any, root: Any) -> Any:
 
 def _forms(schema: Any, root: Any, seen: set[int]) -> set[str]:
     """The types of JSON that the values have."""
-    found = followed(schema, root)
-    if not isinstance(found, Mapping) or len(seen) > _MOST_BRANCHES:
+    target = followed(schema, root)
+    if not isinstance(target, Mapping) or len(seen) > _MOST_BRANCHES:
         return {ANY}
-    if id(found) in seen:
+    if id(target) in seen:
         return set()
-    seen.add(id(found))
-    if "type" in found:
-        types = found["type"]
+    seen.add(id(target))
+    if "type" in target:
+        types = target["type"]
         names = types if isinstance(types, list) else [types]
         return {_NAMES.get(name, ANY) if isinstance(name, str) else ANY for name in names}
-    if "enum" in found or "const" in found:
-        values = found["enum"] if isinstance(found.get("enum"), list) else [found.get("const")]
+    if "enum" in target or "const" in target:
+        values = target["enum"] if isinstance(target.get("enum"), list) else [target.get("const")]
         return {form_of(value) for value in values}
     for name in BRANCHES:
-        if isinstance(found.get(name), list):
-            return set().union(*(_forms(branch, root, seen) for branch in found[name]))
+        if isinstance(target.get(name), list):
+            return set().union(*(_forms(branch, root, seen) for branch in target[name]))
     return {ANY}
 
 

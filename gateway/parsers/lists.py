@@ -35,7 +35,7 @@ PHI4 = ("functools[",)
 
 
 def reader(markers: tuple[str, ...]) -> Callable[[ParsedText, ParsedOutput, Tools], Wait[None]]:
-    """What reads answers whose calls stand behind the first of `markers`. Any name may be called."""
+    """Returns a reader of answers whose calls stand behind the first of `markers`. Any name may be called."""
 
     def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
         while marker := (yield from source.upto(markers, out.content)):

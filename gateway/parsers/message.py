@@ -18,7 +18,7 @@ from gateway.parsers.table import ToolFormat
 
 @dataclass(frozen=True)
 class MessageReading:
-    """What is looked for in an answer.
+    """The parts that are parsed out of an answer.
 
     `calls`: the format of its calls; None: none are looked for. `most_calls`: later ones are dropped.
     `calls_before`: how many the chat has already. `is_named`: the caller named the tool, so that a call is
@@ -62,14 +62,14 @@ class MessageParser:
         return self._out.is_open
 
     def feed(self, text: str) -> list[Event]:
-        """What the text adds."""
+        """Takes more text, and returns its events."""
         if text:
             self._source.push(text)
             next(self._steps, None)
         return self._out.drain()
 
     def end(self) -> list[Event]:
-        """What is left when no more text follows."""
+        """Ends the text, and returns the remaining events."""
         self._source.ended = True
         next(self._steps, None)
         self._out.end()

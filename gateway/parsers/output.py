@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, ReasoningText
+from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
 
 
 class ParsedOutput:
@@ -61,7 +61,7 @@ class ParsedOutput:
         self._calls += 1
         self.is_open, self._has_arguments = True, False
         if not self._drops:
-            self._events.append(CallBegun(self._calls - 1, name))
+            self._events.append(CallStarted(self._calls - 1, name))
 
     def arguments(self, text: str) -> None:
         """More arguments of the call that is open."""

@@ -24,8 +24,8 @@ _ROOT = "parameters of the tool"  # where definitions keep what references refer
 
 
 class ObjectParameters(NamedTuple):
-    """What an object may hold: schemas by name, in their order; `required` of them; `others`: the schema of
-    as many as one likes that have other names, None: there are none.
+    """The properties of an object: schemas by name, in their order; `required` of them; `others`: the schema
+    of as many as one likes that have other names, None: there are none.
     """
 
     named: Mapping[str, Any]
@@ -34,7 +34,7 @@ class ObjectParameters(NamedTuple):
 
 
 def parameters_of(schema: Mapping[str, Any]) -> list[ObjectParameters]:
-    """What the arguments of a tool may hold: one of these. The schema is one that can be followed exactly.
+    """The alternative forms of a tool's arguments. The schema is one that can be followed exactly.
 
     Raises InvalidRequest for what no format can hold to that writes parameters one by one.
     """
@@ -47,10 +47,12 @@ def parameters_of(schema: Mapping[str, Any]) -> list[ObjectParameters]:
         for name in part.get("required", ()):
             if name not in part.get("properties", ()):
                 refuse(f"{pointer}/required", f"{name[:40]!r} is required, but properties has no such name")
-    found = [_parameters(part) for part in branches]
-    if not found or (len(found) > 1 and any(part.others is not None and not part.named for part in found)):
+    alternatives = [_parameters(part) for part in branches]
+    if not alternatives or (
+        len(alternatives) > 1 and any(part.others is not None and not part.named for part in alternatives)
+    ):
         refuse(pointer, "parameters are only supported as an object with properties, or anyOf such objects")
-    return found
+    return alternatives
 
 
 def unfollowed(tool: str) -> str:
@@ -121,7 +123,7 @@ def _refers(schema: Any) -> bool:
 
 
 def _renamed(schema: Any) -> Any:
-    """The same with references to where the root is kept."""
+    """Returns the schema with its references to the root moved to the root's new place."""
     return mapped(schema, _with_new_reference)
 
 
@@ -133,9 +135,9 @@ def _with_new_reference(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def constraint(schema: Any, root: Any) -> Mapping[str, Any]:
-    """What a schema says once its references are followed; an empty one says nothing."""
-    found = followed(schema, root)
-    return found if isinstance(found, Mapping) else {}
+    """Returns the schema with references followed; an empty one allows everything."""
+    target = followed(schema, root)
+    return target if isinstance(target, Mapping) else {}
 
 
 def unheld(title: str, reason: str) -> NoReturn:

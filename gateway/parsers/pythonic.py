@@ -97,20 +97,20 @@ def _keywords(text: str) -> str:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What stands between the commas outside of brackets and strings."""
+    """Splits at the commas outside of brackets and strings."""
     depth = begin = 0
-    for found in _SEPARATOR.finditer(text):
-        depth += (found.group() in _OPENERS) - (found.group() in _CLOSERS)
-        if found.group() == "," and depth == 0:
-            yield text[begin : found.start()]
-            begin = found.end()
+    for separator in _SEPARATOR.finditer(text):
+        depth += (separator.group() in _OPENERS) - (separator.group() in _CLOSERS)
+        if separator.group() == "," and depth == 0:
+            yield text[begin : separator.start()]
+            begin = separator.end()
     if rest := text[begin:].strip():
         yield rest
 
 
 def _pair(part: str) -> tuple[str, str]:
     """A name, and its value as JSON."""
-    found = _KEYWORD.fullmatch(part.strip())
-    if not found:
+    keyword = _KEYWORD.fullmatch(part.strip())
+    if not keyword:
         raise MalformedOutput
-    return found[1], as_json(literal(found[2]))
+    return keyword[1], as_json(literal(keyword[2]))

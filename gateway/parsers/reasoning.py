@@ -13,7 +13,7 @@ from gateway.parsers.source import ParsedText, Wait
 
 
 class ReasoningTags(NamedTuple):
-    """What stands before and after the reasoning. `title`: a word behind the first that is no part of it."""
+    """The tags before and after the reasoning. `title`: a word behind the first that is no part of it."""
 
     begin: str
     end: str
@@ -45,13 +45,13 @@ def read(source: ParsedText, out: ParsedOutput, tags: ReasoningTags, calls: tupl
     """Reads the reasoning to its end. `calls`: what calls begin with. Reasoning that never ends is only read
     up to the first of these: what follows may be calls.
     """
-    found = yield from source.upto((tags.end, *calls), out.reasoning)
-    if found and found != tags.end:
-        parts = [found]
+    marker = yield from source.upto((tags.end, *calls), out.reasoning)
+    if marker and marker != tags.end:
+        parts = [marker]
         if not (yield from source.upto((tags.end,), parts.append)):
             source.back("".join(parts))
             out.think_on()
             return
         out.reasoning("".join(parts).removesuffix(tags.end))
-    if found:
+    if marker:
         out.reasoned()

@@ -66,8 +66,8 @@ class ParsedText:
         """Ends that; gives the text that was kept, with a space in place of each marker: what stood around
         one makes no other.
         """
-        kept, self._recorded = "".join(self._recorded or ()), None
-        return _any_of(self._markers).sub(" ", kept) if self._markers else kept
+        text, self._recorded = "".join(self._recorded or ()), None
+        return _any_of(self._markers).sub(" ", text) if self._markers else text
 
     def back(self, text: str) -> None:
         """Makes `text`, which was read last, unread."""
@@ -86,18 +86,18 @@ class ParsedText:
 
     def accept(self, literal: str) -> Wait[bool]:
         """Whether the text goes on with `literal`, which is then read."""
-        found = yield from self._is_next(literal)
-        if found:
+        matches = yield from self._is_next(literal)
+        if matches:
             self._take(len(literal))
-        return found
+        return matches
 
     def skip(self, marker: str) -> Wait[bool]:
-        """The same for a marker: it is never kept."""
-        found = yield from self._is_next(marker)
-        if found:
+        """Whether the text goes on with `marker`, which is then read and never recorded."""
+        matches = yield from self._is_next(marker)
+        if matches:
             self._at += len(marker)
             self.consumed += len(marker)
-        return found
+        return matches
 
     def expect(self, literal: str) -> Wait[None]:
         """Reads `literal`. Raises MalformedOutput, or Cut at the end of the text, if it is not there."""
@@ -108,8 +108,8 @@ class ParsedText:
         """Reads the characters that go on matching `pattern`, a set of characters with a plus."""
         parts = []
         while True:
-            if found := pattern.match(self._text, self._at):
-                parts.append(self._take(found.end() - self._at))
+            if match := pattern.match(self._text, self._at):
+                parts.append(self._take(match.end() - self._at))
             if self._at < len(self._text) or self.ended:
                 return "".join(parts)
             yield
@@ -124,11 +124,11 @@ class ParsedText:
         Returns the marker; "" if the text ends without one. No marker may begin with another.
         """
         while True:
-            if markers and (found := _any_of(markers).search(self._text, self._at)):
-                sink(self._take(found.start() - self._at))
-                return self._take(len(found.group()))
-            held = 0 if self.ended else _partial_marker(self._text, self._at, markers)
-            sink(self._take(len(self._text) - self._at - held))
+            if markers and (match := _any_of(markers).search(self._text, self._at)):
+                sink(self._take(match.start() - self._at))
+                return self._take(len(match.group()))
+            pending = 0 if self.ended else _partial_marker(self._text, self._at, markers)
+            sink(self._take(len(self._text) - self._at - pending))
             if self.ended:
                 return ""
             yield
@@ -243,7 +243,7 @@ def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 @lru_cache(maxsize=64)
 def _first_of(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
-    """What finds the first character of any marker, and the length of the longest marker."""
+    """Returns a pattern of the markers' first characters, and the length of the longest marker."""
     firsts = "".join(sorted({re.escape(marker[0]) for marker in markers}))
     return re.compile(f"[{firsts}]"), max(map(len, markers))
 
@@ -254,8 +254,8 @@ def _partial_marker(text: str, start: int, markers: tuple[str, ...]) -> int:
         return 0
     first, longest = _first_of(markers)
     at = max(start, len(text) - longest + 1)
-    while found := first.search(text, at):
-        at = found.start()
+    while match := first.search(text, at):
+        at = match.start()
         if any(marker.startswith(text[at:]) for marker in markers):
             return len(text) - at
         at += 1

@@ -80,7 +80,7 @@ class ToolFormat:
 
     @property
     def beginnings(self) -> tuple[str, ...]:
-        """What may stand before a call, in the middle of other words."""
+        """The texts that may begin a call in the middle of other words."""
         return (*self.markers, *(f"\n{character}" for character in self.opener))
 
 

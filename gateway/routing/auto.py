@@ -72,14 +72,16 @@ class AutoLayout(RequestLayout):
     def route(self, prompt: int, workers: Sequence[RouterCandidate]) -> RequestRoute | None:
         """By prediction. By roles if no rates are known, or every worker is full: one then refuses it."""
         rates = self._rates(workers)
-        found = None
+        placement = None
         if rates is not None:
             sound = [worker for worker in workers if not worker.broken]
             places = [place_of(worker, self._preference(worker)) for worker in sound]
-            found = place(prompt, places, rates, _meet(workers))
-        if found is None:
+            placement = place(prompt, places, rates, _meet(workers))
+        if placement is None:
             return router.route(workers)
-        return RequestRoute(found.decode, found.prefill, found.ttft_s, found.tpot_s / self.tokens_per_step)
+        return RequestRoute(
+            placement.decode, placement.prefill, placement.ttft_s, placement.tpot_s / self.tokens_per_step
+        )
 
     def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:
         """Counts the request in the mix that preferences are chosen for."""
@@ -132,27 +134,27 @@ class AutoLayout(RequestLayout):
         for kind, value in dataclasses.asdict(self._pace).items():
             self._metrics.pace.labels(kind).set(value)
 
-    def _prefer(self, wanted: dict[str, AdmissionPreference]) -> None:
-        if wanted != self.preferences:
-            told = ", ".join(f"{worker} {preference.value}" for worker, preference in wanted.items())
-            _log.info("preferences: %s; %s", told, self._thought)
-        self.preferences = wanted
+    def _prefer(self, preferences: dict[str, AdmissionPreference]) -> None:
+        if preferences != self.preferences:
+            summary = ", ".join(f"{worker} {preference.value}" for worker, preference in preferences.items())
+            _log.info("preferences: %s; %s", summary, self._thought)
+        self.preferences = preferences
         self._metrics.preference.clear()
-        for worker, preference in wanted.items():
+        for worker, preference in preferences.items():
             self._metrics.preference.labels(worker, preference.value).set(1)
 
     def _preference(self, worker: RouterCandidate) -> AdmissionPreference:
         return self.preferences.get(worker.info.worker, AdmissionPreference.ANY)
 
     def _rates(self, workers: Sequence[RouterCandidate]) -> MeasuredRates | None:
-        """What alike workers measured, by the one in the middle, at the pace of late.
+        """Returns the rates of the median worker of those alike, at the recent pace.
 
         A target per token is one per step here: a step may give several tokens.
         """
-        told = [w.info.rates for w in workers if _does_both(w) and w.info.rates is not None]
-        if not told:
+        measured = [w.info.rates for w in workers if _does_both(w) and w.info.rates is not None]
+        if not measured:
             return None
-        middle = sorted(told, key=_chunk_s)[len(told) // 2]
+        middle = sorted(measured, key=_chunk_s)[len(measured) // 2]
         targets = dataclasses.replace(self._targets, tpot_s=self._targets.tpot_s * self.tokens_per_step)
         rates = MeasuredRates(dataclasses.replace(middle.times, pace=self._pace), middle.budget, targets)
         return dataclasses.replace(rates, answer=self._answer) if self._answer else rates
@@ -164,28 +166,28 @@ def place_of(worker: RouterCandidate, preference: AdmissionPreference) -> Worker
     What other gateways have there is the report without this gateway's own part at its time.
     """
     info, now, then = worker.info, worker.under_way, worker.reported
-    told, since = info.backlog, max(now.total - then.total, 0)
+    backlog, since = info.backlog, max(now.total - then.total, 0)
     decodes = worker.can(Role.DECODE) and worker.connected
     return WorkerPlace(
         worker=info.worker,
-        sequences=now.sequences + max(told.decoding - then.sequences, 0),
-        context=now.context + max(told.context - then.context, 0),
-        queued=now.queued + max(told.queued - then.queued, 0),
-        prompt_share=told.prompt_share,
-        prefill_room=max(told.prefill_room - since, 0) if worker.can(Role.PREFILL) else 0,
-        decode_room=max(told.decode_room - since, 0) if decodes else 0,
+        sequences=now.sequences + max(backlog.decoding - then.sequences, 0),
+        context=now.context + max(backlog.context - then.context, 0),
+        queued=now.queued + max(backlog.queued - then.queued, 0),
+        prompt_share=backlog.prompt_share,
+        prefill_room=max(backlog.prefill_room - since, 0) if worker.can(Role.PREFILL) else 0,
+        decode_room=max(backlog.decode_room - since, 0) if decodes else 0,
         cached=worker.cached,
         preference=preference,
-        kv_room=_kv_room(told.kv_room, now.plus(then, -1)),
+        kv_room=_kv_room(backlog.kv_room, now.plus(then, -1)),
     )
 
 
-def _kv_room(told: int | None, sent: UnderWay) -> float:
+def _kv_room(reported: int | None, sent: UnderWay) -> float:
     """Tokens: what the worker said, less what it was `sent` since."""
-    if told is None:
+    if reported is None:
         return math.inf
     prompts = max(sent.queued, 0) if sent.prompts > 0 else 0
-    return max(told - max(sent.context, 0) - prompts, 0)
+    return max(reported - max(sent.context, 0) - prompts, 0)
 
 
 def _meet(workers: Sequence[RouterCandidate]) -> bool:

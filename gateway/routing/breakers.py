@@ -17,7 +17,7 @@ TRIAL_S = 10.0  # a trial of which nothing was heard for this time counts as los
 
 @dataclass(frozen=True)
 class CircuitBreaker:
-    """What is known of one worker. Times are seconds of one clock; every method gives the state after it.
+    """The failures of one worker. Times are seconds of one clock; every method gives the state after it.
 
     `failures`: in a row. `closed_at`: until then it is passed over. `trial_at`: when its trial began, if one
     runs.
@@ -55,13 +55,13 @@ class CircuitBreaker:
 
 
 class WorkerBreakers:
-    """Of all workers, by worker and epoch: one that began anew has failed nothing."""
+    """The breakers of all workers, by worker and epoch: a restarted worker has no failures."""
 
     def __init__(self) -> None:
         self._breakers: dict[str, tuple[int, CircuitBreaker]] = {}
 
     def of(self, worker: str, epoch: int) -> CircuitBreaker:
-        """What is known of this engine."""
+        """Returns the breaker of this engine."""
         known = self._breakers.get(worker)
         return known[1] if known is not None and known[0] == epoch else CircuitBreaker()
 

@@ -29,7 +29,7 @@ ROUNDS = 40
 
 @dataclass(frozen=True)
 class RequestMix:
-    """What requests are like: mean tokens of a prompt, of it not cached, and of an answer.
+    """The mean request: tokens of a prompt, of it not cached, and of an answer.
 
     `spread`: the mean square of the uncached tokens over the square of their mean; 1: all alike. `burst`: the
     variance of the number of requests per second over its mean; 1: Poisson.
@@ -60,8 +60,8 @@ def capacity(mix: RequestMix, workers: int, prefilling: int, rates: MeasuredRate
     """
 
     def good(rate: float) -> bool:
-        found = steady(mix, rate, workers, prefilling, rates)
-        return found.ttft_s <= rates.targets.ttft_s and found.tpot_s <= rates.targets.tpot_s
+        outcome = steady(mix, rate, workers, prefilling, rates)
+        return outcome.ttft_s <= rates.targets.ttft_s and outcome.tpot_s <= rates.targets.tpot_s
 
     low, high = 0.0, workers / rates.times.step_s(1, 0)
     if not good(high * 1e-9):
@@ -127,7 +127,7 @@ def _decoding(mix: RequestMix, all_rate: float, workers: int, prompts: float, ra
         if sequences > UNBOUNDED:
             return math.inf
         decoding, context = max(round(sequences), 1), max(sequences, 1.0) * _context(mix)
-        plain, slower, found = rates.times.step_s(decoding, context), 0.0, 0.0
+        plain, slower, estimate = rates.times.step_s(decoding, context), 0.0, 0.0
         if prompts:
             waiting = max(round(prompts * burst), 1)
             rows = min(rates.budget.prompt_rows(decoding, waiting), waiting)
@@ -135,10 +135,10 @@ def _decoding(mix: RequestMix, all_rate: float, workers: int, prompts: float, ra
             slower = prompts / rows * (mixed - plain)
             if rate * prompts / rows * mixed >= 1.0 or rate * slower >= 1.0:
                 return math.inf
-        found = plain / (1.0 - rate * slower)
-        if abs(found - mean) <= 1e-6 * mean:
+        estimate = plain / (1.0 - rate * slower)
+        if abs(estimate - mean) <= 1e-6 * mean:
             break
-        mean = (mean + found) / 2
+        mean = (mean + estimate) / 2
     coming, own = rate * mix.output * mean, (1 - TAIL) * (burst - 1)
     chance = LONG * math.sqrt(coming * burst)
     beside = coming + own + chance

@@ -41,7 +41,7 @@ _log = logging.getLogger("eyas.gateway")
 
 
 class Cluster:
-    """What the gateway routes to: workers of one model, a session per decode worker, requests in flight.
+    """The routing targets: workers of one model, a session per decode worker, requests in flight.
 
     The first target worker seen fixes model and arithmetic, and the first decode worker whether drafts are
     accepted by chance (benchmarks). Workers that differ get no requests, so every answer comes from one
@@ -97,7 +97,7 @@ class Cluster:
         return [info for info in self._registry.workers() if self._is_ours(info)]
 
     def candidates(self, prefix: PromptPages = NONE) -> list[RouterCandidate]:
-        """The same workers as the router sees them for a prompt with this prefix."""
+        """Returns those workers as the router's candidates for a prompt with this prefix."""
         now = time.monotonic()
         return [
             RouterCandidate(

@@ -24,7 +24,7 @@ ENOUGH = 20
 COUNTING_S = 1.0
 """Requests are counted over this time to see how evenly they come."""
 
-KEPT = 0.96
+DECAY = 0.96
 """What is left of a count's weight after the next one: about the last 25 count."""
 
 COUNTS = 5.0
@@ -48,8 +48,8 @@ class FadingMean:
         if self.count < ENOUGH or self.mean / OTHER <= lately <= self.mean * OTHER:
             return False
         self._weight = self._sum = self._squares = 0.0
-        for kept in self._recent:
-            self._take(kept)
+        for recent in self._recent:
+            self._take(recent)
         return True
 
     def _take(self, value: float) -> None:
@@ -59,7 +59,7 @@ class FadingMean:
 
     @property
     def mean(self) -> float:
-        """Of at least one value."""
+        """The mean of the values, of which there must be one."""
         return self._sum / self._weight
 
     @property
@@ -86,19 +86,19 @@ class ArrivalDispersion:
         self._now += 1
 
     def forget(self) -> None:
-        """Of the load before, nothing counts."""
+        """Forgets the load before."""
         self._weight = self._sum = 0.0
 
     @property
     def burst(self) -> float:
         """1.0 while there are too few counts."""
-        return max(self._sum / self._weight, 1.0) if self._weight >= COUNTS * KEPT**COUNTS else 1.0
+        return max(self._sum / self._weight, 1.0) if self._weight >= COUNTS * DECAY**COUNTS else 1.0
 
     def _end_count(self) -> None:
         self._since_s += COUNTING_S
         if both := self._now + self._before:
-            self._weight = KEPT * self._weight + 1.0
-            self._sum = KEPT * self._sum + (self._now - self._before) ** 2 / both
+            self._weight = DECAY * self._weight + 1.0
+            self._sum = DECAY * self._sum + (self._now - self._before) ** 2 / both
         self._now, self._before = 0, self._now
 
 

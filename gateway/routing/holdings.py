@@ -86,7 +86,7 @@ class CachedPrefixes:
         known.hear(news, now)
 
     def of(self, worker: str, epoch: int) -> WorkerPages | None:
-        """What it holds in this pool; None: it has not said."""
+        """Returns the worker's pages in this pool; None: it has not reported any."""
         known = self._workers.get(worker)
         return known if known is not None and known.epoch == epoch else None
 

@@ -13,8 +13,8 @@ from eyas.common.types import WorkerInfo
 
 @dataclass(frozen=True)
 class UnderWay:
-    """Of a worker: sequences that decode there or will, and tokens of their prompts; `prompts` that it
-    computes for others; `queued`: prompt tokens that it was sent and has not finished.
+    """The load of a worker: sequences that decode there or will, and tokens of their prompts; `prompts` that
+    it computes for others; `queued`: prompt tokens that it was sent and has not finished.
     """
 
     sequences: int = 0
@@ -38,18 +38,18 @@ class UnderWay:
 
 
 class InFlightLedger:
-    """By worker: what is under way now, and what was when the worker's last report came."""
+    """By worker: the load now, and the load at the worker's last report."""
 
     def __init__(self) -> None:
         self._now: dict[str, UnderWay] = {}
         self._reports: dict[str, tuple[WorkerInfo, UnderWay]] = {}
 
     def now(self, worker: str) -> UnderWay:
-        """What is under way there."""
+        """The load of the worker now."""
         return self._now.get(worker, UnderWay())
 
     def at_report(self, info: WorkerInfo) -> UnderWay:
-        """What was under way when `info` was first seen: to be called soon after each report."""
+        """The worker's load when `info` was first seen: to be called soon after each report."""
         seen = self._reports.get(info.worker)
         if seen is None or seen[0] is not info:
             seen = self._reports[info.worker] = (info, self.now(info.worker))
@@ -66,7 +66,7 @@ class InFlightLedger:
 
 
 class LegLoad:
-    """What one leg has under way on its worker, until `close`. `change`: adds (1) or takes away (-1)."""
+    """The load of one leg on its worker, until `close`. `change`: adds (1) or takes away (-1)."""
 
     def __init__(self, change: Callable[[UnderWay, int], None], part: UnderWay) -> None:
         self._change = change

@@ -22,6 +22,6 @@ class PaceMemory:
             self._known[prefilling] = pace
 
     def at(self, prefilling: int) -> StepPace:
-        """Of that number, or of the nearest one that is known; all 1.0 while none is."""
+        """Returns the pace for that number, or for the nearest measured one; all 1.0 while none is."""
         nearest = min(self._known, key=lambda known: abs(known - prefilling), default=None)
         return StepPace() if nearest is None else self._known[nearest]

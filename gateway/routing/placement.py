@@ -36,7 +36,7 @@ SHORT = 64
 
 
 class AdmissionPreference(enum.Enum):
-    """What a worker takes from the next admission on."""
+    """The kind of work that a worker takes from the next admission on."""
 
     ANY = "any"
     PREFILL = "prefill"  # no new decodes, while another worker can take them
@@ -53,7 +53,7 @@ class LatencyTargets:
 
 @dataclass(frozen=True)
 class MeasuredRates:
-    """What was measured of the workers, which are alike, and what is asked of them.
+    """The measured rates of the workers, which are alike, and their targets.
 
     `answer`: the mean tokens of an answer; the harm of a prompt is spread over as many steps.
     """
@@ -170,8 +170,8 @@ def _option(placement: RequestPlacement, rates: MeasuredRates, moved: int, missi
     """With its sort key: the best is the smallest. `missing`: tokens to compute, a cost by themselves."""
     ratio = max(placement.ttft_s / rates.targets.ttft_s, placement.tpot_s / rates.targets.tpot_s)
     own = prompt_s(rates.times, rates.budget, missing, 0, 0) / rates.targets.ttft_s
-    told = CLEAR * ratio if moved == UNASKED else ratio
-    missed = 0 if told <= FINE else 1 if told <= FAR else 2
+    weighted = CLEAR * ratio if moved == UNASKED else ratio
+    missed = 0 if weighted <= FINE else 1 if weighted <= FAR else 2
     names = f"{placement.decode} {placement.prefill or ''}"
     return (missed, moved, ratio + own, names), placement
 

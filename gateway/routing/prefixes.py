@@ -66,5 +66,5 @@ class PrefixIndex:
     def matched(self, holder: Holder, names: Sequence[bytes], since: float) -> int:
         """How many tokens at the start of the prompt the holder was sent, none of them before `since`."""
         blocks = self._blocks
-        found = bisect_left(names, True, key=lambda name: blocks.get((holder, name), -1.0) < since)
-        return tokens_of(found)
+        count = bisect_left(names, True, key=lambda name: blocks.get((holder, name), -1.0) < since)
+        return tokens_of(count)

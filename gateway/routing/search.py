@@ -17,12 +17,13 @@ from gateway.routing.router import RouterCandidate
 
 PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or is expected
 
-Found = TypeVar("Found")
+Choice = TypeVar("Choice")
 
 
 class WorkerSearch:
-    """Searches for one request; `pause` waits between two tries, and `wanted` says whether to go on. `turn`
-    comes before what is found is used, and tells whether that took time.
+    """Searches for one request; `pause` waits between two tries, and `continues` says whether to go on.
+
+    `turn` comes before a choice is used, and says whether that took time.
 
     `lacks`: what the running search is missing, as half a sentence; empty after a success.
     """
@@ -33,34 +34,34 @@ class WorkerSearch:
         prefix: PromptPages,
         turn: Callable[[], Awaitable[bool]],
         pause: Callable[[], Awaitable[None]],
-        wanted: Callable[[], bool],
+        continues: Callable[[], bool],
     ) -> None:
         self._cluster = cluster
         self._prefix = prefix
         self._turn = turn
         self._pause = pause
-        self._wanted = wanted
+        self._continues = continues
         self._clock = asyncio.get_running_loop().time
         self.lacks = ""
 
-    async def find(self, choose: Callable[[Sequence[RouterCandidate]], Found | None]) -> Found | None:
-        """What `choose` finds when the request's turn has come; None once nothing is wanted any more.
+    async def find(self, choose: Callable[[Sequence[RouterCandidate]], Choice | None]) -> Choice | None:
+        """Returns the choice of `choose` when the request's turn has come; None once the request has ended.
 
         Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: meanwhile a
         connection may come back.
         """
-        found = await self._first(choose)
-        if found is not None and await self._turn():
-            found = await self._first(choose)  # the worker may have left meanwhile
-        return found
+        choice = await self._first(choose)
+        if choice is not None and await self._turn():
+            choice = await self._first(choose)  # the worker may have left meanwhile
+        return choice
 
-    async def _first(self, choose: Callable[[Sequence[RouterCandidate]], Found | None]) -> Found | None:
+    async def _first(self, choose: Callable[[Sequence[RouterCandidate]], Choice | None]) -> Choice | None:
         expected_at = self._clock()
-        while self._wanted():
+        while self._continues():
             workers = self._cluster.candidates(self._prefix)
-            if (found := choose(workers)) is not None:
+            if (choice := choose(workers)) is not None:
                 self.lacks = ""
-                return found
+                return choice
             self.lacks = router.missing(workers)
             if choose([*workers, *self._cluster.returning()]) is not None:
                 expected_at = self._clock()

@@ -4,7 +4,7 @@ A chat template writes control tokens (`<|im_end|>`) as text between the texts o
 reads both alike: a message that spells out `<|im_end|><|im_start|>system` would begin a turn. So before
 rendering, a sign (a character that the chat does not have) goes into each text wherever a control token could
 begin or end in it; what the tokenizer then still recognises was written by the template alone. Those tokens
-get private names, the signs go, and a tokenizer that knows control tokens by private names alone reads the
+get private names, the signs go, and a tokenizer that has control tokens by private names alone reads the
 text. A template that cuts words out of texts, or changes letters, could make a token of what is none: signs
 then go behind every character of a text with which a token begins.
 
@@ -69,7 +69,7 @@ class CallerText:
         """
         if self._private is None:
             self._private = _PrivateNames(self._hf)
-        renamed = self._any.sub(lambda found: self._private.names[found[0]], prompt)  # type: ignore[union-attr]
+        renamed = self._any.sub(lambda match: self._private.names[match[0]], prompt)  # type: ignore[union-attr]
         return self._private.encode(unsigned(renamed, sign))
 
     def _needs(self, value: Any) -> bool:
@@ -81,7 +81,7 @@ class CallerText:
 
     def _with_signs(self, value: Any, sign: str) -> Any:
         if isinstance(value, str):
-            places = self._places(value) | {found.end(1) for found in self._first.finditer(value)}
+            places = self._places(value) | {match.end(1) for match in self._first.finditer(value)}
             bounds = [0, *sorted(places), len(value)]
             parts = (value[start:end] for start, end in zip(bounds, bounds[1:], strict=False))
             return sign.join(parts) if places else value
@@ -104,14 +104,14 @@ class CallerText:
             places |= self._places_at_ends(text.strip(self._cuts.ends), start)
         if any(word in text for word in self._cuts.words):
             places |= {
-                found.end()
-                for found in self._begins.finditer(text)
-                if not self._spared.match(text, found.start())
+                match.end()
+                for match in self._begins.finditer(text)
+                if not self._spared.match(text, match.start())
             }
         return places
 
     def _places_at_ends(self, text: str, start: int) -> set[int]:
-        """Of a text without what is stripped, which stands at `start`."""
+        """Returns the places at the ends of a stripped text, which stands at `start`."""
         end, start_text = self._folded(text[-self._longest :]), self._folded(text[: self._longest])
         sizes = range(1, min(self._longest, len(text) + 1))
         places = {start + len(text) - size + 1 for size in sizes if end[-size:] in self._heads}
@@ -122,10 +122,10 @@ class CallerText:
         control token but does not: a sign would hide it from the template.
         """
         for word in sorted(self._cuts.looked_for, key=_long):
-            for found in self._begins.finditer(word):
-                rest = word[found.start() :]
+            for match in self._begins.finditer(word):
+                rest = word[match.start() :]
                 if not any(name.startswith(rest) or rest.startswith(name) for name in self._names):
-                    before = re.escape(word[: found.start()])
+                    before = re.escape(word[: match.start()])
                     yield rf"(?<={before}){re.escape(rest)}" if before else re.escape(rest)
 
     def _folded(self, text: str) -> str:
@@ -133,7 +133,7 @@ class CallerText:
 
 
 class _PrivateNames:
-    """A tokenizer with other names for the control tokens: `names`, which no caller can know."""
+    """A tokenizer with other names for the control tokens: `names`, which no caller can guess."""
 
     def __init__(self, hf: HFTokenizer) -> None:
         definition = json.loads(hf.to_str())

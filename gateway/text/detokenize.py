@@ -64,24 +64,24 @@ class CleanUp:
 class _TextReplacer:
     """`str.replace`, for a `pattern` that is not empty."""
 
-    __slots__ = ("_content", "_held", "_pattern")
+    __slots__ = ("_content", "_pattern", "_pending")
 
     def __init__(self, pattern: str, content: str) -> None:
         self._pattern = pattern
         self._content = content
-        self._held = ""  # possibly the beginning of a pattern
+        self._pending = ""  # possibly the beginning of a pattern
 
     def feed(self, text: str) -> str:
-        *done, last = (self._held + text).split(self._pattern)
-        end = len(last) - self._begun(last)
-        self._held = last[end:]
+        *done, last = (self._pending + text).split(self._pattern)
+        end = len(last) - self._partial_length(last)
+        self._pending = last[end:]
         return self._content.join([*done, last[:end]])
 
     def flush(self) -> str:
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
-    def _begun(self, text: str) -> int:
+    def _partial_length(self, text: str) -> int:
         """How many characters of the pattern's beginning `text` ends with."""
         longest = min(len(self._pattern) - 1, len(text))
         return next((n for n in range(longest, 0, -1) if text.endswith(self._pattern[:n])), 0)
@@ -110,7 +110,7 @@ _NEVER = _TokenTexts(())
 
 
 class TokenBytes:
-    """What each id contributes to a text, in bytes: nothing for special tokens and unknown ids.
+    """The bytes that each id adds to a text: nothing for special tokens and unknown ids.
 
     `decoder` is None for a tokenizer whose text is only known at its end. `cleans_up`: texts lose the spaces
     that some tokenizers write before English punctuation.
@@ -148,7 +148,7 @@ class TokenBytes:
         return len(self._table)
 
     def entries(self, skip_special: bool) -> list[bytes]:
-        """What each id contributes after others."""
+        """Returns the bytes that each id adds after others."""
         return self._table if skip_special else self._shown
 
     def alone(self, skip_special: bool) -> Mapping[int, str | None]:
@@ -167,7 +167,7 @@ class TokenBytes:
         return [*islice(parts, _CONTEXT)][::-1]
 
     def detokenizer(self, context: Sequence[int], skip_special: bool) -> Detokenizer:
-        """For a text that continues the text of `context`; () for a text of its own."""
+        """Returns a detokenizer that continues the text of `context`; () for a text of its own."""
         if self.decoder is not None and self.decoder.joined:
             return ByteDetokenizer(self, context, skip_special)
         return LibraryDetokenizer(self, context, skip_special)
@@ -194,9 +194,9 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer(Detokenizer):
-    """For texts that are their tokens' bytes joined."""
+    """Detokenizes texts that are their tokens' bytes joined."""
 
-    __slots__ = ("_alone", "_begun", "_clean_up", "_entries", "_left", "_partial", "_strip")
+    __slots__ = ("_alone", "_clean_up", "_entries", "_left", "_partial", "_settled", "_strip")
 
     def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
         """`table`: its decoder joins bytes."""
@@ -207,7 +207,7 @@ class ByteDetokenizer(Detokenizer):
         self._left = count  # how many more of `_strip` the text's beginning loses
         self._partial = b""  # the first bytes of an unfinished character
         self._alone: Mapping[int, str | None] = _NEVER  # while the text depends on what is before it
-        self._begun = table.alone(skip_special)
+        self._settled = table.alone(skip_special)
         self._settle()
         if context:
             self.feed(table.context(context, skip_special))
@@ -246,11 +246,11 @@ class ByteDetokenizer(Detokenizer):
 
     def _settle(self) -> None:
         if not self._left and self._clean_up is None:
-            self._alone = self._begun
+            self._alone = self._settled
 
 
 class LibraryDetokenizer(Detokenizer):
-    """For texts whose tokens depend on their neighbours."""
+    """Detokenizes texts whose tokens depend on their neighbours."""
 
     def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
         """`table`: without a decoder it gives the whole text at the end."""

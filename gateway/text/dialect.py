@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from gateway.parsers.events import CallArguments, CallBegun, Event, merged
+from gateway.parsers.events import CallArguments, CallStarted, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.table import REASONING, TOOL_FORMATS, CallIds, ToolFormat, counted_id
@@ -32,7 +32,7 @@ _QUESTION = {"role": "user", "content": "What is a tree?"}
 
 @dataclass(frozen=True)
 class TemplateDialect:
-    """What the model's template knows beside text.
+    """The abilities of the model's template beside text.
 
     `calls`: the format of calls, None if it writes none. `text_arguments`: it wants the arguments of calls in
     the history as the text of an object, not as an object; `object_arguments`: it fails on any that are no
@@ -84,8 +84,8 @@ def _calls_of(template: ChatTemplate, parser: str) -> tuple[ToolFormat | None, t
     for style in styles:
         for format in formats:
             if _writes(template, format, *style):
-                told = _format_of_template(template) if format.opener else None
-                return told or format, style
+                detected = _format_of_template(template) if format.opener else None
+                return detected or format, style
     return named or _format_of_template(template), styles[0]
 
 
@@ -96,8 +96,10 @@ def _format_of_template(template: ChatTemplate) -> ToolFormat | None:
         without = template.render([_QUESTION])
     except (InvalidRequest, TooManySteps):
         return None
-    told = (format for format in TOOL_FORMATS.values() if format.says)
-    return next((format for format in told if format.says in with_tools and format.says not in without), None)
+    formats = (format for format in TOOL_FORMATS.values() if format.says)
+    return next(
+        (format for format in formats if format.says in with_tools and format.says not in without), None
+    )
 
 
 def _shows_tools(template: ChatTemplate) -> bool:
@@ -145,8 +147,8 @@ def _answer(format: ToolFormat, arguments: Any, no_content: Any) -> dict[str, An
 
 
 def _has_the_call(events: list[Event]) -> bool:
-    for begun, arguments in itertools.pairwise(events):
-        if isinstance(begun, CallBegun) and begun.name == _NAME and isinstance(arguments, CallArguments):
+    for start, arguments in itertools.pairwise(events):
+        if isinstance(start, CallStarted) and start.name == _NAME and isinstance(arguments, CallArguments):
             try:
                 if json.loads(arguments.text) == _ARGUMENTS:
                     return True

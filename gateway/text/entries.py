@@ -53,7 +53,7 @@ class TextRules(msgspec.Struct, frozen=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """What one entry added to one choice.
+    """The text that one entry added to one choice.
 
     `tokens` holds every token that counts, the final one included. With log-probabilities asked for,
     `logprobs` has one item per token, and so has `offsets`, also where the rules ask for them: the text of
@@ -107,7 +107,7 @@ class UsageCounts(msgspec.Struct):
 
 
 class RequestTrace(msgspec.Struct):
-    """What happened to one request: every worker's timings, and when its tokens came.
+    """The history of one request: every worker's timings, and when its tokens came.
 
     `first`: when token 0 of some choice came; `second`: when the first token after it came, so decode had
     begun (both monotonic seconds, 0 before). `prompt`: the prompt's log-probabilities, if asked for; they
@@ -159,16 +159,16 @@ class ChoiceText:
         finish = entry.finish
         if self._matcher or entry.logprobs or self._offsets:
             text, offsets, stopped = self._by_token(entry)
-            kept, finish = len(offsets), FinishCause.STOP if stopped else finish
+            count, finish = len(offsets), FinishCause.STOP if stopped else finish
         else:
-            text, offsets, kept = self._whole(entry), (), len(entry.tokens)
-        accepted = min(entry.accepted, kept)
+            text, offsets, count = self._whole(entry), (), len(entry.tokens)
+        accepted = min(entry.accepted, count)
         offered = entry.offered - (entry.accepted - accepted)
         return TextDelta(
             choice=entry.choice,
             text=text,
-            tokens=entry.tokens[:kept],
-            logprobs=entry.logprobs[:kept],
+            tokens=entry.tokens[:count],
+            logprobs=entry.logprobs[:count],
             offsets=offsets,
             finish=finish,
             accepted=accepted,
@@ -242,7 +242,7 @@ class TextStream:
         self._stream.use_lanes(lanes)
 
     def bare(self, number: int) -> BareText | None:
-        """What shows a choice's next tokens as `take` would, until it finishes; the caller counts `usage`.
+        """Returns a writer of a choice's next tokens until it finishes; the caller counts `usage`.
 
         None: its first tokens are still to come, or there is more to say than their text.
         """

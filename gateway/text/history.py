@@ -70,9 +70,9 @@ def _call(call: ChatToolCall, dialect: TemplateDialect, ids: _ChatCallIds) -> Ma
         if dialect.object_arguments and not isinstance(arguments, dict):
             arguments = {"arguments": arguments}
     function = {"name": call.function.name, "arguments": arguments}
-    told = {"type": "function", "function": function}
+    written = {"type": "function", "function": function}
     id = ids.of_call(call)
-    return told if id is None else {"id": id, **told}
+    return written if id is None else {"id": id, **written}
 
 
 def _object(arguments: str) -> Any:
@@ -96,7 +96,7 @@ class _ChatCallIds:
         self._count = 0
 
     def of_call(self, call: ChatToolCall) -> str | None:
-        """Of a call; one without an id gets one only where calls are counted."""
+        """Returns the id of a call; one without an id gets one only where calls are counted."""
         if self._kind is CallIds.COUNTED:
             id = counted_id(call.function.name, self._count)
             self._count += 1
@@ -106,7 +106,7 @@ class _ChatCallIds:
         return None if call.id is None else self._short(call.id)
 
     def of_result(self, id: str) -> str:
-        """Of the call whose result a message is."""
+        """Returns the id of the call whose result a message is."""
         return self._counted.get(id, id) if self._kind is CallIds.COUNTED else self._short(id)
 
     def _short(self, id: str) -> str:

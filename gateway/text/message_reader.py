@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from eyas.common.types import FinishCause
-from gateway.parsers.events import CallBegun, Event, merged
+from gateway.parsers.events import CallStarted, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import CallIds, counted_id
 from gateway.text.entries import TextDelta
@@ -31,11 +31,11 @@ class MessageReader:
         self._offsets: list[int] | None = [] if reading.reasoning is not None else None
 
     def read(self, delta: TextDelta) -> list[Event]:
-        """What the delta adds."""
+        """Returns the events that the delta adds."""
         events = self._parser.feed(delta.text)
         if delta.finish is not None:
             events += self._parser.end()
-        self.call_ids += [self._new_id(event) for event in events if isinstance(event, CallBegun)]
+        self.call_ids += [self._new_id(event) for event in events if isinstance(event, CallStarted)]
         self._count(delta.offsets)
         return merged(events)
 
@@ -55,7 +55,7 @@ class MessageReader:
         else:
             self.reasoning_tokens, self._offsets = bisect_left(self._offsets, end), None
 
-    def _new_id(self, call: CallBegun) -> str:
+    def _new_id(self, call: CallStarted) -> str:
         match self._ids:
             case CallIds.FREE:
                 return f"call_{secrets.token_hex(12)}"

@@ -30,7 +30,7 @@ _FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_
 def chosen_defaults(config: GatewayConfig) -> dict[str, Any]:
     """The values that a gateway's flags choose. Raises ConfigError, naming the flag or the file."""
     source = config.generation_config
-    found = (
+    defaults = (
         {} if source == NOWHERE else sampling_defaults(config.model if source == MODELS else _named(source))
     )
     flag = "override-generation-config"
@@ -39,7 +39,7 @@ def chosen_defaults(config: GatewayConfig) -> dict[str, Any]:
         if name not in _FIELDS:
             advice = nearest(name, _FIELDS) or f": known are {', '.join(_FIELDS)}"
             raise ConfigError(f"--{flag}: unknown: {name!r}{advice}", param=flag)
-    return found | _values(override, f"--{flag}", flag)
+    return defaults | _values(override, f"--{flag}", flag)
 
 
 def _named(folder: str) -> str:
@@ -61,7 +61,7 @@ def sampling_defaults(folder: str | Path) -> dict[str, Any]:
 
 
 def _values(file: Mapping[str, Any], origin: str, flag: str) -> dict[str, Any]:
-    found = {}
+    values = {}
     for name in _FIELDS:
         if (value := file.get(name)) is None:
             continue
@@ -74,8 +74,8 @@ def _values(file: Mapping[str, Any], origin: str, flag: str) -> dict[str, Any]:
         except (msgspec.ValidationError, OverflowError, InvalidRequest) as error:
             reason = str(error).replace(ours, name)
             raise ConfigError(f"{origin}: {name} {reprlib.repr(value)}: {reason}", param=flag) from error
-        found[ours] = getattr(params, ours)
-    return found
+        values[ours] = getattr(params, ours)
+    return values
 
 
 def with_file_names(defaults: Mapping[str, Any]) -> dict[str, Any]:

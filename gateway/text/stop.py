@@ -45,8 +45,8 @@ class StopMatcher:
 
     def flush(self) -> str:
         """The text held back; called when no more text follows."""
-        held, self._pending = self._pending, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
     def _advance(self, character: str) -> str:
         """Takes one character. The longest stop string that it completes, or ""."""
@@ -65,7 +65,7 @@ class StopMatcher:
 
 
 def _fallbacks(stop: str) -> list[int]:
-    """For each prefix of `stop`: the length of its longest proper prefix that is also its suffix."""
+    """Returns, for each prefix of `stop`, the length of its longest proper prefix that is also its suffix."""
     table = [0] * len(stop)
     length = 0
     for i in range(1, len(stop)):

@@ -31,7 +31,7 @@ class TemplateCuts:
 
 
 def cuts_of(trees: Iterable[nodes.Template]) -> TemplateCuts:
-    """What these templates do to texts, by the functions that they call."""
+    """Returns how these templates cut texts, by the functions that they call."""
     words: set[str] = set()
     looked_for: set[str] = set()
     ends, changes_case = set(_SPACES), False

@@ -58,7 +58,7 @@ class ChatTemplate:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What another process makes the same template of."""
+        """The definition from which another process makes the same template."""
         return {"sources": self._sources, "special": self._special}
 
     def mentions(self, text: str) -> bool:
@@ -203,13 +203,13 @@ class _BoundedSandbox(ImmutableSandboxedEnvironment):
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
         """Joins what a template, or a macro in it, has written. Raises TemplateError if it is too long."""
-        kept, length = [], 0
+        written, length = [], 0
         for part in parts:
             length += len(part)
             if length > MAX_LENGTH:
                 raise TemplateError(f"it writes more than {MAX_LENGTH} characters")
-            kept.append(part)
-        return "".join(kept)
+            written.append(part)
+        return "".join(written)
 
 
 class _GenerationTag(Extension):

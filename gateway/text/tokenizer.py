@@ -61,7 +61,7 @@ class Tokenizer:
     def load(
         cls, folder: str | Path, *, template: str | None = None, trust_special_tokens: bool = False
     ) -> Tokenizer:
-        """The tokenizer of a folder in any form that `read_tokenizer` knows (and, for chat, its template).
+        """The tokenizer of a folder in any form that `read_tokenizer` reads (and, for chat, its template).
         `template`: a file instead of that.
 
         Raises ConfigError if there is none, or a file cannot be used.

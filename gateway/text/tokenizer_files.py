@@ -67,8 +67,8 @@ def name_special_tokens(hf: HFTokenizer, folder: Path) -> None:
 
 def cleans_up(hf: HFTokenizer, folder: Path) -> bool:
     """Whether texts lose spaces before punctuation. Never for BPE, which writes only a text's own spaces."""
-    asked = read_json(folder / CONFIG).get("clean_up_tokenization_spaces")
-    return bool(asked) and type(hf.model).__name__ != "BPE"
+    cleans = read_json(folder / CONFIG).get("clean_up_tokenization_spaces")
+    return bool(cleans) and type(hf.model).__name__ != "BPE"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from gateway.formats.chat_request import ChatModel, chat_prompt, reading_of
 from gateway.formats.fields import validated
 from gateway.grammars.tool_grammar import answer_grammar
 from gateway.grpc.chat import GrpcChat
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, merged
+from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, merged
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.text.dialect import dialect_of
 from gateway.text.templates import ChatTemplate
@@ -173,7 +173,7 @@ def read(reading: MessageReading, text: str, cuts: random.Random | None = None) 
         places = sorted(cuts.sample(range(len(text) + 1), min(len(text), 9)))
         pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
     events = merged([event for piece in pieces for event in parser.feed(piece)] + parser.end())
-    begun = {event.index: event.name for event in events if isinstance(event, CallBegun)}
+    begun = {event.index: event.name for event in events if isinstance(event, CallStarted)}
     arguments = {event.index: event.text for event in events if isinstance(event, CallArguments)}
     if len([event for event in events if isinstance(event, CallDone)]) != len(begun):
         raise ValueError("a call is not complete")

@@ -8,8 +8,8 @@ from typing import Any
 
 from gateway.parsers.events import (
     CallArguments,
-    CallBegun,
     CallDone,
+    CallStarted,
     ContentText,
     Event,
     ReasoningText,
@@ -109,7 +109,7 @@ def calls(*named: tuple[str, str]) -> list[Event]:
     return [
         event
         for i, (name, arguments) in enumerate(named)
-        for event in (CallBegun(i, name), CallArguments(i, arguments), CallDone(i))
+        for event in (CallStarted(i, name), CallArguments(i, arguments), CallDone(i))
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from answers import calls, check_cuts, fed, reading, told
 
-from gateway.parsers.events import CallArguments, CallBegun, Event
+from gateway.parsers.events import CallArguments, CallStarted, Event
 from gateway.parsers.message import MessageReading
 from gateway.parsers.table import TOOL_FORMATS
 from gateway.text.templates import ChatTemplate
@@ -26,12 +26,12 @@ EXAMPLES: list[tuple[str, str, list[Event]]] = [
     (
         "qwen3_coder",
         "<function=g><parameter=b>x</parameter>",
-        [CallBegun(0, "g"), CallArguments(0, '{"b": "x"')],
+        [CallStarted(0, "g"), CallArguments(0, '{"b": "x"')],
     ),
     (
         "qwen3_coder",
         "<function=g><parameter=b>x</parameter>" + " " * 65 + "</function>",
-        [CallBegun(0, "g"), CallArguments(0, '{"b": "x</parameter>' + " " * 65 + "</function>")],
+        [CallStarted(0, "g"), CallArguments(0, '{"b": "x</parameter>' + " " * 65 + "</function>")],
     ),
     (
         "glm45",

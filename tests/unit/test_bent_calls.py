@@ -7,8 +7,8 @@ import random
 import pytest
 from answers import TWO_CALLS, calls, check_cuts, reading, thought, told
 
-from gateway.parsers.calls import HELD
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event
+from gateway.parsers.calls import MAX_UNDECIDED
+from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 
@@ -130,12 +130,12 @@ def test_line_breaks_in_arguments_are_escaped_and_brackets_too_many_dropped(form
 @pytest.mark.parametrize("piece", [1, 50, 1 << 20])
 def test_long_arguments_are_given_out_as_they_come(piece: int) -> None:
     """A short call is looked at first, a long one begins before it ends."""
-    text = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 3 * HELD
+    text = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 3 * MAX_UNDECIDED
     parser = MessageParser(reading("hermes"))
     found = [event for at in range(0, len(text), piece) for event in parser.feed(text[at : at + piece])]
-    assert found[0] == CallBegun(0, "f")
+    assert found[0] == CallStarted(0, "f")
     told_of = "".join(event.text for event in found if isinstance(event, CallArguments))
-    assert text.endswith(told_of) and len(told_of) > 2 * HELD
+    assert text.endswith(told_of) and len(told_of) > 2 * MAX_UNDECIDED
     assert [*parser.feed('"}}</tool_call>'), *parser.end()][-1] == CallDone(0)
     short = MessageParser(reading("hermes"))
     assert short.feed('<tool_call>{"name": "f", "arguments": {"a": "x') == []
@@ -143,7 +143,7 @@ def test_long_arguments_are_given_out_as_they_come(piece: int) -> None:
 
 def test_a_long_object_that_names_no_tool_is_not_held_back() -> None:
     parser = MessageParser(reading("llama3_json"))
-    assert parser.feed('{"cities": ["' + "x" * 3 * HELD) != []
+    assert parser.feed('{"cities": ["' + "x" * 3 * MAX_UNDECIDED) != []
 
 
 # --- reasoning without an end ----------------------------------------------------------------------------

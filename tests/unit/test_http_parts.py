@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.http.protocol import HeldParts, PartsOutbox
+from gateway.http.protocol import BufferedParts, PartsOutbox
 
 
 class Transport:
@@ -25,9 +25,9 @@ class Transport:
         return self.closing
 
 
-def connection(outbox: PartsOutbox) -> tuple[HeldParts, Transport]:
+def connection(outbox: PartsOutbox) -> tuple[BufferedParts, Transport]:
     transport: Any = Transport()
-    return HeldParts(transport, FlowControl(transport), outbox), transport
+    return BufferedParts(transport, FlowControl(transport), outbox), transport
 
 
 async def test_what_a_turn_holds_leaves_together_as_one_chunk_per_connection() -> None:

@@ -11,7 +11,7 @@ from answers import TOOLS, TWO_CALLS, calls, check_cuts, fed, reading, thought, 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, merged
+from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.reasoning import is_open
 from gateway.parsers.table import REASONING, TOOL_FORMATS
@@ -65,10 +65,10 @@ EXAMPLES: dict[str, list[tuple[str, list[Event]]]] = {
             '<tool_call>{"name": "f", "arguments": {"s": "}{\\"]<tool_call>", "t": [{"": {}}]}}</tool_call>',
             calls(("f", '{"s": "}{\\"]<tool_call>", "t": [{"": {}}]}')),
         ),
-        ('<tool_call>{"name": "f", "argu', [CallBegun(0, "f")]),
+        ('<tool_call>{"name": "f", "argu', [CallStarted(0, "f")]),
         (
             '<tool_call>{"name": "f", "arguments": {"a": ',
-            [CallBegun(0, "f"), CallArguments(0, '{"a": ')],
+            [CallStarted(0, "f"), CallArguments(0, '{"a": ')],
         ),
         ('<tool_call>{"name": "f', told('{"name": "f')),
         ("a <tool_", told("a <tool_")),
@@ -139,7 +139,7 @@ EXAMPLES: dict[str, list[tuple[str, list[Event]]]] = {
         ('<tool_call>{"name": "f"}</tool_call>', told('{"name": "f"}')),
         (
             "<tool_call>g<arg_key>b</arg_key><arg_value>x",
-            [CallBegun(0, "g"), CallArguments(0, '{"b": "x')],
+            [CallStarted(0, "g"), CallArguments(0, '{"b": "x')],
         ),
         ("<tool_call>g<arg_key>b</arg_key>so", [*calls(("g", "{}")), *told("so")]),
     ],
@@ -319,7 +319,7 @@ def check_calls(found: list[Event]) -> None:
     open_call, count = None, 0
     for event in found:
         match event:
-            case CallBegun(index=index):
+            case CallStarted(index=index):
                 assert open_call is None and index == count
                 open_call, count = index, count + 1
             case CallArguments(index=index):

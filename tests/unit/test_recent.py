@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from eyas.common.logging import request_id
 from eyas.common.types import EngineTimings, FinishCause, Role, TokenEntry
 from gateway.observe.metrics import GatewayMetrics
-from gateway.observe.recent import KEPT, MAX_PROMPTS, RecentRequests
+from gateway.observe.recent import MAX_PROMPTS, MAX_REQUESTS, RecentRequests
 from gateway.text.entries import RequestTrace, UsageCounts
 
 PREFILL = EngineTimings(queue_ms=10.0, prefill_ms=200.0, worker="p:1", role=Role.PREFILL, sent=100.0)
@@ -76,10 +76,10 @@ def test_a_request_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_ring_is_bounded_and_newest_first() -> None:
     recent = RecentRequests()
-    for count in range(2 * KEPT):
+    for count in range(2 * MAX_REQUESTS):
         recent.add(0.0, [], UsageCounts(prompt_tokens=count), [RequestTrace()] * 64)
     told = recent.newest_first()
-    assert [request.prompt_tokens for request in told] == [*range(2 * KEPT - 1, KEPT - 1, -1)]
+    assert [request.prompt_tokens for request in told] == [*range(2 * MAX_REQUESTS - 1, MAX_REQUESTS - 1, -1)]
     assert told[0].first_token_ms is None and told[0].parts == []
     recent.add(0.0, [], USAGE, [trace()] * 64)
     assert len(recent.newest_first()[0].parts) == 5 * MAX_PROMPTS

@@ -14,7 +14,7 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar, GrammarKind
 from gateway.formats.tool_fields import ToolFields
 from gateway.grammars.tool_grammar import answer_grammar
-from gateway.parsers.events import CallArguments, CallBegun
+from gateway.parsers.events import CallArguments, CallStarted
 from gateway.parsers.message import MessageReading
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.table import REASONING, TOOL_FORMATS
@@ -143,7 +143,7 @@ def test_calls_that_are_demanded_are_all_that_there_is(format: str, accepts: Jud
 @pytest.mark.parametrize("format", HELD)
 def test_what_the_grammar_lets_through_is_read_back(format: str) -> None:
     events = fed(MessageReading(TOOL_FORMATS[format], {"weather": {}, "now": {}}), [two(format)])
-    names = [event.name for event in events if isinstance(event, CallBegun)]
+    names = [event.name for event in events if isinstance(event, CallStarted)]
     arguments = [json.loads(event.text) for event in events if isinstance(event, CallArguments)]
     assert names == ["weather", "now"] and arguments == [{"city": "Bonn"}, {}]
 

@@ -13,7 +13,7 @@ from call_writer import Writer, demanded, random_parameters
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.parsers.events import CallArguments, CallBegun, CallDone
+from gateway.parsers.events import CallArguments, CallDone, CallStarted
 
 BY_PARAMETER = ["qwen3_coder", "glm45"]
 CALL = {
@@ -55,7 +55,7 @@ def check(format: str, pick: random.Random, schema: Any = None) -> bool:
         return False
     found = check_cuts(reading, text, pick, most=8)
     kinds = [type(event) for event in found]
-    assert kinds == [CallBegun, CallArguments, CallDone], text
+    assert kinds == [CallStarted, CallArguments, CallDone], text
     assert isinstance(found[1], CallArguments)
     told = json.loads(found[1].text)
     jsonschema.Draft202012Validator(schema).validate(told)

@@ -41,7 +41,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     pages_used: int
     pages_total: int
     draining: bool = False
-    late: bool = False
+    stalled: bool = False
 
 
 Reply = Admitted | Rejected | Lost | Failed
@@ -112,7 +112,7 @@ def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionE
         case "heartbeat":
             beat = message.heartbeat
             load = beat.running, beat.waiting, beat.pages_used, beat.pages_total
-            return Heartbeat(*load, draining=beat.draining, late=beat.late)
+            return Heartbeat(*load, draining=beat.draining, stalled=beat.late)
         case "admitted":
             return Admitted(message.admitted.id, message.admitted.attempt)
         case "rejected":
