@@ -68,25 +68,25 @@ class ContentBlock(Body):
     type: str = Field(json_schema_extra={"enum": [*_NEEDED]})
     """`text`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`."""
     text: str | None = None
-    """Of text: the text."""
+    """Text block: the text."""
     thinking: str | None = None
-    """Of thinking: what the model thought."""
+    """Thinking block: the model's reasoning."""
     signature: str | None = None
-    """Of thinking: not read."""
+    """Thinking block: not read."""
     data: str | None = None
-    """Of redacted thinking: not read."""
+    """Redacted thinking block: not read."""
     id: str | None = None
-    """Of a call: its name for its result."""
+    """Call: the id that its result refers to."""
     name: str | None = None
-    """Of a call: the tool."""
+    """Call: the tool."""
     input: dict[str, Any] | None = None
-    """Of a call: its arguments."""
+    """Call: the arguments."""
     tool_use_id: str | None = None
-    """Of a result: the call."""
+    """Result: the id of the call."""
     content: Texts | None = None
-    """Of a result: text, or blocks of text."""
+    """Result: text, or blocks of text."""
     is_error: bool | None = None
-    """Of a result: whether the call failed; the model sees the text alone."""
+    """Result: whether the call failed; the model sees the text alone."""
     cache_control: dict[str, Any] | None = None
     """Not read: prefixes are cached by themselves."""
 
@@ -110,7 +110,7 @@ class ChatTurn(Body):
     """One message of the chat."""
 
     role: Literal["user", "assistant", "system"]
-    """Whose words these are."""
+    """The author of the message."""
     content: Blocks
     """Text, or blocks."""
 
@@ -123,9 +123,9 @@ class AnthropicTool(Body):
     type: str = "custom"
     """The kind of tool."""
     name: str = Field(max_length=256, pattern=r"^[\w.:/-]+$")
-    """What calls name it by: letters, digits and _ . : / -"""
+    """The name in calls: letters, digits and _ . : / -"""
     description: str | None = None
-    """What it does, for the model."""
+    """The description for the model."""
     input_schema: Parameters | None = None
     """A JSON schema of its arguments."""
     strict: bool | None = None
@@ -166,7 +166,7 @@ class Thinking(Body):
     budget_tokens: Count | None = None
     """Not read: reasoning counts in `max_tokens`."""
     display: str | None = None
-    """Not read: the reasoning is told."""
+    """Not read: the reasoning is always shown."""
 
 
 class OutputFormat(Body):
@@ -198,7 +198,7 @@ class CountBody(Body):
     messages: list[ChatTurn] = Field(min_length=1)
     """The chat so far. Turns of one role in a row are one; an assistant's last one is continued."""
     system: Texts | None = None
-    """What a system message says before them: text, or blocks of text."""
+    """The system message before them: text, or blocks of text."""
     tools: list[AnthropicTool] | None = Field(None, max_length=MAX_TOOLS)
     """The tools that the model may call."""
     tool_choice: AnthropicChoice | None = None
@@ -206,7 +206,7 @@ class CountBody(Body):
     thinking: Thinking | None = None
     """Whether the model reasons first; without it, it does not where its template has a switch."""
     output_config: OutputConfig | None = None
-    """What the answer must be."""
+    """The format and effort of the answer."""
 
 
 class MessagesBody(CountBody):

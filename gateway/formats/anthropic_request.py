@@ -19,7 +19,7 @@ FIELDS = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config",
 }
-"""What a chat's fields are called here."""
+"""The names of a chat's fields in this API."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SWITCHES = ("enable_thinking", "thinking")
 

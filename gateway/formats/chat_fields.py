@@ -118,19 +118,19 @@ class ChatMessage(Body):
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool", "function"], AfterValidator(_system_role)
     ]
-    """Whose words these are; a developer's are the system's, a tool's are the result of a call, and so are a
-    function's, its older name.
+    """The author of the message; a developer's are the system's, a tool's are the result of a call, and so
+    are a function's, its older name.
     """
     content: Content | None = None
     """Text, or parts of text, which are joined by newlines unless the template reads parts."""
     refusal: str | None = None
-    """What an assistant said when it refused: it is the content of a message that has none."""
+    """The refusal of an assistant: it is the content of a message that has none."""
     name: str | None = None
     """Who speaks, for templates that show it."""
     reasoning: str | None = Field(
         None, validation_alias=AliasChoices("reasoning_content", "reasoning", "thinking")
     )
-    """What an assistant thought before its answer; also under the names `reasoning` and `thinking`."""
+    """The reasoning before an assistant's answer; also under the names `reasoning` and `thinking`."""
     tool_calls: list[ChatToolCall] | None = None
     """The calls that an assistant made."""
     function_call: CalledFunction | None = None

@@ -26,7 +26,7 @@ from gateway.formats.tool_fields import (
 )
 
 UNNAMED = "answer"
-"""What a schema is called that has no name."""
+"""The name of a schema that has none."""
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -92,19 +92,19 @@ class Item(Body):
     type: str = Field("message", json_schema_extra={"enum": [*_NEEDED]})
     """`message`, `function_call`, `function_call_output` or `reasoning`."""
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    """Of a message: whose words these are."""
+    """Message: its author."""
     content: ItemText | None = None
-    """Of a message or reasoning: text, or parts of text."""
+    """Message or reasoning: text, or parts of text."""
     summary: list[ItemPart] | None = None
-    """Of reasoning without content: its summary."""
+    """Reasoning without content: its summary."""
     call_id: str | None = None
-    """Of a call and its result: the name of the call."""
+    """Call and result: the id of the call."""
     name: str | None = None
-    """Of a call: the tool."""
+    """Call: the tool."""
     arguments: str | None = None
-    """Of a call: the text of a JSON object."""
+    """Call: the text of a JSON object."""
     output: ItemText | None = None
-    """Of a call's result: text, or parts of text."""
+    """Result: text, or parts of text."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -135,9 +135,9 @@ class FlatTool(Body):
     type: Literal["function"]
     """The kind of tool."""
     name: str = Field(max_length=256, pattern=r"^[\w.:/-]+$")
-    """What calls name it by: letters, digits and _ . : / -"""
+    """The name in calls: letters, digits and _ . : / -"""
     description: str | None = None
-    """What it does, for the model."""
+    """The description for the model."""
     parameters: Parameters | None = None
     """A JSON schema of its arguments; without one it takes none."""
     strict: bool | None = None
@@ -225,7 +225,7 @@ class ReasoningOptions(Body):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """How much, for templates that read it."""
     summary: str | None = None
-    """Not read: the reasoning itself is told."""
+    """Not read: the reasoning itself is shown."""
 
 
 class ResponsesBody(SamplingFields):
@@ -240,7 +240,7 @@ class ResponsesBody(SamplingFields):
     input: Input
     """A user's text, or the items of the chat so far."""
     instructions: str | None = None
-    """What a system message says before them."""
+    """The system message before them."""
     stream: bool = False
     """Answers as server-sent events, as tokens come."""
     max_output_tokens: Count | None = None
@@ -256,13 +256,13 @@ class ResponsesBody(SamplingFields):
     reasoning: ReasoningOptions | None = None
     """How the model reasons."""
     top_logprobs: TopLogprobs | None = None
-    """Above 0: log-probabilities are told, and this many of the likeliest tokens of each place."""
+    """Above 0: log-probabilities are returned, and this many of the likeliest tokens of each place."""
     include: list[str] | None = None
-    """`message.output_text.logprobs`: log-probabilities are told. Others are not read."""
+    """`message.output_text.logprobs`: log-probabilities are returned. Others are not read."""
     metadata: dict[str, str] | None = None
     """Repeated in the answer."""
     store: bool | None = None
-    """Not read: nothing is kept."""
+    """Not read: nothing is stored."""
     seed: Seed | None = None
     """Fixes the whole answer; random unless given."""
     chat_template_kwargs: dict[str, Any] | None = None

@@ -23,7 +23,7 @@ FIELDS = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
-"""What a chat's fields are called here."""
+"""The names of a chat's fields in this API."""
 
 
 def as_chat(body: ResponsesBody) -> ChatBody:

@@ -69,7 +69,7 @@ class Prediction(Body):
     """The expected answer of a chat. Drafts are taken from it; it changes no token."""
 
     type: Annotated[str, BeforeValidator(_only_content, json_schema_input_type=Literal["content"])]
-    """What is predicted."""
+    """The kind of prediction."""
     content: Content
     """Text, or parts of text, which follow one another."""
 
@@ -181,7 +181,7 @@ class GenerationBody(GuidedFields, SamplingFields):
     bad_words: list[BadWord] | None = Field(None, max_length=MAX_BAD_WORDS)
     """Texts of at most 64 tokens that no choice may hold, with or without a space before them."""
     include_stop_str_in_output: bool = False
-    """What stopped a choice is the end of its text."""
+    """The text of a choice ends with the stop string that ended it."""
     truncate_prompt_tokens: LastTokens | None = None
     """Keeps this many of the prompt's last tokens; -1: as many as leave room for `max_tokens`."""
     return_token_ids: bool = False
@@ -279,13 +279,13 @@ class ChatBody(TemplateFields, GenerationBody):
     max_completion_tokens: Count | None = None
     """The newer name of `max_tokens`; it wins."""
     prediction: Prediction | None = None
-    """What the answer is expected to be: it comes sooner the more of it is right, and is the same."""
+    """The expected answer: the more of it is right, the sooner the answer comes. It changes no token."""
     logprobs: bool = False
     """The answer also tells the log-probability of each token."""
     top_logprobs: TopLogprobs | None = None
     """With `logprobs`: and this many of the likeliest tokens of its place."""
     add_special_tokens: bool = False
-    """What the tokenizer puts around a text is put around the chat, beside what its template writes."""
+    """The tokenizer's special tokens are put around the chat, beside those that its template writes."""
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
@@ -309,15 +309,15 @@ class TextBody(GenerationBody):
     )
 
     prompt: Prompts
-    """What to continue: text, token ids, or a list of at most 64 of either."""
+    """The prompt: text, token ids, or a list of at most 64 of either."""
     logprobs: TopLogprobs | None = None
     """The answer also tells the log-probabilities of each token and of this many of the likeliest ones."""
     best_of: Choices | None = None
-    """How many answers are generated for each prompt; the `n` likeliest per token are told. Not streamed."""
+    """How many answers are drawn for each prompt; the `n` likeliest per token are returned. Not streamed."""
     echo: bool = False
     """The text begins with the prompt."""
     add_special_tokens: bool = True
-    """What the tokenizer puts around a text is put around the prompt."""
+    """The tokenizer's special tokens are put around the prompt."""
 
     @model_validator(mode="after")
     def _what_goes_together(self) -> Self:
@@ -350,7 +350,7 @@ class TokenizeBody(TemplateFields):
     messages: list[ChatMessage] | None = Field(None, min_length=1)
     """A chat."""
     add_special_tokens: bool | None = None
-    """What the tokenizer puts around a text is put around it: true for a text, false for a chat."""
+    """The tokenizer's special tokens are put around it: true for a text, false for a chat."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -365,7 +365,7 @@ class AbortBody(Body):
     rules = (needs({"not": given("abort_all", {"const": True})}, given("rid", {"minLength": 1})),)
 
     rid: str | None = None
-    """What the request is known by: its `X-Request-Id`, the `id` of its answer, or a `rid` of /generate."""
+    """The id of the request: its `X-Request-Id`, the `id` of its answer, or a `rid` of /generate."""
     abort_all: bool = False
     """All of the caller's requests."""
 

@@ -85,7 +85,7 @@ class SamplingBody(SamplingFields):
     seed: Seed | None = None
     """Another name of `sampling_seed`."""
     no_stop_trim: bool = False
-    """What stopped a choice is the end of its text."""
+    """The text of a choice ends with the stop string that ended it."""
 
     @model_validator(mode="after")
     def _one_seed(self) -> Self:
@@ -111,9 +111,9 @@ class GenerateBody(Body):
     rules = (exactly_one("text", "input_ids"),)
 
     text: Texts | None = None
-    """What to continue: a text or a list of at most 64."""
+    """The prompt: a text or a list of at most 64."""
     input_ids: IdLists | None = None
-    """The same as token ids."""
+    """The prompt as token ids."""
     sampling_params: SamplingBody = SamplingBody.model_validate({})
     """How to generate."""
     stream: bool = False
@@ -129,7 +129,7 @@ class GenerateBody(Body):
     return_text_in_logprobs: bool = False
     """Log-probabilities come with the tokens' texts."""
     logprob_start_len: Start | None = None
-    """With `return_logprob`: the prompt's tokens after this place have theirs told too; -1: none of them."""
+    """With `return_logprob`: prompt tokens after this place have theirs returned too; -1: none of them."""
     speculative: Speculation = Field(True)  # type: ignore[assignment]  # a bool stays one
     """False turns drafting off for this request; an object says how far its drafts reach at most."""
     priority: Priority = 0

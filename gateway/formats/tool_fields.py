@@ -47,9 +47,9 @@ class FunctionTool(Body):
     """A function that the model may ask for."""
 
     name: str = Field(max_length=256, pattern=r"^[\w.:/-]+$")
-    """What calls name it by: letters, digits and _ . : / -"""
+    """The name in calls: letters, digits and _ . : / -"""
     description: str | None = None
-    """What it does, for the model."""
+    """The description for the model."""
     parameters: Parameters | None = None
     """A JSON schema of its arguments; without one it takes none."""
     strict: bool | None = None

@@ -17,7 +17,7 @@ from eyas.common.params import INT32_MAX
 from eyas.common.types import PromptIds
 
 LONG_BYTES = 8192
-"""Of a list, from here on: a shorter one is read quicker with the rest of its body."""
+"""The least bytes of a long list: a shorter one is read quicker with the rest of its body."""
 STAND_IN = b"[0]"
 _ID_LIST = b"0123456789, \t\n\r"
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])

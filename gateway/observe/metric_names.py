@@ -21,7 +21,7 @@ PEERS = (
     "vllm:kv_cache_usage_perc",
     "vllm:gpu_cache_usage_perc",
 )
-"""What each worker that computes the model has, by its address in the label `engine`."""
+"""The figures of each worker that computes the model, by its address in the label `engine`."""
 
 
 class RenamedMetric(msgspec.Struct, frozen=True):

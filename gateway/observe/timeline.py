@@ -30,7 +30,7 @@ FIGURES = frozenset(
         "http_responses_total",
     )
 )
-"""What the console's plots are drawn from."""
+"""The figures of the console's plots."""
 
 
 class TimelineSample(msgspec.Struct, frozen=True, array_like=True):

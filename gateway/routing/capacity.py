@@ -21,10 +21,10 @@ UNBOUNDED = 1e5
 """More sequences than any worker decodes."""
 
 HALVINGS = 24
-"""Of the gap between a rate that is borne and one that is not."""
+"""The halvings of the gap between a rate that the workers bear and one that they do not."""
 
 ROUNDS = 40
-"""Of the iteration to the steady state."""
+"""The rounds of the iteration to the steady state."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from gateway.routing.router import RouterCandidate, affinity
 
 FOLLOW_S = 0.25
 SENT_S = 10.0
-"""For how long a worker that says what it holds is believed to hold soon what it was sent."""
+"""How long a worker that reports its pages is believed to have soon those that it was sent."""
 
 NONE = PromptPages()
 RETIRE_S = 60.0  # a worker that no registry has listed for this time loses its channel

@@ -10,13 +10,13 @@ from collections import deque
 from gateway.routing.capacity import RequestMix
 
 FADE = 0.98
-"""What is left of a value's weight after the next one: about the last hundred count."""
+"""The part of a value's weight that is left after the next one: about the last hundred count."""
 
 OTHER = 1.8
 """If the mean of the last ENOUGH values is this many times that of all, or the inverse, they alone count."""
 
 CHANGE = 0.1
-"""A mix within this part of the one told last is told as that one: what follows from it need not change."""
+"""A mix that differs from the last reported one by less than this part is reported as that one."""
 
 ENOUGH = 20
 """Requests, and answers, before there is a mix."""
@@ -25,7 +25,7 @@ COUNTING_S = 1.0
 """Requests are counted over this time to see how evenly they come."""
 
 DECAY = 0.96
-"""What is left of a count's weight after the next one: about the last 25 count."""
+"""The part of a count's weight that is left after the next one: about the last 25 count."""
 
 COUNTS = 5.0
 """Counts of one kind of load before it is said to come unevenly."""

@@ -150,7 +150,7 @@ class ChoiceText:
         self._offsets = rules.offsets
         self._min_tokens = request.params.min_tokens
         self.bare: BareText | None = None if rules.stops or rules.offsets else self._detokenizer
-        """None if stop strings are looked for, or offsets are told."""
+        """None if stop strings are looked for, or offsets are returned."""
         self._tokens = 0
         self._length = 0  # characters decoded so far, with those held back
 
