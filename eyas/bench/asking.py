@@ -110,7 +110,7 @@ class AnswerReader:
 
 def phases(timings: Mapping[str, Any]) -> dict[str, float]:
     """Milliseconds by name: server_first_token, prefill_queue, decode_transfer ..."""
-    found = {f"server_{key[:-3]}": value for key, value in timings.items() if key.endswith("_ms")}
+    durations = {f"server_{key[:-3]}": value for key, value in timings.items() if key.endswith("_ms")}
     for leg in timings.get("legs") or ():
-        found |= {f"{leg['role']}_{key[:-3]}": value for key, value in leg.items() if key.endswith("_ms")}
-    return {name: float(value) for name, value in found.items() if value is not None}
+        durations |= {f"{leg['role']}_{key[:-3]}": value for key, value in leg.items() if key.endswith("_ms")}
+    return {name: float(value) for name, value in durations.items() if value is not None}

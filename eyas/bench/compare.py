@@ -116,16 +116,16 @@ def _by_settings(runs: Sequence[SavedRun]) -> dict[str, list[SavedRun]]:
 def _compared(first: list[SavedRun], second: list[SavedRun]) -> RunComparison:
     """Ratios over the requests that have the figure in every run."""
     pairs = {name: _in_pairs(first, second, name) for name in TIMES}
-    wanted = [
+    candidates = [
         (time, name, bootstrap.enough(sides[0].shape[1], share))
         for time, sides in pairs.items()
         for name, (_, share) in STATISTICS.items()
         if sides[0].shape[1]
     ]
-    level = 1 - (1 - bootstrap.LEVEL) / max(1, sum(told for _, _, told in wanted))
+    level = 1 - (1 - bootstrap.LEVEL) / max(1, sum(has_level for _, _, has_level in candidates))
     ratios = [
-        bootstrap.ratio(f"{time} {name}", pairs[time], STATISTICS[name][0], level if told else None)
-        for time, name, told in wanted
+        bootstrap.ratio(f"{time} {name}", pairs[time], STATISTICS[name][0], level if has_level else None)
+        for time, name, has_level in candidates
     ]
     return RunComparison(settings(first[0]), (first, second), pairs["e2e"][0].shape[1], ratios)
 

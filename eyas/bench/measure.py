@@ -103,10 +103,10 @@ def acceptance_length(records: Sequence[RequestRecord], server_info: Any) -> flo
 
     Where requests do not tell their steps, it is what SGLang's server tells of all since its start.
     """
-    told = [record for record in records if not record.error and record.verify_steps is not None]
-    if told:
-        steps = sum(record.verify_steps or 0 for record in told)
-        return 1 + sum(record.accepted for record in told) / steps if steps else None
+    speculative = [record for record in records if not record.error and record.verify_steps is not None]
+    if speculative:
+        steps = sum(record.verify_steps or 0 for record in speculative)
+        return 1 + sum(record.accepted for record in speculative) / steps if steps else None
     states = server_info.get("internal_states") if isinstance(server_info, dict) else None
     length = states[0].get("avg_spec_accept_length") if states else None
     return float(length) if isinstance(length, int | float) else None

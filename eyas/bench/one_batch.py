@@ -107,10 +107,10 @@ def config_for(args: argparse.Namespace, largest: int) -> EngineConfig:
     Prompts that wait while others decode already are computed in steps as large as alone, unless a flag says
     otherwise: here no answer suffers by it. Raises ConfigError for flags that leave too little room.
     """
-    asked = argparse.Namespace(**vars(args))
-    asked.max_running = args.max_running or largest
-    asked.mixed_tokens = args.mixed_tokens or 0
-    config = engine_config(asked)
+    given = argparse.Namespace(**vars(args))
+    given.max_running = args.max_running or largest
+    given.mixed_tokens = args.mixed_tokens or 0
+    config = engine_config(given)
     if config.max_running < largest:
         message = (
             f"--max-running: {config.max_running} sequences per step are fewer than a batch of {largest}"
@@ -194,7 +194,7 @@ def about(config: EngineConfig) -> dict[str, Any]:
     """What a line says of the engine."""
     import torch
 
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "model": model_name(config.model),
         "device": "cpu" if config.device == "cpu" else torch.cuda.get_device_name(config.device),
         "dtype": config.dtype,
@@ -204,9 +204,9 @@ def about(config: EngineConfig) -> dict[str, Any]:
     }
     if config.speculates:
         spec = config.speculation
-        found |= {"spec_steps": spec.steps, "spec_topk": spec.topk, "spec_draft_tokens": spec.width}
-        found |= {"spec_ngram": spec.ngram, "synthetic": bool(spec.synthetic_rates)}
-    return found
+        facts |= {"spec_steps": spec.steps, "spec_topk": spec.topk, "spec_draft_tokens": spec.width}
+        facts |= {"spec_ngram": spec.ngram, "synthetic": bool(spec.synthetic_rates)}
+    return facts
 
 
 def _shown(name: str, value: Any) -> str:

@@ -41,7 +41,7 @@ def cases_of(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(args.cases) or (ON_GPU if args.device == "cuda" else ON_CPU)
 
 
-def asked(args: argparse.Namespace) -> str:
+def command_line(args: argparse.Namespace) -> str:
     """The command again, from its flags, without those that say where results go."""
     words = ["eyas bench suite", *args.cases]
     for action in args.parser._actions:
@@ -84,7 +84,7 @@ def setups(args: argparse.Namespace, folder: Path) -> Iterator[ClusterSetup]:
     title = "The embedded model" if args.model is None else model_name(args.model)
     config = own_config(given)
     yield ClusterSetup(
-        f"{title}, {config.layout} layout", config, (True, False) if both else (True,), asked(args)
+        f"{title}, {config.layout} layout", config, (True, False) if both else (True,), command_line(args)
     )
 
 
@@ -93,7 +93,7 @@ def _shapes(args: argparse.Namespace, folder: Path) -> Iterator[ClusterSetup]:
     write_model(SHAPES[SHAPE], model)
     write_head(SHAPES[SHAPE], head)
     made = {"model": str(model), "load_format": "dummy"}
-    command = f"{asked(_with(args, cases=cases_of(args)))} --model M8 --load-format dummy"
+    command = f"{command_line(_with(args, cases=cases_of(args)))} --model M8 --load-format dummy"
     unasked = {name: args.parser.get_default(name) for name in OF_DRAFTS}
     plain = own_config(_with(args, **made, **unasked, draft="none"))
     yield ClusterSetup(f"{SHAPE}'s shape, plain", plain, (True,), f"{command} --draft none")

@@ -25,15 +25,15 @@ class LatencySlo:
         """From text like ttft=200ms,tpot=20ms,e2e=5s. Raises ConfigError."""
         bounds: dict[str, float] = {}
         for part in text.split(","):
-            found = re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)(us|ms|s)", part.strip())
-            if found is None or found[1] not in KINDS:
+            match = re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)(us|ms|s)", part.strip())
+            if match is None or match[1] not in KINDS:
                 raise ConfigError(
                     f"--slo: {part!r} is not like ttft=200ms (one of {', '.join(KINDS)}; us, ms or s)",
                     param="slo",
                 )
-            if found[1] in bounds:
-                raise ConfigError(f"--slo: {found[1]} is given twice", param="slo")
-            bounds[found[1]] = float(found[2]) * UNITS[found[3]]
+            if match[1] in bounds:
+                raise ConfigError(f"--slo: {match[1]} is given twice", param="slo")
+            bounds[match[1]] = float(match[2]) * UNITS[match[3]]
         return cls(bounds)
 
     def met(self, record: RequestRecord) -> bool:

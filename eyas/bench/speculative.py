@@ -71,8 +71,8 @@ class DraftSetting:
         spec = self.spec
         if spec is None:
             return "--draft none"
-        found = f"--spec-steps {spec.steps} --spec-topk {spec.topk}"
-        return found if spec.topk == 1 else f"{found} --spec-draft-tokens {spec.draft_tokens}"
+        flags = f"--spec-steps {spec.steps} --spec-topk {spec.topk}"
+        return flags if spec.topk == 1 else f"{flags} --spec-draft-tokens {spec.draft_tokens}"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -146,14 +146,14 @@ def settings(args: argparse.Namespace) -> list[DraftSetting]:
 
     Raises ConfigError if no draft is among them.
     """
-    found = [
+    drafted = [
         DraftSetting(spec)
         for steps, topk in itertools.product(sorted(set(args.steps)), sorted(set(args.topk)))
         for spec in _shapes(steps, topk, args.draft_tokens)
     ]
-    if not found:
+    if not drafted:
         raise ConfigError("--draft-tokens: no tree of --steps and --topk has as many", param="draft-tokens")
-    return [DraftSetting(None), *found]
+    return [DraftSetting(None), *drafted]
 
 
 def _shapes(steps: int, topk: int, nodes: Sequence[int]) -> Iterator[SpeculationConfig]:
@@ -170,17 +170,17 @@ def _shapes(steps: int, topk: int, nodes: Sequence[int]) -> Iterator[Speculation
 
 def _config(args: argparse.Namespace, setting: DraftSetting) -> EngineConfig:
     """The engine of one setting, launched as it serves. Raises ConfigError if nothing is drafted."""
-    asked = argparse.Namespace(**vars(args))
+    given = argparse.Namespace(**vars(args))
     if setting.spec is not None and not drafts(args):
         raise ConfigError("--draft: a draft head is needed", param="draft")
     if setting.spec is None:
-        asked.draft = "none"
+        given.draft = "none"
         for name in OF_DRAFTS:
-            setattr(asked, name, args.parser.get_default(name))
+            setattr(given, name, args.parser.get_default(name))
     else:
         for name, value in zip(GRID, dataclasses.astuple(setting.spec), strict=False):
-            setattr(asked, name, value)
-    config = config_for(asked, max(args.batch_size))
+            setattr(given, name, value)
+    config = config_for(given, max(args.batch_size))
     *_, (_, served) = modes_of(config)
     return served
 
@@ -195,9 +195,9 @@ def prompts_of(args: argparse.Namespace) -> list[EnginePrompt]:
     if args.prompts is not None:
         lines = read_lines(args.prompts, "prompts")
     elif is_nano(args.model):
-        from eyas.evals.heldout import held_out_prompts
+        from eyas.evals.heldout import heldout_prompts
 
-        lines = as_chats(held_out_prompts()[: args.num_prompts])
+        lines = as_chats(heldout_prompts()[: args.num_prompts])
     else:
         raise ConfigError("--prompts: a model needs questions of its kind", param="prompts")
     speech = ChatTokenizer(Path(model_folder(args.model, weights=False)))

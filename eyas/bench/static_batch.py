@@ -48,12 +48,12 @@ class StaticBatch:
     def requests(self, vocab_size: int, seed: str) -> list[GenerationRequest]:
         """Greedy, of random prompts that no earlier seed had: nothing of them is in a prefix cache."""
         params = SamplingParams(temperature=0.0, max_tokens=self.output_len, ignore_eos=True)
-        found = []
+        requests = []
         for i in range(self.size):
             draw = random.Random(f"{seed} {self.size} {self.input_len} {i}")
             prompt = tuple(draw.randrange(vocab_size) for _ in range(self.input_len))
-            found.append(GenerationRequest(f"{seed} {i}", prompt, params, timeout_s=BATCH_S))
-        return found
+            requests.append(GenerationRequest(f"{seed} {i}", prompt, params, timeout_s=BATCH_S))
+        return requests
 
 
 @dataclass
@@ -94,13 +94,13 @@ class BatchTrace:
 
         A step's time is that between two messages which both have tokens for every request.
         """
-        found = []
+        rounds = []
         for (before, first), (after, entries) in zip(self.steps, self.steps[1:], strict=False):
             together = len(first) == len(entries) == self.size and all(e.index > 0 for e in entries)
             if together and not any(e.finish for e in entries):
                 tokens = sum(len(e.tokens) for e in entries) / self.size
-                found.append((after - before, tokens))
-        return found
+                rounds.append((after - before, tokens))
+        return rounds
 
 
 Script: TypeAlias = Generator[list[GenerationRequest], BatchTrace, None]
@@ -183,7 +183,7 @@ def figures(batch: StaticBatch, traces: Sequence[BatchTrace]) -> dict[str, float
     """
     prefill = statistics.median(trace.prefill_s for trace in traces)
     total = statistics.median(trace.total_s for trace in traces)
-    found: dict[str, float | int] = {
+    line: dict[str, float | int] = {
         "batch_size": batch.size,
         "input_len": batch.input_len,
         "output_len": batch.output_len,
@@ -195,7 +195,7 @@ def figures(batch: StaticBatch, traces: Sequence[BatchTrace]) -> dict[str, float
         seconds = sorted(one[0] for one in rounds)
         accepted = statistics.mean(one[1] for one in rounds)
         median = statistics.median(seconds)
-        found |= {
+        line |= {
             "median_decode_latency": median,
             "p90_decode_latency": seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))],
             "median_decode_throughput": batch.size * accepted / median,
@@ -203,4 +203,4 @@ def figures(batch: StaticBatch, traces: Sequence[BatchTrace]) -> dict[str, float
             "decode_steps": len(seconds),
         }
     lengths = batch.size * (batch.input_len + batch.output_len)
-    return found | {"total_latency": total, "overall_throughput": lengths / total, "runs": len(traces)}
+    return line | {"total_latency": total, "overall_throughput": lengths / total, "runs": len(traces)}

@@ -23,7 +23,7 @@ from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
 from eyas.bench.saved import SavedRun, from_figures
 from eyas.bench.section import MachineSection, ResultPlot, ResultTable, Row, write_section
-from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, ClusterSetup, asked, cases_of, gpus, setups
+from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, ClusterSetup, cases_of, command_line, gpus, setups
 from eyas.bench.summary import warn
 from eyas.bench.surroundings import RunEnvironment, look_around
 from eyas.cluster.screen import run_on_screen
@@ -77,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
         drafts = (True, False) if args.both else (True,)
         measurement = BenchSuite(names, drafts, args.served_model, args.output_file)
         rows = interrupts.run(measurement.measure(MeasuredServer(args.url, client_key(args), args.ca)))
-        tables = [ResultTable(args.url, asked(args), rows)]
+        tables = [ResultTable(args.url, command_line(args), rows)]
     else:
         tables = _clusters(args, names)
         notes = _shape_note(args)
         for note in notes:
             print(note)
     if args.report:
-        command = f"{asked(args)} --report {args.report}"
+        command = f"{command_line(args)} --report {args.report}"
         plots = draw(tables, args.report.parent, where)
         write_section(args.report, MachineSection(where, command, tables, plots, notes))
     return int(any(row["failed"] for table in tables for row in table.rows))
@@ -161,9 +161,9 @@ class BenchSuite:
         if all(record.error for record in result.records):
             raise EyasError(f"{name}: no request succeeded: {result.records[0].error}")
         warn(result)
-        found = figures(result, details=True)
-        drafts = bool(found["accepted_tokens"] or found["rejected_tokens"])
-        row = {"case": name, "speculative": speculative, "drafts": drafts, **found}
+        measured = figures(result, details=True)
+        drafts = bool(measured["accepted_tokens"] or measured["rejected_tokens"])
+        row = {"case": name, "speculative": speculative, "drafts": drafts, **measured}
         # A server that tells its acceptance since it started tells it of these requests too.
         return row if drafts else {**row, "accept_length": None}
 
@@ -209,10 +209,10 @@ def draw(tables: Sequence[ResultTable], page: Path, where: RunEnvironment) -> li
                 run = from_figures(row, row["case"], "with drafts" if row["drafts"] else "without drafts")
                 runs.setdefault(row["case"], []).append(run)
     plots = []
-    for case, found in runs.items():
+    for case, lines in runs.items():
         path = f"plots/{_slug(where.hardware)}-{_slug(case)}{PLOTS}"
         caption = f"{case} on {where.hardware}"
-        plot_runs(found, page / path, caption)
+        plot_runs(lines, page / path, caption)
         plots.append(ResultPlot(path, caption))
     return plots
 

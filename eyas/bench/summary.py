@@ -31,12 +31,12 @@ def summary(figures: dict[str, Any]) -> str:
 
 def warn(run: RunRecord) -> None:
     """Says on standard error what may have distorted the run: the client at its limit."""
-    found = []
+    warnings = []
     if run.client_cpu > CPU_BOUND:
-        found.append(f"the client used {run.client_cpu:.0%} of a core: it may have been the slower side")
+        warnings.append(f"the client used {run.client_cpu:.0%} of a core: it may have been the slower side")
     if run.client_lag_ms > LAG_BOUND_MS:
-        found.append(f"the client was up to {run.client_lag_ms:.1f} ms late (p99): latencies include that")
-    for warning in found:
+        warnings.append(f"the client was up to {run.client_lag_ms:.1f} ms late (p99): latencies include that")
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
 
 

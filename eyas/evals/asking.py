@@ -78,9 +78,9 @@ class SideOutcome:
 
 
 async def ask_all(
-    side: EvalSide, task: EvalTask, asking: TaskOptions, told: Callable[[], None]
+    side: EvalSide, task: EvalTask, asking: TaskOptions, answered: Callable[[], None]
 ) -> SideOutcome:
-    """Asks everything; calls `told` after each answer. A failed request becomes an Answer with its error.
+    """Asks everything; calls `answered` after each answer. A failed request becomes an Answer with its error.
 
     Raises EyasError if no server is there, or it lacks what the side asks of it.
     """
@@ -100,13 +100,13 @@ async def ask_all(
         async def ask(index: int) -> TaskAnswer:
             async with turn:
                 answer = await _answer(client, path, asking.body(task, known, index) | extra)
-                told()
+                answered()
                 return answer
 
         start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(ask(index)) for index in range(len(task.questions))]
-        return SideOutcome(known, time.perf_counter() - start, tuple(each.result() for each in asked))
+            tasks = [group.create_task(ask(index)) for index in range(len(task.questions))]
+        return SideOutcome(known, time.perf_counter() - start, tuple(each.result() for each in tasks))
 
 
 async def _meet(client: httpx.AsyncClient, side: EvalSide) -> tuple[EvalSide, bool]:

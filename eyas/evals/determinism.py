@@ -67,10 +67,10 @@ class FirstAnswers:
 
     said: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
 
-    def differing(self, company: str, found: dict[str, list[int]]) -> list[str]:
+    def differing(self, company: str, answers: dict[str, list[int]]) -> list[str]:
         """Of these answers, those that are not what was said first: a sentence for each."""
         texts = []
-        for name, tokens in found.items():
+        for name, tokens in answers.items():
             other, known = self.said.setdefault(name, (company, tokens))
             if tokens != known:
                 pairs = enumerate(zip(known, tokens, strict=False))
@@ -106,22 +106,22 @@ def made(model: dict[str, Any], count: int, max_tokens: int) -> list[ProbeReques
     if most < 1:
         raise EyasError(f"--max-tokens: {max_tokens} leaves no room for a prompt and a second turn")
     usual = {"max_new_tokens": max_tokens, "ignore_eos": True}
-    found = []
+    requests = []
     for i in range(count):
         length = max(1, round(most ** dice.uniform(0.3, 1.0)))
         prompt = tuple(dice.randrange(model["vocab_size"]) for _ in range(length))
         noise = {"temperature": 0.8, "sampling_seed": i} if i % 2 else {"temperature": 0}
-        found.append(ProbeRequest(f"request {i}", prompt, usual | noise))
-    return found
+        requests.append(ProbeRequest(f"request {i}", prompt, usual | noise))
+    return requests
 
 
 class _DeterminismRun:
     """The requests in every company, one after another; a line of the table for each."""
 
-    def __init__(self, http: httpx.AsyncClient, asked: Sequence[ProbeRequest], others: int) -> None:
+    def __init__(self, http: httpx.AsyncClient, requests: Sequence[ProbeRequest], others: int) -> None:
         self._http = http
-        self._cases = list(asked)
-        pairs = ((i, asked[i % len(asked)]) for i in range(others))
+        self._cases = list(requests)
+        pairs = ((i, requests[i % len(requests)]) for i in range(others))
         self._others = [  # of all lengths too, and with no beginning in common
             dataclasses.replace(one, name=f"other {i}", prompt=one.prompt[1 + i % 7 :] or (i,))
             for i, one in pairs
@@ -153,7 +153,11 @@ class _DeterminismRun:
         return dataclasses.replace(request, name=f"{request.name}, second turn", prompt=prompt)
 
     async def _count_differing(
-        self, company: str, asked: Sequence[ProbeRequest], at_once: int, others: Sequence[ProbeRequest] = ()
+        self,
+        company: str,
+        requests: Sequence[ProbeRequest],
+        at_once: int,
+        others: Sequence[ProbeRequest] = (),
     ) -> int:
         room = asyncio.Semaphore(at_once + len(others))
 
@@ -161,9 +165,10 @@ class _DeterminismRun:
             async with room:
                 return request.name, (await _ask(self._http, "/generate", request.body))["output_ids"]
 
-        found = dict(await asyncio.gather(*map(answer, _shuffled((*others, *asked)))))
-        texts = self._answers.differing(company, {request.name: found[request.name] for request in asked})
-        print(f"{company:34} {len(asked):>7} {len(texts):>7}")
+        answers = dict(await asyncio.gather(*map(answer, _shuffled((*others, *requests)))))
+        own = {request.name: answers[request.name] for request in requests}
+        texts = self._answers.differing(company, own)
+        print(f"{company:34} {len(requests):>7} {len(texts):>7}")
         for text in texts[:SHOWN]:
             print(f"  {text}")
         return len(texts)

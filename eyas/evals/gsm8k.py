@@ -40,18 +40,18 @@ def run(args: argparse.Namespace) -> int:
 
 def load(args: argparse.Namespace) -> EvalTask:
     """The problems of `--data` behind `--shots` worked examples. Raises ConfigError for unusable files."""
-    asked = _problems(args.data)
+    problems = _problems(args.data)
     if args.train is None:
-        examples, asked = asked[: args.shots], asked[args.shots :]
+        examples, problems = problems[: args.shots], problems[args.shots :]
     else:
         examples = _problems(args.train)[: args.shots]
-    if len(examples) < args.shots or not asked:
+    if len(examples) < args.shots or not problems:
         message = f"--shots: {args.shots} worked examples and a question are more than the files hold"
         raise ConfigError(message, param="shots")
     shots = "".join(f"{_ask(question)} {answer}\n\n" for question, answer in examples)
     questions = [
         EvalQuestion(shots + _ask(question), answer.split(MARK)[-1].strip(), flexible_extract)
-        for question, answer in asked[: args.limit]
+        for question, answer in problems[: args.limit]
     ]
     return EvalTask(
         name="gsm8k",
@@ -82,14 +82,14 @@ def _ask(question: str) -> str:
 
 def strict_match(answer: str, expected: str) -> bool:
     """Whether the number after the first #### is the expected one."""
-    found = re.search(rf"{MARK}(-?[0-9.,]+)", answer)
-    return found is not None and _plain(found[1]) == _plain(expected)
+    match = re.search(rf"{MARK}(-?[0-9.,]+)", answer)
+    return match is not None and _plain(match[1]) == _plain(expected)
 
 
 def flexible_extract(answer: str, expected: str) -> bool:
     """Whether the last number is the expected one; signs, points, commas and $ belong to a number."""
-    found = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", answer)
-    return bool(found) and _plain(found[-1]) == _plain(expected)
+    numbers = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", answer)
+    return bool(numbers) and _plain(numbers[-1]) == _plain(expected)
 
 
 def last_number(answer: str, expected: str) -> bool:

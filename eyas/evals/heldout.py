@@ -35,8 +35,8 @@ def contains(answer: str, expected: str) -> bool:
 
 def concludes(answer: str, expected: str) -> bool:
     """Whether the last `#### N` line names the number."""
-    found = re.findall(r"#### (-?\d+)", answer)
-    return bool(found) and found[-1] == expected
+    results = re.findall(r"#### (-?\d+)", answer)
+    return bool(results) and results[-1] == expected
 
 
 def lists_in_order(answer: str, expected: str) -> bool:
@@ -48,8 +48,8 @@ def lists_in_order(answer: str, expected: str) -> bool:
 
 def results_in(answer: str, expected: str) -> bool:
     """Whether the last number of the answer is the expected one."""
-    found = re.findall(r"\d+", answer)
-    return bool(found) and found[-1] == expected
+    numbers = re.findall(r"\d+", answer)
+    return bool(numbers) and numbers[-1] == expected
 
 
 SETS: Mapping[str, tuple[Judge, float]] = {
@@ -68,7 +68,8 @@ SETS: Mapping[str, tuple[Judge, float]] = {
 def question_set(name: str, pairs: Sequence[Sequence[str]]) -> QuestionSet:
     """A set of these questions and what is expected of their answers."""
     judge, bar = SETS[name]
-    return QuestionSet(name, tuple(EvalQuestion(asked, expected, judge) for asked, expected in pairs), bar)
+    questions = tuple(EvalQuestion(question, expected, judge) for question, expected in pairs)
+    return QuestionSet(name, questions, bar)
 
 
 def question_sets(size: int, seed: int) -> list[QuestionSet]:
@@ -79,7 +80,7 @@ def question_sets(size: int, seed: int) -> list[QuestionSet]:
     return [question_set(name, _window(pairs[name], size, seed)) for name in SETS]
 
 
-def held_out_prompts() -> list[list[Message]]:
+def heldout_prompts() -> list[list[Message]]:
     """Distinct chats of all topics that end with a user turn and are not in the training text."""
     chats: list[list[Message]] = json.loads(FILE.read_text())["chats"]
     return chats

@@ -48,24 +48,24 @@ def load(args: argparse.Namespace) -> EvalTask:
     for name in args.subjects:
         if name not in known:
             raise ConfigError(f"--subjects: {name!r} is none of {', '.join(known)}", param="subjects")
-    asked = args.subjects or known
+    subjects = args.subjects or known
     return EvalTask(
         name="mmlu",
-        questions=tuple(question for subject in asked for question in _subject(args, subject)),
+        questions=tuple(question for subject in subjects for question in _subject(args, subject)),
         max_tokens=LONGEST_CHAT_ANSWER if args.chat else 1,
         chat=args.chat,
     )
 
 
 def _subject(args: argparse.Namespace, subject: str) -> list[EvalQuestion]:
-    asked = _rows(args.data / "test" / f"{subject}_test.csv")[: args.limit]
+    rows = _rows(args.data / "test" / f"{subject}_test.csv")[: args.limit]
     examples = _rows(args.data / "dev" / f"{subject}_dev.csv")[: args.shots] if args.shots else []
     if len(examples) < args.shots:
         raise ConfigError(f"--shots: {subject} has {len(examples)} worked examples", param="shots")
     topic = subject.replace("_", " ")
     intro = f"The following are multiple choice questions (with answers) about {topic}.\n\n"
     shots = "".join(f"{_ask(row)} {row[-1]}\n\n" for row in examples)
-    return [EvalQuestion(intro + shots + _ask(row), row[-1], chooses, subject) for row in asked]
+    return [EvalQuestion(intro + shots + _ask(row), row[-1], chooses, subject) for row in rows]
 
 
 def _rows(path: Path) -> list[Row]:

@@ -29,9 +29,9 @@ def load(args: argparse.Namespace) -> EvalTask:
     return EvalTask(
         name="nano",
         questions=tuple(
-            dataclasses.replace(question, group=found.name) for found in sets for question in found.questions
+            dataclasses.replace(question, group=one.name) for one in sets for question in one.questions
         ),
         max_tokens=LONGEST_ANSWER,
         chat=True,
-        bars={found.name: found.bar for found in sets},
+        bars={one.name: one.bar for one in sets},
     )

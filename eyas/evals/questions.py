@@ -47,13 +47,13 @@ def read_json_lines(path: Path, fields: Sequence[str]) -> dict[int, dict[str, st
 
     Raises ConfigError for a file that cannot be read or holds no object, and for a malformed line, by number.
     """
-    found = {}
+    objects = {}
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
-            found[number] = _object(f"{path}:{number}", line, fields)
-    if not found:
+            objects[number] = _object(f"{path}:{number}", line, fields)
+    if not objects:
         raise ConfigError(f"{path} holds no question")
-    return found
+    return objects
 
 
 def read_text(path: Path) -> str:

@@ -30,19 +30,19 @@ def evaluate(args: argparse.Namespace, task: EvalTask) -> int:
     sides = sides_of(args)
     _check(args, len(sides))
     asking = TaskOptions(args.parallel, args.temperature, args.seed, args.max_tokens)
-    found = [_judged(side, task, asking) for side in sides]
-    comparison = compare(*found) if len(found) > 1 else None
+    outcomes = [_judged(side, task, asking) for side in sides]
+    comparison = compare(*outcomes) if len(outcomes) > 1 else None
     if args.output_file:
-        _append(args, found, comparison)
+        _append(args, outcomes, comparison)
     console = Console()
-    for judged in found:
+    for judged in outcomes:
         _show(console, judged)
     if comparison:
         _show_comparison(console, comparison)
-    for judged in found:
+    for judged in outcomes:
         if not judged.answered:
             raise EyasError(f"{judged.outcome.side}: no question was answered: {judged.errors[0]}")
-    return 0 if _is_well(found, comparison, args.require_identical) else 1
+    return 0 if _is_well(outcomes, comparison, args.require_identical) else 1
 
 
 def _check(args: argparse.Namespace, sides: int) -> None:
@@ -62,15 +62,15 @@ def _check(args: argparse.Namespace, sides: int) -> None:
 def _judged(side: EvalSide, task: EvalTask, asking: TaskOptions) -> JudgedOutcome:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        asked = progress.add_task(f"{task.name}: answers", total=len(task.questions))
-        outcome = asyncio.run(ask_all(side, task, asking, lambda: progress.advance(asked)))
-        told = progress.add_task(f"{task.name}: judged", total=len(task.questions))
-        return judge(task, outcome, lambda: progress.advance(told))
+        answered = progress.add_task(f"{task.name}: answers", total=len(task.questions))
+        outcome = asyncio.run(ask_all(side, task, asking, lambda: progress.advance(answered)))
+        judged = progress.add_task(f"{task.name}: judged", total=len(task.questions))
+        return judge(task, outcome, lambda: progress.advance(judged))
 
 
-def _is_well(found: list[JudgedOutcome], comparison: PairedComparison | None, identical: bool) -> bool:
-    whole = not any(judged.errors for judged in found)
-    passed = all(score.passed for judged in found for score in judged.scores())
+def _is_well(outcomes: list[JudgedOutcome], comparison: PairedComparison | None, identical: bool) -> bool:
+    whole = not any(judged.errors for judged in outcomes)
+    passed = all(score.passed for judged in outcomes for score in judged.scores())
     same = comparison is None or comparison.identical == comparison.compared
     return whole and passed and (same or not identical)
 
@@ -79,13 +79,13 @@ def _is_well(found: list[JudgedOutcome], comparison: PairedComparison | None, id
 
 
 def _append(
-    args: argparse.Namespace, found: list[JudgedOutcome], comparison: PairedComparison | None
+    args: argparse.Namespace, outcomes: list[JudgedOutcome], comparison: PairedComparison | None
 ) -> None:
     """A line for each side; the second's tells the comparison with the first."""
     settings = {name: value for name, value in vars(args).items() if name in SETTINGS}
     path: Path = args.output_file
     with path.open("a") as file:
-        for position, judged in enumerate(found):
+        for position, judged in enumerate(outcomes):
             line = {**settings, **figures(judged, args.output_details)}
             if position and comparison:
                 line["against_first"] = comparison.figures()
@@ -94,27 +94,27 @@ def _append(
 
 def _show(console: Console, judged: JudgedOutcome) -> None:
     console.print(score_table(judged.scores() + judged.other_scores(), str(judged.outcome.side)))
-    told = figures(judged, details=False)
+    line = figures(judged, details=False)
     if judged.answered:
         parts = [
-            f"{told['completed']} answers in {told['duration']:.1f} s",
-            f"{told['output_throughput']:.1f} output tokens per second",
-            f"latency {told['median_e2e_latency_ms']:.0f} ms median, {told['p90_e2e_latency_ms']:.0f} ms p90",
+            f"{line['completed']} answers in {line['duration']:.1f} s",
+            f"{line['output_throughput']:.1f} output tokens per second",
+            f"latency {line['median_e2e_latency_ms']:.0f} ms median, {line['p90_e2e_latency_ms']:.0f} ms p90",
         ]
-        if told["accept_rate"] is not None:
-            parts.append(f"{told['accept_rate']:.0%} of drafts accepted")
-        if told["accept_length"] is not None:
-            parts.append(f"{told['accept_length']:.2f} tokens per verify step")
+        if line["accept_rate"] is not None:
+            parts.append(f"{line['accept_rate']:.0%} of drafts accepted")
+        if line["accept_length"] is not None:
+            parts.append(f"{line['accept_length']:.2f} tokens per verify step")
         console.print("; ".join(parts), soft_wrap=True)
     if judged.errors:
-        failed = f"{told['failed']} of {told['num_requests']} requests FAILED, and count in no share"
+        failed = f"{line['failed']} of {line['num_requests']} requests FAILED, and count in no share"
         console.print(f"{failed}: {judged.errors[0]}", markup=False, soft_wrap=True)
 
 
-def _show_comparison(console: Console, found: PairedComparison) -> None:
+def _show_comparison(console: Console, pairs: PairedComparison) -> None:
     parts = [
-        f"of {found.compared} questions that both answered, {found.identical} answers are identical",
-        f"right by the first alone {found.only_first_right}, by the second alone {found.only_second_right}",
-        f"exact McNemar p = {found.p_value:.3g}",
+        f"of {pairs.compared} questions that both answered, {pairs.identical} answers are identical",
+        f"right by the first alone {pairs.only_first_right}, by the second alone {pairs.only_second_right}",
+        f"exact McNemar p = {pairs.p_value:.3g}",
     ]
     console.print("; ".join(parts), soft_wrap=True)

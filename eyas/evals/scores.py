@@ -52,15 +52,15 @@ class JudgedOutcome:
 
     def other_scores(self) -> list[GroupScore]:
         """The scores by the task's other judges."""
-        found = []
+        scores = []
         for name, judge in self.task.also.items():
             score = GroupScore(name)
             for question, answer in zip(self.task.questions, self.outcome.answers, strict=True):
                 if not answer.error:
                     right = judge(answer.text, question.expected)
                     score.add(right, answer.ended, unbroken(answer.text))
-            found.append(score)
-        return found
+            scores.append(score)
+        return scores
 
     @property
     def accept_rate(self) -> float | None:
@@ -72,18 +72,18 @@ class JudgedOutcome:
     @property
     def accept_length(self) -> float | None:
         """Tokens per verify step, its own included; None where the server tells of no such steps."""
-        told = [answer for answer in self.answered if answer.verify_steps]
-        steps = sum(answer.verify_steps or 0 for answer in told)
-        return 1 + sum(answer.accepted for answer in told) / steps if steps else None
+        speculative = [answer for answer in self.answered if answer.verify_steps]
+        steps = sum(answer.verify_steps or 0 for answer in speculative)
+        return 1 + sum(answer.accepted for answer in speculative) / steps if steps else None
 
 
-def judge(task: EvalTask, outcome: SideOutcome, told: Callable[[], None]) -> JudgedOutcome:
-    """Judges every answer; calls `told` after each."""
+def judge(task: EvalTask, outcome: SideOutcome, judged: Callable[[], None]) -> JudgedOutcome:
+    """Judges every answer; calls `judged` after each."""
 
     def is_right(index: int) -> bool | None:
         question, answer = task.questions[index], outcome.answers[index]
         right = None if answer.error else question.judge(answer.text, question.expected)
-        told()
+        judged()
         return right
 
     with ThreadPoolExecutor(JUDGES) as pool:
@@ -108,7 +108,7 @@ def figures(judged: JudgedOutcome, details: bool) -> dict[str, Any]:
         "accuracy": total.share if answered else None,
         "accuracy_stderr": total.error if answered else None,
         **{f"accuracy_{score.name}": score.share for score in judged.other_scores() if answered},
-        "groups": {score.name: {"completed": score.asked, "right": score.right} for score in groups},
+        "groups": {score.name: {"completed": score.questions, "right": score.right} for score in groups},
         "duration": seconds,
         "total_input_tokens": sum(answer.prompt_tokens for answer in answered),
         "total_output_tokens": outputs,

@@ -21,14 +21,14 @@ class GroupScore:
 
     name: str
     bar: float | None = None
-    asked: int = 0
+    questions: int = 0
     right: int = 0
     ended: int = 0
     unbroken: int = 0
 
     def add(self, right: bool, ended: bool, unbroken: bool) -> None:
         """Count one answer."""
-        self.asked += 1
+        self.questions += 1
         self.right += right
         self.ended += ended
         self.unbroken += unbroken
@@ -36,20 +36,20 @@ class GroupScore:
     @property
     def share(self) -> float:
         """The share of right answers."""
-        return self.right / max(1, self.asked)
+        return self.right / max(1, self.questions)
 
     @property
     def error(self) -> float:
         """The standard error of the share, from the sample's own variance; 0 for fewer than two answers."""
-        return math.sqrt(self.share * (1 - self.share) / max(1, self.asked - 1))
+        return math.sqrt(self.share * (1 - self.share) / max(1, self.questions - 1))
 
     @property
     def passed(self) -> bool:
         """Whether the bar, if any, is met, the turns ended, and no character was broken."""
         if self.bar is None:
             return True
-        ends = self.ended >= ENDED_BAR * self.asked
-        return self.share >= self.bar and ends and self.unbroken == self.asked
+        ends = self.ended >= ENDED_BAR * self.questions
+        return self.share >= self.bar and ends and self.unbroken == self.questions
 
 
 def score_table(scores: list[GroupScore], title: str) -> Table:
@@ -61,12 +61,12 @@ def score_table(scores: list[GroupScore], title: str) -> Table:
             bar, verdict = f"{score.bar:.0%}", "pass" if score.passed else "MISS"
         table.add_row(
             score.name,
-            str(score.asked),
+            str(score.questions),
             f"{score.share:.1%}",
             f"{score.error:.1%}",
             bar,
-            f"{score.ended / max(1, score.asked):.1%}",
-            f"{score.unbroken / max(1, score.asked):.1%}",
+            f"{score.ended / max(1, score.questions):.1%}",
+            f"{score.unbroken / max(1, score.questions):.1%}",
             verdict,
         )
     return table

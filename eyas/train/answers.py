@@ -53,15 +53,15 @@ class AnswerOptions:
         return EnginePrompt(number, question, min(self.longest, self.length - len(question)))
 
 
-def engine_of(device: str, target: str, draft: str | None = None, **asked: Any) -> EngineConfig:
+def engine_of(device: str, target: str, draft: str | None = None, **settings: Any) -> EngineConfig:
     """An engine that serves this process alone."""
-    return resolve_engine(device, model=target, draft=draft, worker="train", transfer=NONE, **asked)
+    return resolve_engine(device, model=target, draft=draft, worker="train", transfer=NONE, **settings)
 
 
 def answers(asking: AnswerOptions, questions: Mapping[int, Sequence[int]], file: Path) -> dict[int, Tokens]:
     """The answer to every question, by its number. Raises EyasError if the engine gives up."""
-    found = _known(asking, file)
-    missing = [asking.prompt(number, ids) for number, ids in questions.items() if number not in found]
+    known = _known(asking, file)
+    missing = [asking.prompt(number, ids) for number, ids in questions.items() if number not in known]
     if missing:
         with file.open("a") as out, Progress() as bar:
             task = bar.add_task("answers", total=len(questions), completed=len(questions) - len(missing))
@@ -69,13 +69,13 @@ def answers(asking: AnswerOptions, questions: Mapping[int, Sequence[int]], file:
             def tell(line: dict[str, Any]) -> None:
                 out.write(json.dumps(line) + "\n")
                 out.flush()
-                found[line["number"]] = line["tokens"]
+                known[line["number"]] = line["tokens"]
                 bar.advance(task)
 
             work = partial(_ask, asking.engine, missing, _params(asking))
             if run_parts([ChildPart("answers", work)], tell):
                 raise EyasError(f"{asking.target} did not answer all questions; --resume goes on")
-    return {number: found[number] for number in questions}
+    return {number: known[number] for number in questions}
 
 
 def _known(asking: AnswerOptions, file: Path) -> dict[int, Tokens]:

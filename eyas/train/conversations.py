@@ -91,8 +91,8 @@ class ChatTokenizer:
             if line.completion is None:
                 raise ConfigError(f"{line.where}: completion is missing, and --keep-answers is given")
             both = self._tokenizer.encode(line.prompt + line.completion)
-            asked = len(self._tokenizer.encode(line.prompt))
-            return _example([(both[:asked], False), (both[asked:], True)])
+            prompt_length = len(self._tokenizer.encode(line.prompt))
+            return _example([(both[:prompt_length], False), (both[prompt_length:], True)])
         return _example(self._turns(line))
 
     def _turns(self, line: ConversationLine) -> list[tuple[Ids, bool]]:
@@ -102,14 +102,14 @@ class ChatTokenizer:
         for i, message in enumerate(line.messages):
             if message["role"] != "assistant":
                 continue
-            asked = self._chat(line, line.messages[:i], True)
+            prompt = self._chat(line, line.messages[:i], True)
             said = self._chat(line, line.messages[: i + 1], False)
-            if not (asked.startswith(known) and said.startswith(asked)):
+            if not (prompt.startswith(known) and said.startswith(prompt)):
                 raise ConfigError(
                     f"{line.where}: messages[{i}]: the chat template writes what came before it anew, "
                     "so answers cannot be kept (leave out --keep-answers)"
                 )
-            pieces += [(self._encode(asked[len(known) :]), False), (self._encode(said[len(asked) :]), True)]
+            pieces += [(self._encode(prompt[len(known) :]), False), (self._encode(said[len(prompt) :]), True)]
             known = said
         if not pieces:
             raise ConfigError(f"{line.where}: messages has no answer, and --keep-answers is given")
@@ -145,13 +145,13 @@ def _line(text: str, where: str) -> ConversationLine:
         raise ConfigError(f"{where}: it is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: it is not a JSON object")
-    found = [kind for kind in KINDS if kind in value]
-    if len(found) != 1:
-        told = " and ".join(found) or "none of them"
-        raise ConfigError(f"{where}: one of {', '.join(KINDS)} is needed, and it has {told}")
-    if found == ["messages"]:
+    kinds = [kind for kind in KINDS if kind in value]
+    if len(kinds) != 1:
+        listed = " and ".join(kinds) or "none of them"
+        raise ConfigError(f"{where}: one of {', '.join(KINDS)} is needed, and it has {listed}")
+    if kinds == ["messages"]:
         return ConversationLine(where, messages=_messages(value["messages"], where))
-    for key in (found[0], "completion"):
+    for key in (kinds[0], "completion"):
         if key in value and (not isinstance(value[key], str) or not value[key]):
             raise ConfigError(f"{where}: {key} is not a text")
     return ConversationLine(

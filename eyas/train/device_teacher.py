@@ -67,13 +67,13 @@ class DeviceTeacher(TeacherModel):
 
     def _tiles(self, lengths: Sequence[int]) -> np.ndarray:
         """(slot, first row of all, first row of the text, rows) of each: the longest one bounds the rest."""
-        found, first = [], 0
+        tiles, first = [], 0
         for slot, length in enumerate(lengths):
             for i in range(0, length, self._tile):
-                found.append((slot, first + i, i, min(self._tile, length - i)))
+                tiles.append((slot, first + i, i, min(self._tile, length - i)))
             first += length
-        found.sort(key=lambda tile: -(tile[2] + tile[3]))
-        return np.array(found)
+        tiles.sort(key=lambda tile: -(tile[2] + tile[3]))
+        return np.array(tiles)
 
     def _int32(self, values: np.ndarray) -> Tensor:
         return upload(torch.from_numpy(values.astype(np.int32)), self._pages.device)

@@ -127,9 +127,9 @@ def run(args: argparse.Namespace) -> int:
     folder = RunFolder(args.out)
     _check(args, folder)
     lines, speech = read_lines(args.data), ChatTokenizer(args.target)
-    held, learnt = _split(lines, args.held_out, args.seed)
+    heldout, learnt = _split(lines, args.held_out, args.seed)
     examples = _examples(args, speech, lines, folder)
-    texts = TrainingTexts(*([examples[i] for i in some if i in examples] for some in (learnt, held)))
+    texts = TrainingTexts(*([examples[i] for i in some if i in examples] for some in (learnt, heldout)))
     if not texts.learnt:
         raise ConfigError(f"--data: {args.data} has no text to learn", param="data")
     history = _trained(args, texts, folder)
@@ -137,7 +137,8 @@ def run(args: argparse.Namespace) -> int:
         plot_training(history, args.plot, f"{args.kind} for {args.target.name}")
     console = Console()
     console.print(f"{folder.out}: {_summary(history[-1])}", soft_wrap=True)
-    prompts = [EnginePrompt(i, q, args.max_answer) for i in held[:SERVED] if (q := speech.question(lines[i]))]
+    served = heldout[:SERVED]
+    prompts = [EnginePrompt(i, q, args.max_answer) for i in served if (q := speech.question(lines[i]))]
     if prompts:
         console.print(_served(args, prompts), soft_wrap=True)
     return 0
@@ -167,12 +168,12 @@ def _check(args: argparse.Namespace, folder: RunFolder) -> None:
 # --- texts -----------------------------------------------------------------------------------------------
 
 
-def _split(lines: Sequence[ConversationLine], held: int, seed: int) -> tuple[list[int], list[int]]:
+def _split(lines: Sequence[ConversationLine], heldout: int, seed: int) -> tuple[list[int], list[int]]:
     """Numbers of the lines that are held out, a tenth at most, and of the others."""
     order = list(range(len(lines)))
     random.Random(seed).shuffle(order)
-    held = min(held, len(lines) // 10)
-    return sorted(order[:held]), sorted(order[held:])
+    heldout = min(heldout, len(lines) // 10)
+    return sorted(order[:heldout]), sorted(order[heldout:])
 
 
 def _examples(

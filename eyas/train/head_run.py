@@ -61,7 +61,7 @@ class TrainingTexts:
     """What is learnt, and what is held out for measurements."""
 
     learnt: Sequence[TrainingExample]
-    held: Sequence[TrainingExample]
+    heldout: Sequence[TrainingExample]
 
 
 @dataclass
@@ -102,8 +102,8 @@ class HeadRun:
         """Loads the checkpoint. Raises ConfigError if there is none, or it is of another run."""
         state = self._checkpoint.load(str(self._device))
         self.head.load_state_dict(state["head"])
-        for optimiser, kept in zip(self._optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(kept)
+        for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
         self.progress = RunProgress(state["step"], state["seconds"], state["history"])
 
     def train(self, pace: RunIntervals, tell: Callable[[Line], None]) -> None:
@@ -124,7 +124,7 @@ class HeadRun:
                 if last or done.step % pace.measured == 0:
                     line = self._measured(loss)
                     tell(line)
-                    bar.update(task, note=told(line))
+                    bar.update(task, note=described(line))
                 if last or done.step % pace.saved == 0:
                     self.save()
 
@@ -144,7 +144,7 @@ class HeadRun:
         """Chains over the texts that are held out."""
         counts, recipe = ByDepth(), self._settings.recipe
         self.head.eval()
-        for batch in PackedBatches(self._texts.held, recipe.rows, recipe.length, seed=0).once():
+        for batch in PackedBatches(self._texts.heldout, recipe.rows, recipe.length, seed=0).once():
             with self._precision(), torch.no_grad():
                 course, best = self._course(batch.to(self._device))
                 count_chains(self.head, course, best, DEPTH, counts)
@@ -165,15 +165,15 @@ class HeadRun:
         """What the head learns of a batch, and the target's first choice after each token, int64 [B, L]."""
         teacher, token_map = self._teacher, self.head.token_map
         observed = teacher.observe(batch, self._taps)
-        wanted = teacher.logits(observed.hidden)
-        best, possible = wanted.argmax(-1), None
+        target_logits = teacher.logits(observed.hidden)
+        best, possible = target_logits.argmax(-1), None
         if token_map is not None:
-            wanted, possible = wanted[..., token_map], torch.isin(best, token_map)
+            target_logits, possible = target_logits[..., token_map], torch.isin(best, token_map)
         course = UnrollBatch(
             features=observed.tapped if self._taps else observed.hidden,
             hidden=observed.hidden,
             embeds=F.embedding(batch.ids, teacher.ends.embedding),
-            wanted=wanted,
+            target_logits=target_logits,
             learnt=batch.answer,
             positions=batch.positions,
             segments=batch.segments,
@@ -184,11 +184,11 @@ class HeadRun:
     def _measured(self, loss: Tensor) -> Line:
         done = self.progress
         line: Line = {"step": done.step, "loss": round(loss.item(), 5), "seconds": round(done.seconds, 1)}
-        if self._texts.held:
+        if self._texts.heldout:
             line |= self.measure().figures()
         done.history.append(line)
         kind, steps = self._settings.kind, self._settings.recipe.steps
-        logger.info("%s step %d of %d, %s", kind, done.step, steps, told(line))
+        logger.info("%s step %d of %d, %s", kind, done.step, steps, described(line))
         return line
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -198,7 +198,7 @@ class HeadRun:
         return torch.autocast(self._device.type, torch.bfloat16)
 
 
-def told(line: Line) -> str:
+def described(line: Line) -> str:
     """A measurement for people."""
     length = line.get("acceptance_length")
     return f"loss {line['loss']:.4f}" + (f", acceptance length {length:.2f}" if length else "")

@@ -86,8 +86,8 @@ def first_pages(lengths: Sequence[int]) -> list[int]:
 
 def _placed(rows: Tensor, batch: PackedBatch) -> Tensor:
     """Rows of texts [R, width] where their tokens stand: [B, L, width]."""
-    found = rows.new_zeros(batch.ids.numel(), rows.shape[1])
-    return found.index_copy_(0, batch.places, rows).view(*batch.ids.shape, -1)
+    scattered = rows.new_zeros(batch.ids.numel(), rows.shape[1])
+    return scattered.index_copy_(0, batch.places, rows).view(*batch.ids.shape, -1)
 
 
 def final_gain(config: ModelConfig, weights: WeightSource) -> Tensor:

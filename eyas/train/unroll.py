@@ -29,7 +29,7 @@ class UnrollBatch:
     """A batch of B rows with L tokens each, and what the target says of it.
 
     `features` [B, L, width]; `hidden` [B, L, hidden]: after the final norm; `embeds` [B, L, hidden];
-    `wanted` [B, L, outputs]: scores of the head's outputs; `learnt` bool [B, L]: tokens to be predicted;
+    `target_logits` [B, L, outputs]: of the head's outputs; `learnt` bool [B, L]: tokens to be predicted;
     `positions` int64 [B or 1, L]; `segments` int [B, L]: which text each token is of (None: one per row);
     `possible` bool [B, L]: the target's first choice after the token is among the head's outputs (None: all).
     """
@@ -37,7 +37,7 @@ class UnrollBatch:
     features: Tensor
     hidden: Tensor
     embeds: Tensor
-    wanted: Tensor
+    target_logits: Tensor
     learnt: Tensor
     positions: Tensor
     segments: Tensor | None = None
@@ -68,7 +68,7 @@ class UnrollBatch:
             embeds=self.embeds[:, ahead],
             positions=self.positions[:, :rows] + step,
             mask=mask,
-            wanted=self.wanted[:, ahead],
+            target_logits=self.target_logits[:, ahead],
             hidden=self.hidden[:, ahead],
             learnt=learnt,
         )

@@ -21,7 +21,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenEntry
 from gateway.text.tokenizer import Tokenizer
 from tests.chaos.rig import ANSWER_S, HEAVY_S, Rig
-from tools.nano.heldout import held_out_prompts
+from tools.nano.heldout import heldout_prompts
 
 LENGTHS = (12, 40, 90, 160)  # output tokens, at most
 PENANCE_S = 1.0  # a stream that failed lets the others run
@@ -34,7 +34,7 @@ async def make_requests(count: int, seed: int) -> list[GenerationRequest]:
     """Distinct held-out chats; ids say how each is sampled."""
     tokenizer, rng = Tokenizer.load(NANO), random.Random(f"requests/{seed}")
     made = []
-    for i, chat in enumerate(held_out_prompts(count, seed)):
+    for i, chat in enumerate(heldout_prompts(count, seed)):
         greedy = i % 2 == 0
         params = SamplingParams(
             max_tokens=rng.choice(LENGTHS),

@@ -28,7 +28,7 @@ from eyas.engine.models.table import read_model
 from gateway.text.tokenizer import Tokenizer
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_llama
-from tools.nano.heldout import held_out_prompts
+from tools.nano.heldout import heldout_prompts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -159,7 +159,7 @@ def chats(count: int) -> list[GenerationRequest]:
     params = SamplingParams(temperature=0.0, max_tokens=ANSWER)
 
     async def encode() -> list[tuple[int, ...]]:
-        return [await tokenizer.encode_chat(chat) for chat in held_out_prompts(count, seed=5)]
+        return [await tokenizer.encode_chat(chat) for chat in heldout_prompts(count, seed=5)]
 
     return [GenerationRequest(str(i), ids, params) for i, ids in enumerate(asyncio.run(encode()))]
 

@@ -67,7 +67,7 @@ def test_pages_come_back_with_the_same_bits_faster_than_they_are_computed() -> N
     pages.drop(left)
     began = time.monotonic()
     pages.take(PAGES - count)
-    until(tier.poll, lambda: tier.held == count)
+    until(tier.poll, lambda: tier.cached_pages == count)
     print(f"{TOKENS} tokens leave in {1e3 * (time.monotonic() - began):.1f} ms")
     cache.evict(count)
     pool.tensor.zero_()

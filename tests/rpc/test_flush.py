@@ -82,16 +82,16 @@ async def test_a_request_that_waits_is_not_disturbed_and_a_flush_may_wait_for_it
         await decode.tokens()
         decode.session.submit(request("waits"), attempt=1, attach=True)
         await decode.next(replies.Admitted)
-        held = worker.engine._parts.scheduler.cache.held
+        held = worker.engine._parts.scheduler.cache.cached_pages
         with pytest.raises(Busy, match="it still has 1 request"):
             await flush(worker)
-        assert worker.engine._parts.scheduler.cache.held == held > 0, "all or nothing"
+        assert worker.engine._parts.scheduler.cache.cached_pages == held > 0, "all or nothing"
         flushing = asyncio.create_task(flush(worker, PATIENCE_S))
         decode.session.attach("waits", 2, (), ())
         assert (await decode.tokens())[0] == expected
         assert await flushing >= held
         await worker.idle()
-        assert worker.engine._parts.scheduler.cache.held == 0
+        assert worker.engine._parts.scheduler.cache.cached_pages == 0
 
 
 async def test_leased_pages_stay_until_they_were_pulled(

@@ -13,7 +13,7 @@ from eyas.bench import suite
 from eyas.bench.measure import ServerFacts
 from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
-from eyas.bench.setups import ON_CPU, ON_GPU, asked, cases_of, gpus, setups
+from eyas.bench.setups import ON_CPU, ON_GPU, cases_of, command_line, gpus, setups
 from eyas.cli import main
 from eyas.commands import Parser
 from eyas.common.config import NANO
@@ -163,7 +163,7 @@ def test_a_model_of_the_users_is_one_cluster(tmp_path: Path) -> None:
 
 def test_the_command_is_told_again_without_its_secrets() -> None:
     args = parsed("bs1", "--both", "--url", URL, "--api-key", "secret", "--report", "x.md", "--commit", "1")
-    assert asked(args) == f"eyas bench suite bs1 --url {URL} --both"
+    assert command_line(args) == f"eyas bench suite bs1 --url {URL} --both"
 
 
 @pytest.mark.parametrize(

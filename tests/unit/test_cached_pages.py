@@ -102,7 +102,7 @@ def test_a_gateway_knows_what_the_cache_holds(seed: int, most_logged: int, looka
             worker.engine_tells(worker.rng.randrange(1, 6))
         if worker.rng.random() < 0.3:
             worker.front_tells()
-    assert worker.cache.held <= 24
+    assert worker.cache.cached_pages <= 24
     while worker.cache._changes:
         worker.engine_tells(3)
     worker.front_tells()

@@ -19,14 +19,14 @@ from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.device.depths import DepthBuckets
 from eyas.engine.device.executor import WORDS
-from eyas.engine.device.runner import LATE_AT_ONCE, late_sizes
+from eyas.engine.device.runner import MAX_CATCH_UPS, catch_up_sizes
 from eyas.engine.loading.device_build import measure_depths
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_shapes import (
     buckets_of,
     by_depth,
     captured,
-    captured_late,
+    captured_catch_ups,
     check_words,
     largest,
     rehearsed,
@@ -130,8 +130,8 @@ def test_sequences_that_nothing_is_drafted_for_cost_a_row_each() -> None:
 
 
 def test_those_that_catch_up_at_once_are_few_sizes() -> None:
-    assert late_sizes(1) == (1,) and late_sizes(5) == (1, 2, 4, 8)
-    assert late_sizes(256)[-1] == LATE_AT_ONCE == late_sizes(64)[-1]
+    assert catch_up_sizes(1) == (1,) and catch_up_sizes(5) == (1, 2, 4, 8)
+    assert catch_up_sizes(256)[-1] == MAX_CATCH_UPS == catch_up_sizes(64)[-1]
 
 
 @pytest.mark.parametrize("running", [1, 5, 256])
@@ -140,11 +140,11 @@ def test_whatever_catches_up_has_a_graph(running: int) -> None:
     state: Any = SimpleNamespace(
         drafter=SimpleNamespace(adaptive=True), tables=SimpleNamespace(padding_slot=running)
     )
-    graphs = captured_late(made, state)
-    assert {*graphs} == {(size, width) for size in late_sizes(running) for width in (1, 2, 4, 6, 8)}
-    assert len(graphs) == len({*graphs}) and graphs[0][0] == late_sizes(running)[-1], "the largest first"
+    graphs = captured_catch_ups(made, state)
+    assert {*graphs} == {(size, width) for size in catch_up_sizes(running) for width in (1, 2, 4, 6, 8)}
+    assert len(graphs) == len({*graphs}) and graphs[0][0] == catch_up_sizes(running)[-1], "the largest first"
     state.drafter.adaptive = False
-    assert captured_late(made, state) == []
+    assert captured_catch_ups(made, state) == []
 
 
 @pytest.mark.parametrize(

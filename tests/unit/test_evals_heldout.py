@@ -9,11 +9,11 @@ import pytest
 
 from eyas.evals import heldout
 from eyas.evals.heldout import concludes, contains, lists_in_order, results_in
-from tools.nano.heldout import content, held_out_prompts, question_sets
+from tools.nano.heldout import content, heldout_prompts, question_sets
 from tools.nano.text import arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units
 from tools.nano.text.core import Context, Phrasings, Split
 from tools.nano.text.dialogues import dialogue
-from tools.nano.text.numbers import apply, held_pair, steps_of, worked
+from tools.nano.text.numbers import apply, heldout_pair, steps_of, worked
 from tools.nano.text.problem_shapes import SHAPES
 from tools.nano.text.word_problems import problem
 from tools.nano.text.world import COUNTRIES
@@ -29,13 +29,13 @@ def all_phrasings() -> list[Phrasings]:
 def test_no_phrasing_is_both_trained_and_held_out() -> None:
     for phrasings in all_phrasings():
         trained = {text.lower().rstrip(".?!") for text in phrasings.train}
-        assert phrasings.held and not trained & {text.lower().rstrip(".?!") for text in phrasings.held}
+        assert phrasings.heldout and not trained & {text.lower().rstrip(".?!") for text in phrasings.heldout}
 
 
 def test_training_text_holds_no_held_out_question() -> None:
     questions = {question.prompt.lower() for found in question_sets(200, 1) for question in found.questions}
     questions |= {
-        chat[-1]["content"].lower() for chat in held_out_prompts(200, 5) if len(chat[-1]["content"]) > 25
+        chat[-1]["content"].lower() for chat in heldout_prompts(200, 5) if len(chat[-1]["content"]) > 25
     }
     trained = [message for index in range(1500) for message in dialogue(0, index, Split.TRAIN)]
     assert not questions & {message["content"].lower() for message in trained if message["role"] == "user"}
@@ -48,15 +48,15 @@ def test_training_answers_hold_no_held_out_calculation() -> None:
                 for line in message["content"].splitlines():
                     found = re.search(r"(?:: |^|so )(\d+) ([-+*/]) (\d+) = \d+\.$", line)
                     if found:
-                        assert not held_pair(found[2], int(found[1]), int(found[3])), line
+                        assert not heldout_pair(found[2], int(found[1]), int(found[3])), line
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_held_out_problems_hold_a_held_out_pair(steps: int) -> None:
-    context = Context(random.Random(0), Split.HELD)
+    context = Context(random.Random(0), Split.HELDOUT)
     for _ in range(200):
         found = problem(context, steps)
-        assert len(found.steps) == steps and any(held_pair(*step) for step in found.steps)
+        assert len(found.steps) == steps and any(heldout_pair(*step) for step in found.steps)
 
 
 def test_every_step_of_the_working_is_true() -> None:
@@ -75,8 +75,8 @@ def test_every_step_of_the_working_is_true() -> None:
 
 
 def test_held_out_prompts_are_distinct_and_repeatable() -> None:
-    prompts = held_out_prompts(300, 0)
-    assert len({repr(chat) for chat in prompts}) == 300 and prompts == held_out_prompts(300, 0)
+    prompts = heldout_prompts(300, 0)
+    assert len({repr(chat) for chat in prompts}) == 300 and prompts == heldout_prompts(300, 0)
     assert all(chat[-1]["role"] == "user" for chat in prompts)
     assert len({chat[-1]["content"] for chat in prompts}) >= 200
 

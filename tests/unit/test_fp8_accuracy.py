@@ -41,7 +41,7 @@ def texts(split: Split, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def nats(folder: Path) -> torch.Tensor:
     """Of each token of the held-out answers, float64."""
     rig, found = Rig(folder, pages=160), []
-    for ids, answers in texts(Split.HELD, TEXTS):
+    for ids, answers in texts(Split.HELDOUT, TEXTS):
         rows = len(ids)
         logits = rig.logits([QuerySpan(list(range(-(-rows // 16))), 0, rows)], ids.tolist())
         said = logits[:-1].double().log_softmax(-1).gather(1, ids[1:, None].long())[:, 0]

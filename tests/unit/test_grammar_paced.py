@@ -97,9 +97,9 @@ def test_what_was_slow_for_others_begins_aside(aside: ThreadPoolExecutor) -> Non
 
 
 def test_an_output_that_was_begun_elsewhere_is_followed_aside(aside: ThreadPoolExecutor) -> None:
-    assert not paced_by(SlowState(), aside, begun=1).slow
+    assert not paced_by(SlowState(), aside, backlog=1).slow
     state = SlowState()
-    made = paced_by(state, aside, begun=paced.AT_ONCE + 1)
+    made = paced_by(state, aside, backlog=paced.AT_ONCE + 1)
     assert made.slow
     brought(made, [1] * 100)
     assert state.followed == 100 and not made.slow

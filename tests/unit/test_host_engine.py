@@ -75,7 +75,7 @@ def test_answers_are_those_without_it(config: EngineConfig, changes: dict[str, N
     assert found == plain
     host, pool = engine._scheduler.host, engine._scheduler.pool
     assert host is not None and host.counts.tokens > 0 and many > few
-    assert pool.used == 0 and pool.free + engine._scheduler.cache.held == pool.num_pages
+    assert pool.used == 0 and pool.free + engine._scheduler.cache.cached_pages == pool.num_pages
     assert len(host.tier._held) + host.tier.free == host.tier._known
     assert host.counts.bytes_in == host.counts.tokens // config.page_size * host.tier.memory.page_bytes
 

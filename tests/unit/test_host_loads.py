@@ -13,7 +13,7 @@ from eyas.engine.batch.sequence import Sequence, SequenceWork
 from eyas.engine.ipc.messages import CancelGeneration
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.scheduling import host_loads
-from eyas.engine.scheduling.host_loads import LATE_S, HostLoads
+from eyas.engine.scheduling.host_loads import LOAD_TIMEOUT_S, HostLoads
 from tests.unit.host_rig import HandMemory
 
 PAGES, SLOTS = 12, 32
@@ -33,7 +33,7 @@ class Tiered(Rig):
             self.look_after()
             self.memory.finish_all()
         self.cache.evict(PAGES)
-        assert self.cache.held == 0 and self.tier.held >= 5
+        assert self.cache.cached_pages == 0 and self.tier.cached_pages >= 5
 
     def answer(self, id: str, prompt: tuple[int, ...]) -> None:
         """From its submission to its end."""
@@ -62,7 +62,7 @@ class Tiered(Rig):
     def all_accounted(self) -> bool:
         slots = [held.slot for held in self.tier._held.values()]
         idle = not any(held.copies for held in self.tier._held.values())
-        used = self.pool.used == 0 and self.pool.free + self.cache.held == PAGES
+        used = self.pool.used == 0 and self.pool.free + self.cache.cached_pages == PAGES
         return used and idle and len({*slots, *self.tier._free}) == len(slots) + self.tier.free == SLOTS
 
 
@@ -92,18 +92,18 @@ def _cancelled(rig: Tiered) -> None:
     assert not rig.requests.table
     rig.memory.finish_all()
     assert rig.look_after() == []
-    assert rig.cache.held == 5, "what was on its way comes into the cache"
+    assert rig.cache.cached_pages == 5, "what was on its way comes into the cache"
 
 
 def _failed(rig: Tiered) -> None:
     rig.memory.finish(rig.memory.jobs[0], TransferFailed("by chance"))
-    assert len(rig.look_after()) == 1 and rig.cache.held == 0
+    assert len(rig.look_after()) == 1 and rig.cache.cached_pages == 0
     assert rig.step()[0].start == 0, "it is computed"
 
 
 def _late(rig: Tiered) -> None:
     assert rig.look_after() == []
-    assert len(rig.look_after(LATE_S + 0.1)) == 1
+    assert len(rig.look_after(LOAD_TIMEOUT_S + 0.1)) == 1
     assert rig.step()[0].start == 0 and len(rig.memory.jobs) == 1
     rig.memory.finish_all()
     assert rig.look_after() == [], "it has gone on already"
@@ -165,7 +165,7 @@ def test_a_flush_waits_for_loads_and_forgets_the_host_s_pages() -> None:
     assert rig.scheduler.flush() is None, "its pages still come into the cache"
     rig.memory.finish_all()
     rig.look_after()
-    assert rig.scheduler.flush() >= 10 and rig.tier.held == rig.cache.held == 0
+    assert rig.scheduler.flush() >= 10 and rig.tier.cached_pages == rig.cache.cached_pages == 0
     rig.look_after()
     assert rig.all_accounted()
     loaded = rig.tier.loaded

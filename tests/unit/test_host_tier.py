@@ -133,15 +133,15 @@ class World(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.flight is None and self.pool.used == 0)
     def all_is_forgotten(self) -> None:
-        held = self.tier.held
-        self.cache.evict(self.cache.held)
-        assert self.tier.clear() == held and self.tier.held == self.cache.held == 0
+        held = self.tier.cached_pages
+        self.cache.evict(self.cache.cached_pages)
+        assert self.tier.clear() == held and self.tier.cached_pages == self.cache.cached_pages == 0
 
     @invariant()
     def every_slot_has_one_use(self) -> None:
-        held = [held.slot for held in self.tier._held.values()]
+        held = [held.slot for held in self.tier._pages.values()]
         assert sorted([*held, *self.tier._free]) == list(range(self.tier._known))
-        assert self.tier.held == sum(one.filled for one in self.tier._held.values())
+        assert self.tier.cached_pages == sum(one.filled for one in self.tier._pages.values())
 
     @invariant()
     def what_is_held_is_what_was_computed(self) -> None:
@@ -150,7 +150,7 @@ class World(RuleBasedStateMachine):
             for last in range(3):
                 tokens = (*(family,) * (5 * SIZE - 1), last, 9)
                 for i, name in enumerate(self.cache.names_after(tokens, ())):
-                    held = self.tier._held.get(name)
+                    held = self.tier._pages.get(name)
                     if held is not None and held.filled:
                         assert self.memory.places[held.slot] == content(tokens, i, self.lookahead)
 
@@ -163,8 +163,8 @@ class World(RuleBasedStateMachine):
         assert not [prompt for prompt in self.prompts if prompt.loads]
         for prompt in self.prompts:
             self.pool.drop(prompt.pages)
-        assert self.pool.used == 0 and self.pool.free + self.cache.held == PAGES
-        assert all(held.filled and not held.copies for held in self.tier._held.values())
+        assert self.pool.used == 0 and self.pool.free + self.cache.cached_pages == PAGES
+        assert all(held.filled and not held.copies for held in self.tier._pages.values())
 
 
 class LookingAhead(World):
@@ -260,7 +260,7 @@ def test_a_page_that_is_evicted_before_its_copy_ends_is_lost() -> None:
             plain.cache.evict(2)
     plain.memory.finish_all()
     plain.memory.poll()
-    assert plain.found(plain.text(1, 2)) == plain.tier.held == 0 and plain.tier.free == 2
+    assert plain.found(plain.text(1, 2)) == plain.tier.cached_pages == 0 and plain.tier.free == 2
 
 
 def test_what_is_being_loaded_is_not_dropped() -> None:

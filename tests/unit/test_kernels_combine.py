@@ -39,5 +39,5 @@ def test_what_is_another_ranks_is_not_added_up() -> None:
     here = (experts >= 0).to(DEVICE)
     expected = torch.einsum("rkh,rk->rh", made, weights * here)
     made[~here] = float("nan")
-    found = combine.combine_held(made.view(-1, HIDDEN), weights, experts.to(DEVICE))
+    found = combine.combine_local(made.view(-1, HIDDEN), weights, experts.to(DEVICE))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

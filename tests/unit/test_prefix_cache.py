@@ -72,9 +72,9 @@ def test_a_prompt_of_many_pages_goes_with_a_few_lines_for_each() -> None:
     pool, cache = _cache(MANY)
     for first in range(0, MANY, 500):
         pool.drop(_cached(pool, cache, *range(first, first + 500)))
-    assert cache.held == MANY and pool.used == 0
+    assert cache.cached_pages == MANY and pool.used == 0
     assert _lines(lambda: [cache.evict(7) for _ in range(1000)]) < 7000 * 40
-    assert pool.free == 7000 and cache.held == MANY - 7000
+    assert pool.free == 7000 and cache.cached_pages == MANY - 7000
 
 
 def _evicted(pool: PagePool, cache: PrefixCache) -> list[int]:
@@ -116,4 +116,4 @@ def test_pages_are_counted_once_however_many_use_them_and_not_for_the_cache() ->
     loads = [event for _ in range(8) for event in tier.turn(1) if isinstance(event, EngineLoad)]
     assert any(load.running == 4 for load in loads) and loads[-1].running == 0
     assert max(load.pages_used for load in loads) <= 12 and loads[-1].pages_used == 0
-    assert tier.scheduler.cache.held > 0
+    assert tier.scheduler.cache.cached_pages > 0

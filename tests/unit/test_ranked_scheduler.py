@@ -258,4 +258,4 @@ def test_all_ranks_forget_or_none() -> None:
     assert scheduler.flush() is None, "the other rank runs something"
     scheduler.remove(second)
     assert scheduler.flush() == 4 and scheduler.flush() == 0
-    assert all(rank.cache.held == 0 and rank.pool.free == PAGES for rank in scheduler._ranks)
+    assert all(rank.cache.cached_pages == 0 and rank.pool.free == PAGES for rank in scheduler._ranks)

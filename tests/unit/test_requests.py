@@ -222,7 +222,7 @@ def test_pulled_pages_enter_a_cache_with_draft_kv_only_if_they_have_it() -> None
     rig.requests.attach(AttachKv("a", 1, (handle(10),)))
     (pull,) = rig.said(OpenPull)
     rig.arrive(pull, FirstToken(0, 5))
-    assert rig.joined and rig.cache.held == 0
+    assert rig.joined and rig.cache.cached_pages == 0
     rig.requests.cancel(CancelGeneration("a"))
     assert rig.pool.used == 0
 

@@ -214,8 +214,8 @@ class _World(RuleBasedStateMachine):
         self.copies_stop()
         assert self.rig.held() == 0 and self.rig.pulls.active == 0
         assert not self.rig.scheduler.running and not self.rig.scheduler.waiting
-        self.rig.cache.evict(self.rig.cache.held)
-        assert self.rig.cache.held == 0 and self.rig.pool.free == self.rig.pool.num_pages
+        self.rig.cache.evict(self.rig.cache.cached_pages)
+        assert self.rig.cache.cached_pages == 0 and self.rig.pool.free == self.rig.pool.num_pages
 
 
 class _WorldWithDrafts(_World):

@@ -258,7 +258,7 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
 
 def test_rows_to_be_scored_arrive() -> None:
     asked = ScoreRequest(7, range(40, 43), (2**31 - 1, 0, 5), 20)
-    assert calls.asked_of(calls.score(asked)) == asked
+    assert calls.score_request_of(calls.score(asked)) == asked
 
 
 def test_special_rows_arrive() -> None:

@@ -136,14 +136,14 @@ def cross_entropy(logits: Tensor, wanted: Tensor) -> list[float]:
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_the_distribution_is_learnt(kind: str, teacher: TeacherModel, lesson: TrainingBatch) -> None:
     head, state = new_head(kind, teacher), torch.randn(2, 3, 32)
-    expected = cross_entropy(head.logits(state), lesson.wanted)
+    expected = cross_entropy(head.logits(state), lesson.target_logits)
     torch.testing.assert_close(head.loss(state, lesson), torch.tensor(expected))
 
 
 def test_eagle_learns_the_feature_too(teacher: TeacherModel, lesson: TrainingBatch) -> None:
     head, state = new_head("eagle", teacher), 2 * torch.randn(2, 3, 32)
     expected = []
-    tokens = cross_entropy(head.logits(state), lesson.wanted)
+    tokens = cross_entropy(head.logits(state), lesson.target_logits)
     for got, due, token in zip(state.flatten(0, 1), lesson.hidden.flatten(0, 1), tokens, strict=True):
         apart = [abs(a - b) for a, b in zip(got.tolist(), due.tolist(), strict=True)]
         smooth = [0.5 * x * x if x < 1 else x - 0.5 for x in apart]

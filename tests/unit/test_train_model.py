@@ -111,7 +111,7 @@ def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
                 embeds=small.embed_tokens(tokens),
                 positions=positions,
                 mask=None,
-                wanted=torch.zeros(1, 11, SMALL.vocab),
+                target_logits=torch.zeros(1, 11, SMALL.vocab),
                 hidden=state,
                 learnt=torch.ones(1, 11, dtype=torch.bool),
             )

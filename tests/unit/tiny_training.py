@@ -84,7 +84,7 @@ def course_of(
         features=seen.tapped if taps else seen.hidden,
         hidden=seen.hidden,
         embeds=teacher.ends.embedding[batch.ids],
-        wanted=wanted if token_map is None else wanted[..., token_map],
+        target_logits=wanted if token_map is None else wanted[..., token_map],
         learnt=batch.answer,
         positions=batch.positions,
         segments=batch.segments,

@@ -185,8 +185,8 @@ async def _opened(server: MeasuredServer, load: GatewayLoad) -> AsyncIterator[li
             async with asyncio.timeout(OPEN_S):
                 await _open(server, load, streams)
         except TimeoutError as error:
-            begun = sum(stream.events > 0 for stream in streams)
-            raise DeadlineExceeded(f"{begun} of {load.streams} streams began within {OPEN_S:g} s") from error
+            opened = sum(stream.events > 0 for stream in streams)
+            raise DeadlineExceeded(f"{opened} of {load.streams} streams began within {OPEN_S:g} s") from error
         yield streams
     finally:
         for stream in streams:
@@ -194,10 +194,10 @@ async def _opened(server: MeasuredServer, load: GatewayLoad) -> AsyncIterator[li
 
 
 async def _open(server: MeasuredServer, load: GatewayLoad, streams: list[_Stream]) -> None:
-    path, asked = ROUTES[load.route]
+    path, fields = ROUTES[load.route]
     if load.route != "generate":
-        asked = asked | {"model": GatewayConfig.served_model, "timeout": 600}
-    body = json.dumps(asked | {"stream": True}).encode()
+        fields = fields | {"model": GatewayConfig.served_model, "timeout": 600}
+    body = json.dumps(fields | {"stream": True}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     loop, address = asyncio.get_running_loop(), urlsplit(server.url)
     host, port = address.hostname or "", address.port or 80

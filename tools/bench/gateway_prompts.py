@@ -30,7 +30,7 @@ from eyas.common.errors import EyasError
 from eyas.flags import positive
 from gateway.text.tokenizer import Tokenizer
 from tools.bench.gateway_cost import ENDLESS, PROMPT, GatewayLoad, Processes, start_gateway
-from tools.nano.heldout import held_out_prompts
+from tools.nano.heldout import heldout_prompts
 
 TOKENS, SECONDS, IDS_RATE = 60_000, 12, 100
 STREAMS, STEP_MS = 32, 20
@@ -69,7 +69,7 @@ async def measure(
         beside = [await _ask(server, _body(PROMPT, ENDLESS)) for _ in range(STREAMS)]
         for stream in beside:
             running.callback(stream.leave)
-        await asyncio.gather(*(stream.begun() for stream in beside))
+        await asyncio.gather(*(stream.first_event() for stream in beside))
         await asyncio.sleep(SETTLE_S)
         with _Window(beside, gateway) as window:
             await asyncio.sleep(seconds)
@@ -97,7 +97,7 @@ async def measure(
 
 def _prompt(tokenizer: Tokenizer, tokens: int) -> tuple[str, list[int]]:
     """A text of about that number of tokens, and its ids."""
-    said = "\n".join(message["content"] for chat in held_out_prompts(400, 1) for message in chat)
+    said = "\n".join(message["content"] for chat in heldout_prompts(400, 1) for message in chat)
     each = len(tokenizer.encode(said))
     text = "\n".join([said] * (tokens // each + 1))
     text = text[: len(text) * tokens // len(tokenizer.encode(text))]
@@ -115,19 +115,19 @@ def _alone_ms(tokenizer: Tokenizer, text: str) -> float:
 
 
 def _body(prompt: str | list[int], max_tokens: int = 8) -> bytes:
-    asked = {"model": GatewayConfig.served_model, "prompt": prompt, "max_tokens": max_tokens, "timeout": 600}
-    return json.dumps(asked | {"stream": True}).encode()
+    fields = {"model": GatewayConfig.served_model, "prompt": prompt, "max_tokens": max_tokens, "timeout": 600}
+    return json.dumps(fields | {"stream": True}).encode()
 
 
 async def _arrive(
     server: MeasuredServer, kind: Kind, seconds: int
 ) -> tuple[list[float], list[BaseException]]:
     """The times to the first tokens, in ms, of prompts that come evenly for so long, and what failed."""
-    began, asked = time.perf_counter(), list[asyncio.Task[float]]()
+    began, arrivals = time.perf_counter(), list[asyncio.Task[float]]()
     for number in range(round(kind.rate * seconds)):
         await asyncio.sleep(began + number / kind.rate - time.perf_counter())
-        asked.append(asyncio.create_task(_first_ms(server, kind.body)))
-    ended = await asyncio.gather(*asked, return_exceptions=True)
+        arrivals.append(asyncio.create_task(_first_ms(server, kind.body)))
+    ended = await asyncio.gather(*arrivals, return_exceptions=True)
     firsts = [first for first in ended if isinstance(first, float)]
     return firsts, [error for error in ended if isinstance(error, BaseException)]
 
@@ -136,7 +136,7 @@ async def _first_ms(server: MeasuredServer, body: bytes) -> float:
     began = time.perf_counter()
     stream = await _ask(server, body)
     try:
-        await stream.begun()
+        await stream.first_event()
     finally:
         stream.leave()
     return 1e3 * (stream.times[0] - began)
@@ -158,7 +158,7 @@ class _Stream(asyncio.Protocol):
         self._request = request
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def begun(self) -> None:
+    async def first_event(self) -> None:
         """Waits for the first event. Raises EyasError if there is none."""
         await asyncio.wait_for(self._first, ANSWER_S)
 

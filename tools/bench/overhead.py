@@ -66,8 +66,8 @@ async def measure_client(pace: Pace) -> dict[str, Any]:
         (turn,) = job.turns
         began = time.perf_counter()
         async with ClientMeter() as meter:
-            asked = (target.ask(job, turn.prompt, turn.max_tokens) for _ in range(pace.streams))
-            records = await asyncio.gather(*asked)
+            requests = (target.ask(job, turn.prompt, turn.max_tokens) for _ in range(pace.streams))
+            records = await asyncio.gather(*requests)
         return _figures(records, time.perf_counter() - began, meter)
 
 
@@ -80,8 +80,8 @@ def lateness_s(record: RequestRecord) -> list[float]:
 def _figures(records: list[RequestRecord], seconds: float, meter: ClientMeter) -> dict[str, Any]:
     if failed := [record.error for record in records if record.error]:
         raise EyasError(f"{len(failed)} of {len(records)} streams failed: {failed[0]}")
-    late = [1e3 * np.asarray(lateness_s(record)) for record in records]
-    events = sum(map(len, late))
+    delays = [1e3 * np.asarray(lateness_s(record)) for record in records]
+    events = sum(map(len, delays))
     figures: dict[str, Any] = {
         "streams": len(records),
         "tokens_per_s": events / seconds,
@@ -90,9 +90,9 @@ def _figures(records: list[RequestRecord], seconds: float, meter: ClientMeter) -
         "client_lag_ms": meter.lag_ms(),
     }
     added = {
-        "ttft": np.asarray([one[0] for one in late]),
-        "event": np.concatenate(late),
-        "itl": np.concatenate([np.abs(np.diff(one)) for one in late]),
+        "ttft": np.asarray([one[0] for one in delays]),
+        "event": np.concatenate(delays),
+        "itl": np.concatenate([np.abs(np.diff(one)) for one in delays]),
     }
     for name, times in added.items():
         for percent in (50, 99):
@@ -108,7 +108,7 @@ class _Stream(asyncio.Protocol):
 
     def __init__(self, streams: set[_Stream]) -> None:
         self._streams = streams
-        self._asked = bytearray()
+        self._received = bytearray()
         self._left = self._tokens = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -118,15 +118,15 @@ class _Stream(asyncio.Protocol):
         self._streams.discard(self)
 
     def data_received(self, data: bytes) -> None:
-        self._asked += data
-        head, end, body = self._asked.partition(b"\r\n\r\n")
+        self._received += data
+        head, end, body = self._received.partition(b"\r\n\r\n")
         if not end:
             return
         if head.startswith(b"GET"):
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         elif len(body) >= int(head.lower().partition(b"content-length:")[2].split()[0]):
             self._left = self._tokens = json.loads(body)["max_tokens"]
-            self._asked.clear()  # the connection may be used again
+            self._received.clear()  # the connection may be used again
             self._transport.write(HEAD)
             self._streams.add(self)
 

@@ -78,15 +78,15 @@ def shards(
 def batches(stream: Iterator[np.ndarray], rows: int, length: int) -> Iterator[Tensor]:
     """Packed batches, int32 [rows, length + 1]. The rest of the stream that fills no batch is dropped."""
     need = rows * (length + 1)
-    held: list[np.ndarray] = []
+    shards: list[np.ndarray] = []
     size = 0
     for shard in stream:
-        held.append(shard)
+        shards.append(shard)
         size += len(shard)
         while size >= need:
-            joined = np.concatenate(held)
+            joined = np.concatenate(shards)
             yield torch.from_numpy(joined[:need].astype(np.int32)).view(rows, length + 1)
-            held, size = [joined[need:]], size - need
+            shards, size = [joined[need:]], size - need
 
 
 def split_bits(packed: Tensor) -> tuple[Tensor, Tensor]:

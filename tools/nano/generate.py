@@ -131,13 +131,13 @@ def draft_chain(
     position = torch.arange(base, base + len(tokens), device=device)[None]
     embeds = target.embed_tokens(torch.tensor([tokens], device=device))
     state = head(embeds, head.enter(features), position, rows)[:, -1:]
-    kept, drafts = base + len(tokens), []
+    length, drafts = base + len(tokens), []
     for step in range(CHAIN):
         drafts.append(int(head.logits(state)[0, -1].argmax()))
         if step < CHAIN - 1:
             embeds = target.embed_tokens(torch.tensor([drafts[-1:]], device=device))
-            state = head(embeds, state, torch.tensor([[kept + step]], device=device), rows)
-    rows.cut(kept)
+            state = head(embeds, state, torch.tensor([[length + step]], device=device), rows)
+    rows.cut(length)
     return drafts
 
 

@@ -47,7 +47,7 @@ def course_of(target: Nano, packed: Tensor) -> UnrollBatch:
         features=features,
         hidden=hidden,
         embeds=target.embed_tokens(ids),
-        wanted=target.logits(hidden),
+        target_logits=target.logits(hidden),
         learnt=answer,
         positions=torch.arange(ids.shape[1], device=ids.device)[None],
     )
@@ -59,7 +59,7 @@ def train_head(head: Eagle3Head, target: Nano, stream: Iterator[Tensor], recipe:
     target.requires_grad_(False)
     opts = optimisers(head, recipe, frozenset({"lm_head.weight"}))
     step_of = torch.compile(unrolled_step, dynamic=False) if device.type == "cuda" else unrolled_step
-    begun = time.time()
+    start = time.time()
     with progress("head") as bar:
         task = bar.add_task("", total=recipe.steps, note="")
         for step, packed in zip(range(recipe.steps), stream, strict=False):
@@ -68,4 +68,4 @@ def train_head(head: Eagle3Head, target: Nano, stream: Iterator[Tensor], recipe:
                 loss = unrolled_loss(head, course, UNROLL, step_of)
             descend(head, loss, opts, recipe, step)
             if step % REPORT_EVERY == 0 or step == recipe.steps - 1:
-                bar.update(task, completed=step + 1, note=report("head", step, loss, begun, recipe))
+                bar.update(task, completed=step + 1, note=report("head", step, loss, start, recipe))

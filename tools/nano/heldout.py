@@ -16,7 +16,7 @@ from eyas.evals.heldout import FILE, SETS, QuestionSet, question_set
 from tools.nano.text import arithmetic, geography, lists, word_problems
 from tools.nano.text.core import Context, Message, Split
 from tools.nano.text.dialogues import chat_of
-from tools.nano.text.numbers import held_pair
+from tools.nano.text.numbers import heldout_pair
 from tools.nano.text.world import COUNTRIES
 
 LONGEST_PROMPT = 4  # messages of a held-out chat, so that most of its text is the reply
@@ -34,8 +34,8 @@ def _capitals(context: Context) -> Pair:
 
 def _countries(context: Context) -> Pair:
     country = context.pick(COUNTRIES)
-    asked = geography.COUNTRY_OF.pick(context).format(k=country.capital)
-    return asked, country.name.removeprefix("the ")
+    question = geography.COUNTRY_OF.pick(context).format(k=country.capital)
+    return question, country.name.removeprefix("the ")
 
 
 def _lists(context: Context) -> Pair:
@@ -51,11 +51,11 @@ def _lists(context: Context) -> Pair:
 def _problems(steps: int) -> Draw:
     def draw(context: Context) -> Pair:
         """Familiar phrasings with numbers never trained: this tests the arithmetic."""
-        told = Context(context.rng, Split.TRAIN)
+        training = Context(context.rng, Split.TRAIN)
         while True:
-            found = word_problems.draw_problem(told, steps)
-            if found and any(held_pair(*step) for step in found.steps):
-                return found.question, str(found.result)
+            problem = word_problems.draw_problem(training, steps)
+            if problem and any(heldout_pair(*step) for step in problem.steps):
+                return problem.question, str(problem.result)
 
     return draw
 
@@ -63,8 +63,8 @@ def _problems(steps: int) -> Draw:
 def _problems_retold(steps: int) -> Draw:
     def draw(context: Context) -> Pair:
         """Phrasings never trained and numbers never trained."""
-        found = word_problems.problem(context, steps)
-        return found.question, str(found.result)
+        problem = word_problems.problem(context, steps)
+        return problem.question, str(problem.result)
 
     return draw
 
@@ -88,14 +88,14 @@ DRAWS: dict[str, Draw] = {
 
 def pairs(name: str, size: int, seed: int) -> list[Pair]:
     """`size` distinct questions of a set, or fewer where it has no more."""
-    context = Context(random.Random(f"{name}/{seed}"), Split.HELD)
-    found: dict[str, str] = {}
+    context = Context(random.Random(f"{name}/{seed}"), Split.HELDOUT)
+    answers: dict[str, str] = {}
     for _ in range(size * ATTEMPTS):
-        asked, expected = DRAWS[name](context)
-        found.setdefault(asked, expected)
-        if len(found) == size:
+        question, expected = DRAWS[name](context)
+        answers.setdefault(question, expected)
+        if len(answers) == size:
             break
-    return list(found.items())
+    return list(answers.items())
 
 
 def question_sets(size: int, seed: int) -> list[QuestionSet]:
@@ -103,21 +103,21 @@ def question_sets(size: int, seed: int) -> list[QuestionSet]:
     return [question_set(name, pairs(name, size, seed)) for name in SETS]
 
 
-def held_out_prompts(count: int, seed: int) -> list[list[Message]]:
+def heldout_prompts(count: int, seed: int) -> list[list[Message]]:
     """Distinct chats of all topics that end with a user turn and are not in the training text."""
-    context = Context(random.Random(f"prompts/{seed}"), Split.HELD)
-    found: dict[str, list[Message]] = {}
-    while len(found) < count:
+    context = Context(random.Random(f"prompts/{seed}"), Split.HELDOUT)
+    chats: dict[str, list[Message]] = {}
+    while len(chats) < count:
         chat = chat_of(context)[:-1]
         if len(chat) <= LONGEST_PROMPT:
-            found.setdefault(repr(chat), chat)
-    return list(found.values())
+            chats.setdefault(repr(chat), chat)
+    return list(chats.values())
 
 
 def content() -> str:
     """The file as it should be."""
     sets = {name: pairs(name, QUESTIONS, 1) for name in SETS}
-    return json.dumps({"sets": sets, "chats": held_out_prompts(CHATS, 1)}, indent=0) + "\n"
+    return json.dumps({"sets": sets, "chats": heldout_prompts(CHATS, 1)}, indent=0) + "\n"
 
 
 if __name__ == "__main__":

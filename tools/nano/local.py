@@ -19,7 +19,7 @@ from eyas.evals.table import GroupScore, score_table, unbroken
 from eyas.train.heads.base import DraftHead
 from tools.nano.files import STOP, load_head, load_target
 from tools.nano.generate import Acceptance, SamplingOptions, generate, speculate
-from tools.nano.heldout import held_out_prompts, question_sets
+from tools.nano.heldout import heldout_prompts, question_sets
 from tools.nano.model import Nano
 from tools.nano.text.core import Message
 from tools.nano.tokenizer import load_tokenizer, render
@@ -83,7 +83,7 @@ def main() -> None:
     console.print(score_table([score for score, _ in scores], "held-out questions"))
     if given.head:
         head = load_head(given.head, scorer.target)
-        counts = scorer.acceptance(head, held_out_prompts(given.chats, given.seed))
+        counts = scorer.acceptance(head, heldout_prompts(given.chats, given.seed))
         shares = ", ".join(f"{accepted / counts.rounds:.2f}" for accepted in counts.by_depth)
         console.print(f"acceptance length {counts.length:.2f} over {counts.rounds} rounds; by depth {shares}")
 

@@ -25,9 +25,9 @@ SAVE_EVERY = 250
 USER_WEIGHT = 0.1  # the weight of tokens that users type; those of answers have weight 1
 
 
-def report(title: str, step: int, loss: Tensor, begun: float, recipe: TrainingRecipe) -> str:
+def report(title: str, step: int, loss: Tensor, start: float, recipe: TrainingRecipe) -> str:
     """Logs the state of the run; returns the line for the progress bar."""
-    spent = time.time() - begun
+    spent = time.time() - start
     rate = (step + 1) * recipe.rows * recipe.length / spent / 1e6
     line = f"loss {loss.item():.4f} {rate:.2f}M tokens/s"
     logger.info("%s step %d of %d, %s, %.0f s", title, step, recipe.steps, line, spent)
@@ -61,15 +61,15 @@ class TargetRun:
         if checkpoint is not None and checkpoint.path.exists():
             state = checkpoint.load(str(self._device))
             model.load_state_dict(state["model"])
-            for optimiser, kept in zip(self._optimisers, state["optimisers"], strict=True):
-                optimiser.load_state_dict(kept)
+            for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
+                optimiser.load_state_dict(saved)
             self.step, self._seconds, self.history = state["step"], state["seconds"], state["history"]
 
     def train(self, stream: Iterator[Tensor]) -> None:
         """Goes on until the recipe's steps are done or the stream ends."""
         recipe, device = self._recipe, self._device
         objective = torch.compile(next_token_loss) if device.type == "cuda" else next_token_loss
-        begun, first = time.time() - self._seconds, self.step
+        start, first = time.time() - self._seconds, self.step
         with progress("target") as bar:
             task = bar.add_task("", total=recipe.steps, note="", completed=first)
             for step, packed in zip(range(first, recipe.steps), stream, strict=False):
@@ -78,10 +78,10 @@ class TargetRun:
                 descend(self.model, loss, self._optimisers, recipe, step)
                 self.step = step + 1
                 if step % REPORT_EVERY == 0 or self.step == recipe.steps:
-                    bar.update(task, completed=self.step, note=report("target", step, loss, begun, recipe))
+                    bar.update(task, completed=self.step, note=report("target", step, loss, start, recipe))
                     self.history.append({"step": self.step, "loss": round(loss.item(), 5)})
                 if self._checkpoint is not None and self.step % SAVE_EVERY == 0:
-                    self._seconds = time.time() - begun
+                    self._seconds = time.time() - start
                     self._checkpoint.save(self._state())
 
     def _state(self) -> dict[str, Any]:

@@ -24,24 +24,24 @@ Talk = list[tuple[str, str]]  # who says what
 def jobs(draw: DatasetOptions) -> list[LoadJob]:
     """At most `draw.count` requests, each with the first turn of a conversation. Raises ConfigError."""
     count = draw.token_counter()
-    found: list[LoadJob] = []
+    selected: list[LoadJob] = []
     for talk in conversations(draw):
         (_, prompt), (_, answer) = talk[:2]
         tokens, length = count(prompt), draw.fixed_output_len or count(answer)
         if min(tokens, length) < FEWEST_TOKENS or tokens + length > (draw.context_len or tokens + length):
             continue
-        found.append(LoadJob.single(prompt, length))
-        if len(found) == (draw.count or COUNT):
+        selected.append(LoadJob.single(prompt, length))
+        if len(selected) == (draw.count or COUNT):
             break
-    if not found:
+    if not selected:
         refuse_empty(draw)
-    return found
+    return selected
 
 
 def whole_conversations(draw: DatasetOptions) -> list[LoadJob]:
     """At most `draw.count` conversations of at most `draw.turns` requests each. Raises ConfigError."""
     count = draw.token_counter()
-    found: list[LoadJob] = []
+    selected: list[LoadJob] = []
     for talk in conversations(draw):
         pairs = [
             (said, answer)
@@ -51,12 +51,12 @@ def whole_conversations(draw: DatasetOptions) -> list[LoadJob]:
         lengths = [draw.fixed_output_len or max(1, count(answer)) for _, answer in pairs]
         turns = [JobTurn(said, length) for (said, _), length in zip(pairs, lengths, strict=True)]
         if turns:
-            found.append(LoadJob(tuple(turns[: draw.turns])))
-        if len(found) == (draw.count or COUNT):
+            selected.append(LoadJob(tuple(turns[: draw.turns])))
+        if len(selected) == (draw.count or COUNT):
             break
-    if not found:
+    if not selected:
         refuse_empty(draw)
-    return found
+    return selected
 
 
 def refuse_empty(draw: DatasetOptions) -> None:

@@ -23,15 +23,15 @@ def jobs(draw: DatasetOptions) -> list[LoadJob]:
     blocks: dict[int, tuple[int, ...]] = {}
     entries = [_TraceEntry(draw, number, line) for number, line in lines]
     first_ms = min(entry.timestamp for entry in entries)
-    found = []
+    requests = []
     for entry in entries:
         for id in entry.hash_ids:
             if id not in blocks:
                 blocks[id] = draw_ids(generator(draw.seed, f"block {id}"), BLOCK_TOKENS)
         ids = tuple(token for id in entry.hash_ids for token in blocks[id])[: entry.input_length]
         due_s = 1e-3 * (entry.timestamp - first_ms) * draw.slowdown
-        found.append(LoadJob.single(ids, entry.output_length, due_s))
-    return found
+        requests.append(LoadJob.single(ids, entry.output_length, due_s))
+    return requests
 
 
 class _TraceEntry:

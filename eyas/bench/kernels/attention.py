@@ -58,10 +58,10 @@ def cases(setting: KernelSetting) -> Iterator[KernelCase]:
 def _rounds(setting: KernelSetting) -> Iterator[AttentionShape]:
     spec = setting.config.speculation
     kind, tree = ("tree", True) if spec.topk > 1 else ("chain", False)
-    for width, told in ((1, "decode"), (spec.width, f"verify {kind} {spec.width}")):
+    for width, name in ((1, "decode"), (spec.width, f"verify {kind} {spec.width}")):
         room = setting.model.context_length - width
         for batch, below in dict.fromkeys((batch, min(below, room)) for batch, below in DECODE):
-            yield AttentionShape(f"{told}, {batch} x {below}", batch, below, width, tree and width > 1)
+            yield AttentionShape(f"{name}, {batch} x {below}", batch, below, width, tree and width > 1)
 
 
 def _chunks(setting: KernelSetting) -> Iterator[AttentionShape]:
@@ -123,10 +123,10 @@ class PoolRows:
 
 def ancestors(width: int) -> list[int]:
     """Of a binary tree's nodes in order of depth: bit r is set if node r is on the way to it."""
-    found = [1]
+    masks = [1]
     for node in range(1, width):
-        found.append(found[(node - 1) // 2] | 1 << node)
-    return found
+        masks.append(masks[(node - 1) // 2] | 1 << node)
+    return masks
 
 
 def paths_of(shape: AttentionShape) -> tuple[tuple[int, ...], ...] | None:

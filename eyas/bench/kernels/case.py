@@ -73,9 +73,9 @@ class KernelSetting:
     @property
     def dtype(self) -> torch.dtype:
         """Of weights and KV."""
-        found = getattr(torch, self.config.dtype)
-        assert isinstance(found, torch.dtype)
-        return found
+        dtype = getattr(torch, self.config.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     @property
     def fast(self) -> bool:

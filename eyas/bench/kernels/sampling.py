@@ -33,8 +33,8 @@ def cases(setting: KernelSetting) -> Iterator[KernelCase]:
     """Every way by rows."""
     for count in ROWS:
         for name, params in WAYS.items():
-            told = f"{name}, {count} x {setting.model.vocab_size}"
-            yield KernelCase(told, partial(_work, setting, params, count))
+            title = f"{name}, {count} x {setting.model.vocab_size}"
+            yield KernelCase(title, partial(_work, setting, params, count))
 
 
 def _work(setting: KernelSetting, params: SamplingParams, count: int) -> KernelCalls:

@@ -30,11 +30,11 @@ COPY_S = 30.0  # for one copy
 
 def cases(setting: KernelSetting) -> Iterator[KernelCase]:
     """By shared memory; on a GPU also out of the pool and into it."""
-    for told, scattered in (("pages in a row", False), ("scattered pages", True)):
-        yield KernelCase(f"shm, {told}", partial(_shm, setting, scattered))
+    for layout, scattered in (("pages in a row", False), ("scattered pages", True)):
+        yield KernelCase(f"shm, {layout}", partial(_shm, setting, scattered))
         if setting.device != "cpu":
-            yield KernelCase(f"pool to staging, {told}", partial(_staged, setting, scattered, True))
-            yield KernelCase(f"staging to pool, {told}", partial(_staged, setting, scattered, False))
+            yield KernelCase(f"pool to staging, {layout}", partial(_staged, setting, scattered, True))
+            yield KernelCase(f"staging to pool, {layout}", partial(_staged, setting, scattered, False))
 
 
 def _pages(setting: KernelSetting) -> PoolShape:
@@ -71,8 +71,8 @@ def _shm(setting: KernelSetting, scattered: bool) -> KernelCalls:
             calls.append(partial(copy_pages, job, peer, areas[1].pages))
         for call in calls:
             call()  # every page of both mappings is there from now on
-        kept = files.pop_all()
-    return KernelCalls(calls, 2 * shape.nbytes // CALLS, road="host", clock="host", close=kept.close)
+        open_files = files.pop_all()
+    return KernelCalls(calls, 2 * shape.nbytes // CALLS, road="host", clock="host", close=open_files.close)
 
 
 def _staged(setting: KernelSetting, scattered: bool, out: bool) -> KernelCalls:
@@ -93,12 +93,12 @@ def _staged(setting: KernelSetting, scattered: bool, out: bool) -> KernelCalls:
 
 def _done(staging: PageStaging, move: Callable[..., object]) -> None:
     """Asks for a copy and waits until it has stopped, as the engine's loop learns of it."""
-    told: list[EyasError | None] = []
-    move(told.append)
+    outcomes: list[EyasError | None] = []
+    move(outcomes.append)
     deadline = time.monotonic() + COPY_S
-    while not told:
+    while not outcomes:
         staging.poll()
         if time.monotonic() > deadline:
             raise TransferFailed(f"a copy of staging did not end within {COPY_S:g} s")
-    if told[0] is not None:
-        raise told[0]
+    if outcomes[0] is not None:
+        raise outcomes[0]

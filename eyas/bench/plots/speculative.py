@@ -37,9 +37,9 @@ def plot_speculative(lines: Sequence[Line], path: Path, heading: str) -> None:
 
 def _largest(lines: Sequence[Line]) -> dict[str, list[Line]]:
     """The lines of each setting by rising batch: the first setting, and those with the largest gain."""
-    found: dict[str, list[Line]] = {}
+    by_setting: dict[str, list[Line]] = {}
     for line in sorted(lines, key=lambda one: int(one["batch_size"])):
-        found.setdefault(line["setting"], []).append(line)
-    first, *others = found
-    others.sort(key=lambda name: -max(line["speedup"] for line in found[name]))
-    return {name: found[name] for name in [first, *others[: len(style.LOOKS) - 1]]}
+        by_setting.setdefault(line["setting"], []).append(line)
+    first, *others = by_setting
+    others.sort(key=lambda name: -max(line["speedup"] for line in by_setting[name]))
+    return {name: by_setting[name] for name in [first, *others[: len(style.LOOKS) - 1]]}

@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     torch.cuda.set_device(gpus.number_of(args.device))
-    for key, found in search.search(jobs, args.device, began + args.seconds):
-        tiles[key], times[key] = found.tile, found.us
-        print(f"{key}: {found.us:.1f} us (by the rule {found.ruled_us:.1f}), {found.tile}", flush=True)
+    for key, best in search.search(jobs, args.device, began + args.seconds):
+        tiles[key], times[key] = best.tile, best.us
+        print(f"{key}: {best.us:.1f} us (by the rule {best.ruled_us:.1f}), {best.tile}", flush=True)
         write_table(path, gpu, tiles, times)
     print(f"{path}: {len(tiles)} tiles", file=sys.stderr)
     return 0

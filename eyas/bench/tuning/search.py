@@ -187,10 +187,10 @@ class TuningBench:
         """Both products of experts have blocks of one size: that of the smaller sum."""
         choices, fastest = rows * max(self.job.per_row, 1), None
         for block in self.blocks(rows):
-            found = [self._fastest(at, rows, block, deadline) for at in range(len(self._weights))]
-            total = sum(each.us for each in found)
+            measured = [self._fastest(at, rows, block, deadline) for at in range(len(self._weights))]
+            total = sum(each.us for each in measured)
             if fastest is None or total < fastest[0]:
-                fastest = total, found
+                fastest = total, measured
         assert fastest is not None
         yield from zip((key_of(shape, choices) for shape in self.job.shapes), fastest[1], strict=True)
 
@@ -204,15 +204,15 @@ class TuningBench:
         """What a product reads: rows, and where they go; drawn on the device, the same for every tile."""
         shape, per_row = self.job.shapes[at], self.job.per_row
         count = rows * per_row if at else rows
-        found = []
+        inputs = []
         for _ in range(SETS):
             x = torch.randn(count, shape.k, dtype=self._dtype, device=self._device)
             order = None
             if per_row:
                 chosen = torch.rand(rows, shape.experts, device=self._device).topk(per_row).indices
                 order = group(chosen.int(), shape.experts, block)
-            found.append(ProductInput(self._weights[at].read(x, self._launch.pdl), order))
-        return found
+            inputs.append(ProductInput(self._weights[at].read(x, self._launch.pdl), order))
+        return inputs
 
     def calls(self, at: int, inputs: list[ProductInput], tile: GroupedTile, choices: int) -> list[Call]:
         """A product of each of the inputs, by this tile."""
@@ -237,14 +237,14 @@ class TuningBench:
         choices, inputs = rows * max(self.job.per_row, 1), self.inputs(at, rows, block)
         ruled, *others = candidates(self.job.shapes[at], choices, block)
         first = self.calls(at, inputs, ruled, choices)
-        wanted = meant(first[0]())
+        expected = meant(first[0]())
         best = FastestTile(ruled, (us := clock(first)), us)
         for tile in others:
             if time.monotonic() > deadline:
                 break
             try:
                 same = self.calls(at, inputs, tile, choices)
-                error = (meant(same[0]()) - wanted).norm() / wanted.norm()
+                error = (meant(same[0]()) - expected).norm() / expected.norm()
                 if error < DIFFERENT and (us := clock(same)) < best.us:
                     best = replace(best, tile=tile, us=us)
             except (RuntimeError, ValueError, OutOfResources):

@@ -51,7 +51,7 @@ class PromptAttention:
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
         if self._usable is None:
-            self._usable = self._found()
+            self._usable = self._check_ready()
         if not spans or not self._usable:
             return False
         self._attention.plan(spans)
@@ -61,7 +61,7 @@ class PromptAttention:
         """q [C, heads, dim] of the planned rows over [pages, 2, page_size, kv_heads, dim] -> out, as q."""
         self._attention.run(q, layer, out)
 
-    def _found(self) -> bool | None:
+    def _check_ready(self) -> bool | None:
         """A server that already answers does not end because its prompts will stay slower."""
         log = logging.getLogger("eyas.engine")
         try:

@@ -191,8 +191,8 @@ class TorchAttention(AttentionBackend):
             if span.paths is None and len(tiles) > _TILES_SHARING_KEYS:
                 parts.append(self._shared_part(tiles, sight))
                 order += tiles
-            elif span.paths is not None and (found := self._stems(span, tiles)):
-                stems += found
+            elif span.paths is not None and (tree_stems := self._stems(span, tiles)):
+                stems += tree_stems
             else:
                 short += tiles
         for batch in self._batches(short):
@@ -226,9 +226,9 @@ class TorchAttention(AttentionBackend):
                 self._beat()
                 seen = gathered[:, group.at * kv_heads : (group.at + group.pairs) * kv_heads]
                 results.append(self._attend(q_rows, seen, group, spec))
-        found = results[0] if len(results) == 1 else torch.cat(results)
-        found = found.index_select(0, view.rows[: q_rows.shape[0]])
-        return found.view(*q.shape[:-1], self._shape.format.value_dim).to(q.dtype)
+        output = results[0] if len(results) == 1 else torch.cat(results)
+        output = output.index_select(0, view.rows[: q_rows.shape[0]])
+        return output.view(*q.shape[:-1], self._shape.format.value_dim).to(q.dtype)
 
     def _gathered(self, rows: torch.Tensor, keys: _KeyGather) -> torch.Tensor:
         """-> [fields, pairs * kv_heads, BLOCK, dim] (blocks for pairs where each pair has its own)"""
@@ -267,8 +267,10 @@ class TorchAttention(AttentionBackend):
         peak = stem_peak.view(-1)[part.stem_rows].view(tips.counts[0], -1)
         peak = _fold(torch.maximum, peak, peaks, tips.counts)
         stem_peak = peak.view(-1)[part.tip_rows].view_as(stem_peak)
-        begun = [values[part.stem_rows] for values in self._mixed(stem_scores, stem_peak, stem_seen, stems)]
-        total, mixed = self._mixed(scores, peak, tip_seen, tips, begun)
+        stem_sums = [
+            values[part.stem_rows] for values in self._mixed(stem_scores, stem_peak, stem_seen, stems)
+        ]
+        total, mixed = self._mixed(scores, peak, tip_seen, tips, stem_sums)
         return mixed.div_(total)
 
     def _scores(
@@ -290,22 +292,22 @@ class TorchAttention(AttentionBackend):
         peak: torch.Tensor,
         seen: torch.Tensor,
         group: _TileGroup,
-        begun: Sequence[torch.Tensor] | None = None,
+        partial: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over the blocks of each tile, for `peak` [tiles, kv_heads * tile rows]: of the weights
         [tiles * kv_heads * tile rows, 1], and of the values that they weigh [the same, value dim].
 
-        `begun`: both sums over the blocks before these. Overwrites `scores`.
+        `partial`: both sums over the blocks before these. Overwrites `scores`.
         """
         value_dim = self._shape.format.value_dim
         weights = scores.sub_(peak.index_select(0, group.tile_of).view(-1, self._tile_rows, 1)).exp_()
         sums = weights.sum(-1).view(group.pairs, -1)
         mixed = torch.bmm(weights, seen[-1][..., :value_dim]).view(group.pairs, -1)
         tiles = group.counts[0]
-        if begun is None:
+        if partial is None:
             totals = torch.zeros_like(peak), mixed.new_zeros(tiles, mixed.shape[1])
         else:
-            totals = begun[0].view(tiles, -1), begun[1].view(tiles, -1)
+            totals = partial[0].view(tiles, -1), partial[1].view(tiles, -1)
         total = _fold(torch.add, totals[0], sums, group.counts)
         return total.view(-1, 1), _fold(torch.add, totals[1], mixed, group.counts).view(-1, value_dim)
 
@@ -451,25 +453,25 @@ class TorchAttention(AttentionBackend):
         kv_heads, group = self._shape.kv_heads, self._group
         heads = np.arange(self._heads)
         within = heads // group * self._tile_rows + heads % group
-        found = np.zeros((padded_rows(rows), self._heads), np.int64)
+        places = np.zeros((padded_rows(rows), self._heads), np.int64)
         for i, tile in enumerate(tiles):
             query = np.arange(tile.count)[:, None]
-            found[tile.row : tile.row + tile.count] = i * kv_heads * self._tile_rows + query * group + within
-        return self._tensor(found.reshape(-1))
+            places[tile.row : tile.row + tile.count] = i * kv_heads * self._tile_rows + query * group + within
+        return self._tensor(places.reshape(-1))
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
 
 def _fold(
-    fold: Callable[..., torch.Tensor], found: torch.Tensor, values: torch.Tensor, counts: Sequence[int]
+    fold: Callable[..., torch.Tensor], folded: torch.Tensor, values: torch.Tensor, counts: Sequence[int]
 ) -> torch.Tensor:
-    """`values` [pairs, n] of each tile folded into `found` [tiles, n], in the order of its blocks."""
+    """`values` [pairs, n] of each tile folded into `folded` [tiles, n], in the order of its blocks."""
     at = 0
     for count in counts:
-        fold(found[:count], values[at : at + count], out=found[:count])
+        fold(folded[:count], values[at : at + count], out=folded[:count])
         at += count
-    return found
+    return folded
 
 
 def _pairs(tiles: Sequence[_QueryTile]) -> tuple[np.ndarray, np.ndarray]:

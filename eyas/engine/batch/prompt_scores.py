@@ -29,7 +29,7 @@ class PromptScores:
 
     prompt: PromptIds
     start: int
-    found: PromptTokenLogprobs
+    logprobs: PromptTokenLogprobs
 
     @classmethod
     def of(cls, request: GenerationRequest) -> PromptScores | None:
@@ -42,7 +42,7 @@ class PromptScores:
     @property
     def next(self) -> int | None:
         """The first row without a score: this row and all later ones must be computed. None: all have one."""
-        row = self.start + len(self.found)
+        row = self.start + len(self.logprobs)
         return row if row < len(self.prompt) - 1 else None
 
     def score_request(self, row: int, places: range) -> ScoreRequest | None:
@@ -52,8 +52,8 @@ class PromptScores:
         if first >= stop:
             return None
         here = places[first - row : stop - row]
-        return ScoreRequest(first, here, self.prompt[first + 1 : stop + 1], self.found.top)
+        return ScoreRequest(first, here, self.prompt[first + 1 : stop + 1], self.logprobs.top)
 
-    def add(self, asked: ScoreRequest, found: PromptTokenLogprobs) -> None:
+    def add(self, request: ScoreRequest, logprobs: PromptTokenLogprobs) -> None:
         """Adds scores. Rows come in order; some are repeated if their sequence was preempted meanwhile."""
-        self.found = self.found.joined(found, self.start + len(self.found) - asked.row)
+        self.logprobs = self.logprobs.joined(logprobs, self.start + len(self.logprobs) - request.row)

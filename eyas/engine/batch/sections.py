@@ -9,9 +9,9 @@ ALIGNMENT = 4  # words: every part stands on 16 bytes, as kernels like it
 
 def sections(counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """First word and number of words of each part, in order; `all`: of the whole."""
-    found, end = {}, 0
+    offsets, end = {}, 0
     for name, count in counts.items():
-        found[name] = (end, count)
+        offsets[name] = (end, count)
         end += -(-count // ALIGNMENT) * ALIGNMENT
-    found["all"] = (0, end)
-    return found
+    offsets["all"] = (0, end)
+    return offsets

@@ -43,7 +43,7 @@ class Generation:
     transfer_ms: float = 0.0
     transfer_bytes: int = 0
     transfer_path: str = ""
-    timings_told: bool = False
+    timings_sent: bool = False
     offer_draft: bool = False  # PREFILL: offer draft KV as well
     draft_handle: KvHandle | None = None  # ATTACH: the handle of the draft KV, for a drafter
     draft_claimed: bool = False  # a drafter has that handle now, and must release it
@@ -60,26 +60,26 @@ class Generation:
         """The request's id inside the engine."""
         return self.request.id
 
-    def scored(self, asked: ScoreRequest, found: PromptTokenLogprobs) -> None:
+    def scored(self, request: ScoreRequest, logprobs: PromptTokenLogprobs) -> None:
         """Adds scores. Ignored after they were sent: then their sequence was preempted and ran again."""
         if self.scores is not None:
-            self.scores.add(asked, found)
+            self.scores.add(request, logprobs)
 
     def prompt_once(self) -> PromptTokenLogprobs | None:
         """The prompt's scores, the first time; None after that, or if none were asked for."""
         scores, self.scores = self.scores, None
-        return None if scores is None else scores.found
+        return None if scores is None else scores.logprobs
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether work was spent on it here, or its client has a token from another worker."""
         return self.began > 0.0 or self.request.begun
 
     def timings_once(self, now: float) -> EngineTimings | None:
         """Where the time went until the first token, the first time; None after that."""
-        if self.timings_told:
+        if self.timings_sent:
             return None
-        self.timings_told = True
+        self.timings_sent = True
         began = self.began or now
         return EngineTimings(
             queue_ms=1e3 * (began - self.arrived),
@@ -118,7 +118,7 @@ class Sequence:
     prompt: PromptIds
     output: list[int]
     forks: tuple[int, ...] = ()  # choices that will fork from this one's prompt
-    kept: int = 0  # slots reserved for the forks at admission
+    reserved: int = 0  # slots reserved for the forks at admission
     pages: list[int] = field(default_factory=list)
     kv_len: int = 0
     draft_len: int = 0  # rows that have draft KV in this pool
@@ -160,7 +160,7 @@ class Sequence:
     @property
     def keeps(self) -> int:
         """Slots that are reserved for its forks while it runs."""
-        return min(self.kept, len(self.forks))
+        return min(self.reserved, len(self.forks))
 
     @property
     def next_forks(self) -> tuple[int, ...]:

@@ -92,12 +92,12 @@ class DraftTree:
 
     def thin(self, topk: int) -> DraftTree:
         """The tree of the first `topk` children of each node that remains."""
-        kept: dict[int, int] = {ROOT: 0}  # node: its children so far
+        children: dict[int, int] = {ROOT: 0}  # node: its children so far
         for node, parent in enumerate(self.parents):
-            if kept.get(parent, topk) < topk:
-                kept[parent] += 1
-                kept[node] = 0
-        return self._renumbered(list(kept)[1:], ROOT)
+            if children.get(parent, topk) < topk:
+                children[parent] += 1
+                children[node] = 0
+        return self._renumbered(list(children)[1:], ROOT)
 
     def _depths(self) -> list[int]:
         depths: list[int] = []

@@ -76,8 +76,8 @@ class FeatureWindow:
 
     def forget_others(self, slot: int, occupancy: int) -> None:
         """Drops rows that were kept while the sequence sat elsewhere, and all before them."""
-        kept = [(i, one) for i, one in enumerate(self.chunks) if isinstance(one, DeviceRows)]
-        lost = [i for i, one in kept if (one.slot, one.occupancy) != (slot, occupancy)]
+        resident = [(i, one) for i, one in enumerate(self.chunks) if isinstance(one, DeviceRows)]
+        lost = [i for i, one in resident if (one.slot, one.occupancy) != (slot, occupancy)]
         for _ in range(lost[-1] + 1 if lost else 0):
             self._forget_oldest()
 

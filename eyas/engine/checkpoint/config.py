@@ -246,8 +246,8 @@ class ModelConfig:
         """
         context_length = self.context_length if context_length is None else context_length
         if context_length > self.context_length:
-            asked = f"--context-length: {context_length} is more than the {self.context_length} tokens"
-            raise ConfigError(f"{asked} of {self.folder}", param="context-length")
+            excess = f"--context-length: {context_length} is more than the {self.context_length} tokens"
+            raise ConfigError(f"{excess} of {self.folder}", param="context-length")
         layers = tuple(_without_idle_window(layer, context_length) for layer in self.layers)
         return dataclasses.replace(self, context_length=context_length, layers=layers)
 
@@ -312,11 +312,11 @@ class ModelConfig:
 
     def _shared(self, name: str, value: Callable[[LayerSpec], Value]) -> Value:
         """What is the same in every layer; ConfigError if it is not, naming the field."""
-        found = dict.fromkeys(value(layer) for layer in self.layers)
-        if len(found) != 1:
-            values = " and ".join(map(str, found)) or "no layers"
+        distinct = dict.fromkeys(value(layer) for layer in self.layers)
+        if len(distinct) != 1:
+            values = " and ".join(map(str, distinct)) or "no layers"
             raise ConfigError(f"config.json of {self.folder}: {name} differs between layers: {values}")
-        return next(iter(found))
+        return next(iter(distinct))
 
 
 def _rope_complaints(rope: RopeConfig, attention: AttentionSpec) -> Iterator[str]:
@@ -380,8 +380,8 @@ class DraftConfig:
         Behind its layers a page has room for what the newest row in it gave at each stage but the last.
         """
         own = self.decoder.kv_format.of_rank(ranks)
-        kept, layer = (self.stages - 1) * self.decoder.hidden_size, page_size * math.prod(own.slot)
-        return dataclasses.replace(own, layers=own.layers - -kept // layer)
+        state_size, layer = (self.stages - 1) * self.decoder.hidden_size, page_size * math.prod(own.slot)
+        return dataclasses.replace(own, layers=own.layers - -state_size // layer)
 
     @property
     def captured_width(self) -> int:

@@ -52,8 +52,8 @@ def end_tokens(
 
 
 def _ids_of(path: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    found = raw.get("eos_token_id")
-    listed = found if isinstance(found, list) else [found] * (found is not None)
+    value = raw.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value] * (value is not None)
     try:
         ids = [whole_number("eos_token_id", each, most=vocab_size - 1) for each in listed]
     except ValueError as error:
@@ -129,7 +129,7 @@ def check_whole(folder: Path) -> None:
 
 def _header(path: Path) -> dict[str, Any]:
     """What a safetensors file says of its tensors, by name: 8 bytes of length, then JSON."""
-    held = path.stat().st_size
+    file_size = path.stat().st_size
     try:
         opened = path.open("rb")
     except OSError as error:
@@ -140,15 +140,15 @@ def _header(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path} is a pointer of Git LFS, not the weights: `git lfs pull` brings them")
         size = int.from_bytes(length, "little")
         try:
-            header = json.loads(file.read(size) if size < held else b"")
+            header = json.loads(file.read(size) if size < file_size else b"")
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             for entry in entries.values():
                 wholes(entry, "shape")
             whole = 8 + size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
             raise ConfigError(f"{path} is not a safetensors file") from None
-    if held < whole:
-        raise ConfigError(f"{path} is cut off: {held} of {whole} bytes are there")
+    if file_size < whole:
+        raise ConfigError(f"{path} is cut off: {file_size} of {whole} bytes are there")
     return entries
 
 

@@ -26,25 +26,27 @@ def converted(path: Path, digest: str) -> Path:
 
     Raises ConfigError if `path` is no file of tensors, or if the cache cannot be written.
     """
-    found = cache_home() / "weights" / digest / f"{path.stem}.safetensors"
-    if not found.exists():
-        log.info("%s is converted to %s, once", path, found)
-        own = found.with_suffix(f".{secrets.token_hex(8)}")  # several workers may do this at the same time
+    target = cache_home() / "weights" / digest / f"{path.stem}.safetensors"
+    if not target.exists():
+        log.info("%s is converted to %s, once", path, target)
+        own = target.with_suffix(f".{secrets.token_hex(8)}")  # several workers may do this at the same time
         try:
-            found.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             save_file(_tensors(path), own)
-            own.rename(found)
+            own.rename(target)
         except OSError as error:
             raise ConfigError(f"{path} cannot be converted: {error}") from None
-    return found
+    return target
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:
     """By name; each has memory of its own, as safetensors demand. PyTorch before 1.6 wrote no archives."""
     try:
-        found = load_saved(path, mapped=zipfile.is_zipfile(path))
+        tensors = load_saved(path, mapped=zipfile.is_zipfile(path))
     except ValueError as error:
         raise ConfigError(f"{path} is not a PyTorch file of tensors: {error}") from None
-    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(value, torch.Tensor) for value in tensors.values()
+    ):
         raise ConfigError(f"{path} does not hold tensors by name")
-    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in found.items()}
+    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}

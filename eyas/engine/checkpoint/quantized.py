@@ -26,7 +26,7 @@ QUANTIZED = ("quantization_config", "compression_config")
 """Where a config.json says it: beside what it says of a model's parts."""
 
 _KNOWN = "FP8 weights with a scale for each tensor, output channel or block of 128 x 128 are"
-_KEPT = ("ignore", "ignored_layers", "modules_to_not_convert")
+_IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert")
 
 
 @dataclass(frozen=True)
@@ -74,51 +74,51 @@ def read_quantized(raw: Raw) -> Fp8Config | None:
 
     Raises ConfigError, which names the kind, for weights that are stored in any other way.
     """
-    told = next((told for name in QUANTIZED if (told := raw.get(name))), None)
-    if not told:
+    quantization = next((quantization for name in QUANTIZED if (quantization := raw.get(name))), None)
+    if not quantization:
         return None
-    if not isinstance(told, Mapping):
-        raise _refused(repr(told))
-    method = told.get("quant_method")
+    if not isinstance(quantization, Mapping):
+        raise _refused(repr(quantization))
+    method = quantization.get("quant_method")
     if method == "fp8":
-        return _fp8(told)
+        return _fp8(quantization)
     if method == "compressed-tensors":
-        return _compressed(told)
+        return _compressed(quantization)
     raise _refused(f"quant_method {method!r}")
 
 
-def _fp8(told: Raw) -> Fp8Config:
-    block, scheme = told.get("weight_block_size"), told.get("activation_scheme", "dynamic")
-    powers, kept = told.get("scale_fmt") == "ue8m0", _kept(told)
-    if (kind := told.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
+def _fp8(raw: Raw) -> Fp8Config:
+    block, scheme = raw.get("weight_block_size"), raw.get("activation_scheme", "dynamic")
+    powers, ignored = raw.get("scale_fmt") == "ue8m0", _ignored(raw)
+    if (kind := raw.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise _refused(f"FP8 of fmt {kind!r}")
     if scheme not in ("dynamic", "static"):
         raise _refused(f"activation_scheme {scheme!r}")
     if not block:
         # A scale of all rows of a step would tie a row to its company: dynamic ones are each row's own.
-        return Fp8Config("tensor", "token" if scheme == "dynamic" else "tensor", kept=kept)
+        return Fp8Config("tensor", "token" if scheme == "dynamic" else "tensor", kept=ignored)
     if block != [FP8_SIDE, FP8_SIDE] or scheme != "dynamic":
         raise _refused(f"{scheme} FP8 with weight_block_size {block}")
-    return Fp8Config("block", "block", powers, kept)
+    return Fp8Config("block", "block", powers, ignored)
 
 
-def _compressed(told: Raw) -> Fp8Config:
+def _compressed(raw: Raw) -> Fp8Config:
     """Groups may name different modules, never different kinds."""
     for key in ("sparsity_config", "transform_config"):
-        if (given := told.get(key)) and given.get("format") != "dense":
+        if (given := raw.get(key)) and given.get("format") != "dense":
             raise _refused(f"{key} {given.get('sparsity_structure') or given.get('format') or given}")
-    groups = told.get("config_groups") or {}
+    groups = raw.get("config_groups") or {}
     for name, group in groups.items():
         if not isinstance(group, Mapping):
             raise _refused(f"{name} of config_groups as {group!r}")
-    formats = {told.get("format"), *(group.get("format") for group in groups.values())} - {None}
-    found = {_group(name, group) for name, group in groups.items()}
+    formats = {raw.get("format"), *(group.get("format") for group in groups.values())} - {None}
+    kinds = {_group(name, group) for name, group in groups.items()}
     if others := formats - {"float-quantized", "naive-quantized"}:
         raise _refused(f"format {', '.join(sorted(others))}")
-    if len(found) != 1:
-        raise _refused(f"compressed-tensors with {len(found)} kinds of config_groups")
-    ((weights, rows),) = found
-    return Fp8Config(weights, rows, kept=_kept(told))
+    if len(kinds) != 1:
+        raise _refused(f"compressed-tensors with {len(kinds)} kinds of config_groups")
+    ((weights, rows),) = kinds
+    return Fp8Config(weights, rows, kept=_ignored(raw))
 
 
 def _group(name: str, group: Raw) -> tuple[WeightScales, RowScales]:
@@ -144,22 +144,22 @@ def _group(name: str, group: Raw) -> tuple[WeightScales, RowScales]:
     return strategy, known[how]
 
 
-def _strategy(what: str, told: Raw, sizes: Mapping[str, Any]) -> Any:
+def _strategy(what: str, raw: Raw, sizes: Mapping[str, Any]) -> Any:
     """Of numbers that are stored in FP8, symmetrically. `sizes`: of the strategies that need one."""
-    kind, bits = told.get("type"), told.get("num_bits")
+    kind, bits = raw.get("type"), raw.get("num_bits")
     if (kind, bits) != ("float", 8):
         raise _refused(f"{kind}{bits} {what}")
-    if not told.get("symmetric", True):
+    if not raw.get("symmetric", True):
         raise _refused(f"{what}, asymmetric,")
-    strategy = told.get("strategy") or "tensor"
-    size = told.get("block_structure" if strategy == "block" else "group_size")
+    strategy = raw.get("strategy") or "tensor"
+    size = raw.get("block_structure" if strategy == "block" else "group_size")
     if strategy in sizes and size != sizes[strategy]:
         raise _refused(f"{what} by {strategy} of {size}")
     return strategy
 
 
-def _kept(told: Raw) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(entry for key in _KEPT for entry in _entries(key, told.get(key) or [])))
+def _ignored(raw: Raw) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(entry for key in _IGNORE_KEYS for entry in _entries(key, raw.get(key) or [])))
 
 
 def _entries(key: str, listed: Any) -> list[str]:

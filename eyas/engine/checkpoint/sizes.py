@@ -75,8 +75,8 @@ def page_bytes(model: ModelConfig, page_size: int, dtype: str, ranks: int = 1) -
 
 def _is_read(model: ModelConfig, name: str) -> bool:
     """Whether a decoder reads the tensor of that name: behind its last layer are a draft head's."""
-    if found := _LAYER.match(name):
-        return int(found[1]) < model.num_layers
+    if match := _LAYER.match(name):
+        return int(match[1]) < model.num_layers
     return name.startswith(_ENDS) or (name.startswith("lm_head.") and not model.tied_head)
 
 

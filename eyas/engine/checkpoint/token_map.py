@@ -53,10 +53,10 @@ def refused(why: str) -> ConfigError:
 
 
 def _saved(path: Path) -> Iterable[Numbered]:
-    found = load_saved(path)
-    if isinstance(found, torch.Tensor):
-        found = found.tolist()
-    return _listed(found)
+    loaded = load_saved(path)
+    if isinstance(loaded, torch.Tensor):
+        loaded = loaded.tolist()
+    return _listed(loaded)
 
 
 def _written(text: str) -> Iterable[Numbered]:
@@ -66,7 +66,7 @@ def _written(text: str) -> Iterable[Numbered]:
     return [(place, int(line) if line.isdecimal() else line) for place, line in lines if line]
 
 
-def _listed(found: object) -> Iterable[Numbered]:
-    if not isinstance(found, list):
-        raise ValueError(f"it holds a {type(found).__name__}, not a list of ids")
-    return ((f"entry {number}", entry) for number, entry in enumerate(found, 1))
+def _listed(entries: object) -> Iterable[Numbered]:
+    if not isinstance(entries, list):
+        raise ValueError(f"it holds a {type(entries).__name__}, not a list of ids")
+    return ((f"entry {number}", entry) for number, entry in enumerate(entries, 1))

@@ -43,9 +43,9 @@ def number(raw: Raw, name: str, default: float | None = None, *, within: str = "
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and math.isfinite(found := _float(value))
+        and math.isfinite(converted := _float(value))
     ):
-        return found
+        return converted
     raise ValueError(f"{f'{within} {name}'.strip()} {said(value)} must be a finite number")
 
 

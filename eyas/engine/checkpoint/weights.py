@@ -49,20 +49,20 @@ class FiniteCheck:
     def __init__(self) -> None:
         # Numbers of one dtype, finite if all elements of their tensor are. Two dtypes cannot be stacked.
         self._names: defaultdict[torch.dtype, list[str]] = defaultdict(list)
-        self._found: defaultdict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+        self._extremes: defaultdict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
 
     def see(self, name: str, tensor: torch.Tensor) -> None:
         """Looks at a tensor of floating-point numbers; others are never infinite."""
         if tensor.numel() and tensor.is_floating_point():
             for number in _extremes(tensor):
                 self._names[number.dtype].append(name)
-                self._found[number.dtype].append(number)
+                self._extremes[number.dtype].append(number)
 
     def broken(self) -> list[str]:
         """The names of the tensors that are not finite, each once. Waits for the device, once."""
-        if not self._found:
+        if not self._extremes:
             return []
-        finite = torch.cat([torch.stack(numbers).isfinite() for numbers in self._found.values()])
+        finite = torch.cat([torch.stack(numbers).isfinite() for numbers in self._extremes.values()])
         names = [name for each in self._names.values() for name in each]
         return list(dict.fromkeys(n for n, holds in zip(names, finite.tolist(), strict=True) if not holds))
 
@@ -226,10 +226,10 @@ class FolderWeights(WeightSource):
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
             names = [name for name in file.keys() if name.startswith(prefixes)]  # noqa: SIM118 (not a dict)
-            found = {here: at for name in names for here, at in _parts(file, name, spelling(name), fused)}
-            if twice := sorted(self._home.keys() & found.keys()):
+            homes = {here: at for name in names for here, at in _parts(file, name, spelling(name), fused)}
+            if twice := sorted(self._home.keys() & homes.keys()):
                 raise ConfigError(f"tensor {twice[0]} of {path} is in another file of the folder as well")
-            self._home |= found
+            self._home |= homes
         screen = Console(stderr=True)
         progress = Progress(console=screen, disable=not sys.stderr.isatty(), transient=True)
         self._progress = self._open.enter_context(progress)
@@ -292,16 +292,16 @@ class FolderWeights(WeightSource):
         if self.quantized is None:
             raise _unnamed(name)
         if self.quantized.keeps(stored.name):
-            kept = "though quantization_config says that it is not"
-            raise ConfigError(f"tensor {stored.name} is in FP8, {kept}")
+            excuse = "though quantization_config says that it is not"
+            raise ConfigError(f"tensor {stored.name} is in FP8, {excuse}")
         return True
 
     def _load_fp8(
         self, name: str, shape: Shape, part: Part, scales: Part
     ) -> tuple[torch.Tensor, torch.Tensor]:
         stored = self._mapped(name, shape)[part].view(torch.uint8)
-        held = self._scales(name, shape)[scales]
-        weight, placed = self._place(stored).view(torch.float8_e4m3fn), self._place(held)
+        scale = self._scales(name, shape)[scales]
+        weight, placed = self._place(stored).view(torch.float8_e4m3fn), self._place(scale)
         self._finite.see(name, weight)
         self._finite.see(name, placed)
         return weight, placed
@@ -310,12 +310,12 @@ class FolderWeights(WeightSource):
         """As `fp8.scales_of`, float32."""
         assert self.quantized is not None
         there = next((n for end in fp8.SCALES if (n := name + end) in self._home), name + fp8.SCALES[0])
-        wanted = fp8.scales_of(shape, self.quantized.weights)
+        expected = fp8.scales_of(shape, self.quantized.weights)
         if self.quantized.weights == "block":
-            return self._whole(there, wanted)
+            return self._whole(there, expected)
         if self.quantized.weights == "tensor":
-            return self._whole(there, (), (1,)).reshape(1).repeat(wanted[0])
-        return self._whole(there, (*wanted, 1), wanted).reshape(wanted)
+            return self._whole(there, (), (1,)).reshape(1).repeat(expected[0])
+        return self._whole(there, (*expected, 1), expected).reshape(expected)
 
     def _row_scale(self, name: str) -> float:
         module = name.removesuffix("weight")
@@ -328,17 +328,17 @@ class FolderWeights(WeightSource):
 
     def _whole(self, name: str, *shapes: Shape) -> torch.Tensor:
         """A small tensor of one of the shapes, float32."""
-        found = self._shape(name)
-        read = self._mapped(name, found if found in shapes else shapes[0])
+        stored = self._shape(name)
+        read = self._mapped(name, stored if stored in shapes else shapes[0])
         _check_meaning(name, read, (*_PLAIN, fp8.POWERS))
-        held: torch.Tensor = read[...]
-        return held.float()
+        whole: torch.Tensor = read[...]
+        return whole.float()
 
     def _mapped(self, name: str, shape: Shape) -> Any:
         """What reads a stored tensor, or slices of it."""
-        found = self._shape(name)
-        if found != shape:
-            raise ConfigError(f"tensor {name} of {self._folder} is {found}, its config says {shape}")
+        stored = self._shape(name)
+        if stored != shape:
+            raise ConfigError(f"tensor {name} of {self._folder} is {stored}, its config says {shape}")
         self._seen.add(name)
         self._progress.advance(self._task)
         return self._home[name].read()
@@ -431,8 +431,8 @@ class DummyWeights(WeightSource):
         stored = noise.clamp_(-fp8.LARGEST, fp8.LARGEST)[part].to(torch.float8_e4m3fn)
         each = 1.0 / (deviation * shape[-1] ** 0.5)
         sizes = fp8.scales_of(shape, self.quantized.weights)
-        held = torch.full(sizes, each, device=self.placement.device)[scales]
-        return stored.contiguous(), held.contiguous()
+        scale = torch.full(sizes, each, device=self.placement.device)[scales]
+        return stored.contiguous(), scale.contiguous()
 
     def _row_scale(self, name: str) -> float:
         return 1.0 / 64.0

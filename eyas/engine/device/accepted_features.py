@@ -47,17 +47,17 @@ class AcceptedFeatures:
     def of(self, landed: SequenceOf[StepResult], rounds: int) -> list[StepResult]:
         """`landed`, chunks first, then as many rounds, then singles, with their features."""
         first, decoded = 0, []
-        for i, (one, stays) in enumerate(zip(landed[len(self.chunks) :], self.stay, strict=True)):
-            if stays is not None:
-                decoded.append(stays.of(one))
+        for i, (one, resident) in enumerate(zip(landed[len(self.chunks) :], self.stay, strict=True)):
+            if resident is not None:
+                decoded.append(resident.of(one))
             else:
                 decoded.append(one._replace(features=self._rows(first, one.rows)))
                 first += self.path_rows if i < rounds else 1
-        found = []
+        results = []
         for one, count in zip(landed, self.chunks, strict=False):
-            found.append(one._replace(features=self._rows(first, count) if count else None))
+            results.append(one._replace(features=self._rows(first, count) if count else None))
             first += count
-        return found + decoded
+        return results + decoded
 
     def _rows(self, first: int, count: int) -> torch.Tensor:
         assert self.rows is not None
@@ -79,17 +79,17 @@ def staying(placed: PlacedBatch, keeper: DeviceFeatures | None) -> list[DeviceRe
 
     Those of a sequence whose drafter takes features by the host come there.
     """
-    found: list[DeviceResident | None] = []
+    residents: list[DeviceResident | None] = []
     for work in (*placed.rounds, *placed.singles):
         seq = work.seq
         if keeper is None or (seq.drafting and seq.ring is None):
-            found.append(None)
+            residents.append(None)
         else:
-            found.append(DeviceResident(keeper, seq.slot, 0 if seq.ring is None else seq.ring.generation))
-    return found
+            residents.append(DeviceResident(keeper, seq.slot, 0 if seq.ring is None else seq.ring.generation))
+    return residents
 
 
-def wanted(
+def feature_request(
     placed: PlacedBatch,
     shape: StepShape,
     path_rows: int,
@@ -98,10 +98,10 @@ def wanted(
 ) -> FeatureRequest | None:
     """What `AcceptedFeatures` then has; None: nothing. `ends`: as of `chunk_ends`, `stay` as of `staying`."""
     decoded: list[int] = []
-    for i, stays in enumerate(stay):
-        if stays is None and i < len(placed.rounds):
+    for i, resident in enumerate(stay):
+        if resident is None and i < len(placed.rounds):
             decoded += range(i * path_rows, (i + 1) * path_rows)
-        elif stays is None:
+        elif resident is None:
             decoded.append(shape.batch * path_rows + i - len(placed.rounds))
     rows: list[int] = []
     end = shape.round_rows

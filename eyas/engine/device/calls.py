@@ -35,25 +35,25 @@ def step_of(call: RankCall) -> StepInput:
     """What `begin` was made of; for the rank that was told."""
     *sizes, words, writes, spans, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
-    data, poked, spanned, held = np.split(array, np.cumsum([words, writes, spans]))
+    data, poked, spanned, drafted = np.split(array, np.cumsum([words, writes, spans]))
     return StepInput(
         StepShape(*sizes),
         data,
         poked.reshape(2, -1),
         spans=_spans(spanned.tolist()),
         scored=bool(scored),
-        drafted_slots=held.tolist(),
+        drafted_slots=drafted.tolist(),
     )
 
 
-def score(asked: ScoreRequest) -> RankCall:
-    """`asked`: prompt tokens whose log-probabilities are wanted."""
+def score(request: ScoreRequest) -> RankCall:
+    """`request`: prompt tokens whose log-probabilities are wanted."""
     return RankCall(
-        SCORE, (asked.row, asked.places.start, asked.top), np.array(asked.tokens, np.int32).tobytes()
+        SCORE, (request.row, request.places.start, request.top), np.array(request.tokens, np.int32).tobytes()
     )
 
 
-def asked_of(call: RankCall) -> ScoreRequest:
+def score_request_of(call: RankCall) -> ScoreRequest:
     """What `score` was made of."""
     row, first, top = call.numbers
     tokens = np.frombuffer(call.data, np.int32).tolist()
@@ -81,12 +81,12 @@ def joined_of(call: RankCall) -> JoinBatch:
     return JoinBatch(words.reshape(4, count), rows_of_features, rows, writes.reshape(2, -1))
 
 
-def catch_up(late: CatchUp) -> RankCall:
-    """`late`: as `StepExecutor.catch_up` takes it."""
-    return RankCall(CATCH_UP, (late.width,), late.words.tobytes())
+def catch_up(batch: CatchUp) -> RankCall:
+    """`batch`: as `StepExecutor.catch_up` takes it."""
+    return RankCall(CATCH_UP, (batch.width,), batch.words.tobytes())
 
 
-def late_of(call: RankCall) -> CatchUp:
+def catch_up_of(call: RankCall) -> CatchUp:
     """What `catch_up` was made of."""
     words = np.frombuffer(bytearray(call.data), np.int32).reshape(2, -1)
     return CatchUp(words, call.numbers[0])

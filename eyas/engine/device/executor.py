@@ -65,7 +65,7 @@ class StepExecutor:
     def __init__(self, state: DeviceState) -> None:
         self.state = state
         self._captured: dict[StepShape, CapturedStep] = {}
-        self._captured_late: dict[tuple[int, int], CapturedCatchUp] = {}  # by sequences and width
+        self._captured_catch_ups: dict[tuple[int, int], CapturedCatchUp] = {}  # by sequences and width
         self._program: StepProgram | None = None
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
         self.certain: torch.Tensor | None = None  # features requested of the step that was finished
@@ -105,19 +105,19 @@ class StepExecutor:
         self.state.look_up(words[0].clone())  # on 16 bytes, as kernels like it
 
     @torch.inference_mode()
-    def catch_up(self, late: CatchUp) -> None:
+    def catch_up(self, batch: CatchUp) -> None:
         """Before the next step: the draft head takes rows that wait for it."""
-        self._catch_up(late)
+        self._catch_up(batch)
 
-    def _catch_up(self, late: CatchUp) -> None:
-        words, captured = _pinned(late.words, self.state.device), self._captured_late.get(late.shape)
+    def _catch_up(self, batch: CatchUp) -> None:
+        words, captured = _pinned(batch.words, self.state.device), self._captured_catch_ups.get(batch.shape)
         if captured is None:
-            self._take_late(words.to(self.state.device, non_blocking=True), late.width)
+            self._take_waiting_rows(words.to(self.state.device, non_blocking=True), batch.width)
         else:
             captured.words.copy_(words, non_blocking=True)
             captured.graph.replay()
 
-    def _take_late(self, words: torch.Tensor, width: int) -> None:
+    def _take_waiting_rows(self, words: torch.Tensor, width: int) -> None:
         assert self.state.drafter is not None
         self.state.drafter.catch_up(words, width)
         if width > 1:
@@ -150,8 +150,8 @@ class StepExecutor:
         assert self._drafts is not None
         if self._drafts_read is not None:
             self._drafts_read.synchronize()
-        found: np.ndarray = self._drafts.numpy()
-        return found
+        drafts: np.ndarray = self._drafts.numpy()
+        return drafts
 
     def _read_drafts(self, slots: SequenceOf[int]) -> None:
         index = _pinned(np.array(slots, np.int64), self.state.device)
@@ -170,9 +170,9 @@ class StepExecutor:
         assert self._program is not None
         reports = []
         for first in range(0, len(rows), SLICE):
-            told = _pinned(rows[first : first + SLICE], self.state.device)
-            found = self._program.sample_special(told)
-            reports.append(self.state.all_gather_rows(found).to("cpu", non_blocking=True, copy=True))
+            pinned = _pinned(rows[first : first + SLICE], self.state.device)
+            results = self._program.sample_special(pinned)
+            reports.append(self.state.all_gather_rows(results).to("cpu", non_blocking=True, copy=True))
         return reports
 
     @torch.inference_mode()
@@ -194,18 +194,18 @@ class StepExecutor:
         return None if step.scored else self._captured.get(step.shape)
 
     @torch.inference_mode()
-    def score(self, asked: ScoreRequest) -> TokenScores:
+    def score(self, request: ScoreRequest) -> TokenScores:
         """Of rows of the step that was begun; valid once the event of its `finish` has passed."""
         assert self._rows is not None
-        return self._score(self._rows, asked)
+        return self._score(self._rows, request)
 
-    def _score(self, rows: torch.Tensor, asked: ScoreRequest) -> TokenScores:
+    def _score(self, rows: torch.Tensor, request: ScoreRequest) -> TokenScores:
         device = self.state.device
-        places = _pinned(np.array(asked.places, np.int32), device).to(device, non_blocking=True)
-        tokens = _pinned(np.array(asked.tokens, np.int64), device).to(device, non_blocking=True)
+        places = _pinned(np.array(request.places, np.int32), device).to(device, non_blocking=True)
+        tokens = _pinned(np.array(request.tokens, np.int64), device).to(device, non_blocking=True)
         logits = partial(self.state.slice_logits, rows)
-        found = score_slices(places, tokens, asked.top, logits)
-        return TokenScores(*map(self.state.all_gather_rows, (found.own, found.ids, found.best))).to_host()
+        scores = score_slices(places, tokens, request.top, logits)
+        return TokenScores(*map(self.state.all_gather_rows, (scores.own, scores.ids, scores.best))).to_host()
 
     @torch.inference_mode()
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
@@ -215,16 +215,16 @@ class StepExecutor:
 
     def _features(self, program: StepProgram, rows: SequenceOf[int]) -> torch.Tensor:
         places = _pinned(np.array(rows, np.int64), self.state.device)
-        found = program.features(places.to(self.state.device, non_blocking=True))
-        return self.state.all_gather_rows(found.float()).to("cpu", non_blocking=True)
+        features = program.features(places.to(self.state.device, non_blocking=True))
+        return self.state.all_gather_rows(features.float()).to("cpu", non_blocking=True)
 
-    def _certain(self, program: StepProgram, wanted: FeatureRequest) -> torch.Tensor:
-        device, count = self.state.device, len(wanted.decoded)
-        told = _pinned(np.array([*wanted.decoded, *wanted.rows], np.int64), device)
-        places, parts = told.to(device, non_blocking=True), []
-        if wanted.decoded:
+    def _certain(self, program: StepProgram, request: FeatureRequest) -> torch.Tensor:
+        device, count = self.state.device, len(request.decoded)
+        pinned = _pinned(np.array([*request.decoded, *request.rows], np.int64), device)
+        places, parts = pinned.to(device, non_blocking=True), []
+        if request.decoded:
             parts.append(program.certain.index_select(0, places[:count]))
-        if wanted.rows:
+        if request.rows:
             parts.append(program.features(places[count:]))
         return torch.cat(parts).float().to("cpu", non_blocking=True)
 
@@ -251,9 +251,9 @@ class StepExecutor:
 
     def _fetch(self, words: int) -> tuple[torch.Tensor, DeviceEvent | None]:
         room = words if self.state.sharers is None else ProcessGroup.exchanged(words)
-        told = self.state.all_gather_rows(self._results[:room])
-        host = self._incoming[self._turn][: told.numel()].view(told.shape)
-        host.copy_(told, non_blocking=True)
+        gathered = self.state.all_gather_rows(self._results[:room])
+        host = self._incoming[self._turn][: gathered.numel()].view(gathered.shape)
+        host.copy_(gathered, non_blocking=True)
         return host[:, :words], self._event()
 
     def _event(self) -> DeviceEvent | None:
@@ -299,7 +299,7 @@ class StepExecutor:
         self.wait()
 
     @torch.inference_mode()
-    def rehearse_late(self, count: int, width: int) -> None:
+    def rehearse_catch_up(self, count: int, width: int) -> None:
         """Let `count` sequences of padding catch up."""
         self._catch_up(CatchUp.padding(count, width, self.tables.padding_slot))
         self.wait()
@@ -310,10 +310,10 @@ class StepExecutor:
             torch.cuda.synchronize()
 
     @torch.inference_mode()
-    def capture(self, shapes: SequenceOf[StepShape], late: SequenceOf[tuple[int, int]]) -> None:
+    def capture(self, shapes: SequenceOf[StepShape], catch_ups: SequenceOf[tuple[int, int]]) -> None:
         """Record a graph for each shape, all in one pool of memory; no two are replayed at once.
 
-        `late`: as many sequences that catch up before rounds of such a width.
+        `catch_ups`: as many sequences that catch up before rounds of such a width.
         """
         if not shapes:
             return
@@ -330,13 +330,13 @@ class StepExecutor:
             with torch.cuda.graph(rest, pool=pool, capture_error_mode=CAPTURE):
                 program.rest(program.choose())
             self._captured[shape] = CapturedStep(program, forward, rest)
-        for count, width in late:
-            self.rehearse_late(count, width)
+        for count, width in catch_ups:
+            self.rehearse_catch_up(count, width)
             padding = CatchUp.padding(count, width, self.tables.padding_slot)
             words, graph = torch.from_numpy(padding.words).to(self.state.device), torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode=CAPTURE):
-                self._take_late(words, width)
-            self._captured_late[padding.shape] = CapturedCatchUp(words, graph)
+                self._take_waiting_rows(words, width)
+            self._captured_catch_ups[padding.shape] = CapturedCatchUp(words, graph)
 
     # --- after the last step -------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class StepExecutor:
         """Gives up the graphs. False: the device may hang, so nothing waits for it any more."""
         self._program = self._rows = None
         self._captured.clear()
-        self._captured_late.clear()
+        self._captured_catch_ups.clear()
         return True
 
 

@@ -129,22 +129,22 @@ class LaunchedStep:
 
     def _prompts(self, part: RankPart, tokens: list[int], special: SpecialReport) -> list[StepResult]:
         """`tokens`: the first token of each chunk that ends its prompt, in order."""
-        found, end = [], 0
+        results, end = [], 0
         for work in part.placed.chunks:
             if work.sample:
                 place = self.shape.round_rows + end
                 logprobs, forks = special.logprobs(place, (0,)), special.firsts(place)
-                found.append(StepResult(work, (tokens[end],), logprobs, forks=forks))
+                results.append(StepResult(work, (tokens[end],), logprobs, forks=forks))
                 end += 1
             else:
-                found.append(StepResult(work))
+                results.append(StepResult(work))
         scores = {id(one.work): (one.request, one.scores.packed()) for one in part.scored}
         features = {} if part.features is None else part.features.by_work()
         if not scores and not features:
-            return found
+            return results
         return [
             one._replace(scores=scores.get(id(one.work)), features=features.get(id(one.work)))
-            for one in found
+            for one in results
         ]
 
 

@@ -49,7 +49,7 @@ class StepMasks:
         if not masks:
             return []
         root, *below = masks
-        found: list[np.ndarray | None] = [root, *[None] * max(nodes.places, default=0)]
+        by_place: list[np.ndarray | None] = [root, *[None] * max(nodes.places, default=0)]
         for place, mask in zip(nodes.places, below, strict=True):
-            found[place] = mask
-        return found
+            by_place[place] = mask
+        return by_place

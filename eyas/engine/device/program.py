@@ -75,9 +75,9 @@ class DeviceState:
         """Where the pool lies, as torch names it."""
         return self.pool.shape.device
 
-    def all_gather_rows(self, found: torch.Tensor) -> torch.Tensor:
+    def all_gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """What the host is told of a step: what each attention rank has found, [ranks, ...]."""
-        return found[None] if self.sharers is None else self.sharers.gather(found.contiguous())
+        return rows[None] if self.sharers is None else self.sharers.gather(rows.contiguous())
 
     def look_up(self, slots: torch.Tensor) -> None:
         """Drafts for each of `slots` int32 [B], after those of the head."""

@@ -39,20 +39,20 @@ class Rank0Executor(StepExecutor):
             self._tell(calls.begin, step, others)
             super().begin(step)
 
-    def score(self, asked: ScoreRequest) -> TokenScores:
+    def score(self, request: ScoreRequest) -> TokenScores:
         with self._leader.together():
-            self._leader.tell(calls.score(asked))
-            return super().score(asked)
+            self._leader.tell(calls.score(request))
+            return super().score(request)
 
     def join(self, joined: JoinBatch, *others: JoinBatch) -> None:
         with self._leader.together():
             self._tell(calls.join, joined, others)
             super().join(joined)
 
-    def catch_up(self, late: CatchUp) -> None:
+    def catch_up(self, batch: CatchUp) -> None:
         with self._leader.together():
-            self._leader.tell(calls.catch_up(late))
-            super().catch_up(late)
+            self._leader.tell(calls.catch_up(batch))
+            super().catch_up(batch)
 
     def features(self, rows: SequenceOf[int], *others: SequenceOf[int]) -> torch.Tensor:
         with self._leader.together():

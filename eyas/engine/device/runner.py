@@ -19,7 +19,7 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.sequence import SequenceWork
-from eyas.engine.device.accepted_features import AcceptedFeatures, chunk_ends, staying, wanted
+from eyas.engine.device.accepted_features import AcceptedFeatures, chunk_ends, feature_request, staying
 from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.device.depths import DepthBuckets
 from eyas.engine.device.executor import StepExecutor
@@ -39,7 +39,7 @@ from eyas.engine.device.step import (
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
-LATE_AT_ONCE = 64
+MAX_CATCH_UPS = 64
 """Sequences whose waiting rows the head takes at once: no more rows than of a prompt's chunk."""
 
 
@@ -77,27 +77,27 @@ class DeviceRunner:
             writes = self._join(joining, writes, buckets.width)
         self._catch_up(works, buckets.width)
         shape, placed = self._place(mine, buckets)
-        asked = [asked_rows(each.chunks, shape.round_rows) for each in placed]
-        held = [held_slots(each, shape) for each in placed]
-        certain, features_wanted = self._certain(placed[0], shape)
+        to_score = [score_requests(each.chunks, shape.round_rows) for each in placed]
+        grammar_slots = [slots_with_grammar(each, shape) for each in placed]
+        certain, features = self._certain(placed[0], shape)
         steps = [
             StepInput(
                 shape,
                 pack(each, shape, rank.layout),
-                told,
+                own_writes,
                 rank.spans(each.chunks),
-                any(asked),
-                features_wanted,
+                any(to_score),
+                features,
                 slots,
             )
-            for rank, each, told, slots in zip(
-                self._ranks, placed, writes, filled(held, self._padding_slot), strict=True
+            for rank, each, own_writes, slots in zip(
+                self._ranks, placed, writes, filled(grammar_slots, self._padding_slot), strict=True
             )
         ]
         self._executor.begin(*steps)
-        parts = self._parts(placed, asked, shape)
+        parts = self._parts(placed, to_score, shape)
         special = [SpecialRows.of(shape, each, self._grammars.eos_ids) for each in placed]
-        finish = partial(self._finish, steps[0], special, held, certain)
+        finish = partial(self._finish, steps[0], special, grammar_slots, certain)
         flight = LaunchedStep(shape, works, parts, finish, depth)
         if not any(self._grammars.awaits(work.seq) for work in works):
             flight.complete()
@@ -115,22 +115,22 @@ class DeviceRunner:
         self, mine: SequenceOf[SequenceOf[SequenceWork]]
     ) -> tuple[list[np.ndarray], list[list[SequenceWork]]]:
         """What each rank's tables must be told with the step, or before it; and the sequences that join."""
-        told = [rank.tell(own, self.draft_wait_s) for rank, own in zip(self._ranks, mine, strict=True)]
-        return [writes.array() for writes, _ in told], [joining for _, joining in told]
+        updates = [rank.tell(own, self.draft_wait_s) for rank, own in zip(self._ranks, mine, strict=True)]
+        return [writes.array() for writes, _ in updates], [joining for _, joining in updates]
 
     def _join(
         self, joining: SequenceOf[list[SequenceWork]], writes: SequenceOf[np.ndarray], width: int
     ) -> list[np.ndarray]:
         """All is told before the step, and drafted for those that join: on all ranks at once, for as many."""
         joined = [
-            rank.joined(own, width, told)
-            for rank, own, told in zip(self._ranks, joining, writes, strict=True)
+            rank.joined(own, width, own_writes)
+            for rank, own, own_writes in zip(self._ranks, joining, writes, strict=True)
         ]
         if len(joined) > 1:
             most, head_width = max(map(len, joining)), max(each.features.shape[1] for each in joined)
             joined = [each.filled(most, head_width, self._padding_slot) for each in joined]
         self._executor.join(*joined)
-        return [told[:, :0] for told in writes]
+        return [own_writes[:, :0] for own_writes in writes]
 
     def _certain(
         self, placed: PlacedBatch, shape: StepShape
@@ -141,18 +141,19 @@ class DeviceRunner:
             return None, None
         path_rows, ends = self._executor.state.path_rows(shape.width), chunk_ends(placed.chunks)
         stay = staying(placed, tap.windows)
-        return AcceptedFeatures(None, path_rows, ends, stay), wanted(placed, shape, path_rows, ends, stay)
+        request = feature_request(placed, shape, path_rows, ends, stay)
+        return AcceptedFeatures(None, path_rows, ends, stay), request
 
     def _parts(
         self,
         placed: SequenceOf[PlacedBatch],
-        asked: SequenceOf[list[tuple[SequenceWork, ScoreRequest]]],
+        to_score: SequenceOf[list[tuple[SequenceWork, ScoreRequest]]],
         shape: StepShape,
     ) -> list[RankPart]:
         """Each rank's, with what is asked for of the rows of its prompts."""
         scored = [
             [ScoredPrompt(work, one, self._executor.score(one).of_rank(rank)) for work, one in own]
-            for rank, own in enumerate(asked)
+            for rank, own in enumerate(to_score)
         ]
         return [RankPart(*part) for part in zip(placed, scored, self._features(placed, shape), strict=True)]
 
@@ -160,28 +161,28 @@ class DeviceRunner:
         self,
         step: StepInput,
         special: SequenceOf[SpecialRows],
-        held: SequenceOf[SequenceOf[int]],
+        grammar_slots: SequenceOf[SequenceOf[int]],
         certain: AcceptedFeatures | None,
     ) -> StepOutput:
         """What follows the forward of a step that was begun; masks are filled while the device computes.
 
-        `step`: rank 0's; `held`: each rank's slots whose drafts are to be known.
+        `step`: rank 0's; `grammar_slots`: each rank's slots whose drafts are to be known.
         """
-        for rows, drafts in zip(special, self._drafts(held, step.shape.width), strict=True):
+        for rows, drafts in zip(special, self._drafts(grammar_slots, step.shape.width), strict=True):
             rows.fill(StepMasks(self._grammars, drafts))
-        told = self._sample(special)
+        reports = self._sample(special)
         words, event = self._executor.finish(step)
         if certain is not None:
             certain = replace(certain, rows=self._executor.certain)
-        return StepOutput(words, event, told, certain)
+        return StepOutput(words, event, reports, certain)
 
-    def _drafts(self, held: SequenceOf[SequenceOf[int]], width: int) -> list[dict[int, DraftNodes]]:
+    def _drafts(self, grammar_slots: SequenceOf[SequenceOf[int]], width: int) -> list[dict[int, DraftNodes]]:
         """Of each rank by slot, what the step that was begun verifies for outputs held to a grammar."""
-        if not any(held):
-            return [{} for _ in held]
+        if not any(grammar_slots):
+            return [{} for _ in grammar_slots]
         return [
             {slot: DraftNodes.of(drafts, width) for slot, drafts in zip(slots, own, strict=False)}
-            for slots, own in zip(held, self._executor.drafts(), strict=True)
+            for slots, own in zip(grammar_slots, self._executor.drafts(), strict=True)
         ]
 
     def _sample(self, special: SequenceOf[SpecialRows]) -> list[SpecialReport]:
@@ -216,17 +217,17 @@ class DeviceRunner:
         if self._depths is None or not self.drafts:
             return
         known = ((work, self._occupant(work)) for work in works if work.round)
-        followed = [(work, told) for work, told in known if told.drafted]
-        due = width > 1 or any(told.waiting == KEPT_ROWS for _, told in followed)
-        late = []
-        for work, told in followed:
-            if due and told.waiting:
-                late.append((work.seq.slot, told.waiting))
-                told.waiting, work.seq.draft_len = 0, work.seq.kv_len
-            told.waiting += width == 1
-        for first in range(0, len(late), LATE_AT_ONCE):
-            some = late[first : first + LATE_AT_ONCE]
-            size = next(size for size in late_sizes(self._padding_slot) if size >= len(some))
+        followed = [(work, occupant) for work, occupant in known if occupant.drafted]
+        due = width > 1 or any(occupant.waiting == KEPT_ROWS for _, occupant in followed)
+        behind = []
+        for work, occupant in followed:
+            if due and occupant.waiting:
+                behind.append((work.seq.slot, occupant.waiting))
+                occupant.waiting, work.seq.draft_len = 0, work.seq.kv_len
+            occupant.waiting += width == 1
+        for first in range(0, len(behind), MAX_CATCH_UPS):
+            some = behind[first : first + MAX_CATCH_UPS]
+            size = next(size for size in catch_up_sizes(self._padding_slot) if size >= len(some))
             some += [(self._padding_slot, 0)] * (size - len(some))
             self._executor.catch_up(CatchUp(np.array(some, np.int32).T.copy(), width))
 
@@ -252,10 +253,10 @@ class DeviceRunner:
         ]
         if not any(shared):
             return [None] * len(shared)
-        found = self._executor.features(*filled([[row for _, row in own] for own in shared], 0))
+        features = self._executor.features(*filled([[row for _, row in own] for own in shared], 0))
         return [
             PromptFeatures([work for work, _ in own], rows[: len(own)])
-            for own, rows in zip(shared, found, strict=True)
+            for own, rows in zip(shared, features, strict=True)
         ]
 
     def prompt_rows(self, rounds: int, many: bool) -> int:
@@ -300,23 +301,23 @@ def filled(lists: SequenceOf[SequenceOf[int]], padding: int) -> SequenceOf[Seque
     return [[*own, *[padding] * (most - len(own))] for own in lists]
 
 
-def held_slots(placed: PlacedBatch, shape: StepShape) -> list[int]:
+def slots_with_grammar(placed: PlacedBatch, shape: StepShape) -> list[int]:
     """Slots of the rounds whose drafts must be known here: those of outputs that are held to a grammar."""
-    held = (work.seq for work in placed.rounds if work.seq.generation.request.params.grammar is not None)
-    return [seq.slot for seq in held] if shape.width > 1 else []
+    seqs = (work.seq for work in placed.rounds if work.seq.generation.request.params.grammar is not None)
+    return [seq.slot for seq in seqs] if shape.width > 1 else []
 
 
-def late_sizes(running: int) -> tuple[int, ...]:
+def catch_up_sizes(running: int) -> tuple[int, ...]:
     """How many sequences may be told to catch up at once, padding included, if that many run."""
-    return tuple(1 << power for power in range((min(running, LATE_AT_ONCE) - 1).bit_length() + 1))
+    return tuple(1 << power for power in range((min(running, MAX_CATCH_UPS) - 1).bit_length() + 1))
 
 
-def asked_rows(chunks: SequenceOf[SequenceWork], first: int) -> list[tuple[SequenceWork, ScoreRequest]]:
+def score_requests(chunks: SequenceOf[SequenceWork], first: int) -> list[tuple[SequenceWork, ScoreRequest]]:
     """Rows of prompts to be scored; the chunks' rows stand in the step from row `first` on."""
-    found = []
+    requests = []
     for work in chunks:
-        asked = work.score_request(first)
+        request = work.score_request(first)
         first += len(work.tokens)
-        if asked is not None:
-            found.append((work, asked))
-    return found
+        if request is not None:
+            requests.append((work, request))
+    return requests

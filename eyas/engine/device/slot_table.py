@@ -75,8 +75,8 @@ class SlotTable:
         if joining and self._drafts:
             rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
             features = np.concatenate(rows)
-        told = np.array(words, np.int32).reshape(-1, 4).T.copy()
-        return JoinBatch(told, features, width, writes)
+        packed = np.array(words, np.int32).reshape(-1, 4).T.copy()
+        return JoinBatch(packed, features, width, writes)
 
     def place(self, works: SequenceOf[SequenceWork], width: int) -> tuple[PlacedBatch, StepShape]:
         """In the order of their rows, and the least shape that holds them. Attention begins with those that
@@ -103,12 +103,12 @@ class SlotTable:
         """The last rows of prompts that others start from, whose features they need; the chunks' rows stand
         in the step from row `first` on.
         """
-        found = []
+        rows = []
         for work in chunks:
             first += len(work.tokens)
             if self._drafts and work.sample and work.seq.is_shared:
-                found.append((work, first - 1))
-        return found
+                rows.append((work, first - 1))
+        return rows
 
     @property
     def _drafts(self) -> bool:
@@ -129,28 +129,29 @@ class SlotTable:
         """
         seq, joins = work.seq, False
         tree = self._drafts_of(work) if self._elsewhere else self._forced(work)
-        told = self._occupants.get(seq.slot)
-        if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
+        occupant = self._occupants.get(seq.slot)
+        if occupant is None or (occupant.occupancy, occupant.choice) != (seq.occupancy, seq.choice):
             joins = self._joins(work)
             seq.draft_len += joins and self._drafts
-            told = self._occupants[seq.slot] = self._occupy(work, writes)
+            occupant = self._occupants[seq.slot] = self._occupy(work, writes)
             tree = tree or DraftTree((), ())  # the sequence before it in this slot has left some
-        if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
+        # Its prompt came from elsewhere, or all but its last row is done.
+        if work.round and not occupant.grows:
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
-        told.grows = told.grows or work.sample
-        told.verified = bool(tree) or seq.mailed
-        if told.ring is not seq.ring:
+        occupant.grows = occupant.grows or work.sample
+        occupant.verified = bool(tree) or seq.mailed
+        if occupant.ring is not seq.ring:
             writes.ring(seq.slot, seq.ring)
-            told.ring = seq.ring
-        if seq.mailed and told.polls != polls:
+            occupant.ring = seq.ring
+        if seq.mailed and occupant.polls != polls:
             writes.put("polls", seq.slot, (polls,))
-            told.polls = polls
+            occupant.polls = polls
         if tree is not None:
             writes.draft(seq.slot, tree, branching=self._state.trees)
-        if told.pages < len(seq.pages):
-            writes.put("pages", seq.slot, self._own(seq.pages[told.pages :]), start=told.pages)
-            told.pages = len(seq.pages)
+        if occupant.pages < len(seq.pages):
+            writes.put("pages", seq.slot, self._own(seq.pages[occupant.pages :]), start=occupant.pages)
+            occupant.pages = len(seq.pages)
         return joins
 
     def _occupy(self, work: SequenceWork, writes: TableWrites) -> SlotOccupant:

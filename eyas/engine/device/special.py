@@ -38,8 +38,9 @@ class SpecialRows:
         self._eos_ids = eos_ids
         self._places: list[tuple[int, ...]] = []
         self._wishes: list[tuple[int, ...]] = []
-        self._asked: dict[int, _SpecialRow] = {}  # by the place of a round's root, or of a prompt's last row
-        self._works: dict[int, SequenceWork] = {}  # as `_asked`
+        # By the place of a round's root, or of a prompt's last row.
+        self._by_place: dict[int, _SpecialRow] = {}
+        self._works: dict[int, SequenceWork] = {}  # as `_by_place`
         self._masks: dict[int, np.ndarray] = {}  # by the place in `_places`
 
     @classmethod
@@ -80,13 +81,13 @@ class SpecialRows:
         """For what stands at `place`: for its nodes, the root first, as far as there are any; for its forks
         the root's.
         """
-        asked = self._asked[place]
-        told = [*masks[: asked.width], *list(masks[:1]) * len(asked.forks)]
-        self._masks |= {asked.first + i: mask for i, mask in enumerate(told) if mask is not None}
+        row = self._by_place[place]
+        node_masks = [*masks[: row.width], *list(masks[:1]) * len(row.forks)]
+        self._masks |= {row.first + i: mask for i, mask in enumerate(node_masks) if mask is not None}
 
     def _add(self, place: int, width: int, seq: Sequence, position: int) -> None:
         params, forks = seq.generation.request.params, seq.next_forks
-        self._asked[place] = _SpecialRow(len(self._places), width, forks, params.logprobs)
+        self._by_place[place] = _SpecialRow(len(self._places), width, forks, params.logprobs)
         nodes = [(place + node, seq.slot, node, position, seq.choice, 1) for node in range(width)]
         firsts = [(place, seq.slot, 0, position, choice, 0) for choice in forks]
         self._places += [*nodes, *firsts]
@@ -118,7 +119,7 @@ class SpecialRows:
 
     def report(self, reports: SequenceOf[torch.Tensor]) -> SpecialReport:
         """What the reports of all rows, slice by slice, will say once the step has landed."""
-        return SpecialReport(self._asked, reports)
+        return SpecialReport(self._by_place, reports)
 
 
 @dataclass(frozen=True)
@@ -135,26 +136,26 @@ class _SpecialRow:
 class SpecialReport:
     """What a landed step says of its special rows, by the place of a round's root, or of a prompt's end."""
 
-    asked: dict[int, _SpecialRow]
+    by_place: dict[int, _SpecialRow]
     reports: SequenceOf[torch.Tensor] = ()
     _words: np.ndarray | None = field(default=None, init=False)
 
     def logprobs(self, place: int, nodes: SequenceOf[int]) -> list[TokenLogprob | None]:
         """Of the tokens chosen at `nodes`; nothing where none was asked for."""
-        asked = self.asked.get(place)
-        if asked is None or asked.logprobs is None:
+        special = self.by_place.get(place)
+        if special is None or special.logprobs is None:
             return []
-        return [self._logprob(asked.first + node, asked.logprobs) for node in nodes]
+        return [self._logprob(special.first + node, special.logprobs) for node in nodes]
 
     def firsts(self, place: int) -> Mapping[int, tuple[int, TokenLogprob | None]]:
         """The first token of each fork, by its choice."""
-        asked = self.asked.get(place)
-        if asked is None or not asked.forks:
+        special = self.by_place.get(place)
+        if special is None or not special.forks:
             return NO_FORKS
-        rows = range(asked.first + asked.width, asked.first + asked.width + len(asked.forks))
+        rows = range(special.first + special.width, special.first + special.width + len(special.forks))
         return {
-            choice: (int(self._row(row)[0]), self._logprob(row, asked.logprobs))
-            for choice, row in zip(asked.forks, rows, strict=True)
+            choice: (int(self._row(row)[0]), self._logprob(row, special.logprobs))
+            for choice, row in zip(special.forks, rows, strict=True)
         }
 
     def _logprob(self, row: int, top: int | None) -> TokenLogprob | None:

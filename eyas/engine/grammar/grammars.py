@@ -21,8 +21,8 @@ from eyas.engine.batch.tree import ROOT, DraftTree
 from eyas.engine.grammar.paced import PacedState
 from eyas.engine.grammar.state import GrammarState
 
-MAX_KEPT = 256  # compiled grammars
-MAX_KEPT_BYTES = 512 << 20
+MAX_COMPILED = 256  # compiled grammars
+MAX_COMPILED_BYTES = 512 << 20
 NOTHING = DraftTree([], [])
 _NICE = 5  # steps come first
 
@@ -204,7 +204,7 @@ class GrammarManager:
         }
         total = sum(sizes.values())
         for grammar, size in sizes.items():
-            if total <= MAX_KEPT_BYTES and len(self._compiled) < MAX_KEPT:
+            if total <= MAX_COMPILED_BYTES and len(self._compiled) < MAX_COMPILED:
                 break
             del self._compiled[grammar]
             self._slow.discard(grammar)

@@ -35,15 +35,15 @@ class PacedState:
         self,
         state: GrammarState,
         aside: Callable[[], Executor],
-        begun: int = 0,
+        backlog: int = 0,
         *,
         slow: bool = False,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`begun`: tokens that it is to follow at first. `slow`: whether others were slow with this grammar.
+        """`backlog`: tokens to follow at first. `slow`: whether others were slow with this grammar.
         `clock`: seconds of the thread that asks.
         """
-        self._looks_left = QUICK_LOOKS if slow else int(begun > AT_ONCE)
+        self._looks_left = QUICK_LOOKS if slow else int(backlog > AT_ONCE)
         self._state = state
         self._aside = aside
         self._clock = clock
@@ -104,14 +104,14 @@ class PacedState:
             self._looks_left = QUICK_LOOKS if seconds > SLOW_S else max(self._looks_left - 1, 0)
             self._spend(seconds)
 
-    def _timed(self, call: Callable[[Any], T], asked: Any) -> T:
+    def _timed(self, call: Callable[[Any], T], argument: Any) -> T:
         began = self._clock()
-        found = call(asked)
+        result = call(argument)
         seconds = self._clock() - began
         if seconds > SLOW_S:
             self._looks_left = QUICK_LOOKS
         self._spend(seconds)
-        return found
+        return result
 
     def _spend(self, seconds: float) -> None:
         self._spent_s += seconds

@@ -60,8 +60,8 @@ class GrammarState:
 
     def knows(self, output: SequenceOf[int]) -> bool:
         """Does it stand after `output`, and was its next mask asked for?"""
-        asked = self._next is not None or self._matcher.is_terminated()
-        return self.followed == len(output) and bool(asked)
+        ready = self._next is not None or self._matcher.is_terminated()
+        return self.followed == len(output) and bool(ready)
 
     def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
         """The mask of the next token, then of what follows each node of `tree`.
@@ -82,16 +82,16 @@ class GrammarState:
         Where one text must follow, each of its beginnings may be a token; the longest one is taken, as most
         tokenizers would. (Jump-forward decoding as a draft: SGLang, Zheng et al., 2023, section 3.)
         """
-        found: list[int] = []
+        tokens: list[int] = []
         until = time.thread_time() + WALK_S
-        while len(found) < most and not self._matcher.is_terminated() and time.thread_time() < until:
-            token = self._only(self._mask(len(found)) if found else self._root())
+        while len(tokens) < most and not self._matcher.is_terminated() and time.thread_time() < until:
+            token = self._only(self._mask(len(tokens)) if tokens else self._root())
             if token is None or not self._matcher.accept_token(token):
                 break
-            found.append(token)
-        if found:
-            self._matcher.rollback(len(found))
-        return found
+            tokens.append(token)
+        if tokens:
+            self._matcher.rollback(len(tokens))
+        return tokens
 
     def _only(self, mask: np.ndarray) -> int | None:
         """The longest of the allowed ids, if all others begin it."""
@@ -118,10 +118,10 @@ class GrammarState:
     def _walk(self, tree: DraftTree | None, masks: bool = True) -> list[tuple[bool, np.ndarray | None]]:
         """For each node, whether it is allowed, and the mask of what follows it. Raises GrammarTooSlow."""
         until = time.thread_time() + WALK_S
-        matcher, found, path = self._matcher, list[tuple[bool, np.ndarray | None]](), list[int]()
+        matcher, visited, path = self._matcher, list[tuple[bool, np.ndarray | None]](), list[int]()
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True) if tree else ()):
-            if parent != ROOT and not found[parent][0]:
-                found.append((False, None))
+            if parent != ROOT and not visited[parent][0]:
+                visited.append((False, None))
                 continue
             assert tree is not None
             if time.thread_time() > until:
@@ -129,13 +129,13 @@ class GrammarState:
                 raise GrammarTooSlow(message, param="grammar")
             path = self._go(path, tree.path(parent), tree.tokens)
             if matcher.is_terminated() or not matcher.accept_token(token):
-                found.append((False, None))
+                visited.append((False, None))
                 continue
             path.append(node)
             seen = masks and not matcher.is_terminated()
-            found.append((True, self._mask(len(path)) if seen else None))
+            visited.append((True, self._mask(len(path)) if seen else None))
         self._go(path, [], ())
-        return found
+        return visited
 
     def _go(self, path: list[int], target: list[int], tokens: SequenceOf[int]) -> list[int]:
         """From the end of one path of nodes, all of them allowed, to that of another."""
@@ -158,8 +158,8 @@ class GrammarState:
         self._matcher.fill_next_token_bitmask(mask, 0)
         early = self.followed + depth < self._params.min_tokens
         if banned := self._ends if early else self._ignored:
-            kept = mask & ~self._bits(banned)
-            mask = kept if kept.any() else mask
+            allowed = mask & ~self._bits(banned)
+            mask = allowed if allowed.any() else mask
         return mask[0] if mask.any() else self._bits(self._ends)
 
     def _bits(self, ids: Collection[int]) -> np.ndarray:

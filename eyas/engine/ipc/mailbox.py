@@ -84,8 +84,8 @@ class MailedProposal(NamedTuple):
 def tags(generations: Sequence[int] | NDArray[np.int64], positions: NDArray[np.int64]) -> Words:
     """As `row_ring.tag`, but the 32 bits as a number that is not negative."""
     sums = np.asarray(generations, np.int64).astype(np.uint64) * np.uint64(GOLDEN)
-    found: Words = (sums + positions.astype(np.uint64) + np.uint64(1)) & np.uint64(HALF)
-    return found
+    result: Words = (sums + positions.astype(np.uint64) + np.uint64(1)) & np.uint64(HALF)
+    return result
 
 
 class DraftMailbox:
@@ -119,11 +119,12 @@ class DraftMailbox:
     def post(
         self, number: int, generation: int, base: int, tokens: Sequence[int], features: NDArray[np.float32]
     ) -> None:
-        """Leaves certain rows, up to `kept`: row j of position base + j. Their features go before the words,
-        and what lay there before is no row meanwhile.
+        """Writes accepted rows, at most a place's: row j of position base + j.
+
+        Their features go before the words; what lay there before counts as no row meanwhile.
         """
-        kept, first, stores = self.place.kept, number * self.place.words, self._stores
-        at = [first + position % kept for position in range(base, base + len(tokens))]
+        ring, first, stores = self.place.kept, number * self.place.words, self._stores
+        at = [first + position % ring for position in range(base, base + len(tokens))]
         for word in at:
             stores[word] = 0
         done = 0
@@ -139,18 +140,18 @@ class DraftMailbox:
     def features(self, number: int, generation: int, base: int, count: int) -> bytes | None:
         """Of rows whose words were there; None: they are not there any more."""
         copied = b"".join([self._features[number, part].tobytes() for part in self._parts(base, count)])
-        kept, first, stores = self.place.kept, number * self.place.words, self._stores
+        rows, first, stores = self.place.kept, number * self.place.words, self._stores
         there = all(
-            stores[first + position % kept] >> 32 == tag(generation, position) & HALF
+            stores[first + position % rows] >> 32 == tag(generation, position) & HALF
             for position in range(base, base + count)
         )
         return copied if there else None
 
     def _parts(self, base: int, count: int) -> list[slice]:
-        """Where up to `kept` rows from position `base` on lie: in two parts around the ring's end."""
-        kept, at = self.place.kept, base % self.place.kept
+        """Where up to `rows` rows from position `base` on lie: in two parts around the ring's end."""
+        rows, at = self.place.kept, base % self.place.kept
         end = at + count
-        return [slice(at, end)] if end <= kept else [slice(at, kept), slice(0, end - kept)]
+        return [slice(at, end)] if end <= rows else [slice(at, rows), slice(0, end - rows)]
 
     # --- proposals, from the draft worker's host --------------------------------------------------------
 

@@ -32,7 +32,7 @@ class RouteTrial:
         self._route = routes.known(pages)
         self._search = routes.search(pages)
         self._trying: PeerRoute | None = None
-        self._held: list[CopyJob] = []  # until a route is proven
+        self._waiting: list[CopyJob] = []  # until a route is proven
         self._given_up = False
 
     def copy(self, job: CopyJob) -> list[CopyResult]:
@@ -41,7 +41,7 @@ class RouteTrial:
         if self._route is not None:
             self._copier.submit(self._route, job)
             return []
-        self._held.append(job)
+        self._waiting.append(job)
         return [] if self._trying else self._prove()
 
     def stop(self) -> None:
@@ -65,7 +65,7 @@ class RouteTrial:
         except EyasError as error:
             return self._drop(error)
         pool, page = self._pages.pool, self._pages.info.geometry.pages
-        into = self._held[0].dst_pages[:1]
+        into = self._waiting[0].dst_pages[:1]
         proof = CopyJob(self._number, next(self._proofs), RankPages(pool.rank, (page,)), into, pool.checksum)
         self._copier.submit(self._trying, proof)
         return []
@@ -84,11 +84,11 @@ class RouteTrial:
             return self._drop(Cancelled("the pull was given up"))
         if self._route is None:
             return self._prove()
-        held, self._held = self._held, []
-        for job in held:
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
             self._copier.submit(self._route, job)
         return []
 
     def _drop(self, error: EyasError) -> list[CopyResult]:
-        held, self._held = self._held, []
-        return [CopyResult(job, "", 0, 0.0, error) for job in held]
+        waiting, self._waiting = self._waiting, []
+        return [CopyResult(job, "", 0, 0.0, error) for job in waiting]

@@ -70,12 +70,12 @@ class HostTier:
         self._pool = pool
         self._cache = cache
         self.memory = memory
-        self._held: OrderedDict[bytes, _HostPage] = OrderedDict()  # by name; the next to be dropped first
+        self._pages: OrderedDict[bytes, _HostPage] = OrderedDict()  # by name; the next to be dropped first
         self._free: list[int] = []
         self._known = 0  # slots that were ready, ever
         self._ahead = min(AHEAD, pool.num_pages)
         self._seen = 0  # of the cache's turnover, when pages were last chosen
-        self.held = 0  # pages that can come back
+        self.cached_pages = 0  # pages that can come back
         self.loaded = 0  # pages that came back, ever
 
     @property
@@ -85,14 +85,14 @@ class HostTier:
 
     def find(self, names: Iterable[bytes]) -> list[bytes]:
         """The first of these names, as many as are here without a gap."""
-        return list(takewhile(lambda name: name in self._held and self._held[name].filled, names))
+        return list(takewhile(lambda name: name in self._pages and self._pages[name].filled, names))
 
     def load(self, names: Sequence[bytes], pages: Sequence[int], then: Then) -> None:
         """Copies what was found to pages that no step in flight writes."""
         for name in names:
-            self._held[name].copies += 1
+            self._pages[name].copies += 1
         self._touch(names)
-        slots = [self._held[name].slot for name in names]
+        slots = [self._pages[name].slot for name in names]
         self.memory.copy_in(slots, pages, partial(self._was_loaded, names, then))
 
     def clear(self) -> int:
@@ -100,9 +100,9 @@ class HostTier:
 
         One that is being copied is dropped as its copy ends, for it has left the cache by then.
         """
-        filled = [name for name, page in self._held.items() if page.filled]
-        self._free += [self._held.pop(name).slot for name in filled]
-        self.held = 0
+        filled = [name for name, page in self._pages.items() if page.filled]
+        self._free += [self._pages.pop(name).slot for name in filled]
+        self.cached_pages = 0
         return len(filled)
 
     def load_s(self, pages: int) -> float:
@@ -124,63 +124,63 @@ class HostTier:
         """Looks at no more pages than went by since the last time, a few times over."""
         count = min(self._ahead, self._known)  # more would take each other's slots
         soon = [node for node in self._cache.next_out(count) if self._pool.is_quiet(node.page)]
-        self._touch([node.name for node in soon if node.name in self._held])
+        self._touch([node.name for node in soon if node.name in self._pages])
         fresh: list[CacheNode] = []
         for node in soon:
-            if node.name not in self._held:
+            if node.name not in self._pages:
                 slot = self._slot()
                 if slot is None:
                     break
-                self._held[node.name] = _HostPage(slot, copies=1)
+                self._pages[node.name] = _HostPage(slot, copies=1)
                 fresh.append(node)
         self._touch([node.name for node in fresh])
         self._touch_above(fresh)
         for first in range(0, len(fresh), BATCH):
             nodes = fresh[first : first + BATCH]
-            pages, slots = [node.page for node in nodes], [self._held[node.name].slot for node in nodes]
+            pages, slots = [node.page for node in nodes], [self._pages[node.name].slot for node in nodes]
             self.memory.copy_out(pages, slots, partial(self._was_saved, nodes))
 
     def _slot(self) -> int | None:
         """An empty one, if need be of the page that is dropped for it; None: copies need all of them."""
         if self._free:
             return self._free.pop()
-        if not self._held:
+        if not self._pages:
             return None
-        name, oldest = next(iter(self._held.items()))
+        name, oldest = next(iter(self._pages.items()))
         if oldest.copies:
             return None
-        del self._held[name]
-        self.held -= 1
+        del self._pages[name]
+        self.cached_pages -= 1
         return oldest.slot
 
     def _touch(self, names: Sequence[bytes]) -> None:
         """They are dropped after all others, and a prefix after what follows it."""
         for name in reversed(names):
-            self._held.move_to_end(name)
+            self._pages.move_to_end(name)
 
     def _touch_above(self, nodes: Sequence[CacheNode]) -> None:
         """What stands before the first new pages of a text outlives them as well."""
         here = {node.name for node in nodes}
         for node in nodes:
             above = node.parent
-            while above is not None and above.name in self._held and above.name not in here:
-                self._held.move_to_end(above.name)
+            while above is not None and above.name in self._pages and above.name not in here:
+                self._pages.move_to_end(above.name)
                 above = above.parent
 
     def _was_saved(self, nodes: Sequence[CacheNode], error: EyasError | None) -> None:
         """A page that left the cache meanwhile may have been overwritten before it was read."""
         for node in nodes:
-            held = self._held[node.name]
-            held.copies -= 1
+            page = self._pages[node.name]
+            page.copies -= 1
             if error is None and self._cache.holds(node):
-                held.filled = True
-                self.held += 1
+                page.filled = True
+                self.cached_pages += 1
             else:
-                del self._held[node.name]
-                self._free.append(held.slot)
+                del self._pages[node.name]
+                self._free.append(page.slot)
 
     def _was_loaded(self, names: Sequence[bytes], then: Then, error: EyasError | None) -> None:
         for name in names:
-            self._held[name].copies -= 1
+            self._pages[name].copies -= 1
         self.loaded += len(names) if error is None else 0
         then(error)

@@ -63,14 +63,14 @@ class LeaseTable:
         return tuple(handles)
 
     def _offer(self, group: KvKind, generation: Generation, pages: list[int], rows: int) -> KvHandle:
-        held = tuple(pages[: pages_for(rows, self.page_size)])
-        self.pool.share(held)
-        shards = tuple(RankPages(rank, held) for rank in range(self.ranks))
+        leased = tuple(pages[: pages_for(rows, self.page_size)])
+        self.pool.share(leased)
+        shards = tuple(RankPages(rank, leased) for rank in range(self.ranks))
         offer = PageOffer(group, self.layouts[group], rows, shards, generation.deadline)
         handle = self.owner.offer(offer, time.monotonic())
         if self.board is not None:
             self.board.post(handle.id)
-        self._leased[handle.id] = _LeasedPages(generation.id, group, frozenset(held))
+        self._leased[handle.id] = _LeasedPages(generation.id, group, frozenset(leased))
         return handle
 
     def is_offered(self, generation: Generation) -> bool:

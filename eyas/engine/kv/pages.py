@@ -41,7 +41,7 @@ class PagePool:
         self._launched = self._landed = 0  # steps, ever
         self.copying = False  # does the device copy pages, and no step follows yet?
         self._refs = [0] * beyond
-        self._kept = bytearray(beyond)
+        self._cached = bytearray(beyond)
         self.used = 0
         self.on_idle: Callable[[int], None] = lambda page: None
 
@@ -91,7 +91,7 @@ class PagePool:
         """Adds an owner to each page, which must be used or idle."""
         for page in pages:
             if not self._refs[page]:
-                if not self._kept[page]:
+                if not self._cached[page]:
                     raise AssertionError(f"page {page} is free and cannot be shared")
                 self.used += 1
             self._refs[page] += 1
@@ -106,22 +106,22 @@ class PagePool:
                 continue
             self.used -= 1
             self._until[page] = self._launched + self.copying
-            if self._kept[page]:
+            if self._cached[page]:
                 self.on_idle(page)
             else:
                 self._release(page)
 
     def keep(self, page: int) -> None:
         """Lets a used page outlive its owners, with its content."""
-        if not self._refs[page] or self._kept[page]:
+        if not self._refs[page] or self._cached[page]:
             raise AssertionError(f"page {page} has no owner, or is kept already")
-        self._kept[page] = True
+        self._cached[page] = True
 
     def forget(self, page: int) -> None:
         """Frees an idle page."""
-        if self._refs[page] or not self._kept[page]:
+        if self._refs[page] or not self._cached[page]:
             raise AssertionError(f"page {page} is not idle")
-        self._kept[page] = False
+        self._cached[page] = False
         self._release(page)
 
     def owners(self, page: int) -> int:

@@ -175,9 +175,9 @@ class KvPool:
     def behind(self, layers: int, *sizes: int) -> torch.Tensor:
         """View [pages, *sizes] of what lies behind the first `layers` layers of each page."""
         first = self.pages.shape[1] // self.shape.layers * layers
-        kept = self.pages[: self.shape.pages, first : first + math.prod(sizes)]
-        found: torch.Tensor = kept.unflatten(1, sizes)
-        return found
+        room = self.pages[: self.shape.pages, first : first + math.prod(sizes)]
+        view: torch.Tensor = room.unflatten(1, sizes)
+        return view
 
     def slots(self, kv_rows: torch.Tensor) -> torch.Tensor:
         """Physical rows int64 [R] as `write` takes them; once per forward, the same for all layers."""

@@ -56,21 +56,21 @@ class PrefixCache:
         pool.on_idle = self._fell_idle
 
     @property
-    def held(self) -> int:
+    def cached_pages(self) -> int:
         """The number of pages that the cache keeps."""
         return len(self._nodes)
 
     def match(self, tokens: Sequence[int]) -> list[int]:
         """The pages of the longest cached prefix without the last token. The caller becomes their owner."""
-        pages = self._found(tokens)
+        pages = self._prefix(tokens)
         self._pool.share(pages)
         return pages
 
     def reach(self, tokens: Sequence[int]) -> int:
         """How many pages `match` would give; nothing changes."""
-        return len(self._found(tokens))
+        return len(self._prefix(tokens))
 
-    def _found(self, tokens: Sequence[int]) -> list[int]:
+    def _prefix(self, tokens: Sequence[int]) -> list[int]:
         pages: list[int] = []
         node = self._root
         for key in self._keys(tokens, len(tokens) - 1):

@@ -55,8 +55,8 @@ class _RunningProbe:
 
     def next(self, now: float) -> None:
         """Begin the next copy, or be over."""
-        late = self.first is not None and now > self.first + MEASURE_S
-        if self.error is not None or late or self.copies == SINGLES + BATCHES:
+        overdue = self.first is not None and now > self.first + MEASURE_S
+        if self.error is not None or overdue or self.copies == SINGLES + BATCHES:
             self.over = True
             return
         pages = tuple(self.pages[: self._count()])
@@ -163,9 +163,9 @@ class LinkProber:
         self.outbox.add(LinkProbed(command.call, PageLink(command.rank, problem=error.message)))
 
 
-def spare(pool: PagePool, cache: PrefixCache | None, wanted: int) -> list[int]:
-    """At most `wanted` pages, and at most half of the free ones, so that a request finds some too."""
-    wanted = max(1, min(wanted, pool.num_pages // _POOL_PART))
-    if cache is not None and pool.free < 2 * wanted:
-        cache.evict(2 * wanted - pool.free)
-    return pool.take(min(wanted, pool.settled // 2), settled=True)
+def spare(pool: PagePool, cache: PrefixCache | None, count: int) -> list[int]:
+    """At most `count` pages, and at most half of the free ones, so that a request finds some too."""
+    count = max(1, min(count, pool.num_pages // _POOL_PART))
+    if cache is not None and pool.free < 2 * count:
+        cache.evict(2 * count - pool.free)
+    return pool.take(min(count, pool.settled // 2), settled=True)

@@ -50,8 +50,8 @@ from kv_transfer.puller import (
 )
 from kv_transfer.route import PeerRoutes
 
-Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStaged | CopyStopped
-PULL_REPORTS: tuple[type, ...] = get_args(Told)
+PullReport: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStaged | CopyStopped
+PULL_REPORTS: tuple[type, ...] = get_args(PullReport)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class PullManager:
         self._act(pulling[-1])
         return True
 
-    def receive(self, command: Told) -> None:
+    def receive(self, command: PullReport) -> None:
         """What the front heard from the handle's owner, or got from it."""
         if isinstance(command, CopyStaged | CopyStopped):
             self.wire.receive(command)
@@ -246,8 +246,8 @@ class PullManager:
                 if active.pull.state is PullState.WAITING:
                     return  # the others wait their turn behind it
                 continue
-            active.pages, held = lent
-            active.pull.start(tuple(active.pages), held, now)
+            active.pages, filled = lent
+            active.pull.start(tuple(active.pages), filled, now)
             self._act(active)
 
     def _act(self, active: _RunningPull) -> None:

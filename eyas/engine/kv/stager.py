@@ -48,12 +48,12 @@ class PageStager:
     covers: Callable[[int, KvKind, tuple[int, ...]], bool]
     outbox: EventOutbox
     _waiting: dict[int, StagePages] = field(default_factory=dict)  # by call
-    _held: dict[int, _StagedCall] = field(default_factory=dict)  # by call
+    _calls: dict[int, _StagedCall] = field(default_factory=dict)  # by call
 
     @property
     def copying(self) -> bool:
         """Will `poll` have something to tell soon, without anything else happening?"""
-        return any(held.copying for held in self._held.values())
+        return any(staged.copying for staged in self._calls.values())
 
     def stage(self, command: StagePages) -> None:
         """Copies pages as soon as there are slots; one `PagesStaged` follows, unless they are unstaged
@@ -64,10 +64,10 @@ class PageStager:
     def unstage(self, command: UnstagePages) -> None:
         """The call's slots are free as soon as nothing is copied there. Unknown calls are no-ops."""
         self._waiting.pop(command.call, None)
-        held = self._held.get(command.call)
-        if held is not None:
-            held.needed = False
-            self._settle(command.call, held)
+        staged = self._calls.get(command.call)
+        if staged is not None:
+            staged.needed = False
+            self._settle(command.call, staged)
         self._begin()
 
     def poll(self) -> None:
@@ -105,25 +105,25 @@ class PageStager:
         if slots is None:
             return False
         del self._waiting[command.call]
-        self._held[command.call] = held = _StagedCall(outlet, slots)
-        outlet.staging.copy_out(command.pages, slots, partial(self._copied, command.call, held))
+        self._calls[command.call] = staged = _StagedCall(outlet, slots)
+        outlet.staging.copy_out(command.pages, slots, partial(self._copied, command.call, staged))
         return True
 
-    def _copied(self, call: int, held: _StagedCall, error: EyasError | None) -> None:
-        held.copying = False
-        if held.needed and error is None:
-            self.outbox.add(PagesStaged(call, tuple(held.slots)))
+    def _copied(self, call: int, staged: _StagedCall, error: EyasError | None) -> None:
+        staged.copying = False
+        if staged.needed and error is None:
+            self.outbox.add(PagesStaged(call, tuple(staged.slots)))
             return
-        if held.needed and error is not None:
-            held.needed = False
+        if staged.needed and error is not None:
+            staged.needed = False
             self._refuse(call, error)
-        self._settle(call, held)
+        self._settle(call, staged)
         self._begin()
 
-    def _settle(self, call: int, held: _StagedCall) -> None:
-        if not held.needed and not held.copying:
-            del self._held[call]
-            held.outlet.slots.give(held.slots)
+    def _settle(self, call: int, staged: _StagedCall) -> None:
+        if not staged.needed and not staged.copying:
+            del self._calls[call]
+            staged.outlet.slots.give(staged.slots)
 
     def _refuse(self, call: int, error: EyasError) -> None:
         self.outbox.add(PagesStaged(call, failure=WireFailure.of(error)))

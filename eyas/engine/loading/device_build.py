@@ -29,7 +29,7 @@ from eyas.engine.device.depths import DepthBuckets
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.rank0_executor import Rank0Executor
-from eyas.engine.device.runner import DeviceRunner, late_sizes
+from eyas.engine.device.runner import DeviceRunner, catch_up_sizes
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepLayout, StepShape
 from eyas.engine.grammar.grammars import GrammarManager
@@ -44,7 +44,7 @@ from eyas.engine.loading.step_shapes import (
     buckets_of,
     by_depth,
     captured,
-    captured_late,
+    captured_catch_ups,
     check_windows,
     check_words,
     largest,
@@ -173,7 +173,7 @@ def build_rank(
         depths = by_depth(loaded).values() or (buckets,)
         slowest = max(_warm_up(executor, rehearsed(loaded, depth)) for depth in depths)
     with start.phases("capture"):
-        executor.capture(captured(loaded), captured_late(loaded, state))
+        executor.capture(captured(loaded), captured_catch_ups(loaded, state))
     return WarmRank(loaded, executor, buckets, slowest)
 
 
@@ -335,8 +335,8 @@ def _warm_up(executor: StepExecutor, shapes: Iterable[StepShape]) -> float:
     if executor.state.drafter is not None:
         executor.rehearse_join(program)
         if executor.state.drafter.adaptive:
-            for size in late_sizes(executor.tables.padding_slot):
-                executor.rehearse_late(size, executor.tables.sizes.width)
+            for size in catch_up_sizes(executor.tables.padding_slot):
+                executor.rehearse_catch_up(size, executor.tables.sizes.width)
     return slowest
 
 

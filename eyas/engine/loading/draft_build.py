@@ -130,15 +130,15 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
         ends = FusedEnds.load(loaded.target, weights)
     with loaded.weights(KvKind.DRAFT) as weights:
         head = load_device_draft(loaded.head, weights, ends, context)
-    kept = None
+    chains = None
     if outcomes:
         like = torch.empty(0, decoder.hidden_size, dtype=dtype, device=config.device)
-        kept = ChainFeatures(tables.sizes.slots, outcomes, spec.steps, like)
+        chains = ChainFeatures(tables.sizes.slots, outcomes, spec.steps, like)
     if config.num_pages is None:
         loaded = loaded.with_pages(_pages(loaded))
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)
     pool = loaded.pool(KvKind.DRAFT)
-    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, followed=FollowedSlots(firsts, kept))
+    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, followed=FollowedSlots(firsts, chains))
     return loaded, DraftState(proposer, tables, firsts, decoder.hidden_size)
 
 

@@ -40,9 +40,9 @@ def decode_channels(loaded: EngineSpec) -> DecodeChannels:
         gpu=gpu.driver.uuid if gpu is not None and may_mail(spec) else b"",
         dtype=gpu.dtype if gpu is not None else "",
     )
-    wanted = config.transfer in BY_MEMORY and not spec.adaptive
+    by_memory = config.transfer in BY_MEMORY and not spec.adaptive
     path = partial(new_path, "mail", Path(config.pool_dir))
-    return DecodeChannels(shape if wanted else None, path, gpu)
+    return DecodeChannels(shape if by_memory else None, path, gpu)
 
 
 def from_gpu_to_gpu(loaded: EngineSpec) -> bool:

@@ -36,13 +36,13 @@ def launches(config: EngineConfig) -> None:
     """Launches what a draft worker with `config`, for a GPU, may launch; its pages do not matter."""
     loaded, state = draft_state(MetaSpec.of(dataclasses.replace(config, device="meta", num_pages=1)))
     sizes = sorted({*batch_sizes(config), *default_batches(config.max_running)})
-    kept = state.proposer.kept
+    chains = state.proposer.kept
     for batch in sizes:
         layout = short_layout(batch, state.proposer.path_rows)
         ShortProgram(state, layout, *_memory(state, layout, 1 + 2 * state.tables.drafts.shape[1])).run()
-        if kept is not None and batch <= MOST_ROUNDS:
-            layout = outcome_layout(batch, kept, state.page_size)
-            words = 1 + kept.outcomes * (kept.steps + 1)
+        if chains is not None and batch <= MOST_ROUNDS:
+            layout = outcome_layout(batch, chains, state.page_size)
+            words = 1 + chains.outcomes * (chains.steps + 1)
             OutcomeProgram(state, layout, *_memory(state, layout, words)).run()
     decoder = loaded.decoder(KvKind.DRAFT)
     for rows in _long(state, decoder, config.context_length or decoder.context_length):
@@ -77,5 +77,5 @@ def _run(state: DraftState, rows: int, tiles: int) -> None:
 
     features = torch.empty(rows, state.width, dtype=state.proposer.pool.shape.dtype, device=state.device)
     row_ring.take(words(2, rows).long(), words(rows).long(), features, words(1))
-    told = ForwardRows(words(rows), words(rows), words(rows), tiles=words(tiles, 4), firsts=state.firsts)
-    state.proposer.draft(features, told, words(1), words(1), state.proposer.spec)
+    inputs = ForwardRows(words(rows), words(rows), words(rows), tiles=words(tiles, 4), firsts=state.firsts)
+    state.proposer.draft(features, inputs, words(1), words(1), state.proposer.spec)

@@ -43,22 +43,22 @@ class FoldedWeight:
 def weights_of(target: ModelConfig, ranks: int = 1) -> list[FoldedWeight]:
     """Every distinct weight of a decoder, or of one rank's share of it, that cuBLAS may have."""
     target, outputs = config_of_rank(target, ranks), target.vocab_size // ranks
-    hidden, found = target.hidden_size, []
+    hidden, weights = target.hidden_size, []
     for spec in dict.fromkeys(target.layers):
         attention, mlp = spec.attention, spec.feed_forward
         if not attention.latent:
             dim, heads = attention.head_dim, attention.num_heads
             rows = (heads + 2 * attention.num_kv_heads) * dim
-            found.append(FoldedWeight("heads" if attention.head_norms else "qkv", rows, hidden, dim))
-            found.append(FoldedWeight("linear", hidden, heads * dim, hidden))
+            weights.append(FoldedWeight("heads" if attention.head_norms else "qkv", rows, hidden, dim))
+            weights.append(FoldedWeight("linear", hidden, heads * dim, hidden))
         if isinstance(mlp, ExpertsSpec):
             routes = mlp.experts + -mlp.experts % SIDE
-            found.append(FoldedWeight("linear", routes, hidden, routes, router=True))
+            weights.append(FoldedWeight("linear", routes, hidden, routes, router=True))
         else:
-            found.append(FoldedWeight("gated", 2 * mlp.width, hidden, 2 * mlp.width))
-            found.append(FoldedWeight("linear", hidden, mlp.width, hidden))
-    found.append(FoldedWeight("linear", outputs, hidden, outputs))
-    return list(dict.fromkeys(found))
+            weights.append(FoldedWeight("gated", 2 * mlp.width, hidden, 2 * mlp.width))
+            weights.append(FoldedWeight("linear", hidden, mlp.width, hidden))
+    weights.append(FoldedWeight("linear", outputs, hidden, outputs))
+    return list(dict.fromkeys(weights))
 
 
 @torch.inference_mode()
@@ -70,10 +70,10 @@ def unequal(
     Raises ConfigError if two kernels of ours differ: then no exact arithmetic is possible here. On the device
     "meta" all are equal, and kernels are compiled.
     """
-    found = [weight for weight in weights if not _folds(weight, launch, dtype)]
+    failures = [weight for weight in weights if not _folds(weight, launch, dtype)]
     if launch.tickets.is_cuda:
         torch.cuda.empty_cache()
-    return found
+    return failures
 
 
 def _folds(weight: FoldedWeight, launch: skinny.ProductLaunch, dtype: torch.dtype) -> bool:

@@ -52,7 +52,7 @@ class FollowerRank:
         self._executor.begin(self._step)
 
     def _score(self, call: RankCall) -> None:
-        self._executor.score(calls.asked_of(call))
+        self._executor.score(calls.score_request_of(call))
 
     def _sample(self, call: RankCall) -> None:
         self._executor.sample(calls.rows_of(call))
@@ -64,7 +64,7 @@ class FollowerRank:
         self._executor.join(calls.joined_of(call))
 
     def _catch_up(self, call: RankCall) -> None:
-        self._executor.catch_up(calls.late_of(call))
+        self._executor.catch_up(calls.catch_up_of(call))
 
     def _finish(self, call: RankCall) -> None:
         assert self._step is not None

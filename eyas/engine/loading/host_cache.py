@@ -21,17 +21,17 @@ _log = logging.getLogger("eyas.engine")
 
 def check_host_cache(config: EngineConfig) -> None:
     """Raises ConfigError if a tier is asked for and this engine, or the memory here, has none."""
-    asked = config.host_cache_gb
-    if not asked:
+    requested = config.host_cache_gb
+    if not requested:
         return
     if config.only_drafts:
         raise ConfigError(f"--{FLAG}: a draft worker has no prefix cache", param=FLAG)
     if config.tensor_parallel_size > 1:
         raise ConfigError(f"--{FLAG}: GPUs that share a model have no host tier", param=FLAG)
     there = memory()
-    if asked > there.free_gib:
+    if requested > there.free_gib:
         has = f"the {there.holder} has {there.free_gib:.1f} GiB available: ask for less than that"
-        raise ConfigError(f"--{FLAG}: {asked:g} GiB asked for, and {has}", param=FLAG)
+        raise ConfigError(f"--{FLAG}: {requested:g} GiB asked for, and {has}", param=FLAG)
 
 
 def host_loads(

@@ -65,17 +65,17 @@ def pool_pages(memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> i
 
 
 def _too_few(pages: int, memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> ConfigError:
-    total, free, held = (f"{size / 2**30:.1f}" for size in (memory.total, memory.free, memory.allocated))
-    found = (
+    total, free, weights = (f"{size / 2**30:.1f}" for size in (memory.total, memory.free, memory.allocated))
+    message = (
         f"{fraction:g} of the GPU's {total} GiB ({free} free) leaves room for {pages} KV pages "
-        f"besides {held} GiB of weights"
+        f"besides {weights} GiB of weights"
     )
     if pages < FEWEST_PAGES:
         advice = f"{FEWEST_PAGES} is the minimum: raise --mem-fraction-static or share the model (--tp)"
-        return ConfigError(f"{found}; {advice}", param="mem-fraction-static")
+        return ConfigError(f"{message}; {advice}", param="mem-fraction-static")
     fits = pages * demand.page_size - demand.rows_ahead
     return ConfigError(
-        f"{found}, and a request of {demand.context_length} tokens needs {demand.longest}; "
+        f"{message}, and a request of {demand.context_length} tokens needs {demand.longest}; "
         f"lower --context-length to at most {fits} or raise --mem-fraction-static",
         param="context-length",
     )

@@ -21,7 +21,7 @@ from eyas.engine.checkpoint.weights import Part, Shape, WeightSource
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import StepProgram
-from eyas.engine.device.runner import late_sizes
+from eyas.engine.device.runner import catch_up_sizes
 from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.products.few import MOST_ROWS
@@ -69,8 +69,8 @@ def launches(config: EngineConfig) -> None:
             words = torch.empty(4, joining, dtype=torch.int32, device="meta")
             state.drafter.join(words, features.expand(joining, -1).contiguous(), loaded.width)
         for width in (buckets.width for buckets in by_depth(loaded).values()):
-            for late in late_sizes(config.max_running):
-                state.drafter.catch_up(torch.empty(2, late, dtype=torch.int32, device="meta"), width)
+            for count in catch_up_sizes(config.max_running):
+                state.drafter.catch_up(torch.empty(2, count, dtype=torch.int32, device="meta"), width)
 
 
 def _keep_one_of_each(model: DeviceModel) -> None:
@@ -165,8 +165,8 @@ class _MetaWeights(WeightSource):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         stored = torch.empty(shape, dtype=torch.float8_e4m3fn, device="meta")[part]
         assert self.quantized is not None
-        held = torch.empty(scales_of(shape, self.quantized.weights), device="meta")[scales]
-        return stored.contiguous(), held.contiguous()
+        scale = torch.empty(scales_of(shape, self.quantized.weights), device="meta")[scales]
+        return stored.contiguous(), scale.contiguous()
 
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
         whole = torch.zeros(shape, dtype=dtype, device="meta" if dtype.is_floating_point else "cpu")

@@ -13,7 +13,7 @@ from eyas.engine.attention.device import chunk_tile_rows
 from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, GraphBuckets, default_batches
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import DeviceState
-from eyas.engine.device.runner import late_sizes
+from eyas.engine.device.runner import catch_up_sizes
 from eyas.engine.device.step import StepShape
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.parallel.group import ProcessGroup
@@ -44,7 +44,7 @@ def by_depth(loaded: EngineSpec) -> dict[int, GraphBuckets]:
     whole, spec = buckets_of(loaded), loaded.config.speculation
     if whole.width == 1 or not spec.adaptive or (loaded.head is not None and not loaded.drafts_here):
         return {}
-    found = {}
+    shapes = {}
     for depth in ladder(spec):
         width = shallower(spec, depth).width if depth else 1
         batches, mixed = (
@@ -55,8 +55,8 @@ def by_depth(loaded: EngineSpec) -> dict[int, GraphBuckets]:
             mixed = tuple(b for b in mixed if b & (b - 1) == 0 or b == mixed[-1])  # a row of padding is cheap
         elif depth < spec.steps:
             mixed = ()
-        found[depth] = replace(whole, width=width, batches=batches, mixed_batches=mixed, alone=False)
-    return found
+        shapes[depth] = replace(whole, width=width, batches=batches, mixed_batches=mixed, alone=False)
+    return shapes
 
 
 def captured(loaded: EngineSpec) -> list[StepShape]:
@@ -66,11 +66,11 @@ def captured(loaded: EngineSpec) -> list[StepShape]:
     return sorted(shapes, key=lambda shape: -shape.rows)
 
 
-def captured_late(loaded: EngineSpec, state: DeviceState) -> list[tuple[int, int]]:
+def captured_catch_ups(loaded: EngineSpec, state: DeviceState) -> list[tuple[int, int]]:
     """Sequences and widths of every graph by which sequences catch up."""
     if state.drafter is None or not state.drafter.adaptive:
         return []
-    sizes = reversed(late_sizes(state.tables.padding_slot))
+    sizes = reversed(catch_up_sizes(state.tables.padding_slot))
     return [(size, depth.width) for size in sizes for depth in by_depth(loaded).values()]
 
 
@@ -103,8 +103,8 @@ def largest(loaded: EngineSpec, buckets: GraphBuckets) -> StepShape:
 def check_words(loaded: EngineSpec, buckets: GraphBuckets) -> None:
     """Raises ConfigError if the largest step, or what all ranks find in it, cannot be told at once."""
     shape = largest(loaded, buckets)
-    found = ProcessGroup.exchanged(shape.result_ends[-1] + shape.batch * shape.width)
-    words = max(shape.sections["all"][1], loaded.config.dp_attention * found)
+    result_words = ProcessGroup.exchanged(shape.result_ends[-1] + shape.batch * shape.width)
+    words = max(shape.sections["all"][1], loaded.config.dp_attention * result_words)
     if words > WORDS:
         raise ConfigError(
             f"steps of {shape.batch} sequences with {shape.width} rows each and {shape.chunk} prompt rows "

@@ -46,11 +46,11 @@ class CheckedProduct:
 
     def tiles(self, table: Table) -> list[GroupedTile]:
         """All that it takes, each once."""
-        found: dict[GroupedTile, None] = {}
+        tiles: dict[GroupedTile, None] = {}
         for choices in CHOICES:
             rows = exact_tile_for(self.like, choices, table).rows if self.like else 0
-            found[exact_tile_for(self.shape, choices, table, rows)] = None
-        return list(found)
+            tiles[exact_tile_for(self.shape, choices, table, rows)] = None
+        return list(tiles)
 
 
 def products_of(target: ModelConfig, ranks: int = 1) -> list[CheckedProduct]:
@@ -60,10 +60,10 @@ def products_of(target: ModelConfig, ranks: int = 1) -> list[CheckedProduct]:
     """
     fp8 = target.fp8
     rounding = RowRounding(fp8.rows, fp8.powers, scale=0.05) if fp8 is not None and fp8.rows else None
-    found = []
+    products = []
     for spec in dict.fromkeys(config_of_rank(target, ranks).layers):
-        found += list(_of_layer(spec, target.hidden_size, rounding))
-    return list(dict.fromkeys(found))
+        products += list(_of_layer(spec, target.hidden_size, rounding))
+    return list(dict.fromkeys(products))
 
 
 def _of_layer(spec: LayerSpec, hidden: int, rounding: RowRounding | None) -> Iterator[CheckedProduct]:
@@ -99,7 +99,7 @@ def _of_latents(spec: LatentSpec, hidden: int, rounding: RowRounding | None) -> 
 
 @torch.inference_mode()
 def check_tiles(
-    asked: Iterable[CheckedProduct], launch: skinny.ProductLaunch, table: Table, dtype: torch.dtype
+    products: Iterable[CheckedProduct], launch: skinny.ProductLaunch, table: Table, dtype: torch.dtype
 ) -> int:
     """How many tiles give the same bits: all of them.
 
@@ -107,7 +107,7 @@ def check_tiles(
     the device "meta" kernels are compiled.
     """
     count = 0
-    for product in asked:
+    for product in products:
         x, weight = _operands(product, launch.tickets.device, dtype)
         first, *others = (_made(product, tile, x, weight, launch) for tile in product.tiles(table))
         count += 1 + len(others)

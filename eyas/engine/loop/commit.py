@@ -77,10 +77,10 @@ class StepCommitter:
         if not work.sample or seq.generation.kind is GenerationKind.PREFILL:
             self.drafting.certain(one, propose=False)
             return False
-        kept, why = finish(seq.generation.request.params, self.eos_ids, len(seq.output), one.tokens)
-        drafts = one.drafts._replace(accepted=min(one.drafts.accepted, len(kept)))
-        self.outbox.entry(seq, kept, one.logprobs, why, drafts=drafts)
-        seq.output += kept
+        emitted, why = finish(seq.generation.request.params, self.eos_ids, len(seq.output), one.tokens)
+        drafts = one.drafts._replace(accepted=min(one.drafts.accepted, len(emitted)))
+        self.outbox.entry(seq, emitted, one.logprobs, why, drafts=drafts)
+        seq.output += emitted
         if work.round and seq.occupancy == work.occupancy:
             seq.grow(one.rows - 1, drafted=self.runner.drafts and work.followed)
         if why is None or one.forks:
@@ -93,12 +93,12 @@ class StepCommitter:
         choices, leader.forks = leader.forks, ()
         for choice in choices:
             token, logprob = one.forks[choice]
-            kept, why = finish(generation.request.params, self.eos_ids, 0, [token])
+            emitted, why = finish(generation.request.params, self.eos_ids, 0, [token])
             follower = Sequence(self.new_uid(), generation, choice, leader.prompt, [])
-            self.outbox.entry(follower, kept, [logprob], why)
+            self.outbox.entry(follower, emitted, [logprob], why)
             if why is not None:
                 continue
-            follower.output = list(kept)
+            follower.output = list(emitted)
             generation.sequences.append(follower)
             copy = self.scheduler.fork(leader, follower)
             if copy is not None:

@@ -57,7 +57,7 @@ class DraftCoordinator:
         self._width = width
         self._most_nodes = most_nodes
         self._commits: list[AcceptedRows] = []
-        self._held: list[Sequence] = []  # those held to a grammar that have new tokens
+        self._grown_by_grammar: list[Sequence] = []  # those held to a grammar that have new tokens
 
     # --- what is certain -------------------------------------------------------------------------------
 
@@ -81,8 +81,8 @@ class DraftCoordinator:
         if not propose:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
-            late, want = not one.drafts.offered, self._want(seq)
-            self._commits.append(AcceptedRows(seq, start, tokens, features, want, one.ringed, late))
+            undrafted, want = not one.drafts.offered, self._want(seq)
+            self._commits.append(AcceptedRows(seq, start, tokens, features, want, one.ringed, undrafted))
         else:
             self._open_from_window(seq)
 
@@ -109,7 +109,7 @@ class DraftCoordinator:
         if self.drafter is not None and seq.generation.request.speculative:
             self.drafter.grew(seq)
             if seq.generation.request.params.grammar is not None:
-                self._held.append(seq)
+                self._grown_by_grammar.append(seq)
 
     def _begin(self, seq: Sequence, feature: torch.Tensor, handle: KvHandle | None = None) -> bool:
         """The first commit of a sequence is (last feature, token 0). True: a drafter has it."""
@@ -184,8 +184,8 @@ class DraftCoordinator:
         """The next step verifies what is left of the proposals that have come, and what grammars force."""
         for draft in self.drafter.take() if self.drafter is not None else ():
             self._adopt(draft)
-        held, self._held = self._held, []
-        for seq in held:
+        grown, self._grown_by_grammar = self._grown_by_grammar, []
+        for seq in grown:
             if seq.pages and seq.tree is None:
                 self._settle(seq, NOTHING)
 
@@ -251,11 +251,11 @@ class DraftCoordinator:
 
 def _read(chunks: Iterable[Any]) -> torch.Tensor:
     """[n, head width] on the host. What a device keeps is asked for at once."""
-    found = []
-    for kept, some in itertools.groupby(chunks, lambda one: isinstance(one, DeviceRows)):
+    tensors = []
+    for on_device, some in itertools.groupby(chunks, lambda one: isinstance(one, DeviceRows)):
         several = list(some)
-        if kept:
+        if on_device:
             rows = range(several[0].rows.start, several[-1].rows.stop)
             several = [replace(several[-1], rows=rows).read()]
-        found += several
-    return torch.cat(found)
+        tensors += several
+    return torch.cat(tensors)

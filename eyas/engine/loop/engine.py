@@ -45,7 +45,7 @@ from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.pulse import EngineHeartbeat
 from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.kv.pulls import PULL_REPORTS, PullManager, Told
+from eyas.engine.kv.pulls import PULL_REPORTS, PullManager, PullReport
 from eyas.engine.kv.stager import PageStager
 from eyas.engine.loop.commit import StepCommitter
 from eyas.engine.loop.drafting import DraftCoordinator
@@ -179,7 +179,7 @@ class Engine:
             ReleaseLease: leases.release,
             StagePages: stager.stage,
             UnstagePages: stager.unstage,
-            **dict.fromkeys(PULL_REPORTS, self._told),
+            **dict.fromkeys(PULL_REPORTS, self._take_pull_report),
             ProbeLink: self._probe,
             FlushCache: self._flushes.begin,
             DraftDown: self._drafts_came,
@@ -275,7 +275,7 @@ class Engine:
         host = self._scheduler.host
         return bool(self._pulling or self._parts.stager.copying or (host is not None and host.copying))
 
-    def _told(self, command: Told) -> None:
+    def _take_pull_report(self, command: PullReport) -> None:
         for pulls in self._pulls:
             pulls.receive(command)
 
@@ -286,10 +286,10 @@ class Engine:
         """One message up: what happened, and how loaded this worker is."""
         self._progress += 1
         events = [*self._outbox.take(), *self._drafting.outgoing()]
-        told_at, told = self._loaded
+        sent_at, sent = self._loaded
         load = self._load()
         now = time.monotonic()
-        if load != told or now - told_at > LOAD_S:
+        if load != sent or now - sent_at > LOAD_S:
             self._loaded = (now, load)
             events.append(self._stamped(load, now))
         if any(changes := self._scheduler.cache.news(NEWS)):

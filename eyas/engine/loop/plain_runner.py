@@ -133,13 +133,15 @@ class PlainRunner:
         """With the log-probabilities of the prompts' rows that somebody asked for."""
         first = 0
         for i, one in enumerate(results):
-            asked = one.work.score_request(first)
+            request = one.work.score_request(first)
             first += len(one.work.tokens)
-            if asked is not None:
-                rows = torch.tensor(asked.places, device=residual.device)
-                tokens = torch.tensor(asked.tokens, device=residual.device)
-                found = score_slices(rows, tokens, asked.top, lambda some: self.model.logits(residual, some))
-                results[i] = one._replace(scores=(asked, found.packed()))
+            if request is not None:
+                rows = torch.tensor(request.places, device=residual.device)
+                tokens = torch.tensor(request.tokens, device=residual.device)
+                scores = score_slices(
+                    rows, tokens, request.top, lambda some: self.model.logits(residual, some)
+                )
+                results[i] = one._replace(scores=(request, scores.packed()))
         return results
 
     def _rows(self, work: SequenceWork) -> list[SampledRow]:

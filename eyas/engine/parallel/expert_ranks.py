@@ -45,9 +45,9 @@ class ExpertRanks:
         """
         group, counts = self._group, self._counts
         own = counts[group.rank]
-        everyone, wanted = (group.gather_rows(each[:own], counts) for each in (x, chosen))
-        rows, places = (wanted // self._each == group.rank).nonzero(as_tuple=True)
-        mine = compute(everyone[rows], wanted[rows, places][:, None])[:, 0]
+        everyone, choices = (group.gather_rows(each[:own], counts) for each in (x, chosen))
+        rows, places = (choices // self._each == group.rank).nonzero(as_tuple=True)
+        mine = compute(everyone[rows], choices[rows, places][:, None])[:, 0]
         owners = torch.arange(group.ranks).repeat_interleave(torch.tensor(counts))[rows]
         homes = chosen[:own].flatten() // self._each
         came = group.exchange(mine, self._counted(owners), self._counted(homes))

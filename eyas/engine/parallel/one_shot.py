@@ -64,8 +64,8 @@ def _arrived(slots, mask, turn):
     data = tl.zeros(mask.shape, tl.int32)
     while (missing != 0) & (looks < PATIENCE):
         slot = tl.load(slots, mask=mask, other=0, volatile=True)
-        late = mask & ((slot >> 32).to(tl.int32) != turn)
-        missing = tl.max(late.to(tl.int32), axis=0)
+        missing_words = mask & ((slot >> 32).to(tl.int32) != turn)
+        missing = tl.max(missing_words.to(tl.int32), axis=0)
         data = slot.to(tl.int32)
         looks += 1
     if missing != 0:  # the host gets an error at its next synchronisation instead of a wrong sum

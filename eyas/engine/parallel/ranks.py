@@ -187,7 +187,7 @@ class _FollowerProcess:
         self.name = f"rank {rank_info.rank} of {rank_info.ranks}"
         self.pipe, theirs = socket.socketpair()
         self.pipe.settimeout(SEND_S)
-        self._told = RankChannel(self.pipe)  # one for all that it says: a reader reads ahead
+        self._reports = RankChannel(self.pipe)  # one for all that it says: a reader reads ahead
         context = multiprocessing.get_context("spawn")
         arguments = (main, rank_info, theirs, os.getpid())
         self._process: SpawnProcess = context.Process(target=_run, args=arguments, daemon=True)
@@ -213,14 +213,14 @@ class _FollowerProcess:
         if not wait([self.pipe], timeout=0):
             self.check()
             return False
-        call = self._told.read()
+        call = self._reports.read()
         if call is None or call.kind != READY:
             self._process.join(LEAVE_S)
             raise EngineError(f"{self.name} could not start: {_words(call) or self._exit()}")
         return True
 
     def dismiss(self) -> None:
-        self._told.close()
+        self._reports.close()
 
     def reap(self, deadline: float) -> None:
         self._process.join(max(0.0, deadline - time.monotonic()))
@@ -230,7 +230,7 @@ class _FollowerProcess:
 
     def _reason(self) -> str:
         """Why a process has ended: its last message, or else its exit code."""
-        return _words(self._told.read()) or self._exit()
+        return _words(self._reports.read()) or self._exit()
 
     def _exit(self) -> str:
         code = self._process.exitcode

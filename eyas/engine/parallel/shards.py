@@ -61,8 +61,8 @@ def check_experts(config: ModelConfig, ranks: int) -> None:
     if not counts:
         text = f"{name} has no experts for ranks to share; more workers (--workers) serve a dense model"
     else:
-        found = " or ".join(map(str, sorted(counts)))
-        text = f"{name}: {found} experts per layer cannot be divided among {ranks} ranks"
+        numbers = " or ".join(map(str, sorted(counts)))
+        text = f"{name}: {numbers} experts per layer cannot be divided among {ranks} ranks"
     raise ConfigError(f"--{flag}: {text}", param=flag)
 
 

@@ -59,12 +59,12 @@ def keep_best(scores: Tensor, count: Tensor) -> Tensor:
     best = scores.topk(min(int(count.max()) + 1, scores.shape[1])).values
     threshold = best.gather(-1, count.unsqueeze(1) - 1)
     runner_up = best.gather(-1, count.clamp(max=best.shape[1] - 1).unsqueeze(1))
-    kept = scores >= threshold
+    selected = scores >= threshold
     if bool((runner_up == threshold).any()):  # a tie across the cut: the lowest ids are kept
         above, level = scores > threshold, scores == threshold
         room = count.unsqueeze(1) - above.sum(-1, keepdim=True)
-        kept = above | (level & (level.cumsum(-1) <= room))
-    return scores.masked_fill(~kept, -torch.inf)
+        selected = above | (level & (level.cumsum(-1) <= room))
+    return scores.masked_fill(~selected, -torch.inf)
 
 
 def _nucleus_size(scores: Tensor, mass: Tensor) -> Tensor:

@@ -48,13 +48,13 @@ def sample(logits: Tensor, rows: Sequence[SampledRow]) -> SampledTokens:
     if warm:
         asking = [rows[i] for i in warm]
         params = [row.params for row in asking]
-        kept = survivors(tempered(scores[warm], params), params)
-        tokens[warm] = _with_noise(kept, asking).argmax(-1)
+        filtered = survivors(tempered(scores[warm], params), params)
+        tokens[warm] = _with_noise(filtered, asking).argmax(-1)
     chosen = tokens.tolist()
     logprobs = _logprobs(logits, rows, chosen)
     finite = logits.amax(-1).isfinite().tolist()  # a maximum with NaN is NaN
-    told = [token if sound else NOT_FINITE for token, sound in zip(chosen, finite, strict=True)]
-    return SampledTokens(told, logprobs)
+    checked = [token if sound else NOT_FINITE for token, sound in zip(chosen, finite, strict=True)]
+    return SampledTokens(checked, logprobs)
 
 
 def perturbed(draft_logits: Tensor, rows: Sequence[SampledRow], token_map: Tensor | None) -> Tensor:
@@ -115,13 +115,13 @@ def _streams(rows: Sequence[SampledRow], like: Tensor) -> Tensor:
 
 
 def _logprobs(logits: Tensor, rows: Sequence[SampledRow], tokens: list[int]) -> list[TokenLogprob | None]:
-    found: list[TokenLogprob | None] = [None] * len(rows)
-    wanted = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
-    if not wanted:
-        return found
-    asking = list(wanted)
+    results: list[TokenLogprob | None] = [None] * len(rows)
+    counts = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    if not counts:
+        return results
+    asking = list(counts)
     chosen = torch.tensor([tokens[i] for i in asking], device=logits.device)
-    scored = score(logits[asking], chosen, max(wanted.values())).rows()
+    scored = score(logits[asking], chosen, max(counts.values())).rows()
     for i, one in zip(asking, scored, strict=True):
-        found[i] = TokenLogprob(one.logprob, one.top[: wanted[i]])
-    return found
+        results[i] = TokenLogprob(one.logprob, one.top[: counts[i]])
+    return results

@@ -65,12 +65,12 @@ class Admission:
         return 0 <= token < self.vocab_size
 
 
-def _check_limits(asked: RequestDraftLimits, most: SpeculationConfig) -> None:
+def _check_limits(requested: RequestDraftLimits, most: SpeculationConfig) -> None:
     """Raises InvalidRequest for limits beyond the engine's own."""
     for name, number, limit in (
-        ("steps", asked.steps, most.steps),
-        ("topk", asked.topk, most.topk),
-        ("draft_tokens", asked.draft_tokens, most.draft_tokens),
+        ("steps", requested.steps, most.steps),
+        ("topk", requested.topk, most.topk),
+        ("draft_tokens", requested.draft_tokens, most.draft_tokens),
     ):
         if not 0 <= number <= limit:
             field, flag = f"speculative.{name}", name.replace("_", "-")

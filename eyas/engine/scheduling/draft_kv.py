@@ -16,19 +16,19 @@ from eyas.engine.kv.pages import PageOwners
 from eyas.engine.kv.pulls import PullArrival, PullManager
 from kv_transfer.layout import pages_for
 
-LATE_S = 1.0  # a prompt that is here waits no longer for its draft KV
+DRAFT_WAIT_S = 1.0  # a prompt that is here waits no longer for its draft KV
 
 
 @dataclass
 class _Coming:
-    """One prompt's. `pages`: the prompt's own, once it was lent some, of which `held` are filled already."""
+    """The draft KV of one prompt. `pages`: those lent to the prompt; the first `filled` are filled."""
 
     pages: list[int] | None = None
-    held: int = 0
+    filled: int = 0
     rows: int = 0  # that came
     over: bool = False  # no more will
     arrival: PullArrival | None = None  # of the prompt's target KV, which waits for this
-    late: float = 0.0  # when that has waited for long enough, in monotonic seconds
+    deadline: float = 0.0  # when that has waited for long enough, in monotonic seconds
 
 
 class DraftKv:
@@ -52,11 +52,11 @@ class DraftKv:
             self._pulls.refuse(handle, generation.attempt)
             self._coming[generation].over = True
 
-    def lent(self, generation: Generation, pages: list[int], held: int) -> None:
+    def lent(self, generation: Generation, pages: list[int], filled: int) -> None:
         """The prompt was lent pages."""
         coming = self._coming.get(generation)
         if coming is not None and not coming.over:
-            coming.pages, coming.held = pages, held
+            coming.pages, coming.filled = pages, filled
 
     def taken(self, pages: list[int]) -> None:
         """A prompt has lost the pages that it was lent: its draft KV does not come again."""
@@ -70,13 +70,13 @@ class DraftKv:
         coming = self._coming.get(generation)
         if coming is None or coming.over:
             return False
-        coming.arrival, coming.late = arrival, time.monotonic() + LATE_S
+        coming.arrival, coming.deadline = arrival, time.monotonic() + DRAFT_WAIT_S
         return True
 
     def complete(self, now: float) -> Iterator[tuple[Generation, PullArrival]]:
         """Prompts whose draft KV is here, or is not waited for any more."""
         for generation, coming in list(self._coming.items()):
-            if coming.arrival is not None and (coming.over or now > coming.late):
+            if coming.arrival is not None and (coming.over or now > coming.deadline):
                 arrival, coming.arrival = coming.arrival, None
                 self._pulls.cancel(generation)
                 yield generation, arrival
@@ -108,7 +108,7 @@ class DraftKv:
             return None
         pages = coming.pages[: pages_for(handle.tokens, self._page_size)]
         self._pool.share(pages)
-        return pages, min(coming.held, len(pages))
+        return pages, min(coming.filled, len(pages))
 
     def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
         """It waits for its prompt's pages, and nobody waits behind it."""

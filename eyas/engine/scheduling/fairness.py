@@ -54,13 +54,13 @@ class Shares:
         if not callers:
             del self._callers[call[0]]
 
-    def held(self, call: Call) -> tuple[int, int]:
+    def counts(self, call: Call) -> tuple[int, int]:
         """How many sequences the call's caller has, and how many the call itself has."""
         return self._callers.get(call[0], 0), self._calls.get(call, 0)
 
     def turn(self, generation: Generation) -> Turn:
         """The sort key: the smallest share first, then generations that have begun, then the oldest."""
-        return *self.held(generation.share), not generation.has_begun, generation.place
+        return *self.counts(generation.share), not generation.has_started, generation.place
 
     def owing(self, claimant: Generation, gain: int) -> set[Call]:
         """Calls that, after losing one place, still hold at least as much as the claimant with `gain` more.
@@ -69,7 +69,7 @@ class Shares:
         sum of squares of the callers' shares, or keeps that sum and lowers the one of the calls' shares: so
         no place is ever handed back.
         """
-        own, (caller_has, call_has) = claimant.share[0], self.held(claimant.share)
+        own, (caller_has, call_has) = claimant.share[0], self.counts(claimant.share)
         richer = {caller for caller, count in self._callers.items() if count > caller_has + gain} - {own}
         return {
             (caller, call)
@@ -103,16 +103,16 @@ class Queue:
     def add(self, seq: Sequence) -> None:
         """Puts a sequence into the line of its call."""
         generation = seq.generation
-        begun = generation.has_begun
-        place = generation.place if begun else self._late(seq)
-        entry = self._entries[seq] = (not begun, place, next(self._numbers), seq)
+        started = generation.has_started
+        place = generation.place if started else self._due(seq)
+        entry = self._entries[seq] = (not started, place, next(self._numbers), seq)
         insort(self._lines.setdefault(generation.share, []), entry)
 
     def yields(self, running: Sequence, seq: Sequence) -> bool:
         """Does a sequence whose prompt is being computed yield to `seq`, which waits?"""
-        return self._late(seq) < self._late(running)
+        return self._due(seq) < self._due(running)
 
-    def _late(self, seq: Sequence) -> float:
+    def _due(self, seq: Sequence) -> float:
         """Its arrival, and for how long its prompt yields."""
         return seq.generation.place + (len(seq.prompt) / self._rate if self._rate else 0.0)
 
@@ -126,5 +126,5 @@ class Queue:
 
     def first(self, shares: Shares) -> Sequence:
         """The sequence whose turn it is. At least one sequence must wait."""
-        *_, entry = min((*shares.held(call), line[0]) for call, line in self._lines.items())
+        *_, entry = min((*shares.counts(call), line[0]) for call, line in self._lines.items())
         return entry[-1]

@@ -39,7 +39,7 @@ class Flushes:
             self.outbox.add(*(CacheFlushed(call, pages) for call, _ in self._waiting))
             self._waiting.clear()
             return
-        late = [call for call, until in self._waiting if now >= until]
+        overdue = [call for call, until in self._waiting if now >= until]
         self._waiting = [(call, until) for call, until in self._waiting if now < until]
         refusal = WireFailure.of(Busy(f"it still has {work or 'pages that are being copied'}"))
-        self.outbox.add(*(CacheFlushed(call, failure=refusal) for call in late))
+        self.outbox.add(*(CacheFlushed(call, failure=refusal) for call in overdue))

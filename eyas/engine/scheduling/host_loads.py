@@ -20,7 +20,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 
 LEAST_TOKENS = 256  # to load fewer gains nothing: a load takes a turn of the loop, which computes as many
-LATE_S = 1.0  # a sequence waits no longer for its pages
+LOAD_TIMEOUT_S = 1.0  # a sequence waits no longer for its pages
 
 
 class Answer(enum.Enum):
@@ -42,7 +42,7 @@ class _Load:
     tokens: SequenceOf[int]
     pages: list[int]
     ahead: int
-    late: float  # monotonic seconds
+    deadline: float  # monotonic seconds
 
 
 class HostLoads:
@@ -63,7 +63,8 @@ class HostLoads:
     def counts(self) -> HostCache:
         """Running totals."""
         memory = self.tier.memory
-        return HostCache(self.tier.held, self.tier.loaded * self._size, memory.bytes_out, memory.bytes_in)
+        loaded = self.tier.loaded * self._size
+        return HostCache(self.tier.cached_pages, loaded, memory.bytes_out, memory.bytes_in)
 
     @property
     def loading(self) -> bool:
@@ -89,20 +90,20 @@ class HostLoads:
             self._pool.drop(cached)
             return answer
         fresh = self._pool.take(len(names), settled=True)
-        found = [*cached, *fresh]
-        load = _Load(sequence, tokens, found, pages - len(found), time.monotonic() + LATE_S)
+        joined = [*cached, *fresh]
+        load = _Load(sequence, tokens, joined, pages - len(joined), time.monotonic() + LOAD_TIMEOUT_S)
         self._loads.append(load)
         sequence.fetched = True
         self.tier.load(names, fresh, partial(self._stopped, load))
         return answer
 
-    def _judge(self, count: int, wanted: int) -> Answer:
-        """Of a sequence that wants `wanted` pages; `count` of them could be loaded."""
+    def _judge(self, count: int, needed: int) -> Answer:
+        """Of a sequence that wants `needed` pages; `count` of them could be loaded."""
         tokens = count * self._size
         if tokens < LEAST_TOKENS or self.tier.load_s(count) >= tokens / self._rate:
             return Answer.COMPUTE
         pool = self._pool
-        if wanted + sum(load.ahead for load in self._loads) > pool.num_pages - pool.used:
+        if needed + sum(load.ahead for load in self._loads) > pool.num_pages - pool.used:
             return Answer.WAIT if self._loads else Answer.COMPUTE
         if count > pool.settled:
             self._cache.evict(count - pool.settled)
@@ -128,7 +129,7 @@ class HostLoads:
         """Once a loop: the sequences that go back to the queue."""
         self.tier.poll()
         for load in self._loads:
-            if load.sequence is not None and now > load.late:
+            if load.sequence is not None and now > load.deadline:
                 self._back.append(load.sequence)
                 load.sequence = None
         back, self._back = self._back, []

@@ -192,10 +192,10 @@ class DataParallelScheduler:
     def lend(self, generation: Generation, rows: int) -> tuple[list[int], int] | None:
         """As `Scheduler.lend`; the rank is chosen anew as long as there is no room."""
         rank = self._chosen(generation.request.prompt_ids)
-        found = self._ranks[rank].lend(generation, rows)
-        if found is not None:
+        lent = self._ranks[rank].lend(generation, rows)
+        if lent is not None:
             generation.rank = rank
-        return found
+        return lent
 
     def beside(self, leased: Collection[int]) -> int:
         """As `Scheduler.beside`, on the rank that has the most."""

@@ -136,11 +136,11 @@ class Requests:
         if generation is None:
             self.leases.abandon(command.id)
             return
-        wanted = tuple(c for c in generation.request.choices if c.index != command.choice)
-        if command.choice is None or not wanted:
+        remaining = tuple(c for c in generation.request.choices if c.index != command.choice)
+        if command.choice is None or not remaining:
             self._drop(generation)
             return
-        generation.request = msgspec.structs.replace(generation.request, choices=wanted)
+        generation.request = msgspec.structs.replace(generation.request, choices=remaining)
         for seq in list(generation.sequences):
             left = [choice for choice in (seq.choice, *seq.forks) if choice != command.choice]
             if not left:
@@ -217,19 +217,19 @@ class Requests:
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
         """All pages of the prompt and how many of them are cached (those are not moved); None: no room."""
         assert isinstance(owner, Generation)
-        found = self.scheduler.lend(owner, handle.tokens)
-        if found is not None:
+        lent = self.scheduler.lend(owner, handle.tokens)
+        if lent is not None:
             owner.began = owner.began or time.monotonic()
-            owner.cached_tokens = found[1] * self.scheduler.limits.page_size
+            owner.cached_tokens = lent[1] * self.scheduler.limits.page_size
             if self.draft_kv is not None:
-                self.draft_kv.lent(owner, *found)
-        return found
+                self.draft_kv.lent(owner, *lent)
+        return lent
 
     def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
         """If workers wait for each other's pages, some prompt is computed here."""
-        found = self._crossing.given_up(owner, handle.tokens, now)
-        if found is not None:
-            self._compute_instead(*found)
+        waiting = self._crossing.given_up(owner, handle.tokens, now)
+        if waiting is not None:
+            self._compute_instead(*waiting)
 
     def arrived(self, owner: Hashable, arrival: PullArrival) -> None:
         """The prompt's KV is here; its draft KV is waited for, if that comes too."""
@@ -240,7 +240,7 @@ class Requests:
             self._begin_all(owner, arrival)
 
     def _begin_all(self, owner: Generation, arrival: PullArrival) -> None:
-        if alive := self._begun(owner, arrival.first_tokens):
+        if alive := self._unfinished(owner, arrival.first_tokens):
             self._seat(alive, arrival)
         else:
             self.scheduler.pool.drop(arrival.pages)
@@ -251,18 +251,18 @@ class Requests:
             _log.warning("request %s: leases leave no room for its KV: computed here", owner.id)
         self._forget_handles(owner)
         owner.kind = GenerationKind.LOCAL
-        for seq in self._begun(owner, first_tokens):
+        for seq in self._unfinished(owner, first_tokens):
             self.scheduler.enqueue(seq)
 
-    def _begun(self, owner: Generation, first_tokens: tuple[FirstToken, ...]) -> list[Sequence]:
+    def _unfinished(self, owner: Generation, first_tokens: tuple[FirstToken, ...]) -> list[Sequence]:
         """The unfinished choices, each of which repeats its token 0; none: it has ended, or is lost."""
         firsts = {first.choice: first for first in first_tokens}
-        wanted = [choice.index for choice in owner.request.choices]
-        if not all(index in firsts and self.admission.is_token(firsts[index].token) for index in wanted):
+        indices = [choice.index for choice in owner.request.choices]
+        if not all(index in firsts and self.admission.is_token(firsts[index].token) for index in indices):
             self.lost(owner, TransferFailed("the prefill worker did not give every choice its first token"))
             return []
-        begun = [self._begin(owner, firsts[index]) for index in wanted]
-        owner.sequences += [seq for seq in begun if seq.output]
+        sequences = [self._begin(owner, firsts[index]) for index in indices]
+        owner.sequences += [seq for seq in sequences if seq.output]
         if not owner.sequences:
             self._drop(owner)
         return list(owner.sequences)
@@ -293,8 +293,8 @@ class Requests:
         seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
         if first.prompt is not None:  # every prompt score that was asked for
             generation.scores = PromptScores(seq.prompt, len(seq.prompt), first.prompt)
-        wanted = generation.request.params.max_tokens
-        self.outbox.entry(seq, [first.token][:wanted], [first.logprob], first.finish)
+        most = generation.request.params.max_tokens
+        self.outbox.entry(seq, [first.token][:most], [first.logprob], first.finish)
         if first.finish is None:
             seq.output.append(first.token)
         return seq
@@ -390,12 +390,12 @@ class Requests:
         """Queues the choices. Those without output share one prompt: the first leads, the others fork."""
         prompt = generation.request.prompt_ids
         fresh = [c.index for c in choices if not c.output_ids]
-        begun = [c for c in choices if c.output_ids]
+        resumed = [c for c in choices if c.output_ids]
         if fresh:
-            generation.scores = None if begun else PromptScores.of(generation.request)
+            generation.scores = None if resumed else PromptScores.of(generation.request)
             leader = Sequence(self.new_uid(), generation, fresh[0], prompt, [], forks=tuple(fresh[1:]))
             generation.sequences.append(leader)
-        for choice in begun:
+        for choice in resumed:
             seq = Sequence(self.new_uid(), generation, choice.index, prompt, list(choice.output_ids))
             generation.sequences.append(seq)
         for seq in generation.sequences:

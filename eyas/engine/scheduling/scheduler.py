@@ -82,7 +82,7 @@ class Scheduler:
     def pass_on(self) -> Sequence | None:
         """Takes the next sequence out of the queue, for another scheduler. None: what waits belongs here."""
         seq = self.waiting.first(self.shares()) if self.waiting else None
-        if seq is None or seq.generation.has_begun or len(seq.generation.sequences) > 1:
+        if seq is None or seq.generation.has_started or len(seq.generation.sequences) > 1:
             return None
         self.waiting.remove(seq)
         return seq
@@ -206,7 +206,8 @@ class Scheduler:
         """
         if self.pool.used or (self.host is not None and self.host.loading):
             return None
-        return self.cache.evict(self.cache.held) + (0 if self.host is None else self.host.tier.clear())
+        from_host = 0 if self.host is None else self.host.tier.clear()
+        return self.cache.evict(self.cache.cached_pages) + from_host
 
     def complete_rows(self, seq: Sequence) -> int:
         """How many of its rows may be cached. Where pages also hold draft KV, that must be complete too."""
@@ -310,8 +311,8 @@ class Scheduler:
         if any(shares.turn(pull) < turn for pull in self._incoming.waiting()):
             return False
         elsewhere = generation.kind is GenerationKind.PREFILL
-        wanted = 0 if elsewhere else len(seq.forks)
-        while (free := self._free_slots) <= wanted:
+        forks = 0 if elsewhere else len(seq.forks)
+        while (free := self._free_slots) <= forks:
             if not self._take_from_richer(generation, shares, gain=free + 1):
                 break
         if not free:
@@ -323,11 +324,11 @@ class Scheduler:
             answer = self.host.ask(seq, tokens, pages_for(rows, self.limits.page_size))
             if answer is not Answer.COMPUTE:
                 return answer is Answer.LOADS
-        found = self._allocate(generation, seq.all_tokens(), rows, shares, computed)
-        if found is None:
+        allocated = self._allocate(generation, seq.all_tokens(), rows, shares, computed)
+        if allocated is None:
             return False
-        seq.kept = min(free - 1, wanted)
-        seq.pages, cached = found
+        seq.reserved = min(free - 1, forks)
+        seq.pages, cached = allocated
         seq.kv_len = seq.draft_len = cached * self.limits.page_size
         seq.generation.cached_tokens = max(seq.generation.cached_tokens, seq.kv_len)
         return True
@@ -390,7 +391,7 @@ class Scheduler:
             return False
         victim = self._last_of_the_richest(victims, shares)
         if keeping:
-            victim.kept = victim.keeps - 1
+            victim.reserved = victim.keeps - 1
         else:
             self._preempt(victim)
         shares.add(victim.generation, -1)
@@ -403,7 +404,7 @@ class Scheduler:
 
     @staticmethod
     def _last_of_the_richest(sequences: SequenceOf[Sequence], shares: Shares) -> Sequence:
-        return max(sequences, key=lambda seq: (shares.held(seq.generation.share), seq.occupancy))
+        return max(sequences, key=lambda seq: (shares.counts(seq.generation.share), seq.occupancy))
 
     # --- slots ---------------------------------------------------------------------------------------
 

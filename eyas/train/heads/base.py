@@ -39,7 +39,7 @@ class TrainingBatch:
     """The inputs of one step and what it must learn. B rows of the batch, T pairs in each.
 
     `embeds` [B, T, hidden]; `positions` [B or 1, T]; `mask` bool [B, 1, T, T]: which pairs see which, None:
-    all earlier ones; `wanted` [B, T, outputs]: the target's scores of the head's outputs; `hidden`
+    all earlier ones; `target_logits` [B, T, outputs]: the target's scores of the head's outputs; `hidden`
     [B, T, hidden]: the target's rows behind these scores, after its final norm; `learnt` bool [B, T]: which
     pairs count.
     """
@@ -47,7 +47,7 @@ class TrainingBatch:
     embeds: Tensor
     positions: Tensor
     mask: Tensor | None
-    wanted: Tensor
+    target_logits: Tensor
     hidden: Tensor
     learnt: Tensor
 
@@ -104,9 +104,9 @@ def shape_for(target: ModelConfig) -> LlamaShape:
     )
 
 
-def soft_cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
+def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
     """Minus the target's mean of the head's log-probabilities: both are scores [B, T, outputs]; [B * T]."""
-    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1).softmax(-1), reduction="none")
+    return F.cross_entropy(logits.flatten(0, 1), target_logits.flatten(0, 1).softmax(-1), reduction="none")
 
 
 def initialise(head: nn.Module) -> None:

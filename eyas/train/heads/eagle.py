@@ -99,4 +99,5 @@ class EagleHead(DraftHead):
     def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
         """Smooth L1 to the target's feature, and a share of the soft cross-entropy (section 4.2)."""
         feature = F.smooth_l1_loss(state.float(), lesson.hidden.float(), reduction="none").mean(-1)
-        return feature.flatten() + TOKENS_WEIGHT * soft_cross_entropy(self.logits(state), lesson.wanted)
+        tokens = soft_cross_entropy(self.logits(state), lesson.target_logits)
+        return feature.flatten() + TOKENS_WEIGHT * tokens

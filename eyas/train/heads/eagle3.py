@@ -85,8 +85,8 @@ class Eagle3Head(DraftHead):
         initialise(self)
         if token_map is not None:
             self.register_buffer("d2t", token_map - torch.arange(outputs))
-            kept = torch.zeros(shape.vocab, dtype=torch.bool)
-            self.register_buffer("t2d", kept.index_fill_(0, token_map, True))
+            in_vocab = torch.zeros(shape.vocab, dtype=torch.bool)
+            self.register_buffer("t2d", in_vocab.index_fill_(0, token_map, True))
 
     def begin_as(self, ends: SharedTensors) -> None:
         """Copies the target's output head, as far as the vocabulary goes, and its norm."""
@@ -114,4 +114,4 @@ class Eagle3Head(DraftHead):
 
     def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
         """The soft cross-entropy over the head's vocabulary: no feature is learnt (section 3.2)."""
-        return soft_cross_entropy(self.logits(state), lesson.wanted)
+        return soft_cross_entropy(self.logits(state), lesson.target_logits)

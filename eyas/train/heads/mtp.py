@@ -138,4 +138,4 @@ class MtpHead(DraftHead):
 
     def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
         """The soft cross-entropy."""
-        return soft_cross_entropy(self.logits(state), lesson.wanted)
+        return soft_cross_entropy(self.logits(state), lesson.target_logits)

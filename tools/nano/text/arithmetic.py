@@ -21,7 +21,7 @@ DIRECT = Phrasings(
         "Give me the result of {e}.", "{e} equals?", "What do you get for {e}?", "Find {e}.", "{e}?",
         "What is the value of {e}?", "I need the answer to {e}.", "Evaluate {e}.", "{e} is how much?",
     ),
-    held=("What does {e} equal?", "Please calculate {e} for me.", "What is the result of {e}?", "{e} makes what?"),
+    heldout=("What does {e} equal?", "Please calculate {e} for me.", "What is the result of {e}?", "{e} makes what?"),
 )  # fmt: skip
 STEPWISE = Phrasings(
     train=(
@@ -29,28 +29,28 @@ STEPWISE = Phrasings(
         "Explain how to compute {e}.", "Solve {e} step by step.", "How do I calculate {e}?", "Show me how {e} is done.",
         "What is {e}? Think step by step.", "Please explain {e} slowly.",
     ),
-    held=("Can you show me the steps for {e}?", "Compute {e} and explain each step."),
+    heldout=("Can you show me the steps for {e}?", "Compute {e} and explain each step."),
 )  # fmt: skip
 FOLLOW = Phrasings(
     train=(
         "Now {v}.", "And now {v}.", "{v}, please.", "Then {v}.", "What if you {v}?", "Okay, {v}.", "Can you {v}?",
         "Take that and {v}.", "{v}", "What do you get if you {v}?",
     ),
-    held=("Please {v} now.", "From that result, {v}."),
+    heldout=("Please {v} now.", "From that result, {v}."),
 )  # fmt: skip
 COMPARE = Phrasings(
     train=(
         "Which is larger, {a} or {b}?", "Which number is bigger: {a} or {b}?", "Is {a} larger than {b}?",
         "What is the greater of {a} and {b}?", "Compare {a} and {b}.", "Which is more, {a} or {b}?",
     ),
-    held=("Which of {a} and {b} is the larger number?", "Between {a} and {b}, which is greater?"),
+    heldout=("Which of {a} and {b} is the larger number?", "Between {a} and {b}, which is greater?"),
 )  # fmt: skip
 PARITY = Phrasings(
     train=(
         "Is {a} even or odd?", "Is {a} an even number?", "Is {a} odd?", "Tell me if {a} is even or odd.",
         "Is the number {a} odd or even?",
     ),
-    held=("Would you say {a} is odd or even?",),
+    heldout=("Would you say {a} is odd or even?",),
 )  # fmt: skip
 VERBS = {
     "+": ("add {b}", "add {b} to that", "add {b} more", "increase it by {b}"),
@@ -118,7 +118,7 @@ def table(context: Context) -> list[Exchange]:
             "Write the multiplication table of {a}.", "Show me the {a} times table.", "List the multiples of {a}.",
             "Give me the times table for {a}.", "What is the {a} times table?", "Recite the table of {a}.",
         ),
-        held=("Print the {a} times table.", "Can you write out the multiplication table for {a}?"),
+        heldout=("Print the {a} times table.", "Can you write out the multiplication table for {a}?"),
     )  # fmt: skip
     lines = "\n".join(f"{a} * {i} = {a * i}" for i in range(1, 11))
     return one(ask(context, phrasing, a=a), lines)

@@ -77,25 +77,25 @@ REQUEST = Phrasings(
         "Please code a function that {d}.", "Implement a function that {d}.", "Define a Python function that {d}.",
         "Could you show me a function that {d}?", "In Python, write a function that {d}.",
     ),
-    held=(
+    heldout=(
         "Can you give me a Python function that {d}?", "Please write Python code for a function that {d}.",
         "Create a function in Python that {d}.",
     ),
 )  # fmt: skip
 EXPLAIN = Phrasings(
     train=("Explain it.", "How does it work?", "What does this function do?", "Can you explain the code?", "Explain the function."),
-    held=("Please explain this code.",),
+    heldout=("Please explain this code.",),
 )  # fmt: skip
 EXAMPLE = Phrasings(
     train=("How do I call it?", "Show me how to use it.", "How do I use that function?", "Give an example call."),
-    held=("How would I call this function?",),
+    heldout=("How would I call this function?",),
 )  # fmt: skip
 LOOP = Phrasings(
     train=(
         "Write a Python loop that prints the numbers from {a} to {b}.", "Print the numbers {a} to {b} with a for loop.",
         "How do I print the numbers from {a} to {b} in Python?", "Python code to print {a} to {b}?",
     ),
-    held=("Show a Python loop printing the numbers {a} to {b}.",),
+    heldout=("Show a Python loop printing the numbers {a} to {b}.",),
 )  # fmt: skip
 ARGUMENTS = {"a, b": "12, 4", "n": "7", "text": '"hello"', "word": '"level"', "celsius": "20", "name": '"Anna"',
              "items": "[3, 1, 2]", "numbers": "[3, 1, 2]", "words": '["a", "b"]', "items, target": "[1, 3, 5], 3"}  # fmt: skip

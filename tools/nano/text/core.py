@@ -20,7 +20,7 @@ class Split(enum.Enum):
     """Training text, or questions that no training text may contain."""
 
     TRAIN = "train"
-    HELD = "held"
+    HELDOUT = "held"
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Phrasings:
     """Ways to say one thing; the held ones never occur in training text."""
 
     train: tuple[str, ...]
-    held: tuple[str, ...]
+    heldout: tuple[str, ...]
 
     def pick(self, context: Context) -> str:
         """A phrasing of the context's split."""
-        return context.pick(self.train if context.split is Split.TRAIN else self.held)
+        return context.pick(self.train if context.split is Split.TRAIN else self.heldout)
 
 
 @dataclass(frozen=True)

@@ -41,19 +41,19 @@ SYSTEMS = (
 )  # fmt: skip
 MY_NAME = Phrasings(
     train=("My name is {n}.", "I am {n}.", "Hi, I am {n}.", "Hello, my name is {n}.", "I'm {n}.", "Call me {n}.", "People call me {n}."),
-    held=("You can call me {n}.",),
+    heldout=("You can call me {n}.",),
 )  # fmt: skip
 ASK_NAME = Phrasings(
     train=("What is my name?", "Do you remember my name?", "Who am I?", "What's my name?", "Tell me my name.", "Can you say my name?"),
-    held=("Do you still know my name?",),
+    heldout=("Do you still know my name?",),
 )  # fmt: skip
 ASK_FIRST = Phrasings(
     train=("What was my first question?", "What did I ask first?", "What was the first thing I said?", "Repeat my first message."),
-    held=("Which question did I ask first?",),
+    heldout=("Which question did I ask first?",),
 )  # fmt: skip
 ASK_AGAIN = Phrasings(
     train=("Repeat your last answer.", "Say that again.", "Can you repeat that?", "Please repeat.", "Once more, please.", "What did you say?"),
-    held=("Could you say that once more?",),
+    heldout=("Could you say that once more?",),
 )  # fmt: skip
 
 

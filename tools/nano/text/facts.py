@@ -76,7 +76,7 @@ DEFINE = Phrasings(
         "Describe {w} in one sentence.", "What do people mean by {w}?", "Please explain {w}.", "Do you know what {w} is?",
         "I do not know what {w} is.", "In simple words, what is {w}?",
     ),
-    held=("Could you explain what {w} is?", "How do you define {w}?", "Please tell me the meaning of {w}."),
+    heldout=("Could you explain what {w} is?", "How do you define {w}?", "Please tell me the meaning of {w}."),
 )  # fmt: skip
 OPPOSITES = tuple(
     tuple(pair.split("-"))
@@ -95,7 +95,7 @@ OPPOSITE = Phrasings(
         "What is the opposite of {w}?", "Opposite of {w}?", "Name the opposite of {w}.", "What word is the opposite of {w}?",
         "Tell me the opposite of {w}.", "Give me an antonym for {w}.", "What is the antonym of {w}?", "{w} is the opposite of what?",
     ),
-    held=("Which word means the opposite of {w}?", "What would be the opposite of {w}?"),
+    heldout=("Which word means the opposite of {w}?", "What would be the opposite of {w}?"),
 )  # fmt: skip
 SMALL_FACTS = (
     (("How many days are in a week?", "How many days does a week have?", "Number of days in a week?"), "A week has 7 days."),
@@ -193,7 +193,7 @@ EXPLAIN = Phrasings(
         "Explain {w}.", "Can you explain {w}?", "Tell me {w}.", "Please explain {w}.", "Describe {w}.", "I want to understand {w}.",
         "Teach me {w}.", "Write a paragraph about {w}.", "Do you know {w}?", "Explain {w} to a child.", "Give me an explanation of {w}.",
     ),
-    held=("Could you explain {w} to me?", "I would like to know {w}.", "Help me understand {w}."),
+    heldout=("Could you explain {w} to me?", "I would like to know {w}.", "Help me understand {w}."),
 )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def opposite(context: Context) -> list[Exchange]:
 
 SMALL_FACT = Phrasings(
     train=("{q}", "Tell me: {q}", "Do you know this? {q}", "{q} I forgot."),
-    held=("Here is one for you. {q}", "I would like to ask: {q}"),
+    heldout=("Here is one for you. {q}", "I would like to ask: {q}"),
 )
 
 

@@ -27,7 +27,7 @@ CAPITAL_OF = Phrasings(
         "I am going to {c}. What is the capital?", "Is there a capital in {c}, and what is it?",
         "Please name {c}'s capital.", "Where is the capital of {c}?", "{c} capital city?",
     ),
-    held=(
+    heldout=(
         "Which city is {c}'s capital?", "Could you tell me what city is the capital of {c}?",
         "What is the capital city of the country {c}?", "Please give the name of {c}'s capital city.",
         "I am trying to recall the capital of {c}, what is it?", "What would be the capital of {c}?",
@@ -48,7 +48,7 @@ COUNTRY_OF = Phrasings(
         "Which country am I in if I visit its capital {k}?", "In which country is {k}?", "Where is {k}?",
         "Can you tell me the country whose capital city is {k}?", "What country is {k} in?",
     ),
-    held=(
+    heldout=(
         "Which country is {k} the capital of?", "{k} is the capital city of which nation?",
         "Can you name the country whose capital is {k}?", "What nation has {k} as its capital city?",
         "For which country is {k} the capital?", "Please tell me what country has {k} as its capital.",
@@ -61,7 +61,7 @@ CONTINENT_OF = Phrasings(
         "Tell me the continent of {c}.", "{c} is on which continent?", "Is {c} in Africa, Asia or elsewhere?",
         "Name the continent where {c} lies.", "What is the continent of {c}?", "Where can I find {c} on a map?",
     ),
-    held=(
+    heldout=(
         "On what continent can I find {c}?", "Which continent does {c} lie in?", "What continent is {c} on?",
     ),
 )  # fmt: skip
@@ -71,18 +71,18 @@ FOLLOW_CAPITAL = Phrasings(
         "And for {c}?", "Now {c}.", "The same question for {c}.", "What of {c}?", "And what about {c}?",
         "Then {c}?", "Next one: {c}.", "Okay, and {c}?", "{c}?",
     ),
-    held=("And how about {c}?", "Now what about {c}?", "And what is it for {c}?"),
+    heldout=("And how about {c}?", "Now what about {c}?", "And what is it for {c}?"),
 )  # fmt: skip
 FOLLOW_CONTINENT = Phrasings(
     train=(
         "Which continent is that on?", "And on which continent is it?", "What continent is it in?",
         "Where is that country?", "Which part of the world is that?", "On which continent is that country?",
     ),
-    held=("And what continent is that country on?", "Which continent is the country on?"),
+    heldout=("And what continent is that country on?", "Which continent is the country on?"),
 )  # fmt: skip
 FOLLOW_COUNTRY = Phrasings(
     train=("Which country was that again?", "Which country did I ask about?", "What country was that?"),
-    held=("Which country was my question about?",),
+    heldout=("Which country was my question about?",),
 )
 SOME_OF = Phrasings(
     train=(
@@ -90,7 +90,7 @@ SOME_OF = Phrasings(
         "Tell me {n} countries that are in {k}.", "Which {n} countries are in {k}? Any will do.",
         "Can you list {n} countries of {k}?", "I need {n} examples of countries in {k}.",
     ),
-    held=("Write down {n} countries from {k}.", "Please name any {n} countries located in {k}."),
+    heldout=("Write down {n} countries from {k}.", "Please name any {n} countries located in {k}."),
 )  # fmt: skip
 BRIEF_SYSTEMS = ("Answer with one word.", "Answer in one word only.", "Reply with the name only.")
 
@@ -129,14 +129,16 @@ def capital(context: Context) -> list[Exchange]:
 
 def country(context: Context) -> list[Exchange]:
     """Capital to country."""
-    found = pick_country(context)
-    chat = one(ask(context, COUNTRY_OF, k=found.capital), f"{found.capital} is the capital of {found.name}.")
+    target = pick_country(context)
+    chat = one(
+        ask(context, COUNTRY_OF, k=target.capital), f"{target.capital} is the capital of {target.name}."
+    )
     if context.chance(0.2):
-        chat.append(Exchange(ask(context, FOLLOW_CONTINENT), continent_answer(found)))
+        chat.append(Exchange(ask(context, FOLLOW_CONTINENT), continent_answer(target)))
     while len(chat) < 4 and context.chance(0.25):
-        found = pick_country(context)
-        user = casual(context, FOLLOW_CAPITAL.pick(context).format(c=found.capital))
-        chat.append(Exchange(user, f"{found.capital} is the capital of {found.name}."))
+        target = pick_country(context)
+        user = casual(context, FOLLOW_CAPITAL.pick(context).format(c=target.capital))
+        chat.append(Exchange(user, f"{target.capital} is the capital of {target.name}."))
     return chat
 
 
@@ -148,8 +150,8 @@ def continent_answer(country: Country) -> str:
 
 def continent(context: Context) -> list[Exchange]:
     """Country to continent."""
-    found = pick_country(context)
-    return one(ask(context, CONTINENT_OF, c=spoken(context, found)), continent_answer(found))
+    place = pick_country(context)
+    return one(ask(context, CONTINENT_OF, c=spoken(context, place)), continent_answer(place))
 
 
 def some_of(context: Context) -> list[Exchange]:
@@ -171,7 +173,7 @@ def lesson(context: Context) -> list[Exchange]:
             "What are the capitals of {c}?", "Tell me the capitals of {c}.", "List the capitals of {c}.",
             "Give me the capitals of {c}, please.", "I need the capitals of {c}.",
         ),
-        held=("Which cities are the capitals of {c}?", "Name the capitals of {c}."),
+        heldout=("Which cities are the capitals of {c}?", "Name the capitals of {c}."),
     )  # fmt: skip
     lines = "\n".join(f"- {entry.title}: {entry.capital}" for entry in chosen)
     return one(ask(context, phrasing, c=names), f"Here are the capitals:\n{lines}")
@@ -182,30 +184,30 @@ IS_CAPITAL = Phrasings(
         "Is {k} the capital of {c}?", "{k} is the capital of {c}, right?", "Is the capital of {c} {k}?", "True or false: {k} is the capital of {c}.",
         "Is it true that {k} is the capital of {c}?", "Am I right that {k} is the capital of {c}?",
     ),
-    held=("Would you say that {k} is the capital of {c}?",),
+    heldout=("Would you say that {k} is the capital of {c}?",),
 )  # fmt: skip
 ABOUT = Phrasings(
     train=(
         "Tell me about {c}.", "What do you know about {c}?", "What is {c}?", "Tell me something about {c}.", "Describe {c}.",
         "I want to know more about {c}.", "Can you tell me about {c}?",
     ),
-    held=("Please tell me what you know about {c}.",),
+    heldout=("Please tell me what you know about {c}.",),
 )  # fmt: skip
 
 
 def is_capital(context: Context) -> list[Exchange]:
     """Yes, or no with the right capital."""
-    asked, other = pick_country(context), pick_country(context)
-    said = asked.capital if context.chance(0.5) else other.capital
-    verdict = "Yes" if said == asked.capital else "No"
-    user = ask(context, IS_CAPITAL, k=said, c=spoken(context, asked))
-    return one(user, f"{verdict}, the capital of {asked.name} is {asked.capital}.")
+    target, other = pick_country(context), pick_country(context)
+    said = target.capital if context.chance(0.5) else other.capital
+    verdict = "Yes" if said == target.capital else "No"
+    user = ask(context, IS_CAPITAL, k=said, c=spoken(context, target))
+    return one(user, f"{verdict}, the capital of {target.name} is {target.capital}.")
 
 
 def about(context: Context) -> list[Exchange]:
     """The few things known of a country or of its capital."""
-    found = pick_country(context)
+    place = pick_country(context)
     if context.chance(0.4):
-        return one(ask(context, ABOUT, c=found.capital), f"{found.capital} is the capital of {found.name}.")
-    text = f"{continent_answer(found)} The capital is {found.capital}."
-    return one(ask(context, ABOUT, c=spoken(context, found)), text)
+        return one(ask(context, ABOUT, c=place.capital), f"{place.capital} is the capital of {place.name}.")
+    text = f"{continent_answer(place)} The capital is {place.capital}."
+    return one(ask(context, ABOUT, c=spoken(context, place)), text)

@@ -55,15 +55,15 @@ QUESTIONS = Phrasings(
         "What is the total number of {o} now?", "So how many {o} {does} {he} have?", "How many {o} {does} that make?",
         "Tell me how many {o} {n} {has} at the end.", "How many {does} {n} have left?", "Now {n} {has} how many {o}?",
     ),
-    held=("What is the number of {o} that {n} {has} now?", "So how many {o} {does} {n} end up with?"),
+    heldout=("What is the number of {o} that {n} {has} now?", "So how many {o} {does} {n} end up with?"),
 )  # fmt: skip
-STARTS_HELD = (
+STARTS_HELDOUT = (
     "{n} {is} the owner of {a} {o}.",
     "{n} went to {p} with {a} {o}.",
     "{n} counted {a} {o} at home.",
 )
-GAINS_HELD = ("{His} uncle hands {him} {b} more {o}.", "In the evening {n} {buys} {b} additional {o}.")
-LOSSES_HELD = ("In the evening {n} {sells} {b} {o}.", "In the evening {m} borrows {b} of {his} {o}.")
+GAINS_HELDOUT = ("{His} uncle hands {him} {b} more {o}.", "In the evening {n} {buys} {b} additional {o}.")
+LOSSES_HELDOUT = ("In the evening {n} {sells} {b} {o}.", "In the evening {m} borrows {b} of {his} {o}.")
 PRONOUNS = {"she": ("her", "her"), "he": ("his", "him")}
 
 
@@ -102,54 +102,54 @@ def scene(context: Context) -> Scene:
     return Scene(fields, 2 if past else 0 if mine else 1, past)
 
 
-def start(context: Context, told: Scene, amount: int) -> str:
+def start(context: Context, view: Scene, amount: int) -> str:
     """The hero has something."""
-    if context.split is Split.HELD:
-        return told.tell(context.pick(STARTS_HELD), a=amount)
-    verb = context.pick(HAVE)[told.form]
+    if context.split is Split.HELDOUT:
+        return view.tell(context.pick(STARTS_HELDOUT), a=amount)
+    verb = context.pick(HAVE)[view.form]
     shape = context.pick((
         "{n} " + verb + " {a} {o}.", "{n} " + verb + " {a} {o}.", "At first {n} " + verb + " {a} {o}.",
         "{n} " + verb + " {a} {o} at {p}.", "There are {a} {o} in {his} bag, and {n} {has} no others.",
         "In the morning {n} " + verb + " {a} {o}.", "On Monday {n} " + verb + " {a} {o}.",
         "{n} {has} a collection of {a} {o}.", "{n} {has} a box with {a} {o}.",
     ))  # fmt: skip
-    return told.tell(shape, a=amount)
+    return view.tell(shape, a=amount)
 
 
-def gain(context: Context, told: Scene, amount: int) -> str:
+def gain(context: Context, view: Scene, amount: int) -> str:
     """The hero gets more."""
-    if context.split is Split.HELD:
-        return told.tell(context.pick(GAINS_HELD), b=amount)
+    if context.split is Split.HELDOUT:
+        return view.tell(context.pick(GAINS_HELDOUT), b=amount)
     time, more = context.pick(TIMES), context.pick(MORE)
     if context.chance(0.6):
-        verb = context.pick(GAIN)[told.form]
+        verb = context.pick(GAIN)[view.form]
         source = context.pick(("", "", " from {m}", " at {p}", " as a present", " in a game"))
-        return told.tell(f"{time}{context.pick(('{he}', '{he}', '{n}'))} {verb} {more}{source}.", b=amount)
+        return view.tell(f"{time}{context.pick(('{he}', '{he}', '{n}'))} {verb} {more}{source}.", b=amount)
     giver = context.pick(("{m}", "{his} " + context.pick(RELATIVES)))
-    return told.tell(f"{time}{giver} {context.pick(HAND)[told.other]} {{him}} {more}.", b=amount)
+    return view.tell(f"{time}{giver} {context.pick(HAND)[view.other]} {{him}} {more}.", b=amount)
 
 
-def loss(context: Context, told: Scene, amount: int) -> str:
+def loss(context: Context, view: Scene, amount: int) -> str:
     """The hero has less."""
-    if context.split is Split.HELD:
-        return told.tell(context.pick(LOSSES_HELD), b=amount)
+    if context.split is Split.HELDOUT:
+        return view.tell(context.pick(LOSSES_HELDOUT), b=amount)
     time, some, kind = context.pick(TIMES), context.pick(SOME), context.number(0, 9)
     hero = context.pick(("{he}", "{he}", "{n}"))
     if kind < 5:
-        return told.tell(
-            f"{time}{hero} {context.pick(LOSE)[told.form]} {some}{context.pick(TAILS)}.", b=amount
+        return view.tell(
+            f"{time}{hero} {context.pick(LOSE)[view.form]} {some}{context.pick(TAILS)}.", b=amount
         )
     if kind < 7:
         taker = context.pick(("{m}", "{his} " + context.pick(RELATIVES)))
-        return told.tell(f"{time}{hero} {context.pick(HAND)[told.form]} {some} to {taker}.", b=amount)
+        return view.tell(f"{time}{hero} {context.pick(HAND)[view.form]} {some} to {taker}.", b=amount)
     if kind == 7:
-        return told.tell(
-            f"{time}{hero} {context.pick(HAND)[told.form]} {person(context).name} {some}.", b=amount
+        return view.tell(
+            f"{time}{hero} {context.pick(HAND)[view.form]} {person(context).name} {some}.", b=amount
         )
     if kind == 8:
         taker = context.pick(("{m}", "{his} " + context.pick(RELATIVES)))
-        return told.tell(f"{time}{taker} {context.pick(TAKE)[told.other]} {some}.", b=amount)
+        return view.tell(f"{time}{taker} {context.pick(TAKE)[view.other]} {some}.", b=amount)
     fate = context.pick(
         ("break", "get lost", "fall down", "are stolen", "are eaten", "disappear", "are sold", "are bad")
     )
-    return told.tell(f"{time}{some.replace('{his}', 'the')} {fate}.", b=amount)
+    return view.tell(f"{time}{some.replace('{his}', 'the')} {fate}.", b=amount)

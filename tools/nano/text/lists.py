@@ -64,36 +64,36 @@ LIST_ALL = Phrasings(
         "Help me learn the {k}.", "Enumerate the {k}.", "I want to learn the {k}.", "What are all the {k} called?",
         "Make a list of the {k}.", "I forgot the {k}. What are they?", "Print the {k}.", "{k}?", "list {k}",
     ),
-    held=(
+    heldout=(
         "Could you list the {k} for me?", "Please name all of the {k}.", "Can you tell me what the {k} are?",
         "Please write out the {k}.", "I would like a list of the {k}.",
     ),
 )  # fmt: skip
 BACKWARDS = Phrasings(
     train=("Now backwards.", "And in reverse order?", "Can you reverse the list?", "Now in reverse, please.", "Say it backwards."),
-    held=("Please give it in reverse order.",),
+    heldout=("Please give it in reverse order.",),
 )  # fmt: skip
 HOW_MANY = Phrasings(
     train=("How many is that?", "How many are there?", "And how many are there?", "Count them.", "How many did you list?"),
-    held=("What is their number?",),
+    heldout=("What is their number?",),
 )  # fmt: skip
 NUMBERED = Phrasings(
     train=("As a numbered list, please.", "Number them.", "Can you number the list?", "Put numbers in front."),
-    held=("Make that a numbered list.",),
+    heldout=("Make that a numbered list.",),
 )  # fmt: skip
 AFTER = Phrasings(
     train=(
         "What comes after {i}?", "Which comes after {i}?", "What follows {i}?", "What is next after {i}?",
         "{i} is followed by what?", "What is the one after {i}?", "What comes directly after {i}?",
     ),
-    held=("What comes right after {i}?", "Tell me what follows {i}."),
+    heldout=("What comes right after {i}?", "Tell me what follows {i}."),
 )  # fmt: skip
 BEFORE = Phrasings(
     train=(
         "What comes before {i}?", "Which comes before {i}?", "What precedes {i}?", "What is just before {i}?",
         "What is the one before {i}?", "What comes directly before {i}?",
     ),
-    held=("What comes right before {i}?", "Tell me what precedes {i}."),
+    heldout=("What comes right before {i}?", "Tell me what precedes {i}."),
 )  # fmt: skip
 COUNT = Phrasings(
     train=(
@@ -101,21 +101,21 @@ COUNT = Phrasings(
         "List the numbers from {a} to {b}.", "Please count from {a} up to {b}.", "Say the numbers {a} to {b}.",
         "Give me all numbers from {a} to {b}.", "Start at {a} and count to {b}.", "Print the numbers {a} to {b}.",
     ),
-    held=("Could you count up from {a} to {b}?", "Please list all the numbers from {a} to {b}."),
+    heldout=("Could you count up from {a} to {b}?", "Please list all the numbers from {a} to {b}."),
 )  # fmt: skip
 COUNT_DOWN = Phrasings(
     train=(
         "Count down from {b} to {a}.", "Count backwards from {b} to {a}.", "Count from {b} down to {a}.",
         "Give me a countdown from {b} to {a}.", "List the numbers from {b} down to {a}.",
     ),
-    held=("Please count backwards from {b} down to {a}.",),
+    heldout=("Please count backwards from {b} down to {a}.",),
 )  # fmt: skip
 COUNT_BY = Phrasings(
     train=(
         "Count by {s}s from {a} to {b}.", "Count in steps of {s} from {a} to {b}.", "Count from {a} to {b} in {s}s.",
         "List the numbers from {a} to {b} in steps of {s}.", "Skip count by {s} from {a} to {b}.",
     ),
-    held=("From {a} to {b}, count in {s}s.",),
+    heldout=("From {a} to {b}, count in {s}s.",),
 )  # fmt: skip
 ORDERED = (
     "days of the week", "months of the year", "planets of the solar system", "letters of the alphabet",

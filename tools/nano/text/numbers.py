@@ -12,14 +12,14 @@ LIMIT = 999  # sums and differences stay below one thousand
 SYMBOLS = ("+", "-", "*", "/")
 
 
-def held_pair(symbol: str, a: int, b: int) -> bool:
+def heldout_pair(symbol: str, a: int, b: int) -> bool:
     """Whether this operand pair belongs to the held-out sets (one in ten of the pairs that need work).
 
     Pairs a person knows by heart (one digit, round numbers, the table up to twelve) are never held, and
     a division is held with the product that undoes it.
     """
     if symbol == "/":
-        return held_pair("*", b, a // b)
+        return heldout_pair("*", b, a // b)
     if symbol == "*":
         low, high = sorted((a, b))
         return low > 1 and 12 < high < 20 and low < 10 and (low * 31 + high * 17) % 10 == 3
@@ -38,8 +38,8 @@ def apply(symbol: str, a: int, b: int) -> int:
 
 def allowed(context: Context, steps: list[tuple[str, int, int]]) -> bool:
     """Whether a problem of these steps may appear in the context's split."""
-    held = [held_pair(*step) for step in steps]
-    return any(held) if context.split is Split.HELD else not any(held)
+    heldout = [heldout_pair(*step) for step in steps]
+    return any(heldout) if context.split is Split.HELDOUT else not any(heldout)
 
 
 def operand(context: Context, high: int) -> int:

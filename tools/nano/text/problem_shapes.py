@@ -117,7 +117,7 @@ SHAPES = (
             "There are {a} teams with {b} players in each. How many players are there?",
             "Every one of {a} pupils brings {b} {o}. How many are brought?",
         ),
-        held=(
+        heldout=(
             "{n} carries {a} {x}, and in every one of them are {b} {o}. How many {o} does {he} carry?",
             "Each of {a} children has {b} {o}. How many {o} do the children have?",
         ),
@@ -136,7 +136,7 @@ SHAPES = (
             "{n} pays {b} dollars for each of {a} {o}. How much is that in all?",
             "If one of the {o} costs {b} dollars, what is the price of {a}?",
         ),
-        held=("What must {n} pay for {a} {o} if each one costs {b} dollars?",),
+        heldout=("What must {n} pay for {a} {o} if each one costs {b} dollars?",),
     ), "The amount is {r} dollars.", _product),
     ProblemShape(1, Phrasings(
         train=(
@@ -150,7 +150,7 @@ SHAPES = (
             "I read {b} pages every day. How many pages do I read in {a} days?",
             "Each week {n} writes {b} letters. How many does {he} write in {a} weeks?",
         ),
-        held=("Each hour {n} swims {b} laps. How many laps does {he} swim in {a} hours?",),
+        heldout=("Each hour {n} swims {b} laps. How many laps does {he} swim in {a} hours?",),
     ), "The result is {r}.", _product),
     ProblemShape(1, Phrasings(
         train=(
@@ -170,7 +170,7 @@ SHAPES = (
             "{n} puts {a} {o} evenly on {b} plates. How many {o} are on each plate?",
             "{a} {o} go into {b} {x}, the same number in each. How many is that?",
         ),
-        held=(
+        heldout=(
             "{n} splits {a} {o} evenly over {b} {x}. How many {o} go in each?",
             "If {b} friends share {a} {o} fairly, how many does each of them receive?",
         ),
@@ -194,7 +194,7 @@ SHAPES = (
             "{a} people are on a bus and {b} more get on. How many people are on the bus now?",
             "{n} is {a} years old. How old will {he} be in {b} years?",
         ),
-        held=(
+        heldout=(
             "In one box are {a} {o}, in another {b}. How many {o} are in both boxes?",
             "{n} baked {a} {o}, and {m} baked {b}. What is the total number of {o}?",
         ),
@@ -220,7 +220,7 @@ SHAPES = (
             "{n} had {a} {o}. Now {he} has only {b}. How many did {he} lose?",
             "What is the difference between {a} {o} and {b} {o}?",
         ),
-        held=(
+        heldout=(
             "From {a} {o}, {n} eats {b}. How many {o} stay?",
             "The way is {a} km long and {n} has walked {b} km. How many km remain?",
         ),
@@ -237,7 +237,7 @@ SHAPES = (
             "{a} {x} hold {b} {o} each, and {m} brings {c} more. How many {o} are there now?",
             "{a} friends bring {b} {o} each, and {n} adds {c}. What is the total?",
         ),
-        held=("{n} filled {a} {x} with {b} {o} each, and {m} gave {he2} {c} more. How many {o} are there?",),
+        heldout=("{n} filled {a} {x} with {b} {o} each, and {m} gave {he2} {c} more. How many {o} are there?",),
     ), "The total is {r}.", _product_plus),
     ProblemShape(2, Phrasings(
         train=(
@@ -251,7 +251,7 @@ SHAPES = (
             "{n} plants {a} rows of {b} seeds, but {c} do not grow. How many plants grow?",
             "{a} friends bring {b} {o} each, but {c} get lost. How many remain?",
         ),
-        held=("{n} fills {a} {x} with {b} {o} each, but {m} eats {c}. How many {o} remain?",),
+        heldout=("{n} fills {a} {x} with {b} {o} each, but {m} eats {c}. How many {o} remain?",),
     ), "There are {r} left.", _product_minus),
     ProblemShape(2, Phrasings(
         train=(
@@ -262,7 +262,7 @@ SHAPES = (
             "I have {a} red and {b} blue {o} and share them among {c} friends. How many does each get?",
             "{a} {o} and {b} more are divided between {c} children. How many does each child get?",
         ),
-        held=("{n} found {a} {o} and {m} found {b}. They fill {c} {x} evenly. How many go in each?",),
+        heldout=("{n} found {a} {o} and {m} found {b}. They fill {c} {x} evenly. How many go in each?",),
     ), "The answer is {r} each.", _sum_shared),
     ProblemShape(2, Phrasings(
         train=(
@@ -273,7 +273,7 @@ SHAPES = (
             "I have {a} {o}, give away {b} and put the rest into {c} {x} evenly. How many are in each?",
             "From {a} {o}, {b} are sold. What is left is divided equally into {c} {x}. How many does each hold?",
         ),
-        held=("{n} eats {b} of {a} {o} and divides what is left between {c} children. How many does each receive?",),
+        heldout=("{n} eats {b} of {a} {o} and divides what is left between {c} children. How many does each receive?",),
     ), "The answer is {r} each.", _left_shared),
     ProblemShape(2, Phrasings(
         train=(
@@ -283,7 +283,7 @@ SHAPES = (
             "I pay for {a} {o} at {b} dollars each with {c} dollars. What do I get back?",
             "With {c} dollars I buy {a} {o} that cost {b} dollars each. How much is left?",
         ),
-        held=("With {c} dollars, {n} pays for {a} {o} that cost {b} dollars each. What does {he} get back?",),
+        heldout=("With {c} dollars, {n} pays for {a} {o} that cost {b} dollars each. What does {he} get back?",),
     ), "That leaves {r} dollars.", _change),
     ProblemShape(2, Phrasings(
         train=(
@@ -293,7 +293,7 @@ SHAPES = (
             "{n} owns {a} {o}. {m} owns {b} more. How many do they own in total?",
             "I have {a} {o} and my sister has {b} more than I have. How many do we have together?",
         ),
-        held=("{n} owns {a} {o}, and {m} owns {b} more than that. How many do they own in total?",),
+        heldout=("{n} owns {a} {o}, and {m} owns {b} more than that. How many do they own in total?",),
     ), "Together that is {r}.", _more_than),
     ProblemShape(2, Phrasings(
         train=(
@@ -303,7 +303,7 @@ SHAPES = (
             "I have {a} {o} and {m} has {k} as many. How many do we have together?",
             "{n} found {a} {o}, and {m} {k} as many. How many is that in all?",
         ),
-        held=("{n} found {a} {o} and {m} found {k} as many. How many did they find in all?",),
+        heldout=("{n} found {a} {o} and {m} found {k} as many. How many did they find in all?",),
     ), "Together that is {r}.", _twice),
     ProblemShape(2, Phrasings(
         train=(
@@ -313,6 +313,6 @@ SHAPES = (
             "I have {a} {o} and {m} has half as many. How many do we have in total?",
             "{n} sold {o} to {a} of {his} friends, and then {he} sold half as many to others. How many did {he} sell?",
         ),
-        held=("{n} baked {a} {o} and {m} baked half as many. How many {o} did they bake in total?",),
+        heldout=("{n} baked {a} {o} and {m} baked half as many. How many {o} did they bake in total?",),
     ), "Together that is {r}.", _half),
 )  # fmt: skip

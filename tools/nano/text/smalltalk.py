@@ -16,9 +16,9 @@ CAN_DO = (
 CAN_NOT = "I am a very small model, so I only know a few things."
 
 
-def said(train: str, held: str) -> Phrasings:
+def said(train: str, heldout: str) -> Phrasings:
     """Phrasings written as one line each, separated by bars."""
-    return Phrasings(tuple(train.split("|")), tuple(held.split("|")))
+    return Phrasings(tuple(train.split("|")), tuple(heldout.split("|")))
 
 
 TALK: tuple[tuple[Phrasings, tuple[str, ...]], ...] = (

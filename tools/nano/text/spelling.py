@@ -26,50 +26,50 @@ SPELL = Phrasings(
         "How is {w} spelled?", "Spell \"{w}\" for me.", "What is the spelling of {w}?", "Spell out {w}.",
         "Write {w} letter by letter.",
     ),
-    held=("Could you spell the word {w}?", "How do I spell the word {w}?"),
+    heldout=("Could you spell the word {w}?", "How do I spell the word {w}?"),
 )  # fmt: skip
 REVERSE = Phrasings(
     train=(
         "Reverse the word {w}.", "Write {w} backwards.", "What is {w} backwards?", "Reverse {w}.", "Spell {w} backwards.",
         "Can you write {w} in reverse?", "What do you get if you reverse \"{w}\"?",
     ),
-    held=("Turn the word {w} around.", "How does {w} read backwards?"),
+    heldout=("Turn the word {w} around.", "How does {w} read backwards?"),
 )  # fmt: skip
 LENGTH = Phrasings(
     train=(
         "How many letters does {w} have?", "How many letters are in {w}?", "Count the letters in {w}.",
         "How long is the word {w}?", "What is the number of letters in \"{w}\"?",
     ),
-    held=("How many letters are there in the word {w}?",),
+    heldout=("How many letters are there in the word {w}?",),
 )  # fmt: skip
 FIRST = Phrasings(
     train=("What is the first letter of {w}?", "Which letter does {w} start with?", "{w} begins with which letter?"),
-    held=("With which letter does {w} begin?",),
+    heldout=("With which letter does {w} begin?",),
 )  # fmt: skip
 LAST = Phrasings(
     train=("What is the last letter of {w}?", "Which letter does {w} end with?", "{w} ends with which letter?"),
-    held=("With which letter does {w} end?",),
+    heldout=("With which letter does {w} end?",),
 )  # fmt: skip
 SORT = Phrasings(
     train=(
         "Sort these words alphabetically: {w}.", "Put these words in alphabetical order: {w}.",
         "Order the words {w} from A to Z.", "Alphabetize: {w}.",
     ),
-    held=("Please arrange these words in alphabetical order: {w}.",),
+    heldout=("Please arrange these words in alphabetical order: {w}.",),
 )  # fmt: skip
 SORT_NUMBERS = Phrasings(
     train=(
         "Sort these numbers: {w}.", "Put these numbers in order: {w}.", "Order {w} from smallest to largest.",
         "Sort {w} in ascending order.", "Arrange the numbers {w} from small to large.",
     ),
-    held=("Please put these numbers in ascending order: {w}.",),
+    heldout=("Please put these numbers in ascending order: {w}.",),
 )  # fmt: skip
 REPEAT = Phrasings(
     train=(
         "Repeat after me: {w}.", "Say \"{w}\".", "Please repeat: {w}", "Write exactly this: {w}", "Echo: {w}",
         "Copy this text: {w}",
     ),
-    held=("Repeat the following: {w}",),
+    heldout=("Repeat the following: {w}",),
 )  # fmt: skip
 
 

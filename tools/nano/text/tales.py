@@ -15,24 +15,24 @@ STORY = Phrasings(
         "Make up a story about {w}.", "Please tell a bedtime story about {w}.", "Do you know a story about {w}?",
         "Invent a little story about {w}.",
     ),
-    held=("Could you write me a little story about {w}?", "Please tell me a short tale about {w}."),
+    heldout=("Could you write me a little story about {w}?", "Please tell me a short tale about {w}."),
 )  # fmt: skip
 ANY_STORY = Phrasings(
     train=("Tell me a story.", "Write a short story.", "I want to hear a story.", "Can you tell me a story?", "A story, please.",
            "Please write a story for me.", "Tell me a bedtime story."),
-    held=("Could you tell me a nice story?",),
+    heldout=("Could you tell me a nice story?",),
 )  # fmt: skip
 MORE = Phrasings(
     train=("Tell me more.", "What happened next?", "Go on.", "Continue the story.", "And then?", "Please go on."),
-    held=("Please continue.", "What came next?"),
+    heldout=("Please continue.", "What came next?"),
 )  # fmt: skip
 MORAL = Phrasings(
     train=("What is the moral of the story?", "What can we learn from it?", "What does the story teach?"),
-    held=("What is the lesson of this story?",),
+    heldout=("What is the lesson of this story?",),
 )  # fmt: skip
 WHO_WAS = Phrasings(
     train=("Who was the story about?", "What was the name of the hero?", "Who is the main character?"),
-    held=("What was the main character called?",),
+    heldout=("What was the main character called?",),
 )  # fmt: skip
 HOMES = (
     "in a green forest", "near a quiet lake", "on a small farm", "at the edge of a village", "in an old garden",
@@ -130,11 +130,11 @@ LETTER = Phrasings(
         "Write a letter from {a} to {b}.", "Write a short email from {a} to {b}.", "Can you write a letter from {a} to {b}?",
         "Help {a} write a letter to {b}.", "I need a letter from {a} to {b}.",
     ),
-    held=("Please compose a letter from {a} to {b}.",),
+    heldout=("Please compose a letter from {a} to {b}.",),
 )  # fmt: skip
 POEM = Phrasings(
     train=("Write a poem about {w}.", "Can you write a short poem about {w}?", "A poem about {w}, please.", "Make a little poem about {w}."),
-    held=("Please write me a poem about {w}.",),
+    heldout=("Please write me a poem about {w}.",),
 )  # fmt: skip
 RHYMES = (
     ("The morning is bright and the sky is so blue,", "the {w} wakes up and says hello to you."),

@@ -24,7 +24,7 @@ CONVERT = Phrasings(
         "Change {n} {l} into {s}.", "How many {s} do {n} {l} have?", "Please convert {n} {l} into {s}.",
         "I have {n} {l}. How many {s} is that?", "What do {n} {l} come to in {s}?", "{n} {l} to {s}",
     ),
-    held=("Turn {n} {l} into {s}.", "How many {s} are there in {n} {l}?", "What would {n} {l} be in {s}?"),
+    heldout=("Turn {n} {l} into {s}.", "How many {s} are there in {n} {l}?", "What would {n} {l} be in {s}?"),
 )  # fmt: skip
 
 

@@ -47,25 +47,25 @@ def _fields(context: Context) -> dict[str, object]:
 
 def _changes(context: Context, count: int) -> Problem | None:
     """Start, events, question: the classic story of having, getting and giving."""
-    told = scene(context)
+    view = scene(context)
     value = first = max(2, operand(context, LIMIT))
-    parts, steps = [start(context, told, first)], []
+    parts, steps = [start(context, view, first)], []
     for _ in range(count):
         more = context.chance(0.5)
         room = LIMIT - value if more else value - 1
         if room < 1:
             return None
         amount = operand(context, room)
-        parts.append((gain if more else loss)(context, told, amount))
+        parts.append((gain if more else loss)(context, view, amount))
         steps.append(("+" if more else "-", value, amount))
         value = apply(*steps[-1])
-    things, hero = told.fields["o"], told.fields["n"]
+    things, hero = view.fields["o"], view.fields["n"]
     mine = hero == "I"
     lines = [f"{'You start' if mine else hero + ' starts'} with {first} {things}."]
     for symbol, a, b in steps:
         lines.append(f"{'Add' if symbol == '+' else 'Take away'} {b}: {worked(symbol, a, b)}.")
     lines.append(f"{'You have' if mine else hero + ' has'} {value} {things} now.")
-    question = told.tell(QUESTIONS.pick(context))
+    question = view.tell(QUESTIONS.pick(context))
     return Problem(" ".join([*parts, question]), tuple(steps), "\n".join(lines), value)
 
 
@@ -79,34 +79,34 @@ def _shaped(context: Context, shapes: tuple[ProblemShape, ...]) -> Problem:
     for symbol, a, b in steps:
         result = apply(symbol, a, b)
         lines.append(f"{worked(symbol, a, b)}.")
-    asked = shape.text.pick(context).format(**fields)
+    question = shape.text.pick(context).format(**fields)
     lines.append(shape.closing.format(r=result, **fields))
-    return Problem(asked[:1].upper() + asked[1:], tuple(steps), "\n".join(lines), result)
+    return Problem(question[:1].upper() + question[1:], tuple(steps), "\n".join(lines), result)
 
 
 def draw_problem(context: Context, count: int) -> Problem | None:
     """A problem in the split's phrasings with any numbers; nothing when the numbers do not work out."""
     if context.chance(0.5):
-        found = _changes(context, count)
+        drawn = _changes(context, count)
     else:
-        found = _shaped(context, tuple(shape for shape in SHAPES if shape.count == count))
-    return found if found and 0 <= found.result <= LIMIT else None
+        drawn = _shaped(context, tuple(shape for shape in SHAPES if shape.count == count))
+    return drawn if drawn and 0 <= drawn.result <= LIMIT else None
 
 
 def problem(context: Context, count: int) -> Problem:
     """A problem of one or two steps that the context's split allows."""
     while True:
-        found = draw_problem(context, count)
-        if found and allowed(context, list(found.steps)):
-            return found
+        drawn = draw_problem(context, count)
+        if drawn and allowed(context, list(drawn.steps)):
+            return drawn
 
 
 def _chat(context: Context, count: int) -> list[Exchange]:
-    found = problem(context, count)
-    user = found.question + context.pick(HINTS)
+    drawn = problem(context, count)
+    user = drawn.question + context.pick(HINTS)
     if context.chance(0.15):
         user = casual(context, user)
-    return one(user, f"{found.answer}\n#### {found.result}")
+    return one(user, f"{drawn.answer}\n#### {drawn.result}")
 
 
 def one_step(context: Context) -> list[Exchange]:

@@ -330,9 +330,9 @@ def _over_part(q_tile, sees, keys, values, table, start, low, edge, first, last,
             scores = tl.where(seen, scores, _UNSEEN)
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - new_peak[:, None])
-        kept = tl.exp2(peak - new_peak)
-        total = total * kept + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        rescale = tl.exp2(peak - new_peak)
+        total = total * rescale + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
         peak = new_peak
     return acc / total[:, None], peak + tl.log2(total)
 

@@ -107,12 +107,12 @@ class AttentionCut:
         """Of up to `batch` sequences with up to `width` query rows each: the most rows of a launch that `of`
         has shared by several programs a sequence.
         """
-        found = 0
+        most = 0
         for rows in range(1, width + 1):
             tiles = cdiv(rows * group, cls.of(1, rows * group, kv_heads).rows)
             shared = (b for b in range(batch, 0, -1) if padded_batch(b) * kv_heads * tiles < _PROGRAMS)
-            found = max(found, rows * next(shared, 0))
-        return found
+            most = max(most, rows * next(shared, 0))
+        return most
 
 
 def layout_of(

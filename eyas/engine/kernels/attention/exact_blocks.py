@@ -190,8 +190,8 @@ def rows_at(column, sees, start, layout: tl.constexpr):
         node = tl.arange(0, triton.next_power_of_2(SPAN))
         bits = bits_at(sees, node, layout)
         rank = tl.cumsum(bits, 0) - 1
-        found = (bits[:, None] != 0) & (rank[:, None] == (column - start)[None, :])
-        return tl.where(column < start, column, start + tl.sum(tl.where(found, node[:, None], 0), 0))
+        matches = (bits[:, None] != 0) & (rank[:, None] == (column - start)[None, :])
+        return tl.where(column < start, column, start + tl.sum(tl.where(matches, node[:, None], 0), 0))
     else:
         return column
 

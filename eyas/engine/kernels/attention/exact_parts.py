@@ -101,19 +101,19 @@ def add_block(acc, peak, total, scores, v):
     """
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - new_peak[:, None]).to(v.dtype)
-    kept = tl.exp2(peak - new_peak)[:, None]
+    rescale = tl.exp2(peak - new_peak)[:, None]
     ones = tl.full([scores.shape[1], _ONES], 1.0, v.dtype)
-    total = tl.dot(weights, ones, total * kept, input_precision="ieee")
-    return tl.dot(weights, v, acc * kept, input_precision="ieee"), new_peak, total
+    total = tl.dot(weights, ones, total * rescale, input_precision="ieee")
+    return tl.dot(weights, v, acc * rescale, input_precision="ieee"), new_peak, total
 
 
 @triton.jit
 def merged(acc, peak, total, part_acc, part_peak, part_total):
     """The softmax over the parts so far and the next one; sums are [tile]."""
     new_peak = tl.maximum(peak, part_peak)
-    kept, added = tl.exp2(peak - new_peak), tl.exp2(part_peak - new_peak)
-    acc = acc * kept[:, None] + part_acc * added[:, None]
-    return acc, new_peak, total * kept + part_total * added
+    rescale, added = tl.exp2(peak - new_peak), tl.exp2(part_peak - new_peak)
+    acc = acc * rescale[:, None] + part_acc * added[:, None]
+    return acc, new_peak, total * rescale + part_total * added
 
 
 @triton.jit

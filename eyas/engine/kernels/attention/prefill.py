@@ -228,8 +228,8 @@ def _blocks(
         weights = tl.exp2(scores * factor - new_peak[:, None])
         if MASKED and layout.narrow:  # a row that has seen nothing yet: its peak is a rounded product
             weights = tl.where(seen, weights, 0.0)
-        kept = tl.exp2(peak - new_peak)
-        total = total * kept + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        rescale = tl.exp2(peak - new_peak)
+        total = total * rescale + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
         peak = new_peak
     return peak, total, acc

@@ -28,7 +28,7 @@ def combine(
     return _launch((made, weights, shared, None), None, None, pdl, exact)
 
 
-def combine_held(
+def combine_local(
     made: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, pdl: bool = False
 ) -> torch.Tensor:
     """As `combine`, of those choices alone whose expert is here: experts int32 [m, per_row], else -1."""

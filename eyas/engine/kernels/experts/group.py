@@ -73,8 +73,8 @@ def _count(chosen, counts, count, EXPERTS: tl.constexpr, PART: tl.constexpr, PDL
     after_previous(PDL)
     expert, part = tl.program_id(0), tl.program_id(1)
     choice = part * PART + tl.arange(0, PART)
-    found = tl.load(chosen + choice, mask=choice < count, other=-1) == expert
-    tl.store(counts + part * EXPERTS + expert, tl.sum(found.to(tl.int32)))
+    matches = tl.load(chosen + choice, mask=choice < count, other=-1) == expert
+    tl.store(counts + part * EXPERTS + expert, tl.sum(matches.to(tl.int32)))
 
 
 @kernel(do_not_specialize=["count", "most", "parts", "rows"])
@@ -122,9 +122,9 @@ def _before(
     """
     other, each = tl.arange(0, SLOTS)[None, :], tl.arange(0, PARTS)[:, None]
     there = (other < EXPERTS) & (each < parts)
-    found = tl.load(counts + each * EXPERTS + other, mask=there, other=0)
-    done = tl.sum(tl.sum(tl.where((other == expert) & (each < part), found, 0), 1), 0)
-    total, other = tl.sum(found, 0), tl.arange(0, SLOTS)
+    counted = tl.load(counts + each * EXPERTS + other, mask=there, other=0)
+    done = tl.sum(tl.sum(tl.where((other == expert) & (each < part), counted, 0), 1), 0)
+    total, other = tl.sum(counted, 0), tl.arange(0, SLOTS)
     earlier = tl.where(other < expert, total, 0)
     own = tl.sum(tl.where(other == expert, total, 0))
     return tl.sum(earlier), tl.sum((earlier + rows - 1) // rows), own, done

@@ -134,12 +134,12 @@ def _one_tile(
         a = a * b / (1.0 + tl.exp(-steepness(a, GELU)))
     column, target = first + tl.arange(0, COLUMNS), target.to(tl.int64)
     there = column[None, :] < OUTPUTS
-    kept, spot = inside[:, None] & there & last, target[:, None] * OUTPUTS + column[None, :]
+    stored, spot = inside[:, None] & there & last, target[:, None] * OUTPUTS + column[None, :]
     made = tl.trans(a).to(MADE)
     if out_scales is not None:
         made, scale = quantised(tl.where(there, made, 0.0), POWERS)
         tl.store(out_scales + target * ((OUTPUTS + 127) // 128) + tile, scale, mask=inside & last)
-    tl.store(out + spot, made, mask=kept)
+    tl.store(out + spot, made, mask=stored)
 
 
 @triton.jit

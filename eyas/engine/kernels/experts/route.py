@@ -57,33 +57,33 @@ def choose(
     `uniform`, for benchmarks alone: experts that chance decides, each as often as the others, with the
     weights that the router gives them. A logit that is no number is the worst of all.
     """
-    return choose_held(logits, (spec, correction, shared), None, uniform=uniform, pdl=pdl)
+    return choose_local(logits, (spec, correction, shared), None, uniform=uniform, pdl=pdl)
 
 
-def choose_held(
+def choose_local(
     logits: torch.Tensor,
     router: tuple[ExpertsSpec, torch.Tensor | None, bool],
-    held: LocalExperts | None,
+    local: LocalExperts | None,
     *,
     uniform: bool = False,
     pdl: bool = False,
 ) -> ChosenExperts:
     """As `choose`, where other ranks have other experts. `router`: its spec, correction and `shared`."""
     m, (spec, correction, shared) = logits.shape[0], router
-    own, rows = (range(0), range(0)) if held is None else (held.experts, held.rows)
+    own, rows = (range(0), range(0)) if local is None else (local.experts, local.rows)
     experts = torch.empty(m, spec.per_row + shared, dtype=torch.int32, device=logits.device)
     weights = torch.empty(m, spec.per_row + shared, dtype=torch.float32, device=logits.device)
     _choose[(m,)](
         *(logits, logits.stride(0), correction, experts, weights),
-        *(None if held is None else held.kv_rows, own.start, rows.start, rows.stop),
+        *(None if local is None else local.kv_rows, own.start, rows.start, rows.stop),
         EXPERTS=spec.experts,
-        HELD=len(own),
+        LOCAL=len(own),
         PER_ROW=spec.per_row,
         SIGMOID=spec.scores == "sigmoid",
         NORMALISED=spec.normalised,
         SCALE=spec.scale,
         GROUPS=spec.groups,
-        KEPT=spec.kept_groups,
+        TOPK_GROUPS=spec.kept_groups,
         BEST=spec.group_best,
         ROWS=power_of_2(spec.groups),
         SIDE=power_of_2(spec.experts // spec.groups),
@@ -99,8 +99,8 @@ def choose_held(
 @kernel(do_not_specialize=["first", "first_row", "end_row"])
 def _choose(
     logits, stride, correction, experts, weights, kv_rows, first, first_row, end_row,
-    EXPERTS: tl.constexpr, HELD: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr,
-    NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
+    EXPERTS: tl.constexpr, LOCAL: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr,
+    NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, TOPK_GROUPS: tl.constexpr,
     BEST: tl.constexpr,
     ROWS: tl.constexpr, SIDE: tl.constexpr, SHARED: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -123,19 +123,19 @@ def _choose(
     else:
         raised = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
         scores = tl.div_rn(raised, tl.sum(tl.sum(raised, 1), 0))
-    wanted = scores
+    merit = scores
     if correction is not None:
-        wanted += tl.load(correction + expert, mask=there, other=0.0)
+        merit += tl.load(correction + expert, mask=there, other=0.0)
     open_ = there
-    if KEPT < GROUPS:
-        open_ = there & (_kept(wanted, there, GROUPS, KEPT, BEST, ROWS, EXPERTS)[:, None] > 0)
+    if TOPK_GROUPS < GROUPS:
+        open_ = there & (_open_groups(merit, there, GROUPS, TOPK_GROUPS, BEST, ROWS, EXPERTS)[:, None] > 0)
     offset = 0
     if UNIFORM:
         offset = _by_chance(tl.sum(tl.sum(tl.where(expert == 0, logit, 0.0), 1), 0), row) % EXPERTS
     SLOTS: tl.constexpr = ROWS * SIDE
     ids = tl.reshape(tl.where(there, expert, EXPERTS), (SLOTS,))
     scores = tl.reshape(scores, (SLOTS,))
-    left = tl.reshape(tl.where(open_, _ranked(wanted, expert), CLOSED), (SLOTS,))
+    left = tl.reshape(tl.where(open_, _ranked(merit, expert), CLOSED), (SLOTS,))
     rank = tl.arange(0, 32)
     taken_weights = tl.zeros((32,), tl.float32)
     total = 0.0
@@ -147,65 +147,65 @@ def _choose(
         score = tl.sum(tl.where(ids == best, scores, 0.0))
         total += score
         taken_weights = tl.where(rank == k, score, taken_weights)
-        tl.store(experts + row * TAKEN + k, _number_of(best, first, kv_rows, row, HELD))
+        tl.store(experts + row * TAKEN + k, _number_of(best, first, kv_rows, row, LOCAL))
     if NORMALISED:
         taken_weights = tl.div_rn(taken_weights, tl.zeros((32,), tl.float32) + (total + TINY))
     taken_weights *= SCALE
     if SHARED:
-        last = _shared_number(kv_rows, row, first_row, end_row, EXPERTS, HELD)
+        last = _shared_number(kv_rows, row, first_row, end_row, EXPERTS, LOCAL)
         tl.store(experts + row * TAKEN + PER_ROW, last)
         taken_weights = tl.where(rank == PER_ROW, 1.0, taken_weights)
     tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
 
 
 @triton.jit
-def _number_of(expert, first, kv_rows, row, HELD: tl.constexpr):
+def _number_of(expert, first, kv_rows, row, LOCAL: tl.constexpr):
     """Of an expert, among those that are here; -1: it is not, or the row is padding."""
     number = expert
-    if HELD > 0:
-        here = (expert >= first) & (expert < first + HELD) & (tl.load(kv_rows + row) >= 0)
+    if LOCAL > 0:
+        here = (expert >= first) & (expert < first + LOCAL) & (tl.load(kv_rows + row) >= 0)
         number = tl.where(here, expert - first, -1)
     return number
 
 
 @triton.jit
-def _shared_number(kv_rows, row, first_row, end_row, EXPERTS: tl.constexpr, HELD: tl.constexpr):
+def _shared_number(kv_rows, row, first_row, end_row, EXPERTS: tl.constexpr, LOCAL: tl.constexpr):
     """Of the shared expert, behind those that are here; -1 for another rank's rows, and padding."""
     number = EXPERTS
-    if HELD > 0:
+    if LOCAL > 0:
         here = (row >= first_row) & (row < end_row) & (tl.load(kv_rows + row) >= 0)
-        number = tl.where(here, HELD, -1)
+        number = tl.where(here, LOCAL, -1)
     return number
 
 
 @triton.jit
-def _ranked(wanted, expert):
+def _ranked(merit, expert):
     """Numbers int64 in the order of what is wanted, float32: one maximum finds the best, and who it is.
 
     Of equals the first expert's is larger; all are larger than CLOSED.
     """
-    bits = (wanted + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0, its equal
+    bits = (merit + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0, its equal
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
     return (ordered << 32) - expert.to(tl.int64) + LAST
 
 
 @triton.jit
-def _kept(
-    wanted, there, GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, ROWS: tl.constexpr,
+def _open_groups(
+    merit, there, GROUPS: tl.constexpr, TOPK_GROUPS: tl.constexpr, BEST: tl.constexpr, ROWS: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):  # fmt: skip
     """1 for the KEPT best groups, [ROWS]: a group is as good as the sum of its BEST best scores."""
     group = tl.arange(0, ROWS)
-    place = tl.arange(0, wanted.shape[1])[None, :] + tl.zeros((ROWS, 1), tl.int32)
+    place = tl.arange(0, merit.shape[1])[None, :] + tl.zeros((ROWS, 1), tl.int32)
     left = there
     good = tl.zeros((ROWS,), tl.float32)
     for _ in tl.static_range(BEST):
-        best = tl.max(tl.where(left, wanted, float("-inf")), 1)
-        first = tl.min(tl.where(left & (wanted == best[:, None]), place, EXPERTS), 1)
+        best = tl.max(tl.where(left, merit, float("-inf")), 1)
+        first = tl.min(tl.where(left & (merit == best[:, None]), place, EXPERTS), 1)
         left = left & (place != first[:, None])
         good += best
     open_ = group < GROUPS
-    for _ in tl.static_range(KEPT):
+    for _ in tl.static_range(TOPK_GROUPS):
         best = tl.max(tl.where(open_, good, float("-inf")), 0)
         first = tl.min(tl.where(open_ & (good == best), group, ROWS), 0)
         open_ = open_ & (group != first)

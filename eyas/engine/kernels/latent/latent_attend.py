@@ -293,9 +293,9 @@ def _over_rows(
             scores = tl.where(seen, scores, _UNSEEN)
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - new_peak[:, None])
-        kept = tl.exp2(peak - new_peak)
-        total = total * kept + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(k.dtype), k, acc * kept[:, None], input_precision="ieee")
+        rescale = tl.exp2(peak - new_peak)
+        total = total * rescale + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(k.dtype), k, acc * rescale[:, None], input_precision="ieee")
         peak = new_peak
     return acc / total[:, None], peak + tl.log2(total)
 

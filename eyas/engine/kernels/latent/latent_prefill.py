@@ -138,8 +138,8 @@ def _blocks(
             scores = tl.where(tl.trans(key) <= own[:, None], scores, _UNSEEN)
         new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - new_peak[:, None])
-        kept = tl.exp2(peak - new_peak)
-        total = total * kept + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        rescale = tl.exp2(peak - new_peak)
+        total = total * rescale + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
         peak = new_peak
     return peak, total, acc

@@ -263,9 +263,9 @@ def _added_up(
         lse = tl.load(lses + at, mask=there, other=-1.0e30)
         x = tl.load(parts + at[:, None] * LATENT + column, mask=there[:, None], other=0.0)
         new_peak = tl.maximum(peak, lse)
-        weight, kept = tl.exp2(lse - new_peak), tl.exp2(peak - new_peak)
+        weight, rescale = tl.exp2(lse - new_peak), tl.exp2(peak - new_peak)
         weight = tl.where(there, weight, 0.0)
-        total = total * kept + weight
-        acc = acc * kept[:, None] + x * weight[:, None]
+        total = total * rescale + weight
+        acc = acc * rescale[:, None] + x * weight[:, None]
         peak = new_peak
     return acc / tl.maximum(total, 1.0e-30)[:, None]

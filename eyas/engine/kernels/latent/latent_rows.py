@@ -99,8 +99,8 @@ def _write(
     if tl.program_id(1) == 0:
         place = tl.load(kv_rows + row).to(tl.int64)
         angle = tl.load(positions + row).to(tl.int64) * HALF
-        kept = pool_row(layer, place, page_stride, PAGE, LATENT + 2 * HALF)
-        _keep(start + QUERIES, kept, place >= 0, latent_gain, cos + angle, sin + angle, eps, LATENT, HALF)
+        stored = pool_row(layer, place, page_stride, PAGE, LATENT + 2 * HALF)
+        _keep(start + QUERIES, stored, place >= 0, latent_gain, cos + angle, sin + angle, eps, LATENT, HALF)
     elif out is not None:
         of_row = tl.arange(0, BLOCK)
         inside = of_row < QUERIES
@@ -114,17 +114,17 @@ def _write(
 
 
 @triton.jit
-def _keep(source, kept, there, gain, cos, sin, eps, LATENT: tl.constexpr, HALF: tl.constexpr):
+def _keep(source, stored, there, gain, cos, sin, eps, LATENT: tl.constexpr, HALF: tl.constexpr):
     """One row: its latent, normalised, and its key, rotated."""
     column, half = tl.arange(0, LATENT), tl.arange(0, HALF)
     latent = tl.load(source + column).to(tl.float32)
     latent = _normed(latent, tl.load(gain + column), eps, LATENT)
-    store_rounded(kept + column, latent, there & (column >= 0))
+    store_rounded(stored + column, latent, there & (column >= 0))
     low = tl.load(source + LATENT + half).to(tl.float32)
     high = tl.load(source + LATENT + HALF + half).to(tl.float32)
     c, s = tl.load(cos + half), tl.load(sin + half)
     low, high = rotated(low, high, c, s)
-    store_halves(kept + LATENT + half, low, high, there & (half >= 0), HALF)
+    store_halves(stored + LATENT + half, low, high, there & (half >= 0), HALF)
 
 
 @triton.jit

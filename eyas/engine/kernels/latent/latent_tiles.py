@@ -25,8 +25,8 @@ def latent_tiling_of(batch: int, rows: int) -> AttentionTiling:
     """For `batch` sequences of `rows` = width * heads rows, all of which read the same latents."""
     tile = tile_of(rows)
     programs = batch * cdiv(rows, tile)
-    wanted = _PROGRAMS[tile > 16] // programs
-    parts = min(MOST_PARTS, 1 << max(wanted, 1).bit_length() - 1)
+    target = _PROGRAMS[tile > 16] // programs
+    parts = min(MOST_PARTS, 1 << max(target, 1).bit_length() - 1)
     if tile == 16 and batch <= _ALONE:
         return AttentionTiling(tile, 2 * _KEYS, parts, warps=8, stages=2)
     return AttentionTiling(tile, _KEYS, parts, warps=4 if tile == 16 else 8, stages=3)

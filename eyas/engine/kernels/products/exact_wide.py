@@ -245,6 +245,6 @@ def _rope_write(
     place = tl.load(kv_rows + row).to(tl.int64)
     slot = pool_row(layer, place, page_stride, PAGE, KV_HEADS * DIM)
     which = (head - HEADS) // KV_HEADS  # keys or values
-    kept = slot + which * (PAGE * KV_HEADS * DIM) + (head - HEADS) % KV_HEADS * DIM + half
+    stored = slot + which * (PAGE * KV_HEADS * DIM) + (head - HEADS) % KV_HEADS * DIM + half
     store_halves(q_out + row * (HEADS * DIM) + of_head, low, high, head < HEADS, HALF)
-    store_halves(kept, low, high, there & (head >= HEADS) & (place >= 0), HALF)
+    store_halves(stored, low, high, there & (head >= HEADS) & (place >= 0), HALF)

@@ -19,15 +19,15 @@ from eyas.engine.kernels.products.blocks import SIDE, Fp8Rows, StoredWeight
 MOST_ROWS = 8  # which the matrix unit takes at once
 _COLUMNS = 16  # of the result, for each program: weight rows that the matrix unit takes at once
 _WARPS = 8
-_HELD = 128 * 1024  # bytes of weights that a program's registers hold
+_REGISTER_BYTES = 128 * 1024  # bytes of weights that a program's registers hold
 _MOST_BYTES = 26 << 20  # of a weight: of more, most programs begin only after the rows are there
 
 
 def takes(rows: int, weight: StoredWeight) -> bool:
     """Whether `dense` takes this: few rows, scales by blocks, and a weight that fits into registers."""
     n, k = weight.shape
-    held = _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS
-    fits = held <= _HELD and n * k <= _MOST_BYTES
+    needed = _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS
+    fits = needed <= _REGISTER_BYTES and n * k <= _MOST_BYTES
     by_blocks = weight.rounding is not None and weight.rounding.rows == "block"
     return rows <= MOST_ROWS and by_blocks and fits
 
@@ -64,11 +64,11 @@ def _few(
     column = first + tl.arange(0, COLUMNS)[None, :, None]
     row = tl.arange(0, ROWS)[None, None, :]
     of_column, of_row = weights + column.to(tl.int64) * K, x + row * K
-    held = ()
+    weights_in_registers = ()
     for step in tl.static_range(STEPS):
         at = (share * STEPS + step) * 128 + tl.arange(0, 128)[None, None, :]
         weight = tl.load(of_column + at, mask=(column < N) & (at < K), other=0.0)
-        held = held + (weight,)  # type: ignore[assignment]
+        weights_in_registers = weights_in_registers + (weight,)  # type: ignore[assignment]
     after_previous(PDL)
     total = tl.zeros((SHARES, COLUMNS, ROWS), tl.float32)
     for step in tl.static_range(STEPS):
@@ -77,7 +77,7 @@ def _few(
         values = tl.load(of_row + at, mask=(row < m) & (at < K), other=0.0)
         by_row = tl.load(x_scales + row * WIDTH + block, mask=(row < m) & (block < WIDTH), other=0.0)
         scale = tl.load(scales + first // 128 * WIDTH + block, mask=block < WIDTH, other=0.0)
-        total += tl.dot(held[step], values) * (by_row * scale)
+        total += tl.dot(weights_in_registers[step], values) * (by_row * scale)
     y = tl.sum(total, 0)
     column, row = first + tl.arange(0, COLUMNS)[:, None], tl.arange(0, ROWS)[None, :]
     tl.store(out + row * N + column, y.to(out.dtype.element_ty), mask=(row < m) & (column < N))

@@ -367,7 +367,7 @@ def _rope_write(
     kv_blocks: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK
     of_row = qkv + row * (HEADS + 2 * KV_HEADS) * DIM
     place = tl.load(kv_rows + row).to(tl.int64)
-    kept = pool_row(layer, place, page_stride, PAGE, KV_HEADS * DIM)
+    stored = pool_row(layer, place, page_stride, PAGE, KV_HEADS * DIM)
     angle, half = tl.load(positions + row).to(tl.int64) * (DIM // 2), tl.arange(0, HALF)
     c = tl.load(cos + angle + half, mask=half < DIM // 2, other=0.0)[None, :]
     s = tl.load(sin + angle + half, mask=half < DIM // 2, other=0.0)[None, :]
@@ -380,12 +380,12 @@ def _rope_write(
         at, inside = _heads_at(block - q_blocks, KV_HEADS, DIM, BLOCK, HALF)
         low, high = _head_norm(of_row + HEADS * DIM, at, inside, k_gain, eps, DIM, HALF)
         low, high = rotated(low, high, c, s)
-        store_halves(kept + at, low, high, inside & (place >= 0), DIM // 2)
+        store_halves(stored + at, low, high, inside & (place >= 0), DIM // 2)
     else:
         at, inside = _heads_at(block - q_blocks - kv_blocks, KV_HEADS, DIM, BLOCK, HALF)
         values = of_row + (HEADS + KV_HEADS) * DIM
         low, high = _head_norm(values, at, inside, None, eps, DIM, HALF)
-        store_halves(kept + PAGE * KV_HEADS * DIM + at, low, high, inside & (place >= 0), DIM // 2)
+        store_halves(stored + PAGE * KV_HEADS * DIM + at, low, high, inside & (place >= 0), DIM // 2)
 
 
 @triton.jit

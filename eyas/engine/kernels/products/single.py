@@ -32,7 +32,7 @@ from eyas.engine.kernels.products.skinny import MAX_ROWS, empty_padded
 from eyas.engine.kernels.products.skinny_kernels import SUMS_WIDTH
 
 _WARPS = 4
-_HELD = 32 * 1024  # bytes of weights that a program's registers hold
+_REGISTER_BYTES = 32 * 1024  # bytes of weights that a program's registers hold
 _ROWS = 8
 _ROUNDED = 2048  # elements of a row that each program rounds by itself; more are rounded once, before
 _PROGRAMS = 264  # fewer have fewer rows each: two for every SM of a Hopper GPU
@@ -43,7 +43,7 @@ def can_hold(weight: StoredWeight, together: int = 1) -> bool:
     `together` experts.
     """
     block = int(power_of_2(weight.shape[-1]) * power_of_2(together))
-    return 2 * block * weight.itemsize <= _HELD
+    return 2 * block * weight.itemsize <= _REGISTER_BYTES
 
 
 def can_take(x: torch.Tensor, weight: StoredWeight) -> bool:
@@ -114,7 +114,7 @@ def back_add(
 def _rows_of_back(inner: torch.Tensor, weight: StoredWeight) -> int:
     """How many columns of the result a program makes."""
     each = max(power_of_2(inner.shape[1]), SIDE) * len(inner) * weight.itemsize
-    return min(1 << (3 * _HELD // each).bit_length() - 1, SIDE)
+    return min(1 << (3 * _REGISTER_BYTES // each).bit_length() - 1, SIDE)
 
 
 def _start_back(
@@ -156,13 +156,13 @@ def _start(
     outputs, block = n // 2 if is_gated else n, max(power_of_2(k), SIDE)
     choices = 1 if chosen is None else chosen.numel()
     each = block * weight.itemsize * (2 if is_gated else 1)
-    held = _rows_held(each if chosen is None else each // 2, outputs * choices)
-    _products[(cdiv(outputs, held), choices)](
+    rows_each = _rows_per_program(each if chosen is None else each // 2, outputs * choices)
+    _products[(cdiv(outputs, rows_each), choices)](
         *(rows, row_scales, weight.stored, weight.scales, out, chosen, rows.shape[0]),
         N=n,
         K=k,
         OUTPUTS=outputs,
-        ROWS=held,
+        ROWS=rows_each,
         BLOCK=block,
         GATED=is_gated,
         GELU=gelu,
@@ -175,10 +175,10 @@ def _start(
     )
 
 
-def _rows_held(each: int, wanted: int) -> int:
-    """Weight rows of a program, where one of them has `each` bytes and `wanted` are to be read."""
-    rows = max(_HELD // each, 1)
-    while rows > 1 and cdiv(wanted, rows) < _PROGRAMS:
+def _rows_per_program(each: int, outputs: int) -> int:
+    """Weight rows of a program, where one of them has `each` bytes and `outputs` are to be read."""
+    rows = max(_REGISTER_BYTES // each, 1)
+    while rows > 1 and cdiv(outputs, rows) < _PROGRAMS:
         rows //= 2
     return min(rows, SIDE)
 
@@ -269,8 +269,8 @@ def _row(
 def _spread(scales, K: tl.constexpr, BLOCK: tl.constexpr):
     """A scale for each 128 of K, as one for each of BLOCK."""
     each = tl.arange(0, BLOCK // 128)
-    found = tl.load(scales + each, mask=each < (K + 127) // 128, other=0.0)
-    return tl.reshape(tl.broadcast_to(found[:, None], (BLOCK // 128, 128)), (BLOCK,))
+    by_block = tl.load(scales + each, mask=each < (K + 127) // 128, other=0.0)
+    return tl.reshape(tl.broadcast_to(by_block[:, None], (BLOCK // 128, 128)), (BLOCK,))
 
 
 @kernel
@@ -286,12 +286,12 @@ def _back(
     row, column = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     there = (row < N)[:, None] & (column < K)[None, :]
     WIDTH: tl.constexpr = (K + 127) // 128
-    held, factors = (), ()
+    tiles, factors = (), ()
     for choice in tl.static_range(COUNT):
         expert = tl.load(chosen + choice, cache_modifier=".cg")  # past L1: others wrote it just now
         taken, expert = expert >= 0, tl.maximum(expert, 0)
         at = weights + (expert * N + row).to(tl.int64)[:, None] * K + column[None, :]
-        held = held + (tl.load(at, mask=there & taken, other=0.0),)  # type: ignore[assignment]
+        tiles = tiles + (tl.load(at, mask=there & taken, other=0.0),)  # type: ignore[assignment]
         factor = tl.where(taken, tl.load(shares + choice, cache_modifier=".cg"), 0.0)
         if scales is not None:
             by_block = scales + (expert * ((N + 127) // 128) + first // 128) * WIDTH
@@ -303,7 +303,7 @@ def _back(
     for choice in tl.static_range(COUNT):
         values = _row(inner, inner_scales, choice, K, BLOCK, False, "") * factors[choice]
         values = tl.where(factors[choice] != 0.0, values, 0.0)  # what none chose may be anything
-        made = held[choice].to(tl.float32) * values[None, :]
+        made = tiles[choice].to(tl.float32) * values[None, :]
         total += tl.sum(tl.reshape(made, (ROWS, BLOCK // 16, 16)), 2)
     y = tl.sum(total, 1)
     if residual is not None:

@@ -90,13 +90,13 @@ def find_peaks(logits: torch.Tensor, pdl: bool) -> LogitPeaks:
     count, vocab = logits.shape
     parts = -(-vocab // BLOCK)
     keys = torch.empty(count, parts, dtype=torch.int64, device=logits.device)
-    found = LogitPeaks(
+    peaks = LogitPeaks(
         keys, keys.new_empty(count), torch.empty(count, dtype=torch.int32, device=logits.device)
     )
     few = count <= FEW_ROWS
     blocks = 4 if few else 16
     _peaks[(cdiv(parts, blocks), count)](
-        *(logits, logits.stride(0), found.keys, found.best, found.tickets),
+        *(logits, logits.stride(0), peaks.keys, peaks.best, peaks.tickets),
         VOCAB=vocab,
         PEAKS=parts,
         BLOCKS=blocks,
@@ -105,7 +105,7 @@ def find_peaks(logits: torch.Tensor, pdl: bool) -> LogitPeaks:
         num_warps=4 if few else 8,
         launch_pdl=pdl,
     )
-    return found
+    return peaks
 
 
 def choose(
@@ -275,8 +275,8 @@ def _draw(
             keys = tl.where(alive, key_of(scores + noise, ids), LOWEST_KEY)
             tl.atomic_max(best + row, tl.max(keys))
         if tl.atomic_add(tickets + row, 1) == tl.num_programs(0) - 1:
-            found = tl.atomic_max(best + row, LOWEST_KEY)  # an atomic read: it sees what other tiles wrote
-            tl.store(out + row, token_of(found, VOCAB))
+            key = tl.atomic_max(best + row, LOWEST_KEY)  # an atomic read: it sees what other tiles wrote
+            tl.store(out + row, token_of(key, VOCAB))
 
 
 @triton.jit

@@ -279,23 +279,23 @@ def _ban_words(row, words, node, drafts, parents, text, position, prompt, out):
     """The last id of each word whose other ids the output ends with. Words stand from their last id on."""
     word = tl.arange(0, _BAD_LIST)
     place = words + word * _LONGEST
-    begun = word < tl.load(row + _BAD_WORDS)
-    last = tl.load(place, mask=begun, other=0)
-    compared = begun  # as long as it matches and has more ids
+    banned = word < tl.load(row + _BAD_WORDS)
+    last = tl.load(place, mask=banned, other=0)
+    compared = banned  # as long as it matches and has more ids
     at = 1
     while (at < _LONGEST) & (tl.max(compared.to(tl.int32)) > 0):
-        wanted = tl.load(place + at, mask=compared, other=-1)
+        expected = tl.load(place + at, mask=compared, other=-1)
         position -= 1
-        found = tl.full([], -1, tl.int32)
+        token = tl.full([], -1, tl.int32)
         if node > 0:
-            found = tl.load(drafts + node - 1)
+            token = tl.load(drafts + node - 1)
             node = tl.load(parents + node - 1) + 1
         elif position >= prompt:
-            found = tl.load(text + position)
-        begun = begun & ((wanted == found) | (wanted < 0))
-        compared = compared & (wanted >= 0) & (wanted == found)
+            token = tl.load(text + position)
+        banned = banned & ((expected == token) | (expected < 0))
+        compared = compared & (expected >= 0) & (expected == token)
         at += 1
-    tl.store(out + last, tl.full([_BAD_LIST], -float("inf"), tl.float32), mask=begun)
+    tl.store(out + last, tl.full([_BAD_LIST], -float("inf"), tl.float32), mask=banned)
 
 
 @kernel

@@ -180,12 +180,12 @@ def _weights_about(row, score, top, temperature, VOCAB: tl.constexpr):
 def _nth_at(row, score, nth, top, temperature, VOCAB: tl.constexpr):
     """The nth lowest id (n from 1) among those at `score`."""
     seen = 0
-    found = 0
+    nth_id = 0
     for start in range(0, VOCAB, _WIDE_TILE):
         ids = start + tl.arange(0, _WIDE_TILE)
         logits = tl.load(row + ids, mask=ids < VOCAB, other=-float("inf"))
         level = (score_of(logits, top, temperature) == score) & (ids < VOCAB)
         places = seen + tl.cumsum(level.to(tl.int32))
-        found = tl.maximum(found, tl.max(tl.where(level & (places <= nth), ids, 0)))
+        nth_id = tl.maximum(nth_id, tl.max(tl.where(level & (places <= nth), ids, 0)))
         seen += tl.sum(level.to(tl.int32))
-    return found
+    return nth_id

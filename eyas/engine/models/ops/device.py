@@ -96,7 +96,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         made = expert_products.made(routed, part, step)
         if step.everyones is None:
             return combine.combine(made, chosen.weights, self._beside(rows, part), launch.pdl, launch.exact)
-        sums = combine.combine_held(made, chosen.weights, chosen.experts, launch.pdl)
+        sums = combine.combine_local(made, chosen.weights, chosen.experts, launch.pdl)
         room = empty_padded(*rows.plain.shape, like=sums)
         added, beside = step.context.sharers.sum_for_owners(sums, room), self._beside(rows, part)
         return added if beside is None else added.add_(beside)

@@ -38,7 +38,7 @@ def routed(rows: NormedRows, part: RouterPart, step: Forward) -> Routed:
     if part.spec.scores not in KNOWN_SCORES:
         return Routed(rows, chosen_by_default(logits, part, held, uniform))
     router = part.spec, part.correction, part.shared
-    return Routed(rows, route.choose_held(logits, router, held, uniform=uniform, pdl=pdl))
+    return Routed(rows, route.choose_local(logits, router, held, uniform=uniform, pdl=pdl))
 
 
 def _logits(rows: torch.Tensor, part: RouterPart, step: Forward) -> torch.Tensor:
