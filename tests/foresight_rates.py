@@ -28,7 +28,7 @@ from gateway.text.tokenizer import Tokenizer
 from tests.unit import plain_ahead
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.plain_ahead import Ahead, Chain, ChainRunner, advance
-from tools.nano.heldout import held_out_prompts
+from tools.nano.heldout import heldout_prompts
 
 STEPS, PROMPTS, MOST_TOKENS, MOST_ROWS = 5, 24, 64, 900
 OUTCOMES = (0, 2, 4, 8, 16)
@@ -149,7 +149,7 @@ def figures(case: Case) -> Iterator[tuple[float, int, Counts]]:
 def embedded_prompts() -> list[tuple[int, ...]]:
     """Held-out chats of the embedded model."""
     tokenizer = Tokenizer.load(NANO)
-    return [asyncio.run(tokenizer.encode_chat(chat)) for chat in held_out_prompts(PROMPTS, 1)]
+    return [asyncio.run(tokenizer.encode_chat(chat)) for chat in heldout_prompts(PROMPTS, 1)]
 
 
 def prompts_in(file: Path, target: Path) -> list[list[int]]:

@@ -38,7 +38,7 @@ from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest
 from eyas.engine.speculation.verify import TreeVerdict, walk
 from gateway.text.tokenizer import Tokenizer
 from tests.e2e.lossless_ways import InProcess, Task
-from tools.nano.heldout import held_out_prompts
+from tools.nano.heldout import heldout_prompts
 
 SHAPES = {
     "chain of 5": SpeculationConfig(5),
@@ -120,7 +120,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = Tokenizer.load(NANO)
-    prompts = [asyncio.run(tokenizer.encode_chat(c)) for c in held_out_prompts(given.prompts, given.seed)]
+    prompts = [asyncio.run(tokenizer.encode_chat(c)) for c in heldout_prompts(given.prompts, given.seed)]
     table = Table(title="tokens per verify step")
     for name in ("head", "temperature", "drafts", "rounds", "coupled", "blind", "target-only"):
         table.add_column(name, justify="left" if name in ("head", "drafts") else "right")

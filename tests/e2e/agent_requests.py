@@ -31,7 +31,7 @@ from gateway.text.templates import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
 from tests.chat_templates import TEMPLATES
 from tests.unit.grammar_cases import ENDS, random_schema, some_params, text_of
-from tools.nano.heldout import held_out_prompts
+from tools.nano.heldout import heldout_prompts
 
 FORMATS = (
     "hermes",
@@ -82,7 +82,7 @@ class Asked:
 def schemas(count: int, seed: int) -> list[Asked]:
     """Random schemas, each beside a prompt, under parameters of many kinds."""
     pick, made = random.Random(seed), list[Asked]()
-    chats = held_out_prompts(count, seed)
+    chats = heldout_prompts(count, seed)
     tokenizer = Tokenizer.load(NANO)
     for i, chat in enumerate(chats):
         schema = random_schema(pick)
@@ -97,7 +97,7 @@ def schemas(count: int, seed: int) -> list[Asked]:
 def dialogues(count: int, seed: int) -> list[Asked]:
     """The first questions of dialogues with tools, the formats in turn; which is the first, the seed says."""
     pick = random.Random(seed)
-    chats = held_out_prompts(count, seed + 1)
+    chats = heldout_prompts(count, seed + 1)
     return [
         Dialogue(f"tools/{i}", FORMATS[(seed * count + i) % len(FORMATS)], chat, pick).first()
         for i, chat in enumerate(chats)

@@ -31,7 +31,7 @@ from tests.e2e import lossless_faults as faults
 from tests.e2e.lossless_drafter import RandomDrafter
 from tests.e2e.lossless_ways import Answers, InProcess, Services, Task, Tokens, Way
 from tests.unit.loopback import split_configs
-from tools.nano.heldout import held_out_prompts
+from tools.nano.heldout import heldout_prompts
 
 PROMPTS = 200
 SEED = 20
@@ -175,7 +175,7 @@ def make_requests(prompts: int, seed: int) -> Requests:
     """Every held-out prompt under three parameter sets, every fourth under one more, in a random order."""
     tokenizer, rng = Tokenizer.load(NANO), random.Random(seed)
     made = []
-    for i, chat in enumerate(held_out_prompts(prompts, seed)):
+    for i, chat in enumerate(heldout_prompts(prompts, seed)):
         ids = asyncio.run(tokenizer.encode_chat(chat))
         for name, params in _parameter_sets(rng, harsh=i % 4 == 0).items():
             made.append(GenerationRequest(f"{i}/{name}", ids, params))

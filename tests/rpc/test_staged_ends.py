@@ -108,7 +108,7 @@ async def test_a_fetch_that_ends_early_gives_its_slots_back(
             assert slots_left(a) == 0, "they are still written to"
             gate.shut = False
             await until(lambda: slots_left(a) == SLOTS)
-            assert not a.engine._parts.stager._held and not a.engine._parts.stager._waiting
+            assert not a.engine._parts.stager._calls and not a.engine._parts.stager._waiting
 
 
 async def test_pages_that_were_released_while_they_were_copied_are_not_sent(

@@ -11,7 +11,7 @@ from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.sequence import Generation, GenerationKind, RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.window import DeviceRows
-from eyas.engine.device.accepted_features import AcceptedFeatures, DeviceResident, staying, wanted
+from eyas.engine.device.accepted_features import AcceptedFeatures, DeviceResident, feature_request, staying
 from eyas.engine.device.flight import LaunchedStep, PromptFeatures, RankPart, StepOutput
 from eyas.engine.device.special import SpecialReport, SpecialRows
 from eyas.engine.device.step import PlacedBatch, StepShape
@@ -107,9 +107,9 @@ def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
     stay = staying(placed, memory)
     assert stay == [DeviceResident(memory, 5, 7), None, None, DeviceResident(memory, 6, 0)]
     assert staying(placed, None) == [None] * 4
-    asked = wanted(placed, shape, 2, (0, 1), stay)
+    asked = feature_request(placed, shape, 2, (0, 1), stay)
     assert asked is not None and (asked.decoded, asked.rows) == ([2, 3, 6], [10])
-    assert wanted(placed, shape, 2, (0, 0), stay[:1] + stay[3:]) is None
+    assert feature_request(placed, shape, 2, (0, 0), stay[:1] + stay[3:]) is None
     rows = torch.tensor([*asked.decoded, *asked.rows])[:, None].float()
     certain = AcceptedFeatures(rows, 2, (0, 1), stay)
     results = StepOutput(result[None], None, [SpecialReport({})], certain)

@@ -76,7 +76,7 @@ def test_answers_are_those_without_it(config: EngineConfig, changes: dict[str, N
     host, pool = engine._scheduler.host, engine._scheduler.pool
     assert host is not None and host.counts.tokens > 0 and many > few
     assert pool.used == 0 and pool.free + engine._scheduler.cache.cached_pages == pool.num_pages
-    assert len(host.tier._held) + host.tier.free == host.tier._known
+    assert len(host.tier._pages) + host.tier.free == host.tier._known
     assert host.counts.bytes_in == host.counts.tokens // config.page_size * host.tier.memory.page_bytes
 
 
@@ -103,7 +103,7 @@ def test_cancelled_at_any_moment(config: EngineConfig) -> None:
     assert host is not None and host.counts.tokens > 0
     loading = {page for load in host._loads for page in load.pages}
     assert all(not pool.owners(page) or page in loading for page in range(pool.num_pages))
-    assert len(host.tier._held) + host.tier.free == host.tier._known
+    assert len(host.tier._pages) + host.tier.free == host.tier._known
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ class Tiered(Rig):
         return back
 
     def all_accounted(self) -> bool:
-        slots = [held.slot for held in self.tier._held.values()]
-        idle = not any(held.copies for held in self.tier._held.values())
+        slots = [held.slot for held in self.tier._pages.values()]
+        idle = not any(held.copies for held in self.tier._pages.values())
         used = self.pool.used == 0 and self.pool.free + self.cache.cached_pages == PAGES
         return used and idle and len({*slots, *self.tier._free}) == len(slots) + self.tier.free == SLOTS
 

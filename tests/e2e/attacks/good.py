@@ -19,7 +19,7 @@ import httpx
 from eyas.client import AsyncClient
 from eyas.common.errors import EyasError
 from tests.e2e.attacks.attack import Target
-from tools.nano.heldout import held_out_prompts
+from tools.nano.heldout import heldout_prompts
 
 SEED = 15
 COME_BACK_S = 0.5  # after a refusal for load
@@ -47,7 +47,7 @@ class Request:
 def requests(count: int) -> list[Request]:
     """Distinct held-out chats."""
     rng, made = random.Random(SEED), []
-    for i, chat in enumerate(held_out_prompts(count, SEED)):
+    for i, chat in enumerate(heldout_prompts(count, SEED)):
         options: dict[str, Any] = {
             "max_tokens": rng.choice((60, 90, 140)),
             "temperature": 0.0 if i % 3 == 0 else 0.8,

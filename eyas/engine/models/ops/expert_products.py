@@ -55,7 +55,7 @@ def _logits(rows: torch.Tensor, part: RouterPart, step: Forward) -> torch.Tensor
 def chosen_by_default(
     logits: torch.Tensor, part: RouterPart, held: LocalExperts | None, uniform: bool
 ) -> ChosenExperts:
-    """By scores that no kernel has; as `route.choose_held`."""
+    """By scores that no kernel has; as `route.choose_local`."""
     spec, m = part.spec, logits.shape[0]
     logits = logits[:, : spec.experts]
     scores = routing.SCORES[spec.scores](logits)
