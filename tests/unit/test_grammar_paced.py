@@ -55,9 +55,9 @@ def aside() -> Iterator[ThreadPoolExecutor]:
         yield thread
 
 
-def paced_by(state: SlowState, aside: ThreadPoolExecutor, begun: int = 0) -> PacedState:
+def paced_by(state: SlowState, aside: ThreadPoolExecutor, backlog: int = 0) -> PacedState:
     twin: Any = state
-    return PacedState(twin, lambda: aside, begun, clock=lambda: state.now)
+    return PacedState(twin, lambda: aside, backlog, clock=lambda: state.now)
 
 
 def brought(made: PacedState, output: Sequence[int]) -> None:
