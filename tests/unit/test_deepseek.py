@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,14 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
-from eyas.engine.layers.experts import Router
 from eyas.engine.layers.routing import Routes, allowed, sigmoid, weights_of
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.models import mixture
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.latent_attention import LatentMixer
-from eyas.engine.models.ops.parts import LatentPart
-from eyas.engine.models.ops.torch_ops import TorchOps
-from eyas.engine.models.plain_blocks import PlainExperts
+from eyas.engine.models.ops import torch_ops
+from eyas.engine.models.ops.parts import LatentPart, RouterPart
+from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps, routed
 from eyas.engine.models.table import read_model
 from tests.unit import model_rig
 from tests.unit.families import write_family
@@ -102,7 +104,7 @@ class Mistake:
     experts: Callable[[ExpertsSpec], ExpertsSpec] = lambda spec: spec
     tensor: Callable[[str, torch.Tensor, LatentSpec], torch.Tensor] = lambda name, stored, spec: stored
     mixing: Callable[[LatentMixer[Any]], None] = lambda mixer: None
-    routing: Callable[[Router], None] = lambda router: None
+    routing: Callable[[torch.Tensor, RouterPart], Routes] = routed
 
 
 def mistaken(case: Case, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> Rig:
@@ -120,8 +122,7 @@ def mistaken(case: Case, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> R
     for layer in rig.model._layers:
         assert isinstance(layer._attention, LatentMixer)
         mistake.mixing(layer._attention)
-        if isinstance(layer._feed_forward, PlainExperts):
-            mistake.routing(layer._feed_forward.block._router)
+    monkeypatch.setattr(torch_ops, "routed", mistake.routing)
     return rig
 
 
@@ -202,31 +203,26 @@ def _no_query_norm(mixer: LatentMixer[Any]) -> None:
     mixer._part = dataclasses.replace(mixer._part, norms=dataclasses.replace(mixer._part.norms, query=None))
 
 
-def _bias_in_weights(router: Router) -> None:
-    plain = router.__class__.__call__
-
-    def routed(self: Router, x: torch.Tensor) -> Routes:
-        chosen = plain(self, x).experts
-        assert self._correction is not None
-        weights = (self._logits(x.float()).sigmoid() + self._correction).gather(1, chosen)
-        return Routes(chosen, weights / weights.sum(-1, keepdim=True) * 2.5)
-
-    router.__class__ = type("Wrong", (Router,), {"__call__": routed})
+def _bias_in_weights(x: torch.Tensor, part: RouterPart) -> Routes:
+    chosen = routed(x, part).experts
+    assert part.correction is not None
+    weights = (part.weight(x.float()).sigmoid() + part.correction).gather(1, chosen)
+    return Routes(chosen, weights / weights.sum(-1, keepdim=True) * 2.5)
 
 
-def _closed_are_zero(router: Router) -> None:
-    def routed(self: Router, x: torch.Tensor) -> Routes:
-        scores = sigmoid(self._logits(x.float()))
-        wanted = allowed(scores + self._correction, self._spec).nan_to_num(neginf=0.0)
-        chosen = wanted.sort(stable=True, dim=-1, descending=True).indices[:, : self._spec.per_row]
-        return Routes(chosen, weights_of(scores, chosen, self._spec))
-
-    router.__class__ = type("Wrong", (Router,), {"__call__": routed})
+def _closed_are_zero(x: torch.Tensor, part: RouterPart) -> Routes:
+    scores = sigmoid(part.weight(x.float()))
+    wanted = allowed(scores + part.correction, part.spec).nan_to_num(neginf=0.0)
+    chosen = wanted.sort(stable=True, dim=-1, descending=True).indices[:, : part.spec.per_row]
+    return Routes(chosen, weights_of(scores, chosen, part.spec))
 
 
-def _short_router(router: Router) -> None:
-    logits = router._logits
-    router._logits = lambda x, _: logits(x.bfloat16().float()).bfloat16().float()  # type: ignore[assignment]
+def _short_router(x: torch.Tensor, part: RouterPart) -> Routes:
+    def short(rows: torch.Tensor, _: None) -> torch.Tensor:
+        made: torch.Tensor = part.weight(rows.bfloat16().float())
+        return made.bfloat16().float()
+
+    return routed(x, dataclasses.replace(part, weight=short))
 
 
 MISTAKES = {
@@ -278,7 +274,7 @@ def test_a_mistake_with_the_correction_is_noticed_where_it_is_negative(
 # --- the router, on near ties ------------------------------------------------------------------------------
 
 
-def router_of(tensors: dict[str, torch.Tensor], **fields: Any) -> Router:
+def router_of(tensors: dict[str, torch.Tensor], **fields: Any) -> RouterPart:
     plain = {"width": 16, "experts": 8, "per_row": 3, "scores": "sigmoid", "normalised": True}
     spec = ExpertsSpec(**(plain | fields))
 
@@ -287,7 +283,8 @@ def router_of(tensors: dict[str, torch.Tensor], **fields: Any) -> Router:
             assert dtype == torch.float32 and tensors[name].shape == shape
             return tensors[name]
 
-    return Router(spec, Given(), "g", 16)  # type: ignore[arg-type]
+    blocks = Blocks(SimpleNamespace(hidden_size=16), Given(), TorchMachine())  # type: ignore[arg-type]
+    return mixture._router(blocks, spec, "g", False)
 
 
 def stated(logits: list[float], bias: list[float], groups: int, kept: int, per_row: int) -> dict[int, float]:
@@ -313,9 +310,7 @@ def test_near_ties_are_decided_in_float32(shift: float, short: bool) -> None:
     bias = torch.full((8,), shift)
     tensors = {"g.weight": gate, "g.e_score_correction_bias": bias}
     router = router_of(tensors, corrected=True, groups=4, kept_groups=2, group_best=2, scale=2.5)
-    if short:
-        _short_router(router)
-    routes = router(x)
+    routes = (_short_router if short else routed)(x, router)
     found = [dict(zip(*row, strict=True)) for row in zip(*(part.tolist() for part in routes), strict=True)]
     exact = (x.double() @ gate.double().T).tolist()
     wanted = [stated(logits, bias.tolist(), 4, 2, 3) for logits in exact]
@@ -329,7 +324,7 @@ def test_near_ties_are_decided_in_float32(shift: float, short: bool) -> None:
 
 
 def test_of_equal_experts_the_first_are_taken() -> None:
-    routes = router_of({"g.weight": torch.zeros(8, 16)})(torch.ones(2, 16))
+    routes = routed(torch.ones(2, 16), router_of({"g.weight": torch.zeros(8, 16)}))
     assert routes.experts.tolist() == [[0, 1, 2]] * 2
     assert routes.weights.tolist() == [pytest.approx([1 / 3] * 3)] * 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.quantized import Fp8Config, read_quantized
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
-from eyas.engine.layers.linear import Linear
-from eyas.engine.layers.mlp import GatedRoundings
+from eyas.engine.layers.linear import Linear, LinearLoader
+from eyas.engine.models.feed_forward import GatedLoaders
 from eyas.engine.models.table import read_model
 from tests.unit.crossed import crossed
 from tests.unit.families import write_family
@@ -219,17 +220,16 @@ def test_experts_read_the_same_rows(tmp_path: Path) -> None:
     }
     prefixes = [f"model.layers.0.mlp.experts.{i}" for i in range(4)]
     with FolderWeights(tmp_path / "fp8", config.spelling, quantized=config.fp8) as weights:
-        assert GatedRoundings.of(weights, prefixes) == GatedRoundings(
-            RowRounding("tensor", scale=max(scales["w1"] + scales["w3"])),
-            RowRounding("tensor", scale=max(scales["w2"])),
-        )
+        loaders = GatedLoaders.of(partial(LinearLoader.of, weights), prefixes)
+    assert loaders.gate_up.rounding == RowRounding("tensor", scale=max(scales["w1"] + scales["w3"]))
+    assert loaders.down.rounding == RowRounding("tensor", scale=max(scales["w2"]))
     logits(tmp_path / "fp8")
     name = next(n for n in stored if "experts.2.w2.weight" in n and "scale" not in n)
     stored[name] = load_file(tmp_path / "plain" / "model.safetensors")[name]
     save_file(stored, tmp_path / "fp8" / "model.safetensors")
     with FolderWeights(tmp_path / "fp8", config.spelling, quantized=config.fp8) as weights:
-        roundings = GatedRoundings.of(weights, prefixes)
-    assert roundings.gate_up is not None and roundings.down is None
+        loaders = GatedLoaders.of(partial(LinearLoader.of, weights), prefixes)
+    assert loaders.gate_up.rounding is not None and loaders.down.rounding is None
 
 
 @pytest.mark.parametrize(

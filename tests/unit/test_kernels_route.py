@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.engine.checkpoint.weights import CPU, Part, Shape, WeightSource
 from eyas.engine.kernels.experts import route
 from eyas.engine.kernels.experts.group import GroupedChoices, group
-from eyas.engine.layers.experts import Router
+from eyas.engine.layers.linear import Linear
+from eyas.engine.models.ops.parts import RouterPart
+from eyas.engine.models.ops.torch_ops import routed
 from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,20 +33,6 @@ ROUTERS = {
 }
 
 
-class OfTheRouter(WeightSource):
-    """A product that gives back what it is given, and a correction."""
-
-    def __init__(self, correction: torch.Tensor) -> None:
-        super().__init__(CPU)
-        self._correction = correction
-
-    def __contains__(self, name: str) -> bool:
-        return True
-
-    def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
-        return self._correction if name.endswith("bias") else torch.eye(shape[0])
-
-
 def logits_of(rows: int, experts: int, *, ties: bool = False) -> torch.Tensor:
     found = torch.randn(rows, experts, generator=torch.Generator().manual_seed(rows + experts))
     return found.mul_(2).round_() if ties else found
@@ -57,9 +44,12 @@ def routes(
     """What the kernel chooses, and the plain router's experts and weights."""
     generator = torch.Generator().manual_seed(3)
     correction = (torch.rand(router.experts, generator=generator) - 0.5) * 0.6 + shift
-    expected = Router(router, OfTheRouter(correction), "gate", router.experts)(logits)
+    plain = correction if router.corrected else None
+    part = RouterPart(
+        router, Linear(torch.eye(router.experts)), None, plain, {}, range(router.experts), False
+    )
     given = correction.to(DEVICE) if router.corrected else None
-    return route.choose(logits.to(DEVICE), router, given), *expected
+    return route.choose(logits.to(DEVICE), router, given), *routed(logits, part)
 
 
 @pytest.mark.parametrize("name", ROUTERS)

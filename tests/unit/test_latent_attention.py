@@ -21,9 +21,9 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.layers.linear import Linear
 from eyas.engine.layers.rotary import Rotary, tables
 from eyas.engine.layers.step import Step
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.latent_attention import LatentMixer
-from eyas.engine.models.ops.torch_ops import TorchOps
-from eyas.engine.models.plain_blocks import PlainBlocks
+from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
 from eyas.engine.models.table import read_model
 
 HIDDEN, ROWS, PAGE = 48, 150, 16
@@ -90,7 +90,7 @@ def _turned(spec: LatentSpec, x: torch.Tensor) -> torch.Tensor:
 def mixer(spec: LatentSpec, weights: Noise) -> LatentMixer[Linear]:
     layer = LayerSpec(spec, FeedForwardSpec(HIDDEN))
     config = ModelConfig(Path(), "", 8, HIDDEN, 1e-5, (layer,), ROWS)
-    return LatentMixer(PlainBlocks(config, weights), spec, "a", None)
+    return LatentMixer(Blocks(config, weights, TorchMachine()), spec, "a", None)
 
 
 def absorbed(spec: LatentSpec, block: LatentMixer[Linear], x: torch.Tensor, cuts: list[int]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
@@ -49,6 +49,14 @@ class AnyProjection(ABC):
     def in_order(self, rows: torch.Tensor) -> Self:
         """With those rows, int64 [n], in this order; in blocks no row leaves its block."""
 
+    @abstractmethod
+    def room(self, count: int) -> Self:
+        """Room for as many of these, [count, n, k]."""
+
+    @abstractmethod
+    def put(self, place: int, part: Any) -> None:
+        """Puts another of this format into its place of `room`."""
+
 
 @dataclass(frozen=True)
 class Projection(AnyProjection):
@@ -80,14 +88,6 @@ class Projection(AnyProjection):
         """The product with the bits of fused ones, as `exact_wide.shares` gives it; `kind` and `span` as of
         `skinny_tiles.ProductShape`.
         """
-
-    @abstractmethod
-    def room(self, count: int) -> Self:
-        """Memory for as many of these, [count, n, k]."""
-
-    @abstractmethod
-    def put(self, place: int, part: Projection) -> None:
-        """Copies one into its place of `room`."""
 
 
 ProjectionT = TypeVar("ProjectionT", bound=AnyProjection)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +74,12 @@ class Linear(AnyProjection):
     def folded(self, gain: torch.Tensor) -> torch.Tensor:
         return gain
 
+    def room(self, count: int) -> Any:
+        return LinearExperts(self, count)
+
+    def put(self, place: int, part: Linear) -> None:
+        raise TypeError("one matrix has room for no others")
+
     def below(self, lower: Self) -> Self:
         return type(self)(torch.cat((self._dense(), lower._dense())), self._rounding)
 
@@ -95,6 +101,17 @@ class Linear(AnyProjection):
             return fused
         out = torch.mm(x, self._weight)
         return out if bias is None else out.add_(bias)
+
+
+class LinearExperts(Linear):
+    """One matrix for each expert. `each`: in their order."""
+
+    def __init__(self, like: Linear, count: int) -> None:
+        self._shape, self._rounding = torch.Size((count, *like.shape)), like.rounding
+        self.each = [like] * count
+
+    def put(self, place: int, part: Linear) -> None:
+        self.each[place] = part
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.kernels.products import exact_wide, skinny
-from eyas.engine.models.mixture import SIDE, router_tiles
+from eyas.engine.models.ops.device_machine import SIDE, router_tiles
 from eyas.engine.parallel.shards import config_of_rank
 
 COUNTS = (129, 160, 192, 256, 320, 384, 512, 640, 768, 1000, 1024, 1536, 2048, 3072, 4096)

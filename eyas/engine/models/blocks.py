@@ -1,16 +1,17 @@
-"""What a layer is made of, and what makes it where it runs: on a device or in plain torch."""
+"""The blocks of a layer, and what they are made of."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
 import torch
 
-from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.models.ops.machine import Machine
 
 
 class Mixer(Protocol):
@@ -42,19 +43,19 @@ class FeedForward(Protocol):
         """The residual with what it makes of it added."""
 
 
-class Blocks(ABC, Generic[ProjectionT]):
-    """What makes the blocks of a decoder's layers of its tensors. `config`: of the whole decoder."""
+@dataclass(frozen=True)
+class Blocks(Generic[ProjectionT]):
+    """What the blocks of a decoder's layers are made of: the whole decoder's `config`, its tensors, and where
+    it runs.
+    """
 
-    def __init__(self, config: ModelConfig, weights: WeightSource) -> None:
-        self.config, self.weights = config, weights
+    config: ModelConfig
+    weights: WeightSource
+    machine: Machine[ProjectionT]
 
-    @abstractmethod
     def loader(self, names: list[str]) -> ProjectionLoader[ProjectionT]:
         """What makes projections of the tensors of products that read the same rows."""
-
-    @abstractmethod
-    def experts(self, spec: ExpertsSpec, prefix: str, gains: Gains) -> FeedForward:
-        """A feed-forward of experts between norms of these gains."""
+        return self.machine.loader(self.weights, names)
 
 
 Gains = tuple[torch.Tensor | None, torch.Tensor | None]

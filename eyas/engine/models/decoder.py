@@ -24,9 +24,9 @@ from eyas.engine.layers.linear import Linear
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Rotary
 from eyas.engine.layers.step import Step
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.layer import load_layers, run_layers
-from eyas.engine.models.ops.torch_ops import TorchOps
-from eyas.engine.models.plain_blocks import PlainBlocks
+from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
 from eyas.engine.models.unread import check_layers, check_tied
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 
@@ -69,8 +69,8 @@ class Decoder:
     ) -> None:
         self.config = config
         self.ends = EmbeddingAndHead.load(config, weights)
-        blocks = PlainBlocks(config, weights, ranks)
-        self._layers, self._experts = load_layers(blocks), blocks.every_experts
+        self._machine = TorchMachine(ranks)
+        self._layers = load_layers(Blocks(config, weights, self._machine))
         self._norm = RmsNorm.load(config, weights, "model.norm.weight", config.hidden_size)
         check_layers(config, weights)
         self._rotaries = rotaries(config, weights.placement.device)
@@ -91,7 +91,9 @@ class Decoder:
         [R, len(taps) * hidden]: those that enter each tapped layer (past the last: leave it).
         """
         count = rows.tokens.shape[0]
-        ops = TorchOps(Step.of(rows, pool, self._rotaries, self._backend), self.config.norm_eps)
+        ops = TorchOps(
+            Step.of(rows, pool, self._rotaries, self._backend), self.config.norm_eps, self._machine.ranks
+        )
         tapped = self.ends.embedding.new_empty(count, len(taps), self.config.hidden_size)
         embedding, scale = self.ends.embedding, self.config.embedding_scale
         x = run_layers(self._layers, ops, ops.embed(embedding, scale), partial(_keep, tapped, taps))
@@ -100,8 +102,7 @@ class Decoder:
     @torch.inference_mode()
     def serve_others(self) -> None:
         """A step without rows on this rank: layer by layer its experts take the rows of the other ranks."""
-        for experts in self._experts:
-            experts.serve_others()
+        self._machine.serve_others(self._layers, self.ends.embedding.new_empty(0, self.config.hidden_size))
 
     @torch.inference_mode()
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:

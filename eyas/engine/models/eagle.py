@@ -22,6 +22,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.step import Step
 from eyas.engine.models.base import Drafted, FinalNorm
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import EmbeddingAndHead, rotaries
 from eyas.engine.models.head_parts import (
     NO_SHAPE,
@@ -33,8 +34,7 @@ from eyas.engine.models.head_parts import (
 )
 from eyas.engine.models.keys import Fit
 from eyas.engine.models.layer import load_layer, run_layers
-from eyas.engine.models.ops.torch_ops import TorchOps
-from eyas.engine.models.plain_blocks import PlainBlocks
+from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
 
 NAME = "an EAGLE-1/2 head"
 UNREAD = ("layers.0.input_layernorm.weight", "norm.weight")
@@ -88,7 +88,7 @@ class EagleDraft:
         self._lm_head = ends.lm_head
         fc, self._bias = fc_tensors(config, weights)
         self._fc, self._eps = Linear(fc), decoder.norm_eps
-        blocks = PlainBlocks(decoder, weights)
+        blocks = Blocks(decoder, weights, TorchMachine())
         self._layers = [load_layer(blocks, i, f"layers.{i}") for i in range(decoder.num_layers)]
         self._rotaries = rotaries(decoder, weights.placement.device)
         self._backend = backend

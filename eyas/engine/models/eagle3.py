@@ -27,6 +27,7 @@ from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.step import Step
 from eyas.engine.models.base import Drafted, FeatureTap, FinalNorm
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import EmbeddingAndHead, rotaries
 from eyas.engine.models.head_parts import (
     NO_SHAPE,
@@ -39,8 +40,7 @@ from eyas.engine.models.head_parts import (
 )
 from eyas.engine.models.keys import MOST_COLUMNS, Fit
 from eyas.engine.models.layer import head_layers, run_layers
-from eyas.engine.models.ops.torch_ops import TorchOps
-from eyas.engine.models.plain_blocks import PlainBlocks
+from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
 
 NAME = "an EAGLE-3 head"
 OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
@@ -127,7 +127,7 @@ class Eagle3Draft:
         if "lm_head.weight" in weights:
             self._lm_head = Linear(weights.take("lm_head.weight", (config.draft_vocab_size, hidden)))
         self._token_norm, self._feature_norm = (RmsNorm(gain, decoder.norm_eps) for gain in gains)
-        self._layers = head_layers(PlainBlocks(decoder, weights), torch.cat(gains))
+        self._layers = head_layers(Blocks(decoder, weights, TorchMachine()), torch.cat(gains))
         self._norm = RmsNorm.load(decoder, weights, "norm.weight", hidden)
         self._rotaries = rotaries(decoder, weights.placement.device)
         self._backend = backend

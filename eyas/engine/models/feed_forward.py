@@ -13,7 +13,6 @@ from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, Proj
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.activations import ACTIVATIONS
-from eyas.engine.layers.mlp import down_name, gate_up_names
 from eyas.engine.models.blocks import Blocks, Gains
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.parts import GatedPart, OutPart
@@ -70,11 +69,21 @@ class GatedLoaders(Generic[ProjectionT]):
     @classmethod
     def of(cls, loader: Callable[[list[str]], ProjectionLoader[ProjectionT]], prefixes: list[str]) -> Self:
         """Of all feed-forwards below these prefixes alike; `loader`: of products that read the same rows."""
-        gate_up = [name for prefix in prefixes for name in gate_up_names(prefix)]
-        return cls(loader(gate_up), loader([down_name(each) for each in prefixes]))
+        gate_up = [name for prefix in prefixes for name in _gate_up(prefix)]
+        return cls(loader(gate_up), loader([_down(each) for each in prefixes]))
 
     def pair(self, prefix: str, down: tuple[int, int]) -> tuple[ProjectionT, ProjectionT]:
         """This rank's gate and up, stacked; and down, whose whole shape is `down` [hidden, width]."""
         hidden, width = down
-        gate_up = self.gate_up.rows(gate_up_names(prefix), [width, width], hidden)
-        return gate_up, self.down.columns(down_name(prefix), down)
+        gate_up = self.gate_up.rows(_gate_up(prefix), [width, width], hidden)
+        return gate_up, self.down.columns(_down(prefix), down)
+
+
+def _gate_up(prefix: str) -> list[str]:
+    """The tensors of gate and up."""
+    return [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
+
+
+def _down(prefix: str) -> str:
+    """The tensor of down."""
+    return f"{prefix}.down_proj.weight"

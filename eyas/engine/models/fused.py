@@ -21,10 +21,11 @@ from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
-from eyas.engine.models.fused_blocks import FusedBlocks
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.fused_step import Forward, LayerContext, product_float32
 from eyas.engine.models.layer import load_layers, run_layers
 from eyas.engine.models.ops.device import DeviceOps
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.ops.exact_rows import ExactRows
 from eyas.engine.models.ops.few_rows import FewRows, most_rows
 from eyas.engine.models.ops.many_rows import ManyRows
@@ -73,7 +74,7 @@ class FusedDecoder:
         self.lm_head = context.group.rows_of(self.embedding)
         if not config.tied_head:
             self.lm_head = weights.take_rows("lm_head.weight", shape)
-        self.layers = load_layers(FusedBlocks(config, weights))
+        self.layers = load_layers(Blocks(config, weights, DeviceMachine()))
         self.few_rows = most_rows(self.layers, exact=context.launch.exact)
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
         check_layers(config, weights)

@@ -11,10 +11,11 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused_blocks import FusedBlocks
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.fused_step import Forward
 from eyas.engine.models.layer import head_layers
 from eyas.engine.models.ops.device import DeviceOps
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.ops.few_rows import FewRows, most_rows
 from eyas.engine.models.ops.many_rows import ManyRows
 
@@ -40,7 +41,7 @@ class HeadLayers:
     """
 
     def __init__(self, config: ModelConfig, weights: WeightSource, gain: torch.Tensor | None) -> None:
-        self._layers = head_layers(FusedBlocks(config, weights), gain)
+        self._layers = head_layers(Blocks(config, weights, DeviceMachine()), gain)
         self._few_rows = most_rows(self._layers)
         self._eps = config.norm_eps
 

@@ -19,14 +19,15 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.base import Drafted, FinalNorm
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.fused import FusedEnds, head_product
-from eyas.engine.models.fused_blocks import FusedBlocks
 from eyas.engine.models.fused_head import ops_of
 from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.layer import load_layer
 from eyas.engine.models.mtp_names import dialect_of
 from eyas.engine.models.ops.device import DeviceOps
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.ops.few_rows import most_rows
 
 
@@ -50,7 +51,7 @@ class FusedMtpLayer:
             halves = halves[::-1]
         gains = torch.cat([gain(dialect.token_norm), gain(dialect.feature_norm)])
         self._join = torch.cat(halves, dim=1).mul_(gains)
-        self._layer = load_layer(FusedBlocks(decoder, weights), stage, prefix)
+        self._layer = load_layer(Blocks(decoder, weights, DeviceMachine()), stage, prefix)
         self._few_rows = most_rows([self._layer])
         self._gain = gain(dialect.final_norm)
         self._unseen = self._layer.spec.attention.unseen

@@ -22,8 +22,9 @@ from eyas.engine.models.blocks import Blocks, FeedForward, Mixer
 from eyas.engine.models.feed_forward import GatedFeedForward
 from eyas.engine.models.heads_attention import HeadsAttention
 from eyas.engine.models.latent_attention import LatentMixer
+from eyas.engine.models.mixture import Mixture
 from eyas.engine.models.ops.base import Ops
-from eyas.engine.models.ops.parts import OutPart
+from eyas.engine.models.ops.parts import ExpertsPart, OutPart
 
 
 class DecoderLayer(Generic[ProjectionT]):
@@ -44,7 +45,7 @@ class DecoderLayer(Generic[ProjectionT]):
         gains = _gain(blocks, prefix, before), _gain(blocks, prefix, after)
         self._feed_forward: FeedForward
         if isinstance(spec.feed_forward, ExpertsSpec):
-            self._feed_forward = blocks.experts(spec.feed_forward, f"{prefix}.mlp", gains)
+            self._feed_forward = Mixture(blocks, spec.feed_forward, f"{prefix}.mlp", gains)
         else:
             self._feed_forward = GatedFeedForward(blocks, spec.feed_forward, f"{prefix}.mlp", gains)
 
@@ -57,6 +58,11 @@ class DecoderLayer(Generic[ProjectionT]):
     def formats(self) -> tuple[type[AnyProjection], ...]:
         """Of its weights: layers of one specification may differ in that."""
         return tuple(map(type, (*self.mixing, *self._feed_forward.projections)))
+
+    @property
+    def experts(self) -> ExpertsPart[ProjectionT] | None:
+        """What its experts are computed by, if it has some."""
+        return self._feed_forward.part if isinstance(self._feed_forward, Mixture) else None
 
     @property
     def norm(self) -> row_kernels.NormInput | None:

@@ -1,89 +1,74 @@
-"""A feed-forward of experts on a GPU: the equation of `eyas.engine.layers.experts`, over the verbs of `ops`.
+"""A feed-forward of many experts, of which each row takes a few (DeepSeekMoE, arXiv 2401.06066): its equation
+over the verbs of `ops`.
 
-Ranks divide the width of every expert, or share experts out, whole (`LayerContext.sharers`).
+Ranks divide the width of every expert, or share experts out, whole.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 import torch
+import torch.nn.functional as F
 
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelConfig
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.projection import Projection
-from eyas.engine.formats.table import loader_of
+from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products.skinny_tiles import ProductTile, Table
 from eyas.engine.layers.activations import ACTIVATIONS
-from eyas.engine.models.blocks import Gains
+from eyas.engine.models.blocks import Blocks, Gains
 from eyas.engine.models.feed_forward import GatedLoaders, gate_of
-from eyas.engine.models.ops.device import DeviceOps
+from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, RouterPart
 from eyas.engine.models.refusal import MOST_CHOSEN
 
-SIDE = 16
-"""Rows of the router are filled up to a multiple of it, as products need."""
 
+class Mixture(Generic[ProjectionT]):
+    """What a row's experts make of its norm, by weight, between norms of these `gains`."""
 
-class MixtureFeedForward:
-    """What a row's experts make of its norm, by weight. The router's rows and weights are of the model's
-    type, its sums float32.
-
-    `gains`: of the norm before it, and of the one behind it; None: there is none.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        spec: ExpertsSpec,
-        weights: WeightSource,
-        prefix: str,
-        gains: Gains,
-    ) -> None:
-        (gain, post), loader = gains, partial(loader_of, weights)
+    def __init__(self, blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, gains: Gains) -> None:
+        config, weights, (gain, post) = blocks.config, blocks.weights, gains
         every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
-        loaders = GatedLoaders.of(loader, every)  # of those elsewhere too: all read the same rows
-        joined = _is_alike(spec, weights, loaders, shared)
-        self._router = _router(config, spec, weights, f"{prefix}.gate", joined)
+        loaders = GatedLoaders.of(blocks.loader, every)  # of those elsewhere too: all read the same rows
+        joined = _is_alike(blocks, spec, loaders, shared)
+        self._router = _router(blocks, spec, f"{prefix}.gate", joined)
         names = [*(every[i] for i in self._router.own), *[shared] * joined]
         gate_up, down = _experts((config.hidden_size, spec.width), names, loaders)
         bias, down_bias = _biases(config, spec, weights, names)
         gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate_of(spec, down), False, bias)
         beside = None
-        self.projections: tuple[Projection, ...] = (gate_up, down)
+        self.projections: tuple[AnyProjection, ...] = (gate_up, down)
         if spec.shared_width and not joined:
             shape = (config.hidden_size, spec.shared_width)
-            forth, back = GatedLoaders.of(loader, [shared]).pair(shared, shape)
+            forth, back = GatedLoaders.of(blocks.loader, [shared]).pair(shared, shape)
             self.projections += (forth, back)
             plain = FeedForwardSpec(spec.shared_width, spec.activation)
             beside = GatedPart(forth, gated.activation, gate_of(plain, back), False), back
-        self._part = ExpertsPart(gated, OutPart(down, down_bias, post), spec.per_row + joined, beside)
+        self.part = ExpertsPart(gated, OutPart(down, down_bias, post), spec.per_row + joined, beside)
         rounding = gate_up.rounding if len(self._router.own) == spec.experts else None
         self.norm = None if gain is None else row_kernels.NormInput(config.norm_eps, gain, rounding)
 
-    def __call__(self, residual: Any, ops: DeviceOps[Any, Any]) -> Any:
+    def __call__(self, residual: Any, ops: Ops[Any, Any, Any]) -> Any:
         """The residual with what it makes of it added."""
         read, residual = ops.norm(residual, self.norm)
         rows = ops.normed(read)
-        return ops.mix(residual, rows, ops.route(rows, self._router), self._part)
+        return ops.mix(residual, rows, ops.route(rows, self._router), self.part)
 
 
-def _router(
-    config: ModelConfig, spec: ExpertsSpec, weights: WeightSource, prefix: str, shared: bool
-) -> RouterPart:
-    stored = weights.take(f"{prefix}.weight", (spec.experts, config.hidden_size))
-    weight = torch.cat([stored, stored.new_zeros(-spec.experts % SIDE, config.hidden_size)])
+def _router(blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, shared: bool) -> RouterPart:
+    weights, machine = blocks.weights, blocks.machine
+    shape = (spec.experts, blocks.config.hidden_size)
+    weight, tiles = machine.router(weights, f"{prefix}.weight", shape)
     bias = correction = None
     if spec.router_bias:
         taken = weights.take(f"{prefix}.bias", (spec.experts,), torch.float32)
-        bias = torch.cat([taken, taken.new_zeros(-spec.experts % SIDE)])
+        bias = F.pad(taken, (0, weight.shape[0] - spec.experts))
     if spec.corrected:
         name = f"{prefix}.e_score_correction_bias"
         correction = weights.take(name, (spec.experts,), torch.float32)
-    own = weights.placement.own_experts(spec.experts)
-    return RouterPart(spec, weight, bias, correction, router_tiles(*weight.shape), own, shared)
+    return RouterPart(
+        spec, weight, bias, correction, tiles, machine.own_experts(weights, spec.experts), shared
+    )
 
 
 def _biases(
@@ -102,31 +87,29 @@ def _biases(
     return torch.stack(forth), torch.stack(back)
 
 
-def router_tiles(rows: int, hidden: int) -> Table:
-    """For `skinny.ProductLaunch`. A router has few rows: its programs take few of them, and share k."""
-    split = next(split for split in (8, 4, 2, 1) if hidden % (split * SIDE) == 0)
-    tile = ProductTile(columns=SIDE, depth=128, warps=4, stages=6, split=split)
-    return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}
-
-
 def _is_alike(
-    spec: ExpertsSpec, weights: WeightSource, loaders: GatedLoaders[Projection], shared: str
+    blocks: Blocks[ProjectionT], spec: ExpertsSpec, loaders: GatedLoaders[ProjectionT], shared: str
 ) -> bool:
     """Is there a shared expert that grouped products can take with those of these loaders?"""
-    if spec.shared_width != spec.width or spec.per_row == MOST_CHOSEN or spec.bias:
+    if (
+        not blocks.machine.groups_experts
+        or spec.shared_width != spec.width
+        or spec.per_row == MOST_CHOSEN
+        or spec.bias
+    ):
         return False
-    return GatedLoaders.of(partial(loader_of, weights), [shared]) == loaders
+    return GatedLoaders.of(blocks.loader, [shared]) == loaders
 
 
 def _experts(
-    down: tuple[int, int], names: list[str], loaders: GatedLoaders[Projection]
-) -> tuple[Projection, Projection]:
+    down: tuple[int, int], names: list[str], loaders: GatedLoaders[ProjectionT]
+) -> tuple[ProjectionT, ProjectionT]:
     """This rank's part of all of them: gate and up [experts, 2 width, hidden], down [experts, hidden, width].
 
-    They are put in their place one by one: no more than one is held twice. They read the same rows: if one
+    They are put in their place one by one: no more than one is there twice. They read the same rows: if one
     is not in FP8, none is.
     """
-    whole: tuple[Projection, ...] = ()
+    whole: tuple[ProjectionT, ...] = ()
     for i, name in enumerate(names):
         pair = loaders.pair(name, down)
         whole = whole or tuple(part.room(len(names)) for part in pair)

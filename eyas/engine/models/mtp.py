@@ -31,14 +31,14 @@ from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.step import Step
 from eyas.engine.models.base import Drafted, FinalNorm
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import EmbeddingAndHead, rotaries
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.keys import Fit, width_of
 from eyas.engine.models.layer import load_layer
 from eyas.engine.models.mtp_names import dialect_of, prefixes_among, prefixes_told, told_layers
 from eyas.engine.models.newest import Newest
-from eyas.engine.models.ops.torch_ops import TorchOps
-from eyas.engine.models.plain_blocks import PlainBlocks
+from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
 
 NAME = "an MTP head"
 
@@ -108,7 +108,7 @@ class MtpLayer:
         self._dialect = dialect = dialect_of(prefix)
         self._token_norm, self._feature_norm = norm(dialect.token_norm), norm(dialect.feature_norm)
         self._join = Linear(weights.take(f"{prefix}{dialect.join}.weight", (hidden, 2 * hidden)))
-        self._layer = load_layer(PlainBlocks(config, weights), stage, prefix.removesuffix("."))
+        self._layer = load_layer(Blocks(config, weights, TorchMachine()), stage, prefix.removesuffix("."))
         self._norm = norm(dialect.final_norm)
 
     def __call__(

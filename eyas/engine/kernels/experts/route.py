@@ -1,4 +1,4 @@
-"""Chooses the experts of each row: `eyas.engine.layers.experts.Router` after its product, in float32.
+"""Chooses the experts of each row: `eyas.engine.layers.routing.choose`, in float32.
 
 Scores, groups, the best, of equals the first, and their weights. No sum is taken by an atomic.
 """

@@ -9,7 +9,7 @@ said here. `torch_ops` computes it on a CPU, where it is the specification; `dev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -17,7 +17,7 @@ from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
 from eyas.engine.layers.norm import rms_norm
-from eyas.engine.models.ops.parts import GatedPart, LatentPart, OutPart, QkvPart
+from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, OutPart, QkvPart, RouterPart
 
 ResidualT = TypeVar("ResidualT")
 ReadT = TypeVar("ReadT")
@@ -87,6 +87,20 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
     @abstractmethod
     def attend_latents(self, queries: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
         """queries [m, heads * (plain + rotated)], not rotated yet -> what heads mix, [m, heads * value]."""
+
+    @abstractmethod
+    def normed(self, read: ReadT) -> Any:
+        """What products read of the residual, as rows of their own that several verbs take."""
+
+    @abstractmethod
+    def route(self, rows: Any, part: RouterPart) -> Any:
+        """Which experts the rows that `normed` gave take, and how much of each."""
+
+    @abstractmethod
+    def mix(self, residual: ResidualT, rows: Any, routed: Any, part: ExpertsPart[ProjectionT]) -> ResidualT:
+        """The residual plus what its experts make of a row, by weight, and what the one beside them does; or
+        plus its norm. `routed`: as `route` gave it.
+        """
 
     def qkv(self, read: ReadT, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
         """Writes keys and values to the pool's layer -> queries [m, heads, dim]."""

@@ -24,16 +24,14 @@ from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.base import Ops, ReadT, ResidualT
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, QkvPart, Routed, RouterPart
 
+Experts = ExpertsPart[Projection]
+
 
 class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     """For one forward's rows over `pool`. `eps`: of every norm."""
 
     def __init__(self, step: Forward, pool: KvPool, eps: float) -> None:
         self.step, self.pool, self.eps = step, pool, eps
-
-    @abstractmethod
-    def normed(self, read: ReadT) -> NormedRows:
-        """What products read, as rows of their own."""
 
     def _finished(self, x: torch.Tensor, norm: row_kernels.NormInput | None) -> NormedRows:
         """Rows x [m, k] that have passed the norm, if there is one."""
@@ -80,14 +78,12 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return self._gated(self.normed(read), part)
 
     def route(self, rows: NormedRows, part: RouterPart) -> Routed:
-        """Which experts rows take, and how much of each."""
         return expert_products.routed(rows, part, self.step)
 
-    def mix(self, residual: ResidualT, rows: NormedRows, routed: Routed, part: ExpertsPart) -> ResidualT:
-        """The residual plus what its experts make of a row, by weight, and what the one beside them does."""
+    def mix(self, residual: ResidualT, rows: NormedRows, routed: Routed, part: Experts) -> ResidualT:
         return self.plus(residual, self._mixed(rows, routed, part), part.out.post)
 
-    def _mixed(self, rows: NormedRows, routed: Routed, part: ExpertsPart) -> torch.Tensor:
+    def _mixed(self, rows: NormedRows, routed: Routed, part: Experts) -> torch.Tensor:
         """What `mix` adds, [m, hidden], but for the sum over the ranks."""
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
         if expert_products.is_single(routed, part, step):
@@ -101,7 +97,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         added, beside = step.context.sharers.sum_for_owners(sums, room), self._beside(rows, part)
         return added if beside is None else added.add_(beside)
 
-    def _beside(self, rows: NormedRows, part: ExpertsPart) -> torch.Tensor | None:
+    def _beside(self, rows: NormedRows, part: Experts) -> torch.Tensor | None:
         """What the feed-forward beside the experts makes of rows, if there is one."""
         if part.beside is None:
             return None

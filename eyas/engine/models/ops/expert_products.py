@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts import route
 from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts
 from eyas.engine.kernels.products import single
@@ -26,19 +27,19 @@ KNOWN_SCORES = ("sigmoid", "softmax")
 
 def routed(rows: NormedRows, part: RouterPart, step: Forward) -> Routed:
     """Which experts rows take; where ranks share experts out, what everyone's rows take of those here."""
-    held, everyones = None, step.everyones
+    local, everyones = None, step.everyones
     uniform, pdl = step.context.uniform_experts, step.context.launch.pdl
     if everyones is not None:
         sharers, (m, hidden) = step.context.sharers, rows.plain.shape
         everyone = empty_padded(m * sharers.ranks, hidden, like=rows.plain)
         sharers.gather(rows.plain, everyone)
         rows = NormedRows(everyone)
-        held = LocalExperts(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
+        local = LocalExperts(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
     logits = _logits(rows.plain, part, step)
     if part.spec.scores not in KNOWN_SCORES:
-        return Routed(rows, chosen_by_default(logits, part, held, uniform))
+        return Routed(rows, chosen_by_default(logits, part, local, uniform))
     router = part.spec, part.correction, part.shared
-    return Routed(rows, route.choose_local(logits, router, held, uniform=uniform, pdl=pdl))
+    return Routed(rows, route.choose_local(logits, router, local, uniform=uniform, pdl=pdl))
 
 
 def _logits(rows: torch.Tensor, part: RouterPart, step: Forward) -> torch.Tensor:
@@ -53,7 +54,7 @@ def _logits(rows: torch.Tensor, part: RouterPart, step: Forward) -> torch.Tensor
 
 
 def chosen_by_default(
-    logits: torch.Tensor, part: RouterPart, held: LocalExperts | None, uniform: bool
+    logits: torch.Tensor, part: RouterPart, local: LocalExperts | None, uniform: bool
 ) -> ChosenExperts:
     """By scores that no kernel has; as `route.choose_local`."""
     spec, m = part.spec, logits.shape[0]
@@ -68,21 +69,21 @@ def chosen_by_default(
     if part.shared:
         experts = torch.cat((experts, experts.new_full((m, 1), spec.experts)), 1)
         weights = torch.cat((weights, weights.new_ones(m, 1)), 1)
-    if held is not None:
-        experts = _numbers_here(experts, spec.experts, held)
+    if local is not None:
+        experts = _numbers_here(experts, spec.experts, local)
     return ChosenExperts(experts.int(), weights)
 
 
-def _numbers_here(experts: torch.Tensor, shared: int, held: LocalExperts) -> torch.Tensor:
-    """Of chosen experts [m, n], among those that are held; `shared`: the number of the shared one."""
+def _numbers_here(experts: torch.Tensor, shared: int, local: LocalExperts) -> torch.Tensor:
+    """Of chosen experts [m, n], among those that are `local`; `shared`: the number of the shared one."""
     row = torch.arange(experts.shape[0], device=experts.device)[:, None]
-    here = (experts >= held.experts.start) & (experts < held.experts.stop)
-    own = (experts == shared) & (row >= held.rows.start) & (row < held.rows.stop)
-    number = (experts - held.experts.start).masked_fill(own, len(held.experts))
-    return number.masked_fill(~(here | own) | (held.kv_rows[:, None] < 0), -1)
+    here = (experts >= local.experts.start) & (experts < local.experts.stop)
+    own = (experts == shared) & (row >= local.rows.start) & (row < local.rows.stop)
+    number = (experts - local.experts.start).masked_fill(own, len(local.experts))
+    return number.masked_fill(~(here | own) | (local.kv_rows[:, None] < 0), -1)
 
 
-def is_single(routed: Routed, part: ExpertsPart, step: Forward) -> bool:
+def is_single(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> bool:
     """Whether there is one row, for which weights can wait; a shared expert must be one of the others."""
     forth, back = part.gated.projection, part.out.projection
     if step.everyones is not None or part.beside is not None or not part.known:
@@ -92,7 +93,7 @@ def is_single(routed: Routed, part: ExpertsPart, step: Forward) -> bool:
     return fits and single.can_round(back.weight)
 
 
-def inner_of_one_row(routed: Routed, part: ExpertsPart, step: Forward) -> torch.Tensor:
+def inner_of_one_row(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.Tensor:
     """What the gates of its experts pass, [experts of a row, width]."""
     weight, gate, pdl = part.gated.projection.weight, part.gated.gate, step.context.launch.pdl
     assert gate is not None
@@ -100,7 +101,7 @@ def inner_of_one_row(routed: Routed, part: ExpertsPart, step: Forward) -> torch.
     return single.gated(read, weight, routed.chosen.experts, gate.gelu, pdl)
 
 
-def made(routed: Routed, part: ExpertsPart, step: Forward) -> torch.Tensor:
+def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.Tensor:
     """What each choice's expert makes of its row, [choices, hidden]; anything where a choice is of none."""
     products, gated, out = step.context.products, part.gated, part.out
     gate_up, down, experts = gated.projection.weight, out.projection.weight, routed.chosen.experts

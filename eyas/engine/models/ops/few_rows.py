@@ -17,8 +17,8 @@ from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops import expert_products
-from eyas.engine.models.ops.device import DeviceOps
-from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, QkvPart, Routed
+from eyas.engine.models.ops.device import DeviceOps, Experts
+from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart, Routed
 from eyas.engine.parallel.group import ProcessGroup
 
 
@@ -122,7 +122,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         assert isinstance(x, torch.Tensor)
         return self._product(skinny.SkinnyInput(x), matrix, bias)
 
-    def mix(self, residual: NarrowRows, rows: NormedRows, routed: Routed, part: ExpertsPart) -> NarrowRows:
+    def mix(self, residual: NarrowRows, rows: NormedRows, routed: Routed, part: Experts) -> NarrowRows:
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
         if step.context.group.ranks > 1 or step.everyones is not None or part.out.post is not None:
             return super().mix(residual, rows, routed, part)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
 import torch
 
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec
-from eyas.engine.formats.projection import Projection, ProjectionT
+from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.experts.route import ChosenExperts
@@ -83,13 +83,14 @@ class OutPart(Generic[ProjectionT]):
 class RouterPart:
     """A router's rows and what becomes of its logits, which are float32.
 
-    `weight` [at least experts, hidden]: rows beyond the experts are zeros. `bias`, as wide, and `correction`
-    [experts]: float32. `tiles`: of the product of few rows. `own`: of the experts, if ranks share them out,
-    those that are here. `shared`: each row also takes the expert behind the others, with weight 1.
+    `weight` [at least experts, hidden], as the machine has it: rows beyond the experts are zeros. `bias`, as
+    wide, and `correction` [experts]: float32. `tiles`: of a kernel's product of few rows. `own`: of the
+    experts, if ranks share them out, those that are here. `shared`: each row also takes the expert behind the
+    others, with weight 1.
     """
 
     spec: ExpertsSpec
-    weight: torch.Tensor
+    weight: Any
     bias: torch.Tensor | None
     correction: torch.Tensor | None
     tiles: Table
@@ -106,7 +107,7 @@ class Routed:
 
 
 @dataclass(frozen=True)
-class ExpertsPart:
+class ExpertsPart(Generic[ProjectionT]):
     """The experts' products: gate and up [experts, 2 width, hidden] with a bias [experts, 2 width], and back
     [experts, hidden, width] with a bias [experts, hidden], if there are such.
 
@@ -114,10 +115,10 @@ class ExpertsPart:
     not among them.
     """
 
-    gated: GatedPart[Projection]
-    out: OutPart[Projection]
+    gated: GatedPart[ProjectionT]
+    out: OutPart[ProjectionT]
     per_row: int
-    beside: tuple[GatedPart[Projection], Projection] | None = None
+    beside: tuple[GatedPart[ProjectionT], ProjectionT] | None = None
 
     @property
     def known(self) -> bool:

@@ -6,24 +6,36 @@ size, and nothing else looks at a row's place. Rows are padded to whole blocks; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
-from eyas.engine.layers.linear import Linear, per_head
+from eyas.engine.kernels.products.skinny_tiles import Table
+from eyas.engine.layers.activations import Activation
+from eyas.engine.layers.linear import Linear, LinearExperts, LinearLoader, in_blocks, per_head
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.layers.rotary import Rotary
+from eyas.engine.layers.routing import SCORES, Routes, choose, in_order
 from eyas.engine.layers.step import Step
+from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops.base import Ops
-from eyas.engine.models.ops.parts import LatentPart, QkvPart
+from eyas.engine.models.ops.machine import Machine
+from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, OutPart, QkvPart, RouterPart
+from eyas.engine.parallel.expert_ranks import ExpertRanks
 
 
 class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
-    """For the rows of `step`. `eps`: of every norm. A residual is its rows, and so is what products read."""
+    """For the rows of `step`. `eps`: of every norm. A residual is its rows, and so is what products read.
 
-    def __init__(self, step: Step, eps: float) -> None:
-        self.step, self.eps = step, eps
+    `ranks`: over which experts are spread, whole; None: all are here.
+    """
+
+    def __init__(self, step: Step, eps: float, ranks: ExpertRanks | None = None) -> None:
+        self.step, self.eps, self._ranks = step, eps, ranks
 
     def embed(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         x = F.embedding(self.step.tokens, table)
@@ -91,3 +103,95 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         q = torch.cat((per_head(plain, part.keys), rotated), -1)
         mixed = step.backend.run(q, step.pool.layer(layer), step.plan, spec)
         return per_head(mixed, part.values.transpose(1, 2)).reshape(queries.shape[0], -1)
+
+    def normed(self, read: torch.Tensor) -> torch.Tensor:
+        return read
+
+    def route(self, rows: torch.Tensor, part: RouterPart) -> Routes:
+        return routed(rows, part)
+
+    def mix(
+        self, residual: torch.Tensor, rows: torch.Tensor, routed: Routes, part: ExpertsPart[Linear]
+    ) -> torch.Tensor:
+        """What a row's experts give is added in the order in which it chose them: it does not matter which
+        rank an expert is on.
+        """
+        made = made_by_experts(rows, routed.experts, part, self._ranks)
+        mixed = in_order((made.float() * routed.weights[..., None]).unbind(1)).to(rows.dtype)
+        if part.beside is not None:
+            gated, down = part.beside
+            mixed.add_(_gated(rows, gated.activation, (gated.projection, None), (down, None)))
+        return self.plus(residual, mixed, part.out.post)
+
+
+def routed(x: torch.Tensor, part: RouterPart) -> Routes:
+    """Which experts rows x [R, hidden] take. All of it is float32: near ties decide much."""
+    scores = SCORES[part.spec.scores]
+    scored = in_blocks(lambda block: scores(part.weight(block, part.bias)), x.float())
+    return choose(scored, part.spec, part.correction)
+
+
+Biased = tuple[Linear, torch.Tensor | None]
+
+
+def made_by_experts(
+    x: torch.Tensor, chosen: torch.Tensor, part: ExpertsPart[Linear], ranks: ExpertRanks | None
+) -> torch.Tensor:
+    """What the experts make of rows x [R, hidden]: chosen int64 [R, n] -> [R, n, hidden]."""
+    activation, first = part.gated.activation, 0 if ranks is None else ranks.own.start
+
+    def made(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        each = x.new_empty(*chosen.shape, x.shape[1])
+        for expert in chosen.unique().tolist():
+            rows, places = (chosen == expert).nonzero(as_tuple=True)
+            forth, back = (_of_expert(p, expert - first) for p in (part.gated, part.out))
+            each[rows, places] = _gated(x[rows], activation, forth, back)
+        return each
+
+    return made(x, chosen) if ranks is None else ranks.made(x, chosen, made)
+
+
+def _of_expert(part: GatedPart[Linear] | OutPart[Linear], number: int) -> Biased:
+    """The product of one expert, and its bias."""
+    assert isinstance(part.projection, LinearExperts)
+    return part.projection.each[number], None if part.bias is None else part.bias[number]
+
+
+def _gated(x: torch.Tensor, activation: Activation, forth: Biased, back: Biased) -> torch.Tensor:
+    """x [R, hidden] -> [R, hidden], block by block all the way: the wide inner rows stay in the cache."""
+    (gate_up, bias), (down, down_bias) = forth, back
+
+    def block(rows: torch.Tensor) -> torch.Tensor:
+        return down(activation(*gate_up(rows, bias).chunk(2, dim=-1)), down_bias)
+
+    return in_blocks(block, x)
+
+
+class TorchMachine(Machine[Linear]):
+    """A CPU. Weights of other formats are widened as they are read; a router's are float32."""
+
+    groups_experts = False
+
+    def __init__(self, ranks: ExpertRanks | None = None) -> None:
+        """`ranks`: over which experts are spread, whole; None: all are here."""
+        self.ranks = ranks
+
+    def loader(self, weights: WeightSource, names: list[str]) -> LinearLoader:
+        return LinearLoader.of(weights, names)
+
+    def router(self, weights: WeightSource, name: str, shape: tuple[int, int]) -> tuple[Linear, Table]:
+        return Linear(weights.take(name, shape, torch.float32)), {}
+
+    def own_experts(self, weights: WeightSource, experts: int) -> range:
+        return range(experts) if self.ranks is None else self.ranks.own
+
+    @torch.inference_mode()
+    def serve_others(self, layers: Sequence[DecoderLayer[Linear]], nothing: torch.Tensor) -> None:
+        """A step without rows on this rank: layer by layer its experts take the rows of the other ranks.
+
+        `nothing`: rows [0, hidden].
+        """
+        for part in (layer.experts for layer in layers):
+            if part is not None and self.ranks is not None:
+                chosen = torch.empty(0, part.per_row, dtype=torch.int64, device=nothing.device)
+                made_by_experts(nothing, chosen, part, self.ranks)
