@@ -113,11 +113,6 @@ class WorkerMetrics:
             "pulls_failed": counter("transfer_failures", "Pulls that ended without their pages"),
             "nodes_verified": counter("draft_nodes_verified", "Draft tokens verified, on all branches"),
             "drafts_late": counter("draft_rounds_late", "Rounds that did not wait for their draft"),
-            "ahead_hits": counter("draft_ahead_hits", "Commits whose proposal had been drafted ahead"),
-            "ahead_misses": counter(
-                "draft_ahead_misses", "Commits for which other outcomes had been drafted"
-            ),
-            "ahead_drafted": counter("draft_ahead_outcomes", "Outcomes of rounds that were drafted ahead"),
             "host_tokens": counter("host_cache_tokens", "Prompt tokens whose KV came back from the host"),
             "host_bytes_out": counter("host_cache_bytes_out", "KV bytes copied to the host"),
             "host_bytes_in": counter("host_cache_bytes_in", "KV bytes copied back from the host"),

@@ -1,13 +1,9 @@
-"""A draft worker's graphs, of proposals and of runs ahead of their verdicts: they draft what single launches
-draft, to the bit of its pool.
-"""
+"""A draft worker's graphs: they draft what single launches draft, to the bit of its pool."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,8 +16,7 @@ from eyas.engine.ipc.row_ring import tag
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftExtension, DraftInput, RingRow
-from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, VerifiedRound
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, RingRow
 from eyas.engine.speculation.sized_programs import SizedPrograms
 from tests.gpu.test_engine_on_gpu import on_gpu
 
@@ -33,8 +28,7 @@ pytestmark = [
 
 CHAIN = SpeculationConfig(steps=3, topk=1, draft_tokens=4)
 TREE = SpeculationConfig(steps=3, topk=4, draft_tokens=16)
-SEQUENCES, PAGES, ROUNDS = 12, 12, 12  # the last pages have the rows that are drafted ahead
-WAIT_S = 30.0
+SEQUENCES, PAGES, ROUNDS = 12, 12, 12
 
 
 def settings(spec: SpeculationConfig) -> EngineConfig:
@@ -62,38 +56,9 @@ class Rounds:
             found.append([tuple(one.tree.tokens) for one in proposed])
         return found
 
-    def run_ahead(self, ahead: AheadRunner) -> list[list[list[int]]]:
-        """Tokens of all outcomes: of rounds below proposals, then of rounds below one outcome of each."""
-        found = []
-        for number in range(ROUNDS):
-            some = self._draws.sample(range(SEQUENCES), self._draws.randint(1, SEQUENCES))
-            asked = [self._asked(place, ringed=number % 2 > 0) for place in some]
-            proposed = self._runner.draft(asked, CHAIN)
-            rounds = []
-            for place, one, drafts in zip(some, asked, proposed, strict=True):
-                again = replace(
-                    one, extension=replace(one.extension, base=self._bases[place] - 1, tokens=[1])
-                )
-                assert drafts.chain is not None
-                rounds.append(begun(ahead, again, drafts.chain, again=True))
-            found.append(landed(ahead, rounds))
-            hits = [self._hit(ahead, place, one) for place, one in zip(some, rounds, strict=True)]
-            found.append(landed(ahead, hits))
-        return [tokens for batch in found for tokens in batch]
-
-    def _hit(self, ahead: AheadRunner, place: int, one: AheadRound) -> AheadRound:
-        """The round below one of its outcomes, whose rows with true features are to be repaired."""
-        outcomes = one._outcomes
-        assert outcomes
-        _, accepted, own = self._draws.choice(outcomes)
-        since = [*one.chain.tokens[:accepted], own[0]]
-        answer = one.answer(since, CHAIN.steps)
-        assert answer is not None and answer.tokens == own[1:]
-        return begun(ahead, self._asked(place, ringed=accepted % 2 > 0, tokens=since), answer, again=False)
-
-    def _asked(self, place: int, *, ringed: bool, tokens: list[int] | None = None) -> DraftInput:
+    def _asked(self, place: int, *, ringed: bool) -> DraftInput:
         base = self._bases[place]
-        tokens = tokens or [self._draws.randrange(4096) for _ in range(self._draws.randint(1, 4))]
+        tokens = [self._draws.randrange(4096) for _ in range(self._draws.randint(1, 4))]
         rows = len(tokens)
         self._bases[place] += rows
         generator = torch.Generator().manual_seed(100 * place + base)
@@ -114,22 +79,6 @@ class Rounds:
         return [RingRow(row.data_ptr(), tag) for row, tag in zip(ring, tags, strict=True)]
 
 
-def begun(ahead: AheadRunner, asked: DraftInput, chain: DeviceChain, *, again: bool) -> AheadRound:
-    """A round, of which every number of accepted drafts is likely."""
-    assert ahead.rows(chain, 0)
-    return ahead.begin(VerifiedRound(asked, chain, again), 0.6)
-
-
-def landed(ahead: AheadRunner, rounds: list[AheadRound]) -> list[list[list[int]]]:
-    """The tokens of each round's outcomes."""
-    deadline = time.monotonic() + WAIT_S
-    while not all(one.drafted for one in rounds):
-        ahead.advance(rounds)
-        assert time.monotonic() < deadline, "a run does not end"
-    assert all(one.written for one in rounds)
-    return [[own for _, _, own in one._outcomes or ()] for one in rounds]
-
-
 def both_ways(runner: DeviceDraftRunner, run: Callable[[], Any], *programs: SizedPrograms) -> Any:
     """What `run` finds by the graphs of these programs. Single launches find it, and leave the same pool."""
     assert all(len(each.graphs) > 2 for each in programs)
@@ -143,15 +92,6 @@ def both_ways(runner: DeviceDraftRunner, run: Callable[[], Any], *programs: Size
     runner.pool.close()
     assert found[0] == found[1] and torch.equal(*pools)
     return found[0]
-
-
-def test_graphs_draft_ahead_as_single_launches() -> None:
-    worker = draft_worker(EngineSpec.of(settings(CHAIN)))
-    runner, ahead = worker.runner, worker.ahead
-    assert isinstance(runner, DeviceDraftRunner) and isinstance(ahead, AheadRunner)
-    programs = runner.short.programs, ahead.runs.programs
-    found = both_ways(runner, lambda: Rounds(runner).run_ahead(ahead), *programs)
-    assert len({tuple(own) for tokens in found for own in tokens}) > 50
 
 
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chains", "trees"])

@@ -75,8 +75,6 @@ from tests.gpu import test_short_runs_on_gpu as short
 spec = short.SPEC
 worker = draft_worker(EngineSpec.of(short.settings(spec)))
 short.Rounds(worker.runner).run(spec)
-if worker.ahead is not None:
-    short.Rounds(worker.runner).run_ahead(worker.ahead)
 worker.runner.pool.close()
 print(json.dumps(missed))
 """

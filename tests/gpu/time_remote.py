@@ -1,13 +1,10 @@
-"""Rounds whose drafts come from another GPU, at forced hit rates, against rounds that draft themselves.
+"""Rounds whose drafts come from another GPU, against rounds that draft themselves.
 
-    python -m tests.gpu.time_remote --out FILE [--shape llama-3.1-8b] [--batches 1 8 32] [--hits 0 0.5 1]
+    python -m tests.gpu.time_remote --out FILE [--shape llama-3.1-8b] [--batches 1 8 32]
 
 A decode worker and a draft worker, each a front and an engine, on cuda:0 and cuda:1; then one worker alone,
 which drafts in its steps. Weights are dummies, drafts are accepted by chance: chains of 3, 3.0 tokens per
-round. At hit rate h a commit is answered at once with probability h, with ids that mean nothing, and its
-rows are computed after that answer, in place of what would have been drafted ahead; else it is answered when
-it has been drafted for. What a real head hits, and what its unrepaired features cost, is not measured here.
-The same two workers run at all hit rates. Every line is on disk as soon as it is known and names the paths
+round. Every line is on disk as soon as it is known and names the paths
 that its commits took (mailbox: past the decode worker's host; shm: by memory that both hosts share; grpc: by
 the fronts, as each sequence's first does); `--report` reads them again. `--device cpu` tries
 the script out, where nothing goes from GPU to GPU.
@@ -18,10 +15,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import itertools
 import json
 import multiprocessing
-import random
 import re
 import subprocess
 import sys
@@ -30,11 +25,8 @@ import time
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any, TypeAlias
-from unittest import mock
+from typing import Any
 
 import grpc
 
@@ -46,8 +38,6 @@ from eyas.common.types import GenerationRequest, Role
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import DecodeSession, DecodeSessionClient
 from eyas.common.wire.replies import StepReply
-from eyas.engine.batch.tree import DraftTree
-from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.synthetic import resolve
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker
@@ -63,39 +53,6 @@ MAILBOX, SHM, GRPC, COLOCATED = "mailbox", "shm", "grpc", "colocated"
 TRANSFER = {MAILBOX: "cuda_ipc", SHM: "shm", GRPC: "grpc"}
 """What `--transfer` each way takes."""
 Engine = Callable[[EngineConfig, str], None]
-Hits: TypeAlias = "Synchronized[float]"
-
-
-class ForcedHits(DraftEngine):
-    """Answers a share of its commits before it computes anything for them. `hits`: holds that share."""
-
-    def __init__(self, hits: Hits, parts: DraftParts, *more: Any) -> None:
-        super().__init__(replace(parts, ahead=None), *more)
-        self._hits = hits
-        self._draws = random.Random(5)
-        self._answered: set[tuple[int, int]] = set()
-
-    def _step(self) -> None:
-        asking = [(key, one) for key, one in self._sequences.followed.items() if one.is_here and one.is_due]
-        for key, followed in asking:
-            wanted = followed.proposing
-            if wanted is not None and self._draws.random() < self._hits.value:
-                guess = DraftTree(range(1, wanted.steps + 1), range(-1, wanted.steps - 1))
-                super()._propose(key, followed, guess)
-                self._answered.add(key)
-        self._send_replies()
-        super()._step()
-        self._answered.clear()
-
-    def _propose(self, key: Any, followed: Any, tree: Any) -> None:
-        if key not in self._answered:
-            super()._propose(key, followed, tree)
-
-
-def forced(hits: Hits, config: EngineConfig, endpoint: str) -> None:
-    """The engine process of a draft worker whose hits are forced."""
-    with mock.patch("eyas.engine.loading.build.DraftEngine", partial(ForcedHits, hits)):
-        engine_main.main(config, endpoint)
 
 
 @dataclass(frozen=True)
@@ -112,7 +69,7 @@ class Setting:
         device = f"cuda:{number}" if self.device == "cuda" else self.device
         return replace(resolve_engine(device, **self.options), roles=roles, **more)
 
-    def workers(self, way: str, hits: Hits) -> list[tuple[WorkerConfig, Engine]]:
+    def workers(self, way: str) -> list[tuple[WorkerConfig, Engine]]:
         """The processes of a way to draft."""
         if way == COLOCATED:
             engine = self.engine(0, *Role)
@@ -123,7 +80,7 @@ class Setting:
         )
         known = f"static:127.0.0.1:{DRAFT}"
         return [
-            (WorkerConfig(draft, port=DRAFT), partial(forced, hits)),
+            (WorkerConfig(draft, port=DRAFT), engine_main.main),
             (
                 WorkerConfig(decode, port=DECODE, metrics_port=METRICS, registry=known),
                 engine_main.main,
@@ -197,21 +154,20 @@ async def until_drafting(session: DecodeSession, drafted: float) -> None:
     raise TimeoutError("no drafts came")
 
 
-async def measured(setting: Setting, way: str, hits: Sequence[float]) -> AsyncGenerator[dict[str, Any], None]:
-    """A line per batch and hit rate."""
-    address, chance = f"127.0.0.1:{DECODE}", multiprocessing.get_context("spawn").Value("d", 1.0)
-    with running(setting.workers(way, chance)):
+async def measured(setting: Setting, way: str) -> AsyncGenerator[dict[str, Any], None]:
+    """A line per batch."""
+    address = f"127.0.0.1:{DECODE}"
+    with running(setting.workers(way)):
         async with rpc.channel(address) as channel, ready(channel, address) as session:
-            for chance.value, batch in itertools.product(hits, setting.batches):
+            for batch in setting.batches:
                 async with asyncio.timeout(ANSWER_S):
-                    name = f"{batch} at {chance.value}"
-                    await answered(session, f"learn {name}", batch, setting.tokens)
+                    await answered(session, f"learn {batch}", batch, setting.tokens)
                     await asyncio.sleep(PAGE_S)
                     before = commits(METRICS)
-                    found = await answered(session, f"count {name}", batch, setting.tokens)
+                    found = await answered(session, f"count {batch}", batch, setting.tokens)
                     await asyncio.sleep(PAGE_S)
                 paths = {path: total - before.get(path, 0.0) for path, total in commits(METRICS).items()}
-                yield {"way": way, "hits": chance.value, "batch": batch, **found, "commits": paths}
+                yield {"way": way, "batch": batch, **found, "commits": paths}
 
 
 @contextlib.asynccontextmanager
@@ -247,14 +203,14 @@ async def ready(
 
 
 def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A row per batch, way and hit rate, and its tokens per second over those of a colocated head."""
+    """A row per batch and way, and its tokens per second over those of a colocated head."""
     alone = {line["batch"]: line["tokens_per_s"] for line in lines if line["way"] == COLOCATED}
-    names = f"{'batch':>5} {'way':>9} {'hits':>5}", f"{'round ms':>9} {'tokens':>7} {'drafted':>8}"
+    names = f"{'batch':>5} {'way':>9}", f"{'round ms':>9} {'tokens':>7} {'drafted':>8}"
     yield " ".join((*names, f"{'tokens/s':>9} ratio"))
-    for line in sorted(lines, key=lambda line: (line["batch"], line["way"], line["hits"])):
+    for line in sorted(lines, key=lambda line: (line["batch"], line["way"])):
         ratio = line["tokens_per_s"] / alone[line["batch"]] if line["batch"] in alone else 0.0
         figures = f"{line['round_ms']:>9.3f} {line['tokens_per_round']:>7.2f} {line['drafted']:>8.2f}"
-        case = f"{line['batch']:>5} {line['way']:>9} {line['hits']:>5g}"
+        case = f"{line['batch']:>5} {line['way']:>9}"
         yield f"{case} {figures} {line['tokens_per_s']:>9.0f} {ratio:.3f}"
 
 
@@ -281,8 +237,8 @@ def setting_of(given: argparse.Namespace, folder: Path) -> Setting:
 
 async def measure(setting: Setting, given: argparse.Namespace) -> None:
     """Every way, each with workers of its own."""
-    for way, hits in [(COLOCATED, [0.0]), *((way, given.hits) for way in given.ways)]:
-        async with contextlib.aclosing(measured(setting, way, hits)) as lines:
+    for way in (COLOCATED, *given.ways):
+        async with contextlib.aclosing(measured(setting, way)) as lines:
             async for line in lines:
                 append_line(given.out, line)
                 print(line, flush=True)
@@ -295,7 +251,6 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--hits", type=float, nargs="+", default=[0.0, 0.5, 0.8, 1.0])
     parser.add_argument("--ways", choices=list(TRANSFER), nargs="+", default=list(TRANSFER))
     parser.add_argument("--tokens", type=int, default=384, help="per answer (384)")
     parser.add_argument("--report", action="store_true", help="only print the table of what FILE has")

@@ -2,7 +2,7 @@
 
 `nano`: an EAGLE-2, an MTP and an EAGLE-3 head for the embedded model. `hundred`: a target of 100 M
 parameters of the same text, and an EAGLE-3 head for it, within `--seconds`; then what the head gains by its
-own acceptance (`speed`) and how often a verdict is foreseen (`ahead`). Each stage is a command of its own,
+own acceptance (`speed`). Each stage is a command of its own,
 whose output, logs and plots stand under DIR; a stage that is done is skipped, a killed one goes on.
 `--tiny --device cpu` runs every stage in small.
 """
@@ -62,7 +62,7 @@ TINY = Scale(
 )
 PARTS = {
     "nano": ("train", "doctor", "grid"),
-    "hundred": ("target", "train", "doctor", "speed", "ahead", "grid"),
+    "hundred": ("target", "train", "doctor", "speed", "grid"),
 }
 SHARE = 0.5  # of the time, for the target
 
@@ -127,12 +127,6 @@ class Stages:
         fresh = self._dialogues("fresh.jsonl", FRESH, QUESTIONS)
         out = self.out / f"{kind}-speed.jsonl"
         self._run("tests.gpu.real_head", *words, "--prompts", fresh, "--out", out, *self.scale.speed)
-
-    def ahead(self, kind: str, target: Path) -> None:
-        """How often drafting ahead foresees the verdict, and what features that come late cost; no clock."""
-        fresh = self._dialogues("fresh.jsonl", FRESH, QUESTIONS)
-        words = ["--target", target, "--draft", self.out / kind, "--prompts", fresh]
-        self._run("tests.foresight_rates", *words, "--outcomes", 0, 8, "--threads", 8)
 
     def _run(self, module: str, *words: object) -> None:
         """One command, until the time is over; the others follow whatever comes of it."""

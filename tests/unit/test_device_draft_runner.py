@@ -323,17 +323,6 @@ def test_several_gpus_are_refused_by_name(plain: EngineConfig) -> None:
         draft_worker(spec)
 
 
-def test_chains_of_heads_with_one_stage_are_drafted_ahead_of(plain: EngineConfig) -> None:
-    """Neither trees, nor what other stages draft."""
-    found = []
-    for spec in (CHAIN, TREE):
-        worker = draft_worker(EngineSpec.of(replace(on_device(plain), speculation=spec)))
-        worker.runner.pool.close()
-        found.append(worker.ahead is not None)
-    head = EngineSpec.of(plain).head
-    assert head is not None and found == [head.stages == 1, False]
-
-
 def test_the_pools_are_files_that_go(plain: EngineConfig) -> None:
     worker = draft_worker(EngineSpec.of(on_device(plain)))
     assert list(Path(plain.pool_dir).glob("eyas-*-*-*"))

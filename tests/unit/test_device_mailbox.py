@@ -31,7 +31,7 @@ from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels.drafts.rounds import RoundBatch
 from eyas.engine.kernels.exchange import mailbox, row_ring
 from eyas.engine.kernels.exchange.mailbox import MailLimits
-from eyas.engine.loading import build, device_build, draft_build, draft_channels
+from eyas.engine.loading import build, device_build, draft_channels
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.patience import DraftWait
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine
@@ -391,20 +391,3 @@ def test_what_a_grammar_holds_goes_by_the_front_beside_it(
     found, sent, _ = served(by_gpu(replace(config, speculation=CHAIN)), two)
     assert tokens(found) == tokens(expected)
     assert sent[MAILBOX] > 0 and sent[GRPC] > 2
-
-
-def test_rounds_that_were_drafted_ahead_of_are_answered_at_once(
-    config: EngineConfig, gpus: list[FakeDriver], patient: Patient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their features stay in a ring until the run that drafts ahead of the next round has them."""
-    monkeypatch.setattr(draft_build, "OUTCOMES", 8)
-    monkeypatch.setattr(remote, "BACKOFF_S", 0.0)
-    expected, _ = answers(replace(config, draft=None), asked(16))
-    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(16))
-    drafter = cluster.workers["draft"].engine
-    assert tokens(found) == tokens(expected) and not cluster.reasons
-    counts = drafter._ahead.counts
-    assert counts.hits > 1 and sent[MAILBOX] > 3 and sent[GRPC] <= 2, (counts, sent)
-    assert sum(patient.found) >= len(patient.found) - 1
-    assert drafter._parts.pool.used == 0
-    assert [(driver.mappings, driver.registered) for driver in gpus] == [(0, {}), (0, {})]

@@ -97,7 +97,7 @@ class Drive:
         ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(self.copier, PAGE, outbox)
         config = EngineConfig(page_size=PAGE)
-        parts = DraftParts(config, self.runner, None, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
+        parts = DraftParts(config, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)
         self.pulls = pulls
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.attention.rows import larger
 from eyas.engine.batch.tables import mask_words
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, tiling_of
@@ -305,15 +304,6 @@ def test_a_launch_has_room_for_every_batch_it_is_for() -> None:
             tiling = tiling_of(batch, width * 4, kv_heads=2)
             assert tiling.parts * batch * width * 8 <= len(launch.lses) == len(launch.parts)
             assert batch * 2 * -(-width * 4 // tiling.rows) <= len(launch.tickets)
-
-
-def test_a_launch_has_room_for_small_batches_that_are_wider() -> None:
-    """As those that are drafted ahead: each of its tensors is the longer of two."""
-    scene = Scene(8, 2, 32, [16])
-    both = [AttentionLaunch.on(scene.kv, 8, batch, width, pdl=False) for batch, width in ((40, 2), (4, 30))]
-    found = larger(*both, "parts", "lses", "tickets")
-    for name in ("parts", "lses", "tickets"):
-        assert len(getattr(found, name)) == max(len(getattr(one, name)) for one in both)
 
 
 def cut(scene: Scene, chunks: list[tuple[int, int, int]], most: int) -> torch.Tensor:

@@ -7,14 +7,13 @@ import time
 import numpy as np
 import pytest
 from fake_gpu import FakeDriver
-from test_draft_engine import PEER, WIDTH, CountingRunner, Drive, _commit, _open
+from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 
 from eyas.engine.ipc.mailbox import NEWEST, DraftMailbox, MailLayout, tags
 from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, DraftProposal
 from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.speculation.draft_worker import posted
-from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, ProposedTree
 
 PLACES, KEPT = 3, 8
 OFFER = DraftChannel({}, WIDTH, 6, PLACES, KEPT, gpu=b"gpu-a", dtype="float32")
@@ -39,7 +38,7 @@ class MailDrive(Drive):
 
         def seeing(asked, spec):
             self.seen += [one.extension for one in asked]
-            return [ProposedTree(tree, None) for tree, _, _ in draft(asked, spec)]
+            return draft(asked, spec)
 
         self.runner.draft = seeing  # type: ignore[method-assign]
 
@@ -219,7 +218,7 @@ def test_waiting_for_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = MailDrive()
     drive.follow()
     began = time.monotonic()
-    drive.engine._posted.pass_on(patient=True)
+    drive.engine._posted.pass_on()
     assert 0.02 <= time.monotonic() - began < 1.0
     drive.boxes.clear()
     assert not drive.engine._posted.answer((PEER, 1), drive.engine._sequences.followed[PEER, 1], _proposal())
@@ -227,19 +226,3 @@ def test_waiting_for_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _proposal() -> DraftProposal:
     return DraftProposal(1, 1, 5, (1,), (-1,))
-
-
-def test_all_answers_are_left_before_any_is_drafted_ahead_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices wait for them."""
-    drive, seen = MailDrive(), []
-    drive.follow(1, place=0)
-    drive.follow(2, place=1)
-    draft, chain = CountingRunner.draft.__get__(drive.runner), DeviceChain([], "owner", "seat")
-    drive.runner.draft = lambda *asked: [one._replace(chain=chain) for one in draft(*asked)]  # type: ignore[method-assign]
-    monkeypatch.setattr(
-        drive.engine._ahead, "begin", lambda *_: seen.append([drive.left(place)[0] for place in (0, 1)])
-    )
-    drive.post(0, 1, 4, 11)
-    drive.post(1, 2, 4, 12)
-    drive.hear()
-    assert seen == [[tag(1, 5) & 0xFFFFFFFF, tag(2, 5) & 0xFFFFFFFF]] * 2

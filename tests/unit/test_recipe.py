@@ -278,9 +278,9 @@ def _told(code: str, argument: str) -> Any:
 
 @pytest.mark.parametrize("rounds", ["chain", "tree"])
 def test_a_draft_workers_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: str) -> None:
-    """Those of runs ahead of verdicts where drafts are chains; nothing of a target's step."""
+    """Nothing of a target's step."""
     spec, _ = SPECULATION[rounds]
-    own = {"chain": ["_propose", "_couple", "_find", "_extend"], "tree": ["_couple", "_grow", "_select"]}
+    own = {"chain": ["_propose"], "tree": ["_couple", "_grow", "_select"]}
     found = _recorded(
         tmp_path, spec, own[rounds], drafted=True, recipe="draft_recipe", roles=["draft"], dtype="bfloat16"
     )

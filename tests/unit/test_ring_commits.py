@@ -26,7 +26,7 @@ class RingDrive(Drive):
 
         def seeing(asked, spec):
             self.seen += [one.extension for one in asked]
-            return [ProposedTree(tree, None, whole) for tree, _, _ in draft(asked, spec)]
+            return [ProposedTree(tree, whole) for tree, _ in draft(asked, spec)]
 
         self.runner.draft = seeing  # type: ignore[method-assign]
 

@@ -13,7 +13,7 @@ import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
-from eyas.engine.attention.rows import RowLimits, larger
+from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.paged import PagedKv
@@ -46,9 +46,6 @@ class PagedLatents:
         self._prompts = prompts
         sample = torch.empty(0, dtype=shape.dtype, device=shape.device)
         self._scratch = LatentScratch.on(sample, self._latent, heads, (most.batch, most.width), pdl)
-        if (wider := most.wider) is not None:
-            other = LatentScratch.on(sample, self._latent, heads, (wider.batch, wider.width), pdl)
-            self._scratch = larger(self._scratch, other, "parts", "lses", "counts")
 
     def __call__(
         self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling

@@ -7,9 +7,8 @@ the rounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import torch
 
@@ -20,26 +19,16 @@ from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, att
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import attend_chunks
 from eyas.engine.kernels.attention.scores import ScoreScaling
-from eyas.engine.kernels.latent.latent_attend import LatentScratch
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
-
-Memory = TypeVar("Memory", AttentionLaunch, LatentScratch)
 
 
 @dataclass(frozen=True)
 class RowLimits:
-    """The largest batch of rounds, and the most rows of each. `wider`: smaller batches may have more."""
+    """The largest batch of rounds, and the most rows of each."""
 
     batch: int
     width: int
-    wider: RowLimits | None = None
-
-
-def larger(one: Memory, other: Memory, *names: str) -> Memory:
-    """With the longer of both tensors of each of these names: room for what either has room for."""
-    each = {name: max(getattr(one, name), getattr(other, name), key=len) for name in names}
-    return replace(one, **each)
 
 
 class PagedAttention:
@@ -64,9 +53,6 @@ class PagedAttention:
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         kv = PagedKv(sample, tables)
         self._launch = AttentionLaunch.on(kv, heads, most.batch, most.width, pdl)
-        if (wider := most.wider) is not None:
-            other = AttentionLaunch.on(kv, heads, wider.batch, wider.width, pdl)
-            self._launch = larger(self._launch, other, "parts", "lses", "tickets")
         self._beside = PrefillStream(cuda=sample.is_cuda)
 
     def __call__(

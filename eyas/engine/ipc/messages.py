@@ -263,16 +263,6 @@ class HostCache(msgspec.Struct, frozen=True, array_like=True):
     bytes_in: int = 0
 
 
-class DraftsAhead(msgspec.Struct, frozen=True, array_like=True):
-    """Of a draft worker that drafts ahead: commits whose proposal was ready (`hits`) or was not (`misses`),
-    and the outcomes that it has drafted for.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    drafted: int = 0
-
-
 class EngineLoad(TaggedMessage, frozen=True, tag="Load"):
     """Progress, load and running totals. Sent after every loop that changed the load, and every 0.5 s.
 
@@ -305,7 +295,6 @@ class EngineLoad(TaggedMessage, frozen=True, tag="Load"):
     oldest_waiting_s: float = 0.0  # age of the oldest request that has not begun; 0.0: none waits
     backlog: WorkerBacklog = WorkerBacklog()  # for routers; counted at least every 0.1 s
     host: HostCache = HostCache()
-    ahead: DraftsAhead = DraftsAhead()
 
 
 class EngineAlive(TaggedMessage, frozen=True, tag="Alive"):

@@ -335,7 +335,6 @@ def _draft_parts(loaded: EngineSpec, start: EngineStart, beat: Beat) -> DraftPar
     return DraftParts(
         config=worker.loaded.config,
         runner=worker.runner,
-        ahead=worker.ahead,
         pool=PagePool(pool.shape.pages),
         pulls=moves.pulls[KvKind.DRAFT],
         copier=moves.copiers[KvKind.DRAFT],

@@ -30,26 +30,20 @@ from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
-from eyas.engine.speculation.device import DeviceProposer, FollowedSlots
-from eyas.engine.speculation.draft_worker.chain_features import ChainFeatures
+from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.draft_worker.device_runner import MOST_PASSES, DeviceDraftRunner
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner, RingRow
 from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
-from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS, OUTCOMES, OutcomeRuns
 from eyas.engine.speculation.draft_worker.short_runs import DraftState
-from eyas.engine.speculation.drafters.ahead import AheadRunner, rows_ahead
 from kv_transfer.layout import pages_for
 
 
 @dataclass(frozen=True)
 class DraftWorker:
-    """`loaded`: with as many pages as fit. `ahead`: what drafts ahead, if anything does. `slowest_step_s`: of
-    the warm-up's batches; 0.0 without one.
-    """
+    """`loaded`: with as many pages as fit. `slowest_step_s`: of the warm-up's batches; 0.0 without one."""
 
     loaded: EngineSpec
     runner: BatchRunner
-    ahead: AheadRunner | None
     slowest_step_s: float = 0.0
 
 
@@ -58,30 +52,11 @@ def draft_worker(loaded: EngineSpec, start: EngineStart | None = None, beat: Bea
     if loaded.config.attention_backend == "torch":
         with loaded.weights(KvKind.TARGET) as weights:
             ends = EmbeddingAndHead.load(loaded.target, weights)
-        return DraftWorker(loaded, plain_runner(loaded, ends, beat), None)
+        return DraftWorker(loaded, plain_runner(loaded, ends, beat))
     if loaded.config.tensor_parallel_size > 1:
         flag = "tensor-parallel-size"
         raise ConfigError(f"--{flag}: a draft worker has one GPU", param=flag)
     return _device_worker(loaded, start or EngineStart())
-
-
-def _ahead(loaded: EngineSpec) -> RowLimits | None:
-    """The rounds of a run ahead of verdicts: certain rows and a chain, then a row per outcome."""
-    rows = max(_outcomes(loaded), 2 * loaded.config.speculation.steps + 1)
-    return RowLimits(min(MOST_ROUNDS, loaded.config.max_running), rows) if _outcomes(loaded) else None
-
-
-def _outcomes(loaded: EngineSpec) -> int:
-    """Outcomes of a round that a device drafts for: 0 where it drafts trees, whose verdicts have too many, or
-    where a layer's window is shorter than their rows, or for a head of several stages: certain rows and
-    drafts are run at once here, which such a head does apart.
-    """
-    assert loaded.head is not None
-    spec = loaded.config.speculation
-    windows = [layer.attention.window for layer in loaded.head.decoder.layers]
-    rows = rows_ahead(spec.steps, OUTCOMES)
-    fits = all(not window or window >= rows for window in windows)
-    return OUTCOMES if loaded.head.stages == 1 and spec.topk == 1 and fits else 0
 
 
 def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead, beat: Beat) -> DraftRunner:
@@ -99,28 +74,24 @@ def _device_worker(loaded: EngineSpec, start: EngineStart) -> DraftWorker:
         loaded, state = draft_state(loaded)
     config, sizes = loaded.config, batch_sizes(loaded.config)
     runner = DeviceDraftRunner(state, sizes, chunk_tile_rows(loaded.decoder(KvKind.DRAFT)))
-    ahead, slowest = None, 0.0
-    if state.proposer.kept is not None:
-        ahead = AheadRunner(OutcomeRuns(state, sizes), runner.seating)
+    slowest = 0.0
     if config.device != "cpu":  # an interpreted device has nothing to compile, to load or to capture
         with start.phases("kernels"):
             start.wait_for_kernels()
         with start.phases("capture"):
             runner.short.capture()
-            if ahead is not None:
-                ahead.runs.capture()
             slowest = warm_up(runner, state.width, config.speculation)
-    return DraftWorker(loaded, runner, ahead, slowest)
+    return DraftWorker(loaded, runner, slowest)
 
 
 def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     """What all batches share, and `loaded` with as many pages as fit, if it did not say how many."""
     assert loaded.head is not None
-    config, decoder, outcomes = loaded.config, loaded.head.decoder, _outcomes(loaded)
-    pdl, spec, dtype = config.device != "cpu", loaded.config.speculation, loaded.placement.dtype
+    config, decoder, spec = loaded.config, loaded.head.decoder, loaded.config.speculation
+    pdl = config.device != "cpu"
     tables = SlotTables(table_sizes(loaded), config.device)
     launch = skinny.ProductLaunch.on(config.device, pdl=pdl)
-    most = RowLimits(config.max_running, max(loaded.width, spec.topk), _ahead(loaded))
+    most = RowLimits(config.max_running, max(loaded.width, spec.topk))
     shape = loaded.with_pages(1).shape(KvKind.DRAFT)
     attention = row_attention(tables.pages, decoder.num_heads, shape, most, pdl=pdl)
     context = LayerContext.on(
@@ -130,15 +101,11 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
         ends = FusedEnds.load(loaded.target, weights)
     with loaded.weights(KvKind.DRAFT) as weights:
         head = load_device_draft(loaded.head, weights, ends, context)
-    chains = None
-    if outcomes:
-        like = torch.empty(0, decoder.hidden_size, dtype=dtype, device=config.device)
-        chains = ChainFeatures(tables.sizes.slots, outcomes, spec.steps, like)
     if config.num_pages is None:
         loaded = loaded.with_pages(_pages(loaded))
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)
     pool = loaded.pool(KvKind.DRAFT)
-    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, followed=FollowedSlots(firsts, chains))
+    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, firsts=firsts)
     return loaded, DraftState(proposer, tables, firsts, decoder.hidden_size)
 
 
@@ -174,7 +141,6 @@ def _pages(loaded: EngineSpec) -> int:
     """As many as fit beside the weights, and the logits and their softmax of the largest batches' graphs."""
     assert loaded.head is not None
     rows = loaded.config.max_running * loaded.config.speculation.topk
-    rows += min(MOST_ROUNDS, loaded.config.max_running) * _outcomes(loaded)
     scores = 2 * 4 * rows * loaded.head.outputs
     config, page_bytes = loaded.config, loaded.with_pages(1).shape(KvKind.DRAFT).page_bytes
     demand = MemoryDemand(

@@ -24,7 +24,6 @@ from eyas.engine.loading.draft_build import batch_sizes, draft_state
 from eyas.engine.loading.recipe import MetaSpec, wide_rows
 from eyas.engine.speculation.draft_worker.batch_inputs import BatchLayout, BatchMemory
 from eyas.engine.speculation.draft_worker.device_runner import MOST_PASSES
-from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS, OutcomeProgram, outcome_layout
 from eyas.engine.speculation.draft_worker.short_runs import DraftState, ShortProgram, short_layout
 
 NARROWEST = 16
@@ -36,14 +35,9 @@ def launches(config: EngineConfig) -> None:
     """Launches what a draft worker with `config`, for a GPU, may launch; its pages do not matter."""
     loaded, state = draft_state(MetaSpec.of(dataclasses.replace(config, device="meta", num_pages=1)))
     sizes = sorted({*batch_sizes(config), *default_batches(config.max_running)})
-    chains = state.proposer.kept
     for batch in sizes:
         layout = short_layout(batch, state.proposer.path_rows)
         ShortProgram(state, layout, *_memory(state, layout, 1 + 2 * state.tables.drafts.shape[1])).run()
-        if chains is not None and batch <= MOST_ROUNDS:
-            layout = outcome_layout(batch, chains, state.page_size)
-            words = 1 + chains.outcomes * (chains.steps + 1)
-            OutcomeProgram(state, layout, *_memory(state, layout, words)).run()
     decoder = loaded.decoder(KvKind.DRAFT)
     for rows in _long(state, decoder, config.context_length or decoder.context_length):
         _run(state, rows, cdiv(rows, chunk_tile_rows(decoder)))

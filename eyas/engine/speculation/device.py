@@ -21,7 +21,6 @@ from eyas.engine.kernels.sampling import couple
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceDraft, Drafted, FeatureTap
 from eyas.engine.speculation.depths.depth import ladder, shallower
-from eyas.engine.speculation.draft_worker.chain_features import ChainFeatures
 from eyas.engine.speculation.drafters.mailing import mail_place, may_mail
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 from eyas.engine.speculation.feature_windows import DeviceWindows
@@ -186,20 +185,11 @@ class DeviceTap:
         return self._tap.features(tapped)
 
 
-@dataclass(frozen=True)
-class FollowedSlots:
-    """What is known per slot of sequences that other engines decode. `firsts` int32 [slots]: the first row
-    that is one, and may be seen. `kept`: of proposals, where their verdicts may be drafted ahead of.
-    """
-
-    firsts: torch.Tensor
-    kept: ChainFeatures | None = None
-
-
 class DeviceProposer:
     """The head's half that drafts, over a pool and the tables of the worker that has the sequences.
 
-    `followed`: where other engines decode the sequences; None: this one does, and all rows may be seen.
+    `firsts` int32 [slots], where other engines decode the sequences: the first row that is one, and may be
+    seen; None: this engine decodes them, and all rows may be seen.
     """
 
     def __init__(
@@ -210,15 +200,14 @@ class DeviceProposer:
         spec: SpeculationConfig,
         *,
         pdl: bool,
-        followed: FollowedSlots | None = None,
+        firsts: torch.Tensor | None = None,
     ) -> None:
         self.head = head
         self.pool = pool
         self._tables = tables
         self.spec = spec
         self._pdl = pdl
-        self._firsts = None if followed is None else followed.firsts
-        self.kept = None if followed is None else followed.kept
+        self._firsts = firsts
 
     @property
     def path_rows(self) -> int:
@@ -244,8 +233,6 @@ class DeviceProposer:
         """
         drafted = self.head.forward(features, rows.tokens, rows, self.pool)
         if slots.shape[0] and spec is not None:
-            if self.kept is not None:
-                self.kept.keep_newest(slots.long(), features.index_select(0, last))
             self.propose(self.picked(drafted, last), slots, spec)
 
     def picked(self, drafted: Drafted, index: torch.Tensor) -> Drafted:
@@ -268,10 +255,7 @@ class DeviceProposer:
 
     def _chain(self, last: Drafted, batch: round_kernels.RoundBatch, steps: int) -> None:
         rows = round_rows(batch.slots, batch.size)
-        whose = batch.slots.long() if self.kept is not None else batch.slots
         for step in range(steps):
-            if self.kept is not None:
-                self.kept.keep_draft(whose, step, last.features)
             chains.propose(batch, self.head.logits(last.rows), step, self.head.token_map, rows)
             if step + 1 < steps:
                 last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts), step + 1)

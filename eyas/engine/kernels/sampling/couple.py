@@ -17,19 +17,17 @@ from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from
 _TILE = 2048  # ids per program
 
 
-def couple(
-    batch: RoundBatch, level: int, logits: Tensor, token_map: Tensor | None, depths: Tensor | None = None
-) -> None:
+def couple(batch: RoundBatch, level: int, logits: Tensor, token_map: Tensor | None) -> None:
     """logits += temperature * G, in place, for the children that a tree gets at `level` (0: the root's).
 
     `logits` float32 [B * R, draft vocab]: R rows for each sequence of the batch. Their tokens stand at
-    position length + 1 + level, each `depths` int32 [B * R] behind that (None: 0). `token_map` int64 [draft
-    vocab]: the target's id of each draft id (None: the same). At temperature 0 no logits are read or written.
+    position length + 1 + level. `token_map` int64 [draft vocab]: the target's id of each draft id (None: the
+    same). At temperature 0 no logits are read or written.
     """
     tables, (rows, vocab) = batch.tables, logits.shape
     _couple[(cdiv(vocab, _TILE), rows)](
         *(logits, logits.stride(0), batch.slots, tables.length),
-        *(tables.temperature, tables.seed, tables.choice, token_map, depths, level),
+        *(tables.temperature, tables.seed, tables.choice, token_map, level),
         ROWS=rows // batch.size,
         VOCAB=vocab,
         TILE=_TILE,
@@ -39,7 +37,7 @@ def couple(
     )
 
 
-@kernel(do_not_specialize=(*PLAIN, "temperature", "choice", "token_map", "depths"))
+@kernel(do_not_specialize=(*PLAIN, "temperature", "choice", "token_map"))
 def _couple(
     logits,
     stride,
@@ -49,7 +47,6 @@ def _couple(
     seed,
     choice,
     token_map,
-    depths,
     level,
     ROWS: tl.constexpr,
     VOCAB: tl.constexpr,
@@ -65,8 +62,6 @@ def _couple(
         ids = start + tl.arange(0, TILE)
         inside = ids < VOCAB
         position = tl.load(length + slot) + 1 + level
-        if depths is not None:
-            position += tl.load(depths + row)
         stream = tl.load(seed + slot), position, tl.load(choice + slot)
         if token_map is None:
             noise = gumbel_from(*stream, start, TILE)

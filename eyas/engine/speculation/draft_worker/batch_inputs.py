@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -18,13 +18,12 @@ from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, Dr
 @dataclass(frozen=True)
 class BatchLayout:
     """Of a batch of `batch` sequences with up to `few` rows each, in words of 4 bytes. `writes`: changes to
-    the tables that it has room for. `more`: words of further parts.
+    the tables that it has room for.
     """
 
     batch: int
     few: int
     writes: int
-    more: dict[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def rows(self) -> int:
@@ -40,7 +39,7 @@ class BatchLayout:
         each = ("slots", "starts", "ends", "last", "lowest")
         counts = dict.fromkeys(whole, self.rows) | dict.fromkeys(each, self.batch) | {"rings": 4 * self.rows}
         counts |= dict.fromkeys(("places", "words"), self.writes)
-        return sections(counts | self.more)
+        return sections(counts)
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ class BatchInputs:
 
     def take(self, tables: SlotTables, firsts: torch.Tensor) -> torch.Tensor:
         """The tables' new entries, and the rows' `features` [rows, width]; `lost` int32 [batch] is 1 where
-        some were in no ring. Returns the slots, int64 [batch]. `firsts` as of `FollowedSlots`.
+        some were in no ring. Returns the slots, int64 [batch]. `firsts` as of `DeviceProposer`.
         """
         part = self.part
         whose = part["slots"].long()

@@ -21,7 +21,7 @@ from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftInput, ProposedTree
+from eyas.engine.speculation.draft_worker.draft_runner import DraftInput, ProposedTree
 from eyas.engine.speculation.draft_worker.seats import SeatTables
 from eyas.engine.speculation.draft_worker.short_runs import DraftState, ShortRuns
 
@@ -59,17 +59,9 @@ class DeviceDraftRunner:
         proposed: list[ProposedTree] = []
         for first in range(0, len(asked), self.seating.seats.count):
             some = asked[first : first + self.seating.seats.count]
-            for one, (tree, whole) in zip(some, self._batch(some), strict=True):
-                cut = self._cut(tree, spec)
-                proposed.append(ProposedTree(cut, self._kept(one, cut), whole))
+            for tree, whole in self._batch(some):
+                proposed.append(ProposedTree(self._cut(tree, spec), whole))
         return proposed
-
-    def _kept(self, one: DraftInput, proposal: DraftTree) -> DeviceChain | None:
-        """The proposal, if what its rows have joined is kept in its slot."""
-        seat = self.seating.seats.current(one.owner)
-        if self._proposer.kept is None or seat is None:
-            return None
-        return DeviceChain(list(proposal.tokens), one.owner, seat)
 
     def _cut(self, tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
         """No larger than `spec` says."""

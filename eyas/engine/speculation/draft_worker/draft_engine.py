@@ -1,10 +1,8 @@
 """The engine of a draft worker: it answers the commits of many decode engines with proposals, in batches.
 
 One loop, like the target engine's: receive, answer, send. Commits come by the front or by mailboxes, and so
-do their answers go. What was drafted ahead of a commit is sent before
-anything is computed; for the others it extends and proposes in batches. While it has nothing to answer it
-may draft ahead, in runs that it looks for between messages. Nothing here can change a token: whatever is
-missing, full or late leads to `DraftClosed` or to no answer.
+do their answers go. Nothing here can change a token: whatever is missing, full or late leads to
+`DraftClosed` or to no answer.
 """
 
 from __future__ import annotations
@@ -39,9 +37,8 @@ from eyas.engine.ipc.pulse import EngineHeartbeat
 from eyas.engine.ipc.row_memory import LocalGpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import PULL_REPORTS, PullManager
-from eyas.engine.speculation.draft_worker.ahead_drafter import AheadDrafter
 from eyas.engine.speculation.draft_worker.draft_commits import DraftRefused
-from eyas.engine.speculation.draft_worker.draft_runner import DeviceChain, DraftInput
+from eyas.engine.speculation.draft_worker.draft_runner import DraftInput
 from eyas.engine.speculation.draft_worker.draft_sequences import (
     BatchRunner,
     DraftedSequence,
@@ -49,7 +46,6 @@ from eyas.engine.speculation.draft_worker.draft_sequences import (
     Key,
 )
 from eyas.engine.speculation.draft_worker.posted import PostedCommits
-from eyas.engine.speculation.drafters.ahead import AheadRunner
 from eyas.engine.speculation.drafters.channels import DraftChannels
 from kv_transfer.copier import PageCopier
 
@@ -60,7 +56,6 @@ LOAD_S = 0.5
 STOP_S = 5.0
 
 Asking = tuple[Key, DraftedSequence]
-Answered = tuple[Key, DraftedSequence, DeviceChain]
 
 ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
 """Of rows that are written though nothing is wanted below them: the smallest proposal, which is dropped."""
@@ -68,14 +63,12 @@ ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
 
 @dataclass(frozen=True)
 class DraftParts:
-    """Everything a draft engine is made of, loaded and warm. `ahead`: what drafts ahead, if anything does.
-
-    `gpu`: its own, if features may come there from other GPUs.
+    """Everything a draft engine is made of, loaded and warm. `gpu`: its own, if features may come there from
+    other GPUs.
     """
 
     config: EngineConfig
     runner: BatchRunner
-    ahead: AheadRunner | None
     pool: PagePool
     pulls: PullManager
     copier: PageCopier
@@ -97,7 +90,6 @@ class DraftEngine:
         self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
         self._channels = DraftChannels(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
         self._posted = PostedCommits(self._sequences, self._channels.mailbox)
-        self._ahead = AheadDrafter(parts.ahead, self._sequences, self._channels.rows)
         self._proposals: dict[int, list[DraftProposal]] = defaultdict(list)  # for the fronts, by peer
         self._mailed: set[int] = set()  # peers with new proposals in their mailboxes
         self._stopping = False
@@ -125,7 +117,7 @@ class DraftEngine:
         try:
             while not self._stopping:
                 self._pulse.loop()
-                if self._posted.pass_on(patient=not self._ahead.busy):
+                if self._posted.pass_on():
                     self._step()  # devices wait for these: nothing else goes before them
                 for command in self._link.recv(self._nap(), self._channels.descriptors):
                     self._handlers[type(command)](command)
@@ -135,14 +127,13 @@ class DraftEngine:
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
                 self._tell()
-                self._ahead.advance()
         finally:
             self._close()
         self._link.send([EngineStopped()])
 
     def _nap(self) -> float:
         """How long to wait for commands."""
-        if self._ahead.busy or self._posted.busy:
+        if self._posted.busy:
             return 0.0
         if self._posted.any:
             return MAILBOX_S
@@ -160,20 +151,10 @@ class DraftEngine:
 
     @torch.inference_mode()
     def _step(self) -> None:
-        """Answers all commits: those drafted ahead of at once, the others by the shape they ask for."""
-        followed = self._sequences.followed.items()
-        asking = [(key, one) for key, one in followed if one.is_here and one.is_due]
-        answered, missed = [], []
-        for key, one in asking:
-            chain = self._drafted_ahead(key, one)
-            if chain is None:
-                missed.append((key, one))
-            else:
-                answered.append((key, one, chain))
-        if answered:
-            self._go_on(answered)
+        """Answers all commits, by the shape they ask for."""
         groups: dict[SpeculationConfig, list[Asking]] = defaultdict(list)
-        for key, one in missed:
+        followed = self._sequences.followed.items()
+        for key, one in [(key, one) for key, one in followed if one.is_here and one.is_due]:
             spec = one.wanted or ROWS_ALONE
             if self._sequences.reserve(key, spec):
                 groups[spec].append((key, one))
@@ -184,56 +165,31 @@ class DraftEngine:
             self._step_seconds.add(time.monotonic() - began)
             self._step_sequences.add(len(group))
 
-    def _drafted_ahead(self, key: Key, followed: DraftedSequence) -> DeviceChain | None:
-        """Answers a commit with what was drafted ahead of it, if that is what it asks for."""
-        if followed.wanted is None:
-            self._sequences.end_ahead(followed)
-            return None
-        chain = self._ahead.answer(followed)
-        if chain is not None:
-            followed.answered()
-            self._propose(key, followed, chain.tree)
-        return chain
-
-    def _go_on(self, answered: list[Answered]) -> None:
-        """Sends the answers first, since devices wait for them; then begins to draft ahead of verdicts on
-        these chains.
-        """
-        self._send_replies()
-        for key, followed, chain in answered:
-            self._ahead.begin(key, followed, chain)
-
     def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
         """Writes the rows of their commits, and proposes below them."""
         asked = self._asked(group)
         if not asked:
             return
         proposed = self._parts.runner.draft(list(asked.values()), spec)
-        answered = []
         for key, one in zip(asked, proposed, strict=True):
             if not one.whole:  # the decode engine has them still, and opens it anew
                 self._sequences.close(key, "its features were not in its ring any more")
                 continue
             followed = self._sequences.followed[key]
             wanted = followed.wanted is not None
-            followed.answered()
             followed.written()
             if wanted:
                 self._propose(key, followed, one.tree)
-                if one.chain is not None:
-                    answered.append((key, followed, one.chain))
-        self._go_on(answered)
+        self._send_replies()  # before the next shape is computed
 
     def _asked(self, group: list[Asking]) -> dict[Key, DraftInput]:
         """By sequence; one whose features are nowhere is closed."""
         asked = {}
         for key, followed in group:
             try:
-                new = followed.unwritten(self._channels.rows(key[0]))
+                asked[key] = followed.draft_input(key, self._channels.rows(key[0]))
             except DraftRefused as error:
                 self._sequences.close(key, str(error))
-                continue
-            asked[key] = followed.asks(key, new)
         return asked
 
     def _propose(self, key: Key, followed: DraftedSequence, tree: DraftTree) -> None:
@@ -285,11 +241,9 @@ class DraftEngine:
             step_seconds_total=self._step_seconds.total,
             step_sequences=tuple(self._step_sequences.counts),
             step_sequences_total=self._step_sequences.total,
-            ahead=self._ahead.counts,
         )
 
     def _close(self) -> None:
-        self._ahead.end()
         self._posted.leave()
         self._channels.close()
         if self._parts.copier.close(time.monotonic() + STOP_S):

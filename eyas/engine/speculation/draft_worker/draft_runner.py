@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -46,10 +46,6 @@ class DraftExtension:
     offset: int = 0
     ringed: SequenceOf[RingRow] = ()
 
-    def followed_by(self, tokens: SequenceOf[int]) -> DraftExtension:
-        """With rows behind its own, whose features are not said here."""
-        return replace(self, tokens=[*self.tokens, *tokens])
-
 
 @dataclass(frozen=True)
 class DraftInput:
@@ -81,36 +77,15 @@ class DraftRequest:
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class DeviceChain:
-    """Drafts in a row whose features a device keeps in the slot of `owner`, as those of `outcome`, for as
-    long as it has that `seat`. Their verdict may be drafted ahead of.
-    """
-
-    tokens: list[int]
-    owner: Hashable
-    seat: Hashable
-    outcome: int = 0
-
-    @property
-    def tree(self) -> DraftTree:
-        """The proposal."""
-        return chain_of(self.tokens)
-
-
 def chain_of(tokens: SequenceOf[int]) -> DraftTree:
     """Drafts each of which stands below the one before."""
     return DraftTree(tokens, range(-1, len(tokens) - 1))
 
 
 class ProposedTree(NamedTuple):
-    """A proposal. `chain`: the same, where its verdict may be drafted ahead of.
-
-    `whole`: all its features were there; if not, the tree is made of others.
-    """
+    """A proposal. `whole`: all its features were there; if not, the tree is made of others."""
 
     tree: DraftTree
-    chain: DeviceChain | None = None
     whole: bool = True
 
 

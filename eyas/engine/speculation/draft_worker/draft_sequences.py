@@ -1,7 +1,6 @@
 """The sequences of a draft worker: who opened them, which rows are certain, and which pages they have.
 
-It checks what decode engines send and owns every page. `commits` and `repairs` wait here until somebody
-writes their rows.
+It checks what decode engines send and owns every page. `commits` wait here until somebody writes their rows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import PullArrival, PullManager
 from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES, features_of, ring_rows, wanted_by
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, ProposedTree
-from eyas.engine.speculation.drafters.ahead import AheadRound
 from kv_transfer.layout import pages_for
 
 NO_PAGES = "the draft worker has no free pages"
@@ -50,10 +48,8 @@ class DraftedSequence:
     """A sequence that is followed. `first`: the position of its row 0; above 0 if it starts from a window,
     whose first row is row 0 or one of the next few.
 
-    `rows`: written, and made of true features; counted from `first`, like every row here. `commits`: rows to
-    be written and answered. `repairs`: those before them, answered already by what had been drafted ahead.
-    `spare`: pages behind `pages`, for as long as `ahead` lasts. `latest`: its last commit; those in
-    its mailbox, if it has one, ask for the same.
+    `rows`: written; counted from `first`, like every row here. `commits`: rows to be written and answered.
+    `latest`: its last commit; those in its mailbox, if it has one, ask for the same.
     """
 
     open: DraftOpen
@@ -61,11 +57,7 @@ class DraftedSequence:
     prompt: PromptKv | None
     rows: int
     pages: list[int] = field(default_factory=list)
-    repairs: list[DraftCommit] = field(default_factory=list)
     commits: list[DraftCommit] = field(default_factory=list)
-    newest: DraftCommit | None = None  # of those answered
-    ahead: AheadRound | None = None
-    spare: list[int] = field(default_factory=list)
     latest: DraftCommit | None = None
 
     @property
@@ -84,20 +76,10 @@ class DraftedSequence:
         return self.prompt is None or self.prompt.pages is not None
 
     @property
-    def told(self) -> list[DraftCommit]:
-        """All commits whose rows are not written, the oldest first."""
-        return [*self.repairs, *self.commits]
-
-    @property
     def end(self) -> int:
-        """The row after the last that it was told of: the root token's."""
-        told = self.told
-        return told[-1].base_len + len(told[-1].tokens) - self.first if told else self.rows
-
-    @property
-    def since(self) -> list[int]:
-        """The tokens since the last proposal."""
-        return [token for commit in self.commits for token in commit.tokens]
+        """The row after the last of its commits: the root token's."""
+        last = self.commits[-1:]
+        return last[0].base_len + len(last[0].tokens) - self.first if last else self.rows
 
     @property
     def wanted(self) -> SpeculationConfig | None:
@@ -107,45 +89,27 @@ class DraftedSequence:
     @property
     def is_due(self) -> bool:
         """Are there commits that may not wait? Rows below which nothing is wanted do, until they are many."""
-        return bool(self.commits) and (self.commits[-1].steps > 0 or len(self.since) >= WAITING_ROWS)
+        return bool(self.commits) and (self.commits[-1].steps > 0 or self.end - self.rows >= WAITING_ROWS)
 
     def unwritten(self, rows: RowMemory | None = None) -> DraftExtension:
-        """All rows that it was told of and that are not written, as one run; at least one.
+        """The rows of its commits as one run; at least one.
 
         `rows`: where its peer's device writes features. Raises DraftRefused for features that are nowhere.
         """
-        told = self.told
-        near = [commit for commit in told if commit.place < 0]
+        near = [commit for commit in self.commits if commit.place < 0]
         features = torch.cat([features_of(commit) for commit in near]) if near else NO_FEATURES
-        ringed = [row for commit in told[len(near) :] for row in ring_rows(commit, rows)]
-        tokens = [token for commit in told for token in commit.tokens]
-        return DraftExtension([*self.pages, *self.spare], self.rows, tokens, features, self.first, ringed)
+        ringed = [row for commit in self.commits[len(near) :] for row in ring_rows(commit, rows)]
+        tokens = [token for commit in self.commits for token in commit.tokens]
+        return DraftExtension(self.pages, self.rows, tokens, features, self.first, ringed)
 
-    def certain(self, rows: RowMemory | None = None) -> DraftExtension:
-        """What is not written of the answered rows; if all of it is, the last row once more, with the feature
-        that the host has of it. `rows`, errors: as of `unwritten`.
-        """
-        if self.repairs or self.newest is None:
-            return self.unwritten(rows)
-        pages, newest = [*self.pages, *self.spare], self.newest
-        feature = features_of(newest)[-1:] if newest.place < 0 else NO_FEATURES
-        return DraftExtension(pages, self.rows - 1, newest.tokens[-1:], feature, self.first)
-
-    def asks(self, key: Key, new: DraftExtension) -> DraftInput:
-        """With these rows, as a runner wants it."""
-        opened = self.open
+    def draft_input(self, key: Key, rows: RowMemory | None = None) -> DraftInput:
+        """`unwritten`, as a runner wants it."""
+        opened, new = self.open, self.unwritten(rows)
         return DraftInput((*key, opened.generation), new, opened.params, opened.choice, self.lowest)
 
-    def answered(self) -> None:
-        """All commits have their answer, which is the last one's."""
-        self.newest = self.commits[-1]
-        self.repairs += self.commits
-        self.commits = []
-
     def written(self) -> None:
-        """The rows of all answered commits are in its pages; those of commits that wait are not."""
-        last = self.repairs[-1]
-        self.rows, self.repairs = last.base_len + len(last.tokens) - self.first, []
+        """The rows of all commits are in its pages."""
+        self.rows, self.commits = self.end, []
 
 
 class BatchRunner(Protocol):
@@ -258,7 +222,7 @@ class DraftSequences:
         expected = followed.first + followed.end
         if commit.base_len != expected:
             self.close(key, f"rows from {expected} on were expected, not from {commit.base_len}")
-        elif commit.place < 0 and any([one.place >= 0 for one in followed.told]):
+        elif commit.place < 0 and any([one.place >= 0 for one in followed.commits]):
             self.close(key, "features came by the host after some that did not")
         elif not self._makes_sense(commit):
             self.close(key, "a commit must have known ids, a feature for each, and sane options")
@@ -288,7 +252,7 @@ class DraftSequences:
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
         """As many new pages as the prompt needs, none of them filled; None: too few are free."""
         count = pages_for(handle.tokens, self._page_size)
-        return (self._pool.take(count), 0) if self._has_room(count) else None
+        return (self._pool.take(count), 0) if count <= self._pool.free else None
 
     def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
         """Its sequences are closed, and opened anew without it: others, and its owner's pages, would wait."""
@@ -320,7 +284,7 @@ class DraftSequences:
         rows = followed.open.base_len
         whole = rows // self._page_size
         partial = pages[whole : pages_for(rows, self._page_size)]
-        if not self._has_room(len(partial)):
+        if len(partial) > self._pool.free:
             self.close(key, NO_PAGES)
             return
         self._pool.share(pages[:whole])
@@ -347,39 +311,14 @@ class DraftSequences:
         False: there are too few, and the sequence is closed.
         """
         followed = self.followed[key]
-        need = self._lacking(followed, followed.end + self._runner.draft_rows(spec))
-        if need and not self._has_room(need):
+        rows = followed.end + self._runner.draft_rows(spec)
+        need = pages_for(rows, self._page_size) - len(followed.pages)
+        if need > self._pool.free:
             self.close(key, NO_PAGES)
             return False
-        if need:
+        if need > 0:
             followed.pages += self._pool.take(need)
         return True
-
-    def spare(self, followed: DraftedSequence, rows: int) -> bool:
-        """Takes pages for its certain rows, spare ones for `rows` behind them. False: too few are free."""
-        certain, all_of_them = (self._lacking(followed, followed.end + more) for more in (0, rows))
-        if all_of_them > self._pool.free:
-            return False
-        followed.pages += self._pool.take(certain)
-        followed.spare = self._pool.take(all_of_them - certain)
-        return True
-
-    def end_ahead(self, followed: DraftedSequence) -> None:
-        """What was drafted ahead for it is dropped, and so are its spare pages."""
-        if followed.ahead is not None:
-            followed.ahead.end()
-        self._pool.drop(followed.spare)
-        followed.spare, followed.ahead = [], None
-
-    def _lacking(self, followed: DraftedSequence, rows: int) -> int:
-        return max(0, pages_for(rows, self._page_size) - len(followed.pages))
-
-    def _has_room(self, pages: int) -> bool:
-        """Whether this number of pages is free; for them whatever was drafted ahead gives way."""
-        if pages > self._pool.free:
-            for followed in self.followed.values():
-                self.end_ahead(followed)
-        return pages <= self._pool.free
 
     def close(self, key: Key, reason: str) -> None:
         """Drops a sequence, and tells its peer why."""
@@ -393,7 +332,6 @@ class DraftSequences:
         if followed is None:
             return
         self.changes += followed.mailed
-        self.end_ahead(followed)
         self._pool.drop(followed.pages)
         handle = followed.open.handle
         if followed.prompt is not None and handle is not None:

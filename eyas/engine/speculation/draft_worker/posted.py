@@ -108,13 +108,13 @@ class PostedCommits:
         """Is it likely to come soon?"""
         return self.any and time.monotonic() - self._came < BUSY_S
 
-    def pass_on(self, *, patient: bool) -> bool:
-        """The sequences get the commits that have come, if any. `patient`: while it is busy, waits for them.
+    def pass_on(self) -> bool:
+        """The sequences get the commits that have come, if any; while it is busy, waits a little for them.
 
         What a step has told of some sequences it tells of the others in the same moment, so it looks again
         until nothing more has come, or all have: they are drafted for together.
         """
-        wait_s = SPIN_S if patient and self.busy else 0.0
+        wait_s = SPIN_S if self.busy else 0.0
         deadline = time.monotonic() + wait_s
         while not (came := self._look()) and time.monotonic() < deadline:
             pass

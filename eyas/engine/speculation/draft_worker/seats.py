@@ -39,10 +39,6 @@ class DraftSeats:
         self._taken[owner] = seat
         return seat
 
-    def current(self, owner: Hashable) -> DraftSeat | None:
-        """Its seat, if it has one: a sequence that lost its seat gets another."""
-        return self._taken.get(owner)
-
 
 class SeatTables:
     """Seats of sequences, of which the `tables` are told. `alignment`: rows per entry of a page table."""
@@ -51,21 +47,16 @@ class SeatTables:
         self.seats = DraftSeats(tables.padding_slot)
         self._tables, self._alignment = tables, alignment
 
-    def take(
-        self, asked: SequenceOf[DraftInput], lent: SequenceOf[int] | None = None
-    ) -> tuple[list[int], np.ndarray]:
-        """Each one's slot, and what is new about them but for lengths, int32 [2, n] for `SlotTables.apply`.
-
-        `lent`: how many of each one's last pages are others the next time (None: no page is).
-        """
+    def take(self, inputs: SequenceOf[DraftInput]) -> tuple[list[int], np.ndarray]:
+        """Each one's slot; what is new about them but for lengths, int32 [2, n] for `SlotTables.apply`."""
         writes, slots = TableWrites(self._tables), []
-        for i, one in enumerate(asked):
+        for one in inputs:
             seat, new = self.seats.of(one.owner), one.extension
             if not seat.pages:
                 writes.occupy(seat.slot, one.params, one.choice, speculative=MOST_STEPS)
             if seat.pages < len(new.pages):
                 first = new.offset // self._alignment
                 writes.put("pages", seat.slot, new.pages[seat.pages :], start=first + seat.pages)
-                seat.pages = len(new.pages) - (lent[i] if lent else 0)
+                seat.pages = len(new.pages)
             slots.append(seat.slot)
         return slots, writes.array()

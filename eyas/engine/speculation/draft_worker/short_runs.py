@@ -31,7 +31,7 @@ WRITES = 4
 
 @dataclass(frozen=True)
 class DraftState:
-    """What the batches of a draft worker share on its device. `firsts`: as of `FollowedSlots`.
+    """What the batches of a draft worker share on its device. `firsts`: as of `DeviceProposer`.
     `width`: of the head's features.
     """
 
