@@ -32,7 +32,7 @@ TIMEOUT_S = 3600.0  # of a request: the queue is long
 
 @dataclass
 class EngineAnswer:
-    """What an engine said to prompt `number`. `rounds`: (accepted, offered) of every step with drafts."""
+    """The answer of an engine to prompt `number`. `rounds`: (accepted, offered) of every step with drafts."""
 
     number: int
     tokens: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class AnswerLink:
         self._open: dict[str, EngineAnswer] = {}
 
     def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
-        """As many prompts as there is room for; when all are answered, the end."""
+        """Gives as many prompts as there is room for; when all are answered, the end."""
         new = list(itertools.islice(self._prompts, self._ahead - len(self._open)))
         self._open |= {str(prompt.number): EngineAnswer(prompt.number) for prompt in new}
         if not self._open:

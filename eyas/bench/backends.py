@@ -21,7 +21,7 @@ SHOWN = 200  # bytes of a malformed event that its error quotes
 
 @dataclass(frozen=True)
 class RequestTemplate:
-    """What every request of a run says. `extra` is merged last, over everything else."""
+    """The fields that every request of a run has. `extra` is merged last, over everything else."""
 
     model: str
     temperature: float = 0.0
@@ -32,7 +32,7 @@ class RequestTemplate:
 
 
 class ParsedEvent(msgspec.Struct):
-    """What one event says. A count of None: the event does not say."""
+    """The content of one event. A count of None: the event does not say."""
 
     text: str = ""
     """New text, or all so far where `ServerBackend.cumulative`."""

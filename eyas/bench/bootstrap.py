@@ -40,7 +40,7 @@ class RatioInterval:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval leaves out 1."""
+        """True if the interval leaves out 1."""
         return self.bounds is not None and not self.bounds[0] <= 1.0 <= self.bounds[1]
 
 
@@ -55,7 +55,7 @@ def percentile(share: float) -> Statistic:
 
 
 def enough(requests: int, share: float) -> bool:
-    """Whether this number of requests tells something about the percentile at `share`."""
+    """True if this number of requests tells something about the percentile at `share`."""
     return round(requests * (1 - share), 6) >= FEWEST  # 100 * (1 - 0.9) is a little below 10
 
 

@@ -1,6 +1,6 @@
 """An engine that always has the same number of requests: each answered prompt is followed by the next.
 
-What is timed are the steps while it has them all. The pages of a prompt that it knows from an earlier batch
+Steps are timed while it has them all. The pages of a prompt that it has answered in an earlier batch
 are in its cache, so these are figures of decoding.
 """
 
@@ -62,7 +62,7 @@ class BatchesLink:
         self._links = list(links)
 
     def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
-        """What the batch size at hand wants; the end, after the last one."""
+        """Gives the commands for the batch size at hand; the end, after the last one."""
         commands = self._links[0].recv(timeout_s)
         if len(self._links) > 1 and any(isinstance(command, ShutdownEngine) for command in commands):
             self._links.pop(0)
@@ -70,7 +70,7 @@ class BatchesLink:
         return commands
 
     def send(self, events: Sequence[Event]) -> None:
-        """To the batch size at hand."""
+        """Passes the events to the batch size at hand."""
         self._links[0].send(events)
 
 

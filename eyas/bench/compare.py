@@ -101,7 +101,9 @@ def compare(first: Sequence[SavedRun], second: Sequence[SavedRun]) -> list[RunCo
 
 
 def settings(run: SavedRun) -> dict[str, Any]:
-    """What must agree between two runs, as far as their lines say it, and the number of requests."""
+    """The settings that must agree between two runs, as far as their lines say them, and the number of
+    requests.
+    """
     said = {key: run.figures[key] for key in SETTINGS if run.figures.get(key) is not None}
     return {**said, "num_prompts": run.requests}
 
@@ -165,7 +167,7 @@ def _line(ratio: RatioInterval) -> str:
 
 
 def verdict(ratio: RatioInterval) -> str:
-    """What a ratio of times says about B."""
+    """A verdict on B from a ratio of times."""
     if ratio.bounds is None:
         return "too few requests to tell"
     if not ratio.differs:

@@ -89,7 +89,7 @@ def _peaks(good: list[RequestRecord]) -> dict[str, Any]:
 
 
 def _own(run: RunRecord, good: list[RequestRecord], slo: LatencySlo | None) -> dict[str, Any]:
-    """What SGLang's object does not have."""
+    """Fields that SGLang's object does not have."""
     out: dict[str, Any] = {
         "complete": run.complete,
         "failed": len(run.records) - len(good),

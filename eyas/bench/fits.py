@@ -33,7 +33,7 @@ def check_memory(config: EngineConfig, free: int | None = None) -> None:
 
 
 def free_bytes(device: str) -> int:
-    """Of the machine's memory, or of a GPU's."""
+    """Free bytes of the machine's memory, or of a GPU's."""
     if device == "cpu":
         return memory().free
     return int(torch.cuda.mem_get_info(device)[0])

@@ -161,6 +161,6 @@ class _HttpAnswer(asyncio.Protocol):
 
 
 def _cause(error: BaseException) -> Exception | None:
-    """What `on_event` raised: the parser wraps it."""
+    """The error that `on_event` raised: the parser wraps it."""
     inner = error.__cause__ or error.__context__
     return inner if isinstance(inner, Exception) else None

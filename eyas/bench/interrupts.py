@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """What `main` returns, on a loop of its own. The first Ctrl-C cancels it, a second one ends the process.
+    """Runs `main` on a loop of its own and returns its result. The first Ctrl-C cancels it, a second one ends
+    the process.
 
     Raises KeyboardInterrupt if it does not bear being cancelled. Where Ctrl-C is ignored it stays so.
     """

@@ -56,7 +56,7 @@ def draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
 
 
 def fit(jobs: Iterable[LoadJob], vocab_size: int) -> list[LoadJob]:
-    """The same jobs with token ids of a vocabulary that has `vocab_size` of them."""
+    """A copy of the jobs with token ids of a vocabulary that has `vocab_size` of them."""
     plain = vocab_size - FIRST_PLAIN_ID
     table = [FIRST_PLAIN_ID + (id - FIRST_PLAIN_ID) % plain for id in range(DRAWN_IDS)]
 
@@ -82,7 +82,9 @@ def poisson(rng: random.Random, rate: float) -> Iterator[float]:
 
 
 def arrivals(jobs: Sequence[LoadJob], rate: float, seed: int) -> list[float]:
-    """When each job is due, in seconds since the run's zero: as it says itself, else Poisson by `rate`."""
+    """The due time of each job, in seconds since the run's zero: as it says itself, else Poisson by
+    `rate`.
+    """
     drawn = poisson(generator(seed, "arrivals"), rate)
     return [due if job.due_s is None else job.due_s for job, due in zip(jobs, drawn, strict=False)]
 

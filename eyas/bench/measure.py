@@ -22,7 +22,7 @@ WARMUP_TOKENS = 32
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says of itself; None: it does not."""
+    """Facts that a server gives about itself; None: it does not."""
 
     model: str | None
     vocab_size: int | None

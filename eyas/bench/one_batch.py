@@ -48,7 +48,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What is measured, in every mode. `profile`: a file for a trace of the last batch."""
+    """The plan of a measurement, in every mode. `profile`: a file for a trace of the last batch."""
 
     batches: tuple[StaticBatch, ...]
     run_name: str
@@ -191,7 +191,7 @@ def profiled(batch: StaticBatch, vocab_size: int, file: Path) -> Script:
 
 
 def about(config: EngineConfig) -> dict[str, Any]:
-    """What a line says of the engine."""
+    """The fields of a line that describe the engine."""
     import torch
 
     facts: dict[str, Any] = {

@@ -62,7 +62,7 @@ def run_parts(parts: Iterable[ChildPart], tell: Tell, silence_s: float = SILENCE
 
 
 def _run(part: ChildPart, tell: Tell, silence_s: float) -> str | None:
-    """What the part failed of, if it did."""
+    """Runs the part; gives the reason if it failed."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_main, args=(part, theirs), name=part.name)

@@ -39,7 +39,7 @@ class LoadPlan:
     slo: LatencySlo | None
 
     def settings(self) -> dict[str, Any]:
-        """What was asked, by the names of SGLang's result lines."""
+        """The requested settings, by the names of SGLang's result lines."""
         return {
             "backend": self.backend,
             "dataset_name": self.dataset,

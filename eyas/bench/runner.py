@@ -22,7 +22,7 @@ LAG_EVERY_S = 0.01
 
 @dataclass(frozen=True)
 class Workload:
-    """What to send and when: Poisson arrivals by `rate` per second (infinite: all at once).
+    """The jobs of a run and their times: Poisson arrivals by `rate` per second (infinite: all at once).
 
     `max_concurrency`: jobs that run at a time; None: any number. `seed` draws the arrivals.
     """
@@ -95,7 +95,7 @@ class _LoadRun:
             current.uncancel()
 
     def records(self) -> list[RequestRecord]:
-        """In the order in which their jobs were due."""
+        """All records, in the order in which their jobs were due."""
         return [record for records in self._records for record in records]
 
     async def _job(self, job: LoadJob, due: float, records: list[RequestRecord]) -> None:
@@ -124,7 +124,7 @@ class _LoadRun:
 
 
 class ClientMeter:
-    """What the client itself takes, between entry and exit: CPU seconds, and how late its event loop is."""
+    """The cost of the client itself, between entry and exit: CPU seconds, and how late its event loop is."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
@@ -142,7 +142,7 @@ class ClientMeter:
             await self._task
 
     def lag_ms(self) -> float:
-        """How late the loop was at the 99th percentile, in milliseconds."""
+        """The lateness of the loop at the 99th percentile, in milliseconds."""
         return 1e3 * float(np.percentile(self._lags_s, 99))
 
     async def _watch(self) -> None:

@@ -34,12 +34,12 @@ class SavedRun:
 
     @property
     def requests(self) -> int:
-        """How many were sent."""
+        """The number of requests sent."""
         return len(self.ttfts_s)
 
     @property
     def failed(self) -> int:
-        """How many of them failed."""
+        """The number of failed requests."""
         return int(np.isnan(self.ttfts_s).sum())
 
     def tokens_per_second(self, width_s: float) -> Floats:

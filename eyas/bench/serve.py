@@ -36,7 +36,7 @@ from eyas.layout_flags import add_layout
 
 @dataclass(frozen=True)
 class ResultFile:
-    """Where results go. `details`: the line also has a list per request for each quantity."""
+    """The destination of results. `details`: the line also has a list per request for each quantity."""
 
     file: Path | None
     details: bool

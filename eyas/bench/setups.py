@@ -60,7 +60,7 @@ def command_line(args: argparse.Namespace) -> str:
 
 
 def gpus(args: argparse.Namespace) -> int:
-    """How many GPUs the cluster of these flags is on."""
+    """The number of GPUs of the cluster of these flags."""
     if args.gpus:
         return len(set(args.gpus))
     layout, usual = usual_layout(args)

@@ -37,7 +37,7 @@ class LatencySlo:
         return cls(bounds)
 
     def met(self, record: RequestRecord) -> bool:
-        """Whether the request succeeded within every bound; a single token has no TPOT to bound."""
+        """True if the request succeeded within every bound; a single token has no TPOT to bound."""
         latencies = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2e": record.latency_s}
         return not record.error and all(
             latencies[kind] <= self.bounds_s.get(kind, math.inf) for kind in latencies

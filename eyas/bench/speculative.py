@@ -57,7 +57,7 @@ class DraftSetting:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name for people."""
         spec = self.spec
         if spec is None:
             return PLAIN
@@ -67,7 +67,7 @@ class DraftSetting:
 
     @property
     def flags(self) -> str:
-        """Of an engine."""
+        """The flags of an engine."""
         spec = self.spec
         if spec is None:
             return "--draft none"

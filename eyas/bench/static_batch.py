@@ -42,7 +42,7 @@ class StaticBatch:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name for people."""
         return f"batch of {self.size} x {self.input_len} + {self.output_len}"
 
     def requests(self, vocab_size: int, seed: str) -> list[GenerationRequest]:
@@ -58,7 +58,7 @@ class StaticBatch:
 
 @dataclass
 class BatchTrace:
-    """When the engine said what about `size` requests, in seconds of the same clock as `began`.
+    """The times of an engine's messages about `size` requests, in seconds of the same clock as `began`.
 
     `steps`: the entries of each message. `failures`: of requests that did not end in tokens.
     """
@@ -71,11 +71,11 @@ class BatchTrace:
 
     @property
     def over(self) -> bool:
-        """Whether every request has ended."""
+        """True if every request has ended."""
         return self.finished + len(self.failures) == self.size
 
     def add(self, now: float, entries: tuple[TokenEntry, ...]) -> None:
-        """What one message said."""
+        """Adds one message."""
         self.steps.append((now, entries))
         self.finished += sum(entry.finish is not None for entry in entries)
 

@@ -62,7 +62,7 @@ def _facts(figures: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def said_rate(rate: float | str) -> str:
-    """When requests are sent, in words; `rate` per second, infinite, or a name."""
+    """The times of requests, in words; `rate` per second, infinite, or a name."""
     if rate == float("inf"):
         return "all at once"
     return f"{rate:g} per second" if isinstance(rate, float) else rate

@@ -33,7 +33,7 @@ class RunEnvironment:
 
     @property
     def busy(self) -> bool:
-        """Whether other work took much of the machine."""
+        """True if other work took much of the machine."""
         return self.load > self.cores / 2
 
 
@@ -81,7 +81,7 @@ def _version(package: str) -> str:
 
 
 def _output(*command: str) -> str:
-    """What a command prints; "" if it does not exist, fails or takes too long."""
+    """The output of a command; "" if it does not exist, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -22,7 +22,7 @@ CONNECT_S = 10.0
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """How a task is asked. `seed` counts above temperature 0 only; `max_tokens` None: the task's own."""
+    """The options of a task. `seed` counts above temperature 0 only; `max_tokens` None: the task's own."""
 
     parallel: int = 8
     temperature: float = 0.0
@@ -52,7 +52,7 @@ class TaskOptions:
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """What came back for one question. `error`: why none came; then no other field counts."""
+    """The answer to one question. `error`: why none came; then no other field counts."""
 
     text: str = ""
     ended: bool = False

@@ -28,7 +28,7 @@ class PairedComparison:
         return mcnemar(self.only_first_right, self.only_second_right)
 
     def figures(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """The comparison as a JSON object."""
         return {**asdict(self), "p_value": self.p_value}
 
 

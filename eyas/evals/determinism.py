@@ -56,19 +56,19 @@ class ProbeRequest:
 
     @property
     def body(self) -> dict[str, Any]:
-        """As `/generate` takes it."""
+        """The request as `/generate` takes it."""
         fields = {"input_ids": list(self.prompt), "sampling_params": self.sampling, "timeout": TIMEOUT_S}
         return fields | {"speculative": self.speculative}
 
 
 @dataclass
 class FirstAnswers:
-    """What was first said to each request, and in which company."""
+    """The first answer to each request, and its company."""
 
     said: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
 
     def differing(self, company: str, answers: dict[str, list[int]]) -> list[str]:
-        """Of these answers, those that are not what was said first: a sentence for each."""
+        """Compares these answers with the first ones: a sentence for each that differs."""
         texts = []
         for name, tokens in answers.items():
             other, known = self.said.setdefault(name, (company, tokens))
@@ -129,7 +129,7 @@ class _DeterminismRun:
         self._answers = FirstAnswers()
 
     async def all(self) -> int:
-        """How many answers differ."""
+        """Runs everything; gives the number of answers that differ."""
         print(f"{'company':34} {'answers':>7} {'differ':>7}")
         together = len(self._cases)
         plain = [dataclasses.replace(request, speculative=False) for request in self._cases]
@@ -147,7 +147,7 @@ class _DeterminismRun:
         )
 
     def _turn(self, request: ProbeRequest) -> ProbeRequest:
-        """What follows a request's answer, whose pages the server may still have."""
+        """A request that follows a request's answer, whose pages the server may still have."""
         _, said = self._answers.said[request.name]
         prompt = (*request.prompt, *said, *request.prompt[:TURN])
         return dataclasses.replace(request, name=f"{request.name}, second turn", prompt=prompt)
@@ -175,7 +175,7 @@ class _DeterminismRun:
 
 
 def _shuffled(requests: Sequence[ProbeRequest]) -> list[ProbeRequest]:
-    """In an order of its own, always the same."""
+    """The requests in a random order, always the same."""
     return random.Random(SEED).sample(requests, len(requests))
 
 

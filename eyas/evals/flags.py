@@ -22,7 +22,10 @@ def add_eval(parser: Parser) -> None:
 
 
 def add_asking(parser: argparse.ArgumentParser, limit: int | None = None) -> None:
-    """Who is asked, how, and what is told. `limit`: the questions of each group without `--limit`."""
+    """Adds the flags of a task: the server, the options, the output.
+
+    `limit`: the questions of each group without `--limit`.
+    """
     add_server(parser)
     add = parser.add_argument
     add("--model", metavar="ID", help="the model's name there (the first that it lists)")

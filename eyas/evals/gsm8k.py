@@ -81,19 +81,19 @@ def _ask(question: str) -> str:
 
 
 def strict_match(answer: str, expected: str) -> bool:
-    """Whether the number after the first #### is the expected one."""
+    """True if the number after the first #### is the expected one."""
     match = re.search(rf"{MARK}(-?[0-9.,]+)", answer)
     return match is not None and _plain(match[1]) == _plain(expected)
 
 
 def flexible_extract(answer: str, expected: str) -> bool:
-    """Whether the last number is the expected one; signs, points, commas and $ belong to a number."""
+    """True if the last number is the expected one; signs, points, commas and $ belong to a number."""
     numbers = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", answer)
     return bool(numbers) and _plain(numbers[-1]) == _plain(expected)
 
 
 def last_number(answer: str, expected: str) -> bool:
-    """Whether the last run of digits, commas left out, is that of the expected number."""
+    """True if the last run of digits, commas left out, is that of the expected number."""
     digits = [re.findall(r"\d+", text.replace(",", "")) for text in (answer, expected)]
     return all(digits) and digits[0][-1] == digits[1][-1]
 

@@ -29,25 +29,25 @@ class QuestionSet:
 
 
 def contains(answer: str, expected: str) -> bool:
-    """Whether the expected words occur, in upper or lower case."""
+    """True if the expected words occur, in upper or lower case."""
     return re.search(rf"(?<!\w){re.escape(expected.lower())}(?!\w)", answer.lower()) is not None
 
 
 def concludes(answer: str, expected: str) -> bool:
-    """Whether the last `#### N` line names the number."""
+    """True if the last `#### N` line names the number."""
     results = re.findall(r"#### (-?\d+)", answer)
     return bool(results) and results[-1] == expected
 
 
 def lists_in_order(answer: str, expected: str) -> bool:
-    """Whether the items stand in the answer in the same order, and nothing else does."""
+    """True if the items stand in the answer in the same order, and nothing else does."""
     return re.split(r",\s*", answer.strip().rstrip(".").lower()) == re.split(
         r",\s*", expected.rstrip(".").lower()
     )
 
 
 def results_in(answer: str, expected: str) -> bool:
-    """Whether the last number of the answer is the expected one."""
+    """True if the last number of the answer is the expected one."""
     numbers = re.findall(r"\d+", answer)
     return bool(numbers) and numbers[-1] == expected
 

@@ -34,7 +34,7 @@ WALL_S = 20.0  # more than the processor's time, so that a busy machine changes 
 # program gets a process of its own, which may compute and read (`eyas.evals.guarded`). This is no wall
 # against a program that means harm: where you expect one, run the whole command in a container.
 def succeeds(program: str) -> bool:
-    """Whether the program reaches its end, within its limits and without an error."""
+    """True if the program reaches its end, within its limits and without an error."""
     command = [sys.executable, "-I", "-B", guarded.__file__]
     try:
         done = subprocess.run(
@@ -92,7 +92,7 @@ def _question(problem: Problem, chat: bool) -> EvalQuestion:
 
 
 def passes(problem: Problem, answer: str, entry_point: str) -> bool:
-    """Whether the function passes the problem's tests."""
+    """True if the function passes the problem's tests."""
     return succeeds(f"{program(problem, answer)}\n{problem['test']}\ncheck({entry_point})\n")
 
 

@@ -91,5 +91,5 @@ def _ask(row: Row) -> str:
 
 
 def chooses(answer: str, expected: str) -> bool:
-    """Whether the answer begins with the letter as a word of its own; spaces, ( and * may stand before it."""
+    """True if the answer begins with the letter as a word of its own; spaces, ( and * may stand before it."""
     return re.match(rf"[\s(*]*{expected}\b", answer) is not None

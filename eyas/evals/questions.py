@@ -12,7 +12,7 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 
 Judge = Callable[[str, str], bool]
-"""Whether an answer, the first argument, is right by what is expected, the second."""
+"""True if an answer, the first argument, is right by what is expected, the second."""
 
 
 @dataclass(frozen=True)

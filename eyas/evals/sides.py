@@ -13,7 +13,7 @@ from eyas.flags import http_url
 
 @dataclass(frozen=True)
 class EvalSide:
-    """Who is asked. `model` None: the first that the server lists. `speculative` False: without drafts."""
+    """A server to ask. `model` None: the first that the server lists. `speculative` False: without drafts."""
 
     url: str
     api_key: str | None = dataclasses.field(default=None, repr=False)

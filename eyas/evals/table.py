@@ -11,7 +11,7 @@ ENDED_BAR = 0.99  # where a group has a bar: the share of answers that must end 
 
 
 def unbroken(answer: str) -> bool:
-    """Whether the answer holds no replacement character, the trace of a broken UTF-8 sequence."""
+    """True if the answer holds no replacement character, the trace of a broken UTF-8 sequence."""
     return "\ufffd" not in answer
 
 
@@ -45,7 +45,7 @@ class GroupScore:
 
     @property
     def passed(self) -> bool:
-        """Whether the bar, if any, is met, the turns ended, and no character was broken."""
+        """True if the bar, if any, is met, the turns ended, and no character was broken."""
         if self.bar is None:
             return True
         ends = self.ended >= ENDED_BAR * self.questions

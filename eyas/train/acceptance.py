@@ -33,7 +33,7 @@ class ByDepth:
 
     @property
     def shares(self) -> list[float]:
-        """Of chains as deep as this, those accepted so far, by depth."""
+        """The share of drafts accepted by depth, of chains as deep."""
         return [right / max(1, all) for right, all in zip(self.accepted, self.offered, strict=True)]
 
     @property

@@ -27,8 +27,9 @@ Tokens = list[int]
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How a target is asked. `target`: its folder. `longest`: tokens per answer; `length`: with the question
-    before it.
+    """The options of a target that answers.
+
+    `target`: its folder. `longest`: tokens per answer; `length`: with the question before it.
     """
 
     target: str
@@ -45,7 +46,7 @@ class AnswerOptions:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What answers depend on: the file's first line."""
+        """The options on which answers depend: the file's first line."""
         return {name: value for name, value in asdict(self).items() if name != "device"}
 
     def prompt(self, number: int, question: Sequence[int]) -> EnginePrompt:
@@ -79,7 +80,7 @@ def answers(asking: AnswerOptions, questions: Mapping[int, Sequence[int]], file:
 
 
 def _known(asking: AnswerOptions, file: Path) -> dict[int, Tokens]:
-    """What the file has. A line that a kill cut short is dropped."""
+    """The answers that the file has. A line that a kill cut short is dropped."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asking.about) + "\n")
@@ -99,7 +100,7 @@ def _params(asking: AnswerOptions) -> SamplingParams:
 
 
 def _ask(config: EngineConfig, prompts: Sequence[EnginePrompt], params: SamplingParams, tell: Tell) -> None:
-    """In the process of the part."""
+    """Runs in the process of the part: asks the engine."""
 
     def said(one: EngineAnswer) -> None:
         tell({"number": one.number, "tokens": one.tokens})

@@ -68,11 +68,13 @@ class ChatTokenizer:
 
     @property
     def chats(self) -> bool:
-        """Whether the model has a chat template."""
+        """True if the model has a chat template."""
         return self._template is not None
 
     def question(self, line: ConversationLine) -> Ids:
-        """What the target is to answer: the chat up to its last answer, or the prompt; (): there is none."""
+        """The text that the target is to answer: the chat up to its last answer, or the prompt; (): there is
+        none.
+        """
         if line.prompt is not None:
             return self._tokenizer.encode(line.prompt)
         messages = line.messages

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def about(head: DraftConfig) -> str:
-    """What a head is, in a few words."""
+    """Describes a head in a few words."""
     decoder = head.decoder
     attention = decoder.layers[0].attention
     words = [
@@ -134,7 +134,7 @@ def _measured(args: argparse.Namespace, head: DraftConfig, target: ModelConfig) 
 
 
 def _other_readings(head: DraftConfig, target: ModelConfig) -> list[tuple[int, ...]]:
-    """What the layers that config.json names would be if they were counted from another one.
+    """The layers that config.json would name if they were counted from another one.
 
     Some name layers whose input is captured, some those whose output is, under the same name.
     """

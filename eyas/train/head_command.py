@@ -70,7 +70,7 @@ def load_teacher(folder: Path, device: str, room: BatchLimit) -> TeacherModel:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run writes."""
+    """The files that a run writes."""
 
     out: Path
 
@@ -91,7 +91,7 @@ class RunFolder:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of all three commands; which one it is, the parser knows."""
+    """The flags of all three commands; the parser says which command it is."""
     kind = parser.get_default("kind")
     add = parser.add_argument
     add("--target", type=Path, required=True, metavar="DIR", help="the model that the head drafts for")

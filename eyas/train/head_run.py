@@ -36,7 +36,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """What determines a head, beside its texts. `unroll`: steps of the training-time test.
+    """The settings that determine a head, beside its texts. `unroll`: steps of the training-time test.
 
     `draft_vocab`: outputs, where the kind has a vocabulary of its own; None: the target's.
     """
@@ -58,7 +58,7 @@ class RunIntervals:
 
 @dataclass(frozen=True)
 class TrainingTexts:
-    """What is learnt, and what is held out for measurements."""
+    """The texts to learn, and those held out for measurements."""
 
     learnt: Sequence[TrainingExample]
     heldout: Sequence[TrainingExample]
@@ -66,7 +66,7 @@ class TrainingTexts:
 
 @dataclass
 class RunProgress:
-    """How far a run is: steps done, seconds spent, and a line for each measurement."""
+    """The progress of a run: steps done, seconds spent, and a line for each measurement."""
 
     step: int = 0
     seconds: float = 0.0
@@ -162,7 +162,7 @@ class HeadRun:
 
     @torch.no_grad()
     def _course(self, batch: PackedBatch) -> tuple[UnrollBatch, Tensor]:
-        """What the head learns of a batch, and the target's first choice after each token, int64 [B, L]."""
+        """The lesson of a batch, and the target's first choice after each token, int64 [B, L]."""
         teacher, token_map = self._teacher, self.head.token_map
         observed = teacher.observe(batch, self._taps)
         target_logits = teacher.logits(observed.hidden)

@@ -82,7 +82,7 @@ class KvCache:
 
 @dataclass(frozen=True)
 class CacheView:
-    """Where one forward pass writes its rows, and which columns each row sees."""
+    """The rows that one forward pass writes, and the columns that each row sees."""
 
     cache: KvCache
     start: int

@@ -47,7 +47,7 @@ class PackedBatch:
     lengths: tuple[int, ...]
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same on a device, without waiting for what it is doing."""
+        """A copy on a device, made without waiting for what it is doing."""
         return PackedBatch(
             ids=upload(self.ids, device),
             positions=upload(self.positions, device),
@@ -107,7 +107,7 @@ class PackedBatches:
     seed: int
 
     def start(self, number: int) -> Iterator[PackedBatch]:
-        """Those from a number on, without end."""
+        """Batches from a number on, without end."""
         for rows in itertools.islice(self._in_rows(self._endless()), number, None):
             yield batch_of(rows, self.length)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """How long and how fast to train.
+    """The length and speed of training.
 
     `rows`, `length`: the shape of a batch in tokens. `rate`: the peak learning rate. `warmup`, `cooldown`:
     shares of the steps. `decay`: the weight decay. `clip`: the largest gradient norm.

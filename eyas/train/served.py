@@ -24,7 +24,7 @@ CHAIN = SpeculationConfig(steps=5, draft_tokens=6)
 def served_acceptance(
     device: str, target: Path, head: Path, prompts: Sequence[EnginePrompt], captured: tuple[int, ...] = ()
 ) -> ByDepth:
-    """Of chains of five, in a process of its own that needs little memory beside the weights.
+    """Measures chains of five, in a process of its own that needs little memory beside the weights.
 
     `captured`: the target's layers that are fed to the head, instead of its own. Raises EyasError if the
     engine gives up.
@@ -47,7 +47,7 @@ def served_acceptance(
 
 
 def count_rounds(config: EngineConfig, prompts: Sequence[EnginePrompt]) -> ByDepth:
-    """The same in this process."""
+    """Measures in this process."""
     counts = ByDepth()
 
     def add(one: EngineAnswer) -> None:

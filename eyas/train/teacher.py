@@ -26,7 +26,7 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class TargetOutputs:
-    """What a target makes of B rows with L tokens: zeros where they are padding.
+    """A target's outputs for B rows with L tokens: zeros where they are padding.
 
     `tapped` [B, L, taps * hidden]: the residual rows that enter each tapped layer; `hidden` [B, L, hidden]:
     those that leave the last one, after the final norm.
@@ -46,7 +46,7 @@ class BatchLimit:
 
     @property
     def pages(self) -> int:
-        """Of a pool that holds it: every text may end on a page of its own."""
+        """The pages of a pool that holds it: every text may end on a page of its own."""
         return pages_for(self.tokens, PAGE) + self.texts
 
 
@@ -91,5 +91,5 @@ def _placed(rows: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def final_gain(config: ModelConfig, weights: WeightSource) -> Tensor:
-    """What the norm before the output head multiplies by, [hidden]."""
+    """The factor of the norm before the output head, [hidden]."""
     return weights.take("model.norm.weight", (config.hidden_size,)) + config.norm_offset

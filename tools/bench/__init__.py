@@ -1,1 +1,1 @@
-"""What a gateway alone costs, and what the benchmark's own client does."""
+"""Measurements of a gateway alone, and of the benchmark's own client."""

@@ -1,7 +1,4 @@
-"""A server in a process of its own, for one measurement: started, waited for, stopped.
-
-It knows the process and when it answers, and refuses to know what it serves.
-"""
+"""A server in a process of its own, for one measurement: started, waited for, stopped."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""What a gateway costs: CPU time per request and per streamed token, memory per stream.
+"""Measures the cost of a gateway: CPU time per request and per streamed token, memory per stream.
 
     python -m tools.bench.gateway_cost [--streams N] [--step-ms MS] [--gateway-workers N] [--workers N]
                                       [--route completions|chat|generate]
 
 Real gateway processes serve streams that paced workers (`tools.bench.paced_worker`) feed: every step brings
 each stream a token. The client counts events and reads the processes' CPU clocks while all streams are open.
-It refuses to know what a token says, and what an engine costs.
 """
 
 from __future__ import annotations

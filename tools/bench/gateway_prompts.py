@@ -1,12 +1,12 @@
-"""What very long prompts cost a gateway's callers: the time that it adds to a first token, and what other
-streams notice.
+"""Measures the cost of very long prompts for a gateway's callers: the time added to a first token, and the
+delay of other streams.
 
     python -m tools.bench.gateway_prompts [--tokens N] [--seconds S] [--ids-rate R]
                                          [--gateway-workers N]
 
 Real gateway processes serve prompts at a steady rate, first as text, then as ids, that a paced worker
 (`tools.bench.paced_worker`) answers at once; beside them, streams get a token each step. Of a text's time,
-what the tokenizer takes alone is told apart. It refuses to know what an engine costs.
+what the tokenizer takes alone is told apart.
 """
 
 from __future__ import annotations

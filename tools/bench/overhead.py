@@ -1,10 +1,9 @@
-"""What the load client itself costs: CPU per event, and how much later than sent it sees an event.
+"""Measures the cost of the load client itself: CPU per event, and the delay from sending to seeing one.
 
     python -m tools.bench.overhead [--streams N] [--tokens-per-second R] [--seconds S]
 
 A stub server in another process streams tokens at a fixed pace over many streams. Each token's text is the
-moment of its sending, by the clock that all processes of a machine share. It knows the protocol of one
-stream, and no model.
+moment of its sending, by the clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ async def measure_client(pace: Pace) -> dict[str, Any]:
 
 
 def lateness_s(record: RequestRecord) -> list[float]:
-    """How much later than sent each token was seen, in seconds; `start_s` is a `time.perf_counter`."""
+    """The delay with which each token was seen, in seconds; `start_s` is a `time.perf_counter`."""
     seen = itertools.accumulate(record.itls_s, initial=record.start_s + record.ttft_s)
     return [at - float(sent) for at, sent in zip(seen, record.text.split(), strict=True)]
 

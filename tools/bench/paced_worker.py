@@ -3,8 +3,7 @@
     python -m tools.bench.paced_worker PORT STEP_MS
 
 Its gRPC services are the real ones. It admits every request at once and says its first tokens; then each step
-says the next token of all requests in one message, as an engine does. It knows no model, and refuses to know
-who asks.
+says the next token of all requests in one message, as an engine does.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How the embedded model, its head and its held-out questions are made, from text made here."""
+"""The build of the embedded model, its head and its held-out questions, from text made here."""

@@ -3,7 +3,7 @@
     python -m tools.nano.build --out DIR
 
 The composition root of this folder. A stage whose result is in the output folder already is skipped, so a run
-can be continued. This file knows the sizes of a full run; it knows no layer and no topic.
+can be continued.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ TINY = Scale(
 
 @dataclass(frozen=True)
 class Run:
-    """Where one run writes, and its seed."""
+    """The output folder of one run, and its seed."""
 
     out: Path
     scale: Scale
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def processes(self) -> int:
-        """How many processes make text; 0 on a CPU, where a run is only a smoke test."""
+        """The number of processes that make text; 0 on a CPU, where a run is only a smoke test."""
         return max(1, (os.cpu_count() or 2) - 1) if self.device == "cuda" else 0
 
     def shards_for(self, recipe: TrainingRecipe, share: float = 1.0) -> tuple[Packing, int]:

@@ -1,7 +1,6 @@
 """Dialogues as packed rows of tokens, which other processes make while the device trains.
 
-Shard i depends on (seed, i) alone and shards come in order, so a run can be repeated. This file knows packing
-and processes; it knows no model.
+Shard i depends on (seed, i) alone and shards come in order, so a run can be repeated.
 """
 
 from __future__ import annotations

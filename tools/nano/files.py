@@ -1,7 +1,4 @@
-"""Reads and writes the embedded model and its head as Hugging Face folders.
-
-This file knows names, shapes and configs; it knows no training.
-"""
+"""Reads and writes the embedded model and its head as Hugging Face folders."""
 
 from __future__ import annotations
 

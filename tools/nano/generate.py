@@ -1,6 +1,6 @@
 """Batched generation with a plain key-value cache, and a plain speculative loop for one chat.
 
-They are the references of this folder: no pages, no graphs, no scheduler. This file knows ids, no text.
+They are the references of this folder: no pages, no graphs, no scheduler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPACT_EVERY = 16
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are chosen, and when a row ends: at a `stop` id or after `max_new` tokens."""
+    """The sampling of tokens, and the end of a row: at a `stop` id or after `max_new` tokens."""
 
     stop: tuple[int, ...]
     max_new: int
@@ -68,7 +68,7 @@ def generate(model: Nano, prompts: list[list[int]], sampling: SamplingOptions) -
 
 
 def _view(cache: KvCache, start: int, count: int, pad: Tensor) -> tuple[CacheView, Tensor]:
-    """Where the next rows are written, what they see (themselves at least), and their positions."""
+    """The places of the next rows, the columns that they see (themselves at least), and their positions."""
     rows = torch.arange(start, start + count, device=pad.device)
     seen = torch.arange(start + count, device=pad.device)
     mask = (seen <= rows[:, None])[None] & (seen >= pad[:, None])[:, None] | (seen == rows[:, None])[None]

@@ -40,7 +40,7 @@ def head_of(target: Nano) -> Eagle3Head:
 
 @torch.no_grad()
 def course_of(target: Nano, packed: Tensor) -> UnrollBatch:
-    """What a head learns of a packed batch [rows, length + 1]. Texts that share a row see each other."""
+    """The lesson of a packed batch [rows, length + 1] for a head. Texts that share a row see each other."""
     ids, answer = split_bits(packed)
     hidden, features = target(ids)
     return UnrollBatch(

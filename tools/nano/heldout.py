@@ -2,8 +2,7 @@
 
     python -m tools.nano.heldout
 
-Phrasings and number pairs come from the generators' held-out split, from which training never draws. It
-refuses to know servers and models.
+Phrasings and number pairs come from the generators' held-out split, from which training never draws.
 """
 
 from __future__ import annotations

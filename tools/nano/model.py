@@ -1,7 +1,6 @@
 """The embedded model as it is trained: a compact Llama on PyTorch's own operations.
 
-The forward pass is exactly that of Hugging Face's LlamaForCausalLM, which a test asserts. This file knows no
-data, optimiser or file.
+The forward pass is exactly that of Hugging Face's LlamaForCausalLM, which a test asserts.
 """
 
 from __future__ import annotations

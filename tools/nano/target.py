@@ -1,7 +1,4 @@
-"""Training of the target model on packed rows, and its loss.
-
-This file does not know how text is made or stored.
-"""
+"""Training of the target model on packed rows, and its loss."""
 
 from __future__ import annotations
 

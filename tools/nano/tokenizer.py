@@ -1,7 +1,6 @@
 """The byte-level BPE tokenizer of the embedded model, its chat markup and its folder.
 
-Every digit is a token of its own and all 256 bytes are covered, so any text round-trips. This file knows
-tokens and markup; it knows no topic and no model.
+Every digit is a token of its own and all 256 bytes are covered, so any text round-trips.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Talk = list[tuple[str, str]]  # who says what
 
 
 def jobs(draw: DatasetOptions) -> list[LoadJob]:
-    """At most `draw.count` requests, each with the first turn of a conversation. Raises ConfigError."""
+    """Draws at most `draw.count` requests, each with the first turn of a conversation. Raises ConfigError."""
     count = draw.token_counter()
     selected: list[LoadJob] = []
     for talk in conversations(draw):
@@ -39,7 +39,7 @@ def jobs(draw: DatasetOptions) -> list[LoadJob]:
 
 
 def whole_conversations(draw: DatasetOptions) -> list[LoadJob]:
-    """At most `draw.count` conversations of at most `draw.turns` requests each. Raises ConfigError."""
+    """Draws at most `draw.count` conversations of at most `draw.turns` requests each. Raises ConfigError."""
     count = draw.token_counter()
     selected: list[LoadJob] = []
     for talk in conversations(draw):
@@ -65,7 +65,7 @@ def refuse_empty(draw: DatasetOptions) -> None:
 
 
 def conversations(draw: DatasetOptions) -> list[Talk]:
-    """Those of at least two turns, in the order that the seed draws. Raises ConfigError."""
+    """Conversations of at least two turns, in the order that the seed draws. Raises ConfigError."""
     try:
         entries = json.loads(draw.text())
     except json.JSONDecodeError as error:

@@ -12,7 +12,7 @@ from eyas.bench.jobs import LoadJob
 
 @dataclass(frozen=True)
 class Dataset:
-    """What it is, in a few words, and the function that gives its jobs."""
+    """A dataset: a few words about it, and the function that gives its jobs."""
 
     text: str
     jobs: Callable[[DatasetOptions], list[LoadJob]]

@@ -39,7 +39,7 @@ class AttentionShape:
 
     @property
     def rows(self) -> int:
-        """Of one sequence, its queries' own too."""
+        """The rows of one sequence, its queries' own too."""
         return self.below + self.width
 
 
@@ -122,7 +122,9 @@ class PoolRows:
 
 
 def ancestors(width: int) -> list[int]:
-    """Of a binary tree's nodes in order of depth: bit r is set if node r is on the way to it."""
+    """The ancestors of a binary tree's nodes in order of depth: bit r is set if node r is on the
+    way to it.
+    """
     masks = [1]
     for node in range(1, width):
         masks.append(masks[(node - 1) // 2] | 1 << node)
@@ -205,7 +207,7 @@ def _chunk(setting: KernelSetting, shape: AttentionShape) -> KernelCalls:
 
 
 def _fa3(setting: KernelSetting, shape: AttentionShape) -> KernelCalls:
-    """By flashinfer, planned once. Raises ConfigError where it has no template."""
+    """Calls of flashinfer's kernel, planned once. Raises ConfigError where it has no template."""
     from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
 
     model = setting.model

@@ -26,7 +26,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 @dataclass(frozen=True)
 class KernelCalls:
-    """The same work `calls` times, each on other memory than the one before.
+    """The work `calls` times, each on other memory than the one before.
 
     `nbytes`: what one call must read and write at least; `flops`: what it must compute. `road`: whose
     bandwidth bounds the bytes, "memory" (of the device), "host" (memory of this machine), "to host" or
@@ -53,7 +53,7 @@ class KernelCase:
 
 @dataclass(frozen=True)
 class KernelSetting:
-    """What cases are made for: one rank's share of a model, and the last cache of its device, in bytes."""
+    """The setting of cases: one rank's share of a model, and the last cache of its device, in bytes."""
 
     config: EngineConfig
     model: ModelConfig
@@ -67,24 +67,24 @@ class KernelSetting:
 
     @property
     def device(self) -> str:
-        """As the configuration names it."""
+        """The device, as the configuration names it."""
         return self.config.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and KV."""
+        """The dtype of weights and KV."""
         dtype = getattr(torch, self.config.dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     @property
     def fast(self) -> bool:
-        """Whether the engine runs its own kernels, rather than plain torch."""
+        """True if the engine runs its own kernels, rather than plain torch."""
         return self.config.attention_backend != "torch"
 
     @property
     def clock(self) -> Clock:
-        """Of the device's own kernels."""
+        """The clock of the device's own kernels."""
         return "host" if self.device == "cpu" else "graph"
 
     @property
@@ -93,12 +93,12 @@ class KernelSetting:
         return self.device != "cpu"
 
     def calls(self, nbytes: int) -> int:
-        """Of `nbytes` each, until none finds its memory in a cache."""
+        """The number of calls of `nbytes` each, until none finds its memory in a cache."""
         enough = -(-CACHES * self.cache // max(nbytes, 1))
         return min(max(enough, FEWEST_CALLS), MOST_CALLS)
 
     def cached(self, work: KernelCalls) -> bool:
-        """Whether all of the work's memory is so little that a cache may hold it."""
+        """True if all of the work's memory is so little that a cache may hold it."""
         return len(work.calls) * work.nbytes < 2 * self.cache
 
     def normal(self, *sizes: int, dtype: torch.dtype | None = None) -> torch.Tensor:

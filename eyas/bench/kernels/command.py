@@ -123,7 +123,7 @@ def figures(case: KernelCase, setting: KernelSetting, floors: MachineLimits) -> 
 
 
 def about(setting: KernelSetting) -> str:
-    """What is measured, and how memory is kept out of caches."""
+    """Says what is measured, and how memory is kept out of caches."""
     model, dtype, cache = model_name(setting.config.model), setting.config.dtype, setting.cache >> 20
     way = "the engine's kernels" if setting.fast else "plain torch"
     return (

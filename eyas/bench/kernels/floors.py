@@ -51,7 +51,7 @@ class MachineLimits:
         return 1e6 * max(work.nbytes / self.bandwidth[work.road], work.flops / self.flops)
 
     def bound(self, work: KernelCalls) -> str:
-        """What the floor is made of: "bytes" or "flops"."""
+        """The limit that sets the floor: "bytes" or "flops"."""
         return "bytes" if work.nbytes / self.bandwidth[work.road] >= work.flops / self.flops else "flops"
 
     def __str__(self) -> str:

@@ -36,12 +36,12 @@ class MatrixProduct:
         return itemsize * (self.n * self.k + m * (self.k + written))
 
     def flops(self, m: int) -> int:
-        """Of m rows."""
+        """The operations for m rows."""
         return 2 * m * self.n * self.k
 
 
 def products_of(setting: KernelSetting) -> list[MatrixProduct]:
-    """Those of one layer in the order of a forward, then the head's, as one rank has them."""
+    """The products of one layer in the order of a forward, then the head's, as one rank has them."""
     model, layer = setting.model, setting.model.layers[0]
     heads, dim, hidden = layer.attention, model.head_dim, model.hidden_size
     width, ranks = layer.feed_forward.width, setting.config.tensor_parallel_size

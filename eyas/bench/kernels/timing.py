@@ -47,7 +47,9 @@ def graph_us(calls: Sequence[Call], replays: int = REPLAYS) -> float:
 
 
 def queue_us(calls: Sequence[Call], replays: int = REPLAYS) -> float:
-    """As `graph_us`, for calls that no graph takes: launched while the GPU is kept busy by something else."""
+    """Measures as `graph_us`, for calls that no graph takes: launched while the GPU is kept busy by something
+    else.
+    """
     calls[0]()
     times = []
     for _ in range(replays):

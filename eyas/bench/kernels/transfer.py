@@ -29,7 +29,7 @@ COPY_S = 30.0  # for one copy
 
 
 def cases(setting: KernelSetting) -> Iterator[KernelCase]:
-    """By shared memory; on a GPU also out of the pool and into it."""
+    """Copies by shared memory; on a GPU also out of the pool and into it."""
     for layout, scattered in (("pages in a row", False), ("scattered pages", True)):
         yield KernelCase(f"shm, {layout}", partial(_shm, setting, scattered))
         if setting.device != "cpu":
@@ -46,7 +46,7 @@ def _pages(setting: KernelSetting) -> PoolShape:
 
 
 def _jobs(pages: int, scattered: bool) -> list[tuple[int, ...]]:
-    """Which pages each call copies, to those of the same places in a row."""
+    """The pages that each call copies, to those of the same places in a row."""
     numbers = list(range(pages))
     if scattered:
         random.Random(0).shuffle(numbers)

@@ -62,7 +62,7 @@ def _distributions(axes: Axes, runs: Sequence[SavedRun], times: Sequence[Floats]
 
 
 def _shares(values: Floats) -> Floats:
-    """In percent: how many of the sorted values are at most as large as each."""
+    """The share of the sorted values that are at most as large as each, in percent."""
     return 100 * np.arange(1, len(values) + 1) / len(values)
 
 

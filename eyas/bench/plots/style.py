@@ -29,7 +29,7 @@ QUIET = "#8a8a8a"  # of what is not data
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How one series is drawn."""
+    """The look of one series."""
 
     color: str
     dashes: Any  # a matplotlib line style

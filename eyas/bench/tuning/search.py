@@ -71,7 +71,9 @@ class FastestTile:
 
 
 def jobs_of(model: str, ranks: int, products: str) -> tuple[TuningJob, ...]:
-    """Of one rank's share of a model: those of experts ("moe"), or the dense ones in FP8 blocks ("gemm")."""
+    """The tuning jobs of one rank's share of a model: those of experts ("moe"), or the dense ones in FP8
+    blocks ("gemm").
+    """
     config = config_of_rank(read_model(model, "dummy"), ranks)
     in_fp8 = bool(config.fp8 and config.fp8.rows)
     itemsize = 1 if in_fp8 else 2
@@ -94,7 +96,9 @@ def gated_pair(experts: int, width: int, hidden: int, itemsize: int) -> tuple[Gr
 
 
 def dense_shapes(layer: LayerSpec, hidden: int) -> Iterator[GroupedShape]:
-    """Of a layer's dense products in FP8 blocks; a shared expert like the others is one of those."""
+    """The shapes of a layer's dense products in FP8 blocks; a shared expert like the others is one
+    of those.
+    """
     attention, spec = layer.attention, layer.feed_forward
     if isinstance(attention, LatentSpec):
         yield from _latent_shapes(attention, hidden)
@@ -110,7 +114,7 @@ def dense_shapes(layer: LayerSpec, hidden: int) -> Iterator[GroupedShape]:
 
 
 def _latent_shapes(spec: LatentSpec, hidden: int) -> Iterator[GroupedShape]:
-    """What the input is multiplied by first, the queries' second factor, and the way back."""
+    """The shapes of the first product of the input, the queries' second factor, and the way back."""
     queries = spec.num_heads * (spec.plain_dim + spec.rotated_dim)
     yield GroupedShape(1, (spec.query_rank or queries) + spec.head_dim, hidden, False, 1)
     if spec.query_rank:
@@ -174,7 +178,7 @@ class TuningBench:
         self._weights = [self._weight(shape) for shape in job.shapes]
 
     def is_elsewhere(self, rows: int) -> bool:
-        """Whether an engine multiplies this many rows by the dense weight without a tile."""
+        """True if an engine multiplies this many rows by the dense weight without a tile."""
         weight = self._weights[0]
         if self.job.per_row or weight.rounding is None:
             return False
@@ -201,7 +205,7 @@ class TuningBench:
         return [block for block in BLOCKS if block <= max(4 * each, 16) and 4 * block >= min(each, 128)]
 
     def inputs(self, at: int, rows: int, block: int) -> list[ProductInput]:
-        """What a product reads: rows, and where they go; drawn on the device, the same for every tile."""
+        """The input of a product: rows, and where they go; drawn on the device, the same for every tile."""
         shape, per_row = self.job.shapes[at], self.job.per_row
         count = rows * per_row if at else rows
         inputs = []
@@ -221,7 +225,7 @@ class TuningBench:
         return [partial(self._product, products, at, given) for given in inputs]
 
     def _product(self, products: GroupedProducts, at: int, given: ProductInput) -> Rows:
-        """What a gate passes is rounded for the next product, by the tile or after it."""
+        """Runs the product. A gate's result is rounded for the next product, by the tile or after it."""
         weight, gate = self._weights[at], GateActivation(rounding=self._weights[at].rounding)
         if not self.job.shapes[at].gated:
             if given.order is None:

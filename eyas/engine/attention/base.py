@@ -13,7 +13,7 @@ from eyas.engine.checkpoint.config import AttentionSpec
 
 
 class AttentionPlan(ABC):  # noqa: B024 (a backend's own record: only its backend looks inside)
-    """What a backend prepared for one forward."""
+    """The work that a backend has prepared for one forward."""
 
 
 class AttentionBackend(ABC):

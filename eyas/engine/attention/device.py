@@ -23,7 +23,7 @@ def row_attention(
     pdl: bool,
     prompts: PromptPlan | None = None,
 ) -> PagedAttention | PagedLatents:
-    """Of `heads` query heads over a pool of that shape. `prompts`: of that form."""
+    """The attention of `heads` query heads over a pool of that shape. `prompts`: of that form."""
     if shape.format.latent:
         expanded = prompts if isinstance(prompts, ExpandedPrompts) else None
         return PagedLatents(tables, heads, shape, most, pdl=pdl, prompts=expanded)

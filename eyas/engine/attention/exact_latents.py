@@ -25,7 +25,9 @@ from eyas.engine.kv.pool import PoolShape
 
 
 class ExactLatents:
-    """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages]."""
+    """Exact latent attention of `heads` query heads over the sequences of `tables` int32 [slots,
+    most pages].
+    """
 
     def __init__(
         self, tables: torch.Tensor, heads: int, shape: PoolShape, most: RowLimits, *, pdl: bool
@@ -38,7 +40,7 @@ class ExactLatents:
     def __call__(
         self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling
     ) -> torch.Tensor:
-        """As `PagedLatents`."""
+        """Attends the rows, as `PagedLatents` does."""
         assert isinstance(scores, LatentHeads)
         kv, first = PagedKv(layer, self.tables, scores, rows.firsts), 0
         absorbed = absorb(q, scores.keys, scores.rotation, self._pdl, exact=True)

@@ -24,7 +24,7 @@ from eyas.engine.kv.pool import PoolShape
 
 
 class ExactAttention:
-    """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages]."""
+    """Exact attention of `heads` query heads over the sequences of `tables` int32 [slots, most pages]."""
 
     def __init__(
         self, tables: torch.Tensor, heads: int, shape: PoolShape, most: RowLimits, *, pdl: bool

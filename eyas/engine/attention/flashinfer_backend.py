@@ -96,7 +96,7 @@ class PrefillAttention:
         self._rows = 0
 
     def ready(self) -> bool:
-        """Whether `plan` may be called; see `Fa3Build.ready`."""
+        """True if `plan` may be called; see `Fa3Build.ready`."""
         return self._build.ready()
 
     def plan(self, spans: Sequence[QuerySpan]) -> None:

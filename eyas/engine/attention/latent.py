@@ -25,7 +25,7 @@ from eyas.engine.kv.pool import PoolShape
 
 
 class PagedLatents:
-    """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages].
+    """Latent attention of `heads` query heads over the sequences of `tables` int32 [slots, most pages].
 
     `prompts` attends the chunks of planned rows, all others the tile kernel does.
     """

@@ -23,5 +23,5 @@ class LatentHeads(ScoreScaling):
     rotation: RotaryInput
 
     def turned(self, own: slice) -> RotaryInput:
-        """How some of the rows are rotated."""
+        """The rotary angles of some of the rows."""
         return RotaryInput(self.rotation.cos, self.rotation.sin, self.rotation.positions[own])

@@ -24,7 +24,9 @@ MOST_BYTES = 1 << 29
 
 
 class ExpandedPrompts:
-    """For layers that are `spec`, one rank's share, over pools of that shape."""
+    """Prompt attention on expanded latents, for layers that are `spec` (one rank's share) and pools of that
+    shape.
+    """
 
     def __init__(self, spec: LatentSpec, shape: PoolShape) -> None:
         self._spec, self._shape = spec, shape
@@ -46,7 +48,7 @@ class ExpandedPrompts:
         return True
 
     def pays(self, spans: Sequence[QuerySpan]) -> bool:
-        """Whether it is less work than over latents, and what is made has room."""
+        """True if it is less work than over latents, and what is made has room."""
         spec = self._spec
         pairs = sum(span.count * span.start + span.count * (span.count + 1) // 2 for span in spans)
         rows = sum(span.start + span.count for span in spans)
@@ -67,7 +69,9 @@ class ExpandedPrompts:
         return attend_expanded(q, ExpandedRows(keys, values, rows), self._tiles, rotation, heads.factor)
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:
-        """On the device. Copies from plain memory would wait for the stream."""
+        """Copies an array to the device, from pinned memory: copies from plain memory would wait for the
+        stream.
+        """
         tensor = torch.from_numpy(array)
         if not self._shape.device.startswith("cuda"):
             return tensor.to(self._shape.device)

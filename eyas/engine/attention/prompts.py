@@ -14,7 +14,7 @@ from eyas.engine.kernels.attention.scores import ScoreScaling
 
 
 class PromptPlan(Protocol):
-    """What decides, step by step, whether it attends the prompt rows."""
+    """An attention that decides, step by step, whether it attends the prompt rows."""
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
@@ -25,7 +25,7 @@ class PlannedAttention(Protocol):
     """Causal attention that is planned on the host, such as `flashinfer_backend.PrefillAttention`."""
 
     def ready(self) -> bool:
-        """Whether the kernels are built. Raises ConfigError if they cannot be."""
+        """True if the kernels are built. Raises ConfigError if they cannot be."""
         ...
 
     def plan(self, spans: Sequence[QuerySpan]) -> None:

@@ -32,7 +32,7 @@ class RowLimits:
 
 
 class PagedAttention:
-    """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages].
+    """Attention of `heads` query heads over the sequences of `tables` int32 [slots, most pages].
 
     `prompts` attends the chunks of planned rows, in layers whose scores it computes; all others the tile
     kernel does.

@@ -78,7 +78,7 @@ class _TileGroup:
 
 @dataclass(frozen=True)
 class _KeyGather:
-    """Where keys and values are that are gathered together."""
+    """Indices of the keys and values that are gathered together."""
 
     gather: torch.Tensor  # int64 [fields * blocks * kv_heads * BLOCK], into a layer viewed as rows of [dim]
     blocks: torch.Tensor | None  # int64 [pairs]: which of these blocks each pair has; None: its own
@@ -121,7 +121,7 @@ class _TreeStem:
 
 
 class KeyVisibility(NamedTuple):
-    """Which keys a layer's queries see: `window` and `unseen` of its `AttentionSpec`."""
+    """The keys that a layer's queries see: `window` and `unseen` of its `AttentionSpec`."""
 
     window: int
     unseen: int
@@ -134,7 +134,7 @@ class KeyVisibility(NamedTuple):
 
 @dataclass(frozen=True)
 class _VisibleParts:
-    """What rows see by one sight."""
+    """The key parts that rows see by one sight, and the order of their results."""
 
     parts: tuple[_KeyPart | _TreePart, ...]
     rows: torch.Tensor  # int64 [padded R * heads]: where each query head's result is among the tiles'
@@ -148,7 +148,8 @@ class TorchPlan(AttentionPlan):
 
 
 class TorchAttention(AttentionBackend):
-    """For `heads` query heads over a pool of the given shape; computes in float32 wherever the pool is.
+    """Attention of `heads` query heads over a pool of the given shape; computes in float32 wherever the pool
+    is.
 
     `sights`: those of the layers that will `run`. `beat`: is called after every part of a layer.
     """
@@ -171,7 +172,7 @@ class TorchAttention(AttentionBackend):
 
     @classmethod
     def of(cls, config: ModelConfig, shape: PoolShape, beat: Beat = no_pulse) -> Self:
-        """For all layers of a decoder."""
+        """Builds the attention for all layers of a decoder."""
         return cls(
             config.num_heads, shape, {KeyVisibility.of(layer.attention) for layer in config.layers}, beat
         )
@@ -258,7 +259,9 @@ class TorchAttention(AttentionBackend):
     def _attend_tree(
         self, q_rows: torch.Tensor, rows: torch.Tensor, part: _TreePart, spec: AttentionSpec
     ) -> torch.Tensor:
-        """What `_attend` gives of the tips, if each had its stem's blocks before its own: to the bit."""
+        """The results of the tips, bit for bit as `_attend` gives them if each tip had its stem's blocks
+        before its own.
+        """
         stems, tips = part.stems, part.tips
         stem_seen, tip_seen = self._gathered(rows, part.stem_keys), self._gathered(rows, part.tip_keys)
         stem_scores, stem_peaks = self._scores(q_rows, stem_seen, stems, spec)
@@ -395,7 +398,7 @@ class TorchAttention(AttentionBackend):
         return _KeyPart(self._keys([replace(tiles[-1], first=first)]), groups)
 
     def _keys(self, tiles: Sequence[_QueryTile]) -> _KeyGather:
-        """Where the fields of the tiles' blocks are."""
+        """The places of the fields of the tiles' blocks."""
         shape, size = self._shape, self._shape.page_size
         tile_of, block_of = _pairs(tiles)
         blocks = None

@@ -53,7 +53,7 @@ class ForwardRows:
 
     @property
     def groups(self) -> list[DecodeRows]:
-        """Those that decode, in the order of their rows."""
+        """The row groups that decode, in the order of their rows."""
         return [group for group in (self.rounds, self.singles) if group is not None]
 
     @property

@@ -19,7 +19,7 @@ from eyas.engine.batch.window import FeatureWindow
 
 
 class GenerationKind(enum.Enum):
-    """Where a generation's KV is computed, and where it is decoded."""
+    """The division of a generation between workers: where its KV is computed, and where it is decoded."""
 
     LOCAL = "local"  # computed and decoded here
     ATTACH = "attach"  # KV comes from a prefill worker
@@ -72,11 +72,11 @@ class Generation:
 
     @property
     def has_started(self) -> bool:
-        """Whether work was spent on it here, or its client has a token from another worker."""
+        """True if work was spent on it here, or its client has a token from another worker."""
         return self.began > 0.0 or self.request.begun
 
     def timings_once(self, now: float) -> EngineTimings | None:
-        """Where the time went until the first token, the first time; None after that."""
+        """The timings up to the first token, the first time this is called; None after that."""
         if self.timings_sent:
             return None
         self.timings_sent = True
@@ -92,8 +92,8 @@ class Generation:
 
 
 class RingPlace(NamedTuple):
-    """Where a drafter's GPU takes the features of a sequence: the place's number and its address, for as long
-    as the drafter knows the sequence by `generation`.
+    """A sequence's place in a drafter's ring of features on its GPU: number and address, valid while the
+    drafter knows the sequence by `generation`.
 
     `mailbox`: the address of its place in the drafter's mailbox; 0: the host tells of rounds, and is told of
     drafts.
@@ -192,7 +192,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class SequenceWork:
-    """What one step does for one sequence: it computes rows start .. start + len(tokens) - 1.
+    """The work of one step for one sequence: it computes rows start .. start + len(tokens) - 1.
 
     A prompt chunk has no tree; `sample` says that its last row gives a token. A round (plain decoding or
     verification) has the sequence's last token, followed by the nodes of `tree`, and samples at every node.
@@ -221,7 +221,7 @@ class SequenceWork:
         return self.round and depth == 0
 
     def score_request(self, first: int = 0) -> ScoreRequest | None:
-        """Which of its rows must be scored, if `first` is the place of its first row in the forward."""
+        """The rows of it that must be scored, if `first` is the place of its first row in the forward."""
         scores = self.seq.generation.scores
         return (
             None

@@ -45,5 +45,7 @@ class StepResult(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows are certain now: of a round the root's and those of the drafts that were accepted."""
+        """The number of rows accepted now: of a round the root's and those of the drafts that were
+        accepted.
+        """
         return len(self.tokens) if self.work.round else len(self.work.tokens)

@@ -22,7 +22,8 @@ def banned_ids(params: SamplingParams, eos_ids: Collection[int], output_len: int
 def finish(
     params: SamplingParams, eos_ids: Collection[int], output_len: int, tokens: Sequence[int]
 ) -> tuple[tuple[int, ...], FinishCause | None]:
-    """Which of a round's `tokens` are emitted, and why the output ends with them (None: it goes on).
+    """Cuts a round's `tokens` at the end of the output; gives those emitted and why it ends (None: it goes
+    on).
 
     The token that ends the output is emitted; the tokens after it are dropped. `output_len` counts the
     tokens before tokens[0].

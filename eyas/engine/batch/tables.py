@@ -216,7 +216,7 @@ class TableWrites:
                 self.put("mask", slot, _halves(part), start=2 * (word * self._tables.mask[0].numel() + node))
 
     def ring(self, slot: int, place: RingPlace | None) -> None:
-        """Where its certain rows go from now on, and its drafts come from; None: nowhere."""
+        """Sets where a slot's accepted rows go from now on and where its drafts come from; None: nowhere."""
         self.put("ring", slot, _halves(0 if place is None else place.address))
         self.put("mailbox", slot, _halves(0 if place is None else place.mailbox))
         self.put("ring_generation", slot, (0 if place is None else place.generation,))

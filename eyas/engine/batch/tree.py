@@ -36,7 +36,7 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node is the child of the one before: then causal attention verifies the tree."""
+        """True if every node is the child of the one before: then causal attention verifies the tree."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     @property
@@ -53,7 +53,7 @@ class DraftTree:
         return upwards[::-1]
 
     def depth(self, node: int) -> int:
-        """How far `node` lies below the root: 1 for the root's children."""
+        """The distance of `node` below the root: 1 for the root's children."""
         return len(self.path(node))
 
     def children(self, node: int) -> list[int]:
@@ -112,7 +112,7 @@ class DraftTree:
 
 
 class DraftCounts(NamedTuple):
-    """What became of the drafts of one sequence in one step.
+    """Counts of the drafts of one sequence in one step.
 
     Only one branch of a tree can be accepted, so `offered` is the depth of the drafts: the most that could be
     `accepted`. `nodes` is how many drafts were verified, on all branches.

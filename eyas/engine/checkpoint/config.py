@@ -53,7 +53,7 @@ class AttentionSpec:
 
     @property
     def latent(self) -> int:
-        """As `KvFormat.latent`."""
+        """The elements of a cached latent, see `KvFormat.latent`; 0: keys and values are cached."""
         return 0
 
 
@@ -82,7 +82,7 @@ class LatentSpec(AttentionSpec):
 
     @property
     def latent(self) -> int:
-        """As `KvFormat.latent`."""
+        """The elements of a cached latent, see `KvFormat.latent`."""
         return self.kv_rank
 
 
@@ -122,7 +122,7 @@ class ExpertsSpec(FeedForwardSpec):
     shared_width: int = 0
 
     def complaints(self) -> Iterator[str]:
-        """What of its numbers does not go together, a sentence each."""
+        """Finds numbers that do not go together; a sentence for each."""
         if not 0 < self.scale < math.inf:
             yield f"routed_scaling_factor {self.scale} is not a positive number"
         if not 1 <= self.per_row <= self.experts:
@@ -170,7 +170,7 @@ class LayerSpec:
     norms: NormNames = NormNames()
 
     def complaints(self) -> Iterator[str]:
-        """What of its numbers cannot be, a sentence each."""
+        """Finds impossible numbers; a sentence for each."""
         if self.attention.window < 0:
             yield f"sliding_window {self.attention.window} is negative"
         yield from self.attention.rope.complaints()
@@ -259,7 +259,7 @@ class ModelConfig:
 
     @property
     def kv_format(self) -> KvFormat:
-        """Of all its layers. Raises ConfigError, by name, if they differ."""
+        """The KV format of all its layers. Raises ConfigError, by name, if they differ."""
         return KvFormat(
             layers=len(self.layers),
             kv_heads=self._shared("num_key_value_heads", lambda layer: layer.attention.num_kv_heads),
@@ -269,7 +269,7 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self.layers)
 
     @property
@@ -311,7 +311,9 @@ class ModelConfig:
         return fingerprint(self.meaning, files)
 
     def _shared(self, name: str, value: Callable[[LayerSpec], Value]) -> Value:
-        """What is the same in every layer; ConfigError if it is not, naming the field."""
+        """The value that is the same in every layer; raises ConfigError, naming the field, if there
+        is none.
+        """
         distinct = dict.fromkeys(value(layer) for layer in self.layers)
         if len(distinct) != 1:
             values = " and ".join(map(str, distinct)) or "no layers"
@@ -320,7 +322,7 @@ class ModelConfig:
 
 
 def _rope_complaints(rope: RopeConfig, attention: AttentionSpec) -> Iterator[str]:
-    """What of a RoPE does not go with its heads, a sentence each."""
+    """Finds RoPE parameters that do not fit its heads; a sentence for each."""
     rotated, latent = rope.rotated(attention.rotated_dim), attention.latent
     if rope.kind == "dynamic" and rotated <= 2:
         yield f"head_dim {rotated} is too small for a dynamic RoPE"
@@ -371,11 +373,11 @@ class DraftConfig:
 
     @property
     def outputs(self) -> int:
-        """How many ids its logits are about."""
+        """The number of ids that its logits are about."""
         return len(self.token_ids) or self.draft_vocab_size
 
     def pool_format(self, page_size: int, ranks: int = 1) -> KvFormat:
-        """Of one rank's part of the head's own pool; a page has `page_size` rows.
+        """The KV format of one rank's part of the head's own pool; a page has `page_size` rows.
 
         Behind its layers a page has room for what the newest row in it gave at each stage but the last.
         """

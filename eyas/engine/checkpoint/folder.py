@@ -91,7 +91,7 @@ def _inside(index: Path, tensor: str, name: Any) -> str:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether there are files that `weight_files` takes."""
+    """True if there are files that `weight_files` takes."""
     return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", PICKLED))
 
 
@@ -128,7 +128,7 @@ def check_whole(folder: Path) -> None:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors, by name: 8 bytes of length, then JSON."""
+    """Reads the description of a safetensors file's tensors, by name: 8 bytes of length, then JSON."""
     file_size = path.stat().st_size
     try:
         opened = path.open("rb")

@@ -55,7 +55,8 @@ def widened(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class RowRounding:
-    """How rows are rounded: what of them has one scale (never ""), and whether that is a power of two.
+    """A way to round rows: which part of a row shares one scale (never ""), and whether scales are powers of
+    two.
 
     `scale`: of "tensor", the one of all rows.
     """

@@ -41,7 +41,7 @@ class FusedTensor:
             first += count
 
     def _side(self, counts: list[int], shape: tuple[int, ...]) -> int | None:
-        """How many rows of the matrix each row of the tensor stands for."""
+        """The number of rows of the matrix that each row of the tensor stands for."""
         if shape and shape[0] == sum(counts):
             return 1
         blocks = all(count % FP8_SIDE == 0 for count in counts)
@@ -55,12 +55,12 @@ class SomeRows:
         self._stored, self._rows = stored, rows
 
     def get_dtype(self) -> str:
-        """As the file calls it."""
+        """The dtype, by the file's name for it."""
         kind: str = self._stored.get_dtype()
         return kind
 
     def get_shape(self) -> list[int]:
-        """With as many rows as it has."""
+        """The shape, with the number of rows selected."""
         return [self._rows.stop - self._rows.start, *self._stored.get_shape()[1:]]
 
     def __getitem__(self, part: Any) -> Any:

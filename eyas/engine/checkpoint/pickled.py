@@ -40,7 +40,10 @@ def converted(path: Path, digest: str) -> Path:
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:
-    """By name; each has memory of its own, as safetensors demand. PyTorch before 1.6 wrote no archives."""
+    """Loads tensors by name; each has memory of its own, as safetensors demand.
+
+    PyTorch before 1.6 wrote no archives.
+    """
     try:
         tensors = load_saved(path, mapped=zipfile.is_zipfile(path))
     except ValueError as error:

@@ -54,7 +54,7 @@ class Fp8Config:
         return any(_named(entry, module) for entry in self.kept)
 
     def with_rows_as_they_are(self) -> Fp8Config:
-        """The same weights, which multiply rows that nothing rounds."""
+        """A copy for the same weights that rounds no rows."""
         return dataclasses.replace(self, rows="", powers=False)
 
     def __str__(self) -> str:
@@ -145,7 +145,10 @@ def _group(name: str, group: Raw) -> tuple[WeightScales, RowScales]:
 
 
 def _strategy(what: str, raw: Raw, sizes: Mapping[str, Any]) -> Any:
-    """Of numbers that are stored in FP8, symmetrically. `sizes`: of the strategies that need one."""
+    """Reads the strategy of numbers that are stored in FP8, symmetrically.
+
+    `sizes`: of the strategies that need one.
+    """
     kind, bits = raw.get("type"), raw.get("num_bits")
     if (kind, bits) != ("float", 8):
         raise _refused(f"{kind}{bits} {what}")
@@ -163,7 +166,7 @@ def _ignored(raw: Raw) -> tuple[str, ...]:
 
 
 def _entries(key: str, listed: Any) -> list[str]:
-    """Of a list of modules."""
+    """Checks a list of modules and gives its entries."""
     if not isinstance(listed, list):
         raise _refused(f"{key} {listed!r}, which is no list,")
     for entry in listed:

@@ -51,7 +51,7 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
 
     def rotated(self, head_dim: int) -> int:
-        """How many elements of a head are rotated."""
+        """The number of rotated elements of a head."""
         return int(head_dim * self.share)
 
     @property
@@ -60,7 +60,7 @@ class RopeConfig:
         return self.kind in ("dynamic", "longrope")
 
     def complaints(self) -> Iterator[str]:
-        """What of its numbers gives angles that are none, or cannot be, a sentence each."""
+        """Finds parameters that are impossible or give angles that are not finite; a sentence for each."""
         if not 0 < self.theta < math.inf:
             yield f"rope_theta {self.theta} is not a positive number"
         elif not 1 < self.theta <= MOST_THETA:

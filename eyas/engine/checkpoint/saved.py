@@ -10,7 +10,7 @@ import torch
 
 
 def load_saved(path: Path, device: str = "cpu", *, mapped: bool = False) -> object:
-    """What the file holds. `mapped`: its tensors stay on the disk until they are read.
+    """Loads the object in the file. `mapped`: its tensors stay on the disk until they are read.
 
     Raises OSError, and ValueError, in one line, for a damaged file or one of other objects.
     """

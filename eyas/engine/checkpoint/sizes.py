@@ -42,7 +42,7 @@ class WeightBytes:
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> WeightBytes:
-    """Of the weights that a decoder reads, in `dtype`; what is stored in FP8 stays so."""
+    """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so."""
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
         matrices, size = parameters(model), 1 if model.fp8 is not None else ITEMSIZE[dtype]
         return WeightBytes(size * matrices.experts, size * matrices.rest)
@@ -74,7 +74,7 @@ def page_bytes(model: ModelConfig, page_size: int, dtype: str, ranks: int = 1) -
 
 
 def _is_read(model: ModelConfig, name: str) -> bool:
-    """Whether a decoder reads the tensor of that name: behind its last layer are a draft head's."""
+    """True if a decoder reads the tensor of that name: behind its last layer are a draft head's."""
     if match := _LAYER.match(name):
         return int(match[1]) < model.num_layers
     return name.startswith(_ENDS) or (name.startswith("lm_head.") and not model.tied_head)

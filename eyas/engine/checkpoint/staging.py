@@ -70,7 +70,7 @@ class WeightStaging:
 
 
 def rows_per_piece(rows: torch.Tensor) -> int:
-    """How many rows of the matrix fit into PIECE_BYTES; at least 1."""
+    """The number of rows of the matrix that fit into PIECE_BYTES; at least 1."""
     return max(1, PIECE_BYTES // max(1, math.prod(rows.shape[1:]) * rows.itemsize))
 
 

@@ -59,7 +59,7 @@ def _added_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, int]:
 
 
 def _usual_eos(folder: Path) -> str | None:
-    """What ends texts by a tekken.json, beside which no file says it."""
+    """The end token of a tekken.json, beside which no file names one."""
     path = tokenizer_file(folder)
     return _TEKKEN_EOS if path is not None and path.name == "tekken.json" else None
 

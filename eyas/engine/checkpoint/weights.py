@@ -77,7 +77,7 @@ def _extremes(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @dataclass(frozen=True)
 class WeightPlacement:
-    """Where tensors live, in which precision a model computes, and which of its `ranks` this is.
+    """The device of tensors, the precision in which a model computes, and which of its `ranks` this is.
 
     `sharer`: which of the `sharers` that have a share of the experts, whole, and all of everything else.
     """
@@ -127,11 +127,11 @@ class WeightSource(ABC):
         return self._load(name, shape, self._share(name, shape, 1), self.placement.dtype)
 
     def in_fp8(self, name: str) -> bool:
-        """Whether a tensor is stored in FP8."""
+        """True if a tensor is stored in FP8."""
         return False
 
     def alike(self, name: str, other: str) -> bool:
-        """Whether two stored tensors [n, ...] are equal. Both count as taken."""
+        """True if two stored tensors [n, ...] are equal. Both count as taken."""
         return True
 
     def left(self, parts: tuple[str, ...]) -> list[str]:
@@ -139,7 +139,7 @@ class WeightSource(ABC):
         return []
 
     def rounding(self, names: list[str]) -> fp8.RowRounding | None:
-        """How rows are rounded that meet these weights in one product; None: they are left as they are.
+        """The rounding of rows that meet these weights in one product; None: rows stay as they are.
 
         So they are unless all of the weights are in FP8. Where each of them has a scale for rows, the largest
         is for all: less of a row is cut off than its own would.
@@ -171,7 +171,7 @@ class WeightSource(ABC):
         raise ConfigError(f"tensor {name} is not stored in FP8")
 
     def _row_scale(self, name: str) -> float:
-        """Of all rows that a weight multiplies."""
+        """The scale of all rows that a weight multiplies."""
         raise ConfigError(f"tensor {name} has no scale for rows")
 
     def stack(self, names: list[str], rows: list[int], columns: int) -> torch.Tensor:
@@ -307,7 +307,7 @@ class FolderWeights(WeightSource):
         return weight, placed
 
     def _scales(self, name: str, shape: Shape) -> torch.Tensor:
-        """As `fp8.scales_of`, float32."""
+        """The scales of a weight, shaped as `fp8.scales_of` says, float32."""
         assert self.quantized is not None
         there = next((n for end in fp8.SCALES if (n := name + end) in self._home), name + fp8.SCALES[0])
         expected = fp8.scales_of(shape, self.quantized.weights)
@@ -335,7 +335,7 @@ class FolderWeights(WeightSource):
         return whole.float()
 
     def _mapped(self, name: str, shape: Shape) -> Any:
-        """What reads a stored tensor, or slices of it."""
+        """A reader of a stored tensor, or of slices of it."""
         stored = self._shape(name)
         if stored != shape:
             raise ConfigError(f"tensor {name} of {self._folder} is {stored}, its config says {shape}")
@@ -351,14 +351,14 @@ class FolderWeights(WeightSource):
 
 @dataclass(frozen=True)
 class _StoredTensor:
-    """Where a tensor is: all of a stored one, or (`rows`) some rows of it."""
+    """The location of a tensor: all of a stored one, or (`rows`) some rows of it."""
 
     file: Any
     name: str
     rows: slice | None = None
 
     def read(self) -> Any:
-        """What reads it, or slices of it."""
+        """Opens a reader of it, or of slices of it."""
         whole = self.file.get_slice(self.name)
         return whole if self.rows is None else SomeRows(whole, self.rows)
 

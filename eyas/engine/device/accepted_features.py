@@ -22,7 +22,7 @@ class DeviceResident(NamedTuple):
     generation: int
 
     def of(self, one: StepResult) -> StepResult:
-        """With its features."""
+        """A copy of the result with its features."""
         work = one.work
         rows = range(work.start, work.start + one.rows)
         return one._replace(
@@ -65,7 +65,7 @@ class AcceptedFeatures:
 
 
 def chunk_ends(chunks: SequenceOf[SequenceWork]) -> list[int]:
-    """Of how many rows at the end of each chunk a drafter may want to hear."""
+    """Counts the rows at the end of each chunk whose features a drafter may need."""
     return [
         max(0, min(len(work.tokens), work.start + len(work.tokens) + ROWS - len(work.seq)))
         if work.seq.generation.request.speculative
@@ -75,7 +75,8 @@ def chunk_ends(chunks: SequenceOf[SequenceWork]) -> list[int]:
 
 
 def staying(placed: PlacedBatch, keeper: DeviceFeatures | None) -> list[DeviceResident | None]:
-    """Of rounds, then of singles. `keeper`: None: the device keeps nothing.
+    """Marks the rounds, then the singles, whose features stay on the device. `keeper`: None: the device keeps
+    nothing.
 
     Those of a sequence whose drafter takes features by the host come there.
     """
@@ -96,7 +97,7 @@ def feature_request(
     ends: SequenceOf[int],
     stay: SequenceOf[DeviceResident | None],
 ) -> FeatureRequest | None:
-    """What `AcceptedFeatures` then has; None: nothing. `ends`: as of `chunk_ends`, `stay` as of `staying`."""
+    """The features to copy to the host; None: none. `ends`: as of `chunk_ends`, `stay` as of `staying`."""
     decoded: list[int] = []
     for i, resident in enumerate(stay):
         if resident is None and i < len(placed.rounds):

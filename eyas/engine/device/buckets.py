@@ -82,7 +82,7 @@ class GraphBuckets:
         return iter(sorted(shapes, key=lambda shape: -shape.rows))
 
     def _smallest(self, exact: StepShape) -> StepShape:
-        """For a step with singles."""
+        """The smallest shape for a step with singles."""
         wide = self.shape(exact.batch + exact.singles, exact.chunk, exact.tiles, exact.ends)
         fitting = [wide] if wide in self._graphs else []
         if not exact.chunk:

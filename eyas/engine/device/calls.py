@@ -32,7 +32,7 @@ def begin(step: StepInput) -> RankCall:
 
 
 def step_of(call: RankCall) -> StepInput:
-    """What `begin` was made of; for the rank that was told."""
+    """Decodes the step that `begin` encoded, on the rank that receives it."""
     *sizes, words, writes, spans, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
     data, poked, spanned, drafted = np.split(array, np.cumsum([words, writes, spans]))
@@ -54,7 +54,7 @@ def score(request: ScoreRequest) -> RankCall:
 
 
 def score_request_of(call: RankCall) -> ScoreRequest:
-    """What `score` was made of."""
+    """Decodes the request that `score` encoded."""
     row, first, top = call.numbers
     tokens = np.frombuffer(call.data, np.int32).tolist()
     return ScoreRequest(row, range(first, first + len(tokens)), tuple(tokens), top)
@@ -73,7 +73,7 @@ def join(joined: JoinBatch) -> RankCall:
 
 
 def joined_of(call: RankCall) -> JoinBatch:
-    """What `join` was made of."""
+    """Decodes the batch that `join` encoded."""
     count, width, rows = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)
     words, features, writes = np.split(array, [4 * count, (4 + width) * count])
@@ -87,7 +87,7 @@ def catch_up(batch: CatchUp) -> RankCall:
 
 
 def catch_up_of(call: RankCall) -> CatchUp:
-    """What `catch_up` was made of."""
+    """Decodes the batch that `catch_up` encoded."""
     words = np.frombuffer(bytearray(call.data), np.int32).reshape(2, -1)
     return CatchUp(words, call.numbers[0])
 
@@ -98,7 +98,7 @@ def features(rows: SequenceOf[int]) -> RankCall:
 
 
 def rows_of(call: RankCall) -> np.ndarray:
-    """What `sample` was made of: int32 [n, columns], writable."""
+    """Decodes the rows that `sample` encoded: int32 [n, columns], writable."""
     return np.frombuffer(bytearray(call.data), np.int32).reshape(call.numbers)
 
 
@@ -113,7 +113,7 @@ def copy_page(source: int, target: int) -> RankCall:
 
 
 def _flat(spans: SequenceOf[QuerySpan]) -> np.ndarray:
-    """Of each span: its start, its count, how many pages, and the pages."""
+    """Encodes each span as its start, its count, the number of its pages, and the pages."""
     words = [word for span in spans for word in (span.start, span.count, len(span.pages), *span.pages)]
     return np.array(words, np.int32)
 

@@ -32,7 +32,7 @@ class DepthBuckets:
         return min((one for one in self._buckets[0].batches if one >= batch), default=batch)
 
     def beside_prompts(self) -> GraphBuckets:
-        """Of the next step, if it has prompts."""
+        """The buckets of the next step, if it has prompts."""
         return self._buckets[self._pacing.beside_prompts]
 
     def choose(

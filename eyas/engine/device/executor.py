@@ -31,7 +31,7 @@ WORDS = 1 << 18  # of a step's array, at most; and of what all ranks tell of it
 
 
 class DeviceEvent(Protocol):
-    """What passes when the device has done a step, such as a torch.cuda.Event."""
+    """An event that passes when the device has done a step, such as a torch.cuda.Event."""
 
     def synchronize(self) -> None:
         """Blocks until the device has passed it."""
@@ -53,7 +53,7 @@ class CapturedStep:
 
 @dataclass(frozen=True)
 class CapturedCatchUp:
-    """How sequences catch up, recorded. `words`: where the graph reads `CatchUp.words`, on the device."""
+    """A recorded catch-up. `words`: the device memory from which the graph reads `CatchUp.words`."""
 
     words: torch.Tensor
     graph: torch.cuda.CUDAGraph
@@ -195,7 +195,7 @@ class StepExecutor:
 
     @torch.inference_mode()
     def score(self, request: ScoreRequest) -> TokenScores:
-        """Of rows of the step that was begun; valid once the event of its `finish` has passed."""
+        """Scores rows of the step in progress; valid once the event of its `finish` has passed."""
         assert self._rows is not None
         return self._score(self._rows, request)
 
@@ -229,8 +229,9 @@ class StepExecutor:
         return torch.cat(parts).float().to("cpu", non_blocking=True)
 
     def copy_page(self, source: int, target: int, rank: int = 0) -> None:
-        """In every pool, after the steps before it and before those after it. `rank`: of several that attend
-        with pages of their own.
+        """Copies a page in every pool, after the steps before it and before those after it.
+
+        `rank`: of several that attend with pages of their own.
         """
         assert rank == 0, "the others are told by rank 0"
         for pool in self.state.pools:
@@ -257,7 +258,7 @@ class StepExecutor:
         return host[:, :words], self._event()
 
     def _event(self) -> DeviceEvent | None:
-        """What passes when the device has done all that was launched until now."""
+        """An event that passes when the device has done all that was launched until now."""
         if self.state.device == "cpu":
             return None
         event = torch.cuda.Event()

@@ -41,7 +41,9 @@ class StepMasks:
         self._drafts = drafts
 
     def of(self, work: SequenceWork) -> list[np.ndarray | None]:
-        """By node of the work's rows, the root first: as `GrammarManager.masks`, which may be empty."""
+        """The grammar masks by node of the work's rows, the root first: as `GrammarManager.masks`, which may
+        be empty.
+        """
         nodes = self._drafts.get(work.seq.slot)
         if nodes is None:
             return self._grammars.masks(work.seq, None)

@@ -52,7 +52,7 @@ class DeviceState:
 
     @property
     def head(self) -> DeviceDrafter | DeviceTap | None:
-        """As much of a draft head as runs here."""
+        """The part of a draft head that runs here; None: none."""
         return self.drafter or self.tap
 
     @property
@@ -72,11 +72,11 @@ class DeviceState:
 
     @property
     def device(self) -> str:
-        """Where the pool lies, as torch names it."""
+        """The device of the pool, by torch's name."""
         return self.pool.shape.device
 
     def all_gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """What the host is told of a step: what each attention rank has found, [ranks, ...]."""
+        """Gathers the rows of all attention ranks, [ranks, ...]."""
         return rows[None] if self.sharers is None else self.sharers.gather(rows.contiguous())
 
     def look_up(self, slots: torch.Tensor) -> None:

@@ -26,8 +26,10 @@ Own = TypeVar("Own")
 
 
 class Rank0Executor(StepExecutor):
-    """What takes `others` takes, beside rank 0's own, that of each other attention rank, if there are some:
-    as many sequences or rows, of steps of one shape.
+    """The executor of attention rank 0, which sends every call to the others.
+
+    A method that takes `others` takes there the input of each other rank, if there are some: as many
+    sequences or rows, of steps of one shape.
     """
 
     def __init__(self, state: DeviceState, leader: RankLeader) -> None:

@@ -114,7 +114,9 @@ class DeviceRunner:
     def _tell(
         self, mine: SequenceOf[SequenceOf[SequenceWork]]
     ) -> tuple[list[np.ndarray], list[list[SequenceWork]]]:
-        """What each rank's tables must be told with the step, or before it; and the sequences that join."""
+        """Updates each rank's tables with the step, or before it; gives the writes and the sequences that
+        join.
+        """
         updates = [rank.tell(own, self.draft_wait_s) for rank, own in zip(self._ranks, mine, strict=True)]
         return [writes.array() for writes, _ in updates], [joining for _, joining in updates]
 
@@ -164,7 +166,7 @@ class DeviceRunner:
         grammar_slots: SequenceOf[SequenceOf[int]],
         certain: AcceptedFeatures | None,
     ) -> StepOutput:
-        """What follows the forward of a step that was begun; masks are filled while the device computes.
+        """Samples after the forward of a step in progress; masks are filled while the device computes.
 
         `step`: rank 0's; `grammar_slots`: each rank's slots whose drafts are to be known.
         """
@@ -177,7 +179,7 @@ class DeviceRunner:
         return StepOutput(words, event, reports, certain)
 
     def _drafts(self, grammar_slots: SequenceOf[SequenceOf[int]], width: int) -> list[dict[int, DraftNodes]]:
-        """Of each rank by slot, what the step that was begun verifies for outputs held to a grammar."""
+        """The drafts, by rank and slot, that the step in progress verifies for outputs with a grammar."""
         if not any(grammar_slots):
             return [{} for _ in grammar_slots]
         return [
@@ -198,7 +200,7 @@ class DeviceRunner:
         return [rows.report([each[rank] for each in reports]) for rank, rows in enumerate(special)]
 
     def _depth(self, works: SequenceOf[SequenceWork]) -> tuple[int | None, GraphBuckets]:
-        """How deep the step drafts, if that may change, and its graphs."""
+        """The draft depth of the step, if it may change, and its graphs."""
         if self._depths is None:
             return None, self._buckets
         rounds = [work for work in works if work.round]
@@ -246,7 +248,7 @@ class DeviceRunner:
         return shape, [each if shape.singles else without_singles(each) for each in placed]
 
     def _features(self, placed: SequenceOf[PlacedBatch], shape: StepShape) -> list[PromptFeatures | None]:
-        """Of the last rows of each rank's prompts that others start from, here or elsewhere."""
+        """The features of the last rows of each rank's prompts that others start from, here or elsewhere."""
         shared = [
             rank.shared_rows(each.chunks, shape.round_rows)
             for rank, each in zip(self._ranks, placed, strict=True)
@@ -260,12 +262,14 @@ class DeviceRunner:
         ]
 
     def prompt_rows(self, rounds: int, many: bool) -> int:
-        """How many prompt rows a rank with this number of rounds should have; `many`: whether many wait."""
+        """The number of prompt rows a rank with this number of rounds should have; `many`: whether
+        many wait.
+        """
         buckets = self._buckets if self._depths is None else self._depths.beside_prompts()
         return buckets.mixed_prefill_budget(rounds, many)
 
     def copy_page(self, source: int, target: int) -> None:
-        """Of one rank; between the steps launched before and those after."""
+        """Copies a page of one rank, between the steps launched before and those after."""
         rank = source // self._ranks[1].layout.first_page if len(self._ranks) > 1 else 0
         first = self._ranks[rank].layout.first_page
         self._executor.copy_page(source - first, target - first, rank)
@@ -308,7 +312,7 @@ def slots_with_grammar(placed: PlacedBatch, shape: StepShape) -> list[int]:
 
 
 def catch_up_sizes(running: int) -> tuple[int, ...]:
-    """How many sequences may be told to catch up at once, padding included, if that many run."""
+    """The numbers of sequences that may catch up at once, padding included, if that many run."""
     return tuple(1 << power for power in range((min(running, MAX_CATCH_UPS) - 1).bit_length() + 1))
 
 

@@ -23,7 +23,7 @@ from eyas.engine.kernels.exchange.mailbox import polls_in
 
 @dataclass
 class SlotOccupant:
-    """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
+    """The sequence in a slot as the tables have it: its pages, and whether they follow its growth.
 
     `drafted`: something is proposed for it inside the step. `verified`: there may be drafts from elsewhere in
     the step that is being launched. `ring`: where its features go. `polls`: how often it looks for drafts in
@@ -53,14 +53,14 @@ class SlotTable:
         self._occupants: dict[int, SlotOccupant] = {}  # by slot
 
     def occupant(self, work: SequenceWork) -> SlotOccupant:
-        """Of the slot of a sequence that was told."""
+        """The occupant of the slot of a sequence that has joined."""
         return self._occupants[work.seq.slot]
 
     def tell(
         self, works: SequenceOf[SequenceWork], draft_wait_s: float = 0.0
     ) -> tuple[TableWrites, list[SequenceWork]]:
-        """What the tables do not yet know of these sequences; and those that join before the step: something
-        is drafted for them from now on, and nothing has been. `draft_wait_s`: as of `StepRunner`.
+        """Updates the tables for these sequences; also gives those that join before the step: something is
+        drafted for them from now on, and nothing has been. `draft_wait_s`: as of `StepRunner`.
         """
         writes, polls = TableWrites(self._state.tables), polls_in(draft_wait_s)
         return writes, [work for work in works if self._tell(work, writes, polls)]
@@ -79,8 +79,10 @@ class SlotTable:
         return JoinBatch(packed, features, width, writes)
 
     def place(self, works: SequenceOf[SequenceWork], width: int) -> tuple[PlacedBatch, StepShape]:
-        """In the order of their rows, and the least shape that holds them. Attention begins with those that
-        take longest. `width`: rows of a round; those for which nothing is drafted need one.
+        """Places works in the order of their rows, with the least shape that holds them.
+
+        Attention begins with those that take longest. `width`: rows of a round; those for which nothing is
+        drafted need one.
         """
         rounds = _longest(work for work in works if work.round)
         wide = [self._is_wide(work, width) for work in rounds]
@@ -190,7 +192,7 @@ class SlotTable:
         return self._state.lookup is not None and bool(seq.output)
 
     def _drafts_of(self, work: SequenceWork) -> DraftTree | None:
-        """What this step can verify of the drafts that came from elsewhere.
+        """The drafts from elsewhere that this step can verify.
 
         They hang below the newest token that is known. If a step is in flight, it is a plain one, and gives
         one more: if that is the first draft, as it may well be, the others follow it. The device fetches
@@ -204,7 +206,9 @@ class SlotTable:
         return tree.narrow(self._state.tables.sizes.width - 1)
 
     def _forced(self, work: SequenceWork) -> DraftTree | None:
-        """What a grammar forces, in place of what the step before has drafted; None: that stays."""
+        """The tokens that a grammar forces, in place of those drafted by the step before; None:
+        those stay.
+        """
         request = work.seq.generation.request
         if request.params.grammar is None or not (work.round and request.speculative):
             return None
@@ -218,7 +222,7 @@ class SlotTable:
 
 
 def without_singles(placed: PlacedBatch) -> PlacedBatch:
-    """The same as rounds alone, for a shape that has no other rows."""
+    """A copy with singles as rounds, for a shape that has no other rows."""
     if not placed.singles:
         return placed
     return PlacedBatch(_longest([*placed.rounds, *placed.singles]), (), placed.chunks)

@@ -45,7 +45,7 @@ class SpecialRows:
 
     @classmethod
     def of(cls, shape: StepShape, placed: PlacedBatch, eos_ids: tuple[int, ...]) -> Self:
-        """Those of a step."""
+        """Collects the special rows of a step."""
         rows, first = cls(eos_ids), shape.batch * shape.width
         for i, work in enumerate(placed.rounds):
             if work.seq.special:
@@ -78,8 +78,8 @@ class SpecialRows:
         self._add(place, 1, seq, position=len(seq))
 
     def add_masks(self, place: int, masks: SequenceOf[np.ndarray | None]) -> None:
-        """For what stands at `place`: for its nodes, the root first, as far as there are any; for its forks
-        the root's.
+        """Adds the masks of the row at `place`: of its nodes, the root first, as far as there are any; forks
+        get the root's.
         """
         row = self._by_place[place]
         node_masks = [*masks[: row.width], *list(masks[:1]) * len(row.forks)]
@@ -118,7 +118,7 @@ class SpecialRows:
         return np.concatenate((rows, masks), axis=1)
 
     def report(self, reports: SequenceOf[torch.Tensor]) -> SpecialReport:
-        """What the reports of all rows, slice by slice, will say once the step has landed."""
+        """The report of all rows, slice by slice, to be read once the step has landed."""
         return SpecialReport(self._by_place, reports)
 
 
@@ -134,14 +134,16 @@ class _SpecialRow:
 
 @dataclass
 class SpecialReport:
-    """What a landed step says of its special rows, by the place of a round's root, or of a prompt's end."""
+    """The report of a landed step on its special rows, by the place of a round's root, or of a
+    prompt's end.
+    """
 
     by_place: dict[int, _SpecialRow]
     reports: SequenceOf[torch.Tensor] = ()
     _words: np.ndarray | None = field(default=None, init=False)
 
     def logprobs(self, place: int, nodes: SequenceOf[int]) -> list[TokenLogprob | None]:
-        """Of the tokens chosen at `nodes`; nothing where none was asked for."""
+        """Log-probabilities of the tokens chosen at `nodes`; None where none was requested."""
         special = self.by_place.get(place)
         if special is None or special.logprobs is None:
             return []
@@ -222,7 +224,7 @@ def reads_text(params: SamplingParams) -> bool:
 
 
 def occupy_special(writes: TableWrites, seq: Sequence, eos_ids: tuple[int, ...]) -> None:
-    """What the tables must know of a sequence whose rows are special, now or later."""
+    """Writes the parameters of a sequence whose rows are special, now or later, to the tables."""
     params = seq.generation.request.params
     writes.occupy_special(seq.slot, params, ending_ids(params, eos_ids))
     if reads_text(params):

@@ -37,7 +37,7 @@ class StepShape:
 
     @property
     def round_rows(self) -> int:
-        """Of all that decode: the rows before those of prompts."""
+        """The number of rows that decode; those of prompts follow."""
         return self.batch * self.width + self.singles
 
     @property
@@ -181,8 +181,10 @@ class CatchUp:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """What packing needs to know. `tile_rows`: prompt rows in a tile. `first_page`: of the pool that packed
-    rows lie in, as the scheduler counts pages.
+    """The parameters of packing.
+
+    `tile_rows`: prompt rows in a tile. `first_page`: of the pool that packed rows lie in, as the scheduler
+    counts pages.
     """
 
     page_size: int

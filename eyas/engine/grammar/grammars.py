@@ -77,8 +77,8 @@ class GrammarManager:
         return seq.generation.request.params.grammar is not None and seq.in_flight > 0
 
     def masks(self, seq: Sequence, tree: DraftTree | None) -> list[np.ndarray | None]:
-        """As `GrammarState.masks`, of the next token and below drafts; empty without a grammar, and for an
-        output that has ended, or failed, since its step began.
+        """The masks of the next token and below drafts, as `GrammarState.masks`; empty without a grammar, and
+        for an output that has ended, or failed, since its step began.
         """
         if seq.generation.request.params.grammar is None or seq not in seq.generation.sequences:
             return []
@@ -138,7 +138,7 @@ class GrammarManager:
         return state is not None and state.slow
 
     def _state(self, seq: Sequence, *, now: bool = False) -> PacedState | None:
-        """Where the sequence stands after its output. None: that is not known yet, or never will be.
+        """The grammar state after the sequence's output; None: not known yet, or never will be.
 
         `now`: its step has begun, so one that is slow is waited for.
         """

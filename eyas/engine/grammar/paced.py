@@ -74,20 +74,20 @@ class PacedState:
         return True
 
     def follow(self, output: SequenceOf[int]) -> None:
-        """As `GrammarState`'s, here and now."""
+        """Follows the output here and now, as `GrammarState.follow`."""
         self._take()
         self._timed(self._state.follow, output)
 
     def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
-        """As `GrammarState`'s."""
+        """Computes masks, as `GrammarState.masks`."""
         return self._timed(self._state.masks, tree)
 
     def cut(self, tree: DraftTree) -> DraftTree:
-        """As `GrammarState`'s."""
+        """Cuts the tree, as `GrammarState.cut`."""
         return self._timed(self._state.cut, tree)
 
     def forced(self, most: int) -> list[int]:
-        """As `GrammarState`'s."""
+        """The forced tokens, as `GrammarState.forced`."""
         return self._timed(self._state.forced, most)
 
     def _see(self, output: SequenceOf[int]) -> float:
@@ -97,7 +97,7 @@ class PacedState:
         return self._clock() - began
 
     def _take(self) -> None:
-        """What a look has taken counts, and says whether the next one may be taken here."""
+        """Counts the time of the last look, and decides whether the next one may be taken here."""
         look, self._look = self._look, None
         if look is not None:
             seconds = look.result()

@@ -77,7 +77,7 @@ class GrammarState:
         return tree.keep([node for node, (allowed, _) in enumerate(self._walk(tree, masks=False)) if allowed])
 
     def forced(self, most: int) -> list[int]:
-        """At most `most` tokens that come next because nothing else can.
+        """Finds at most `most` tokens that come next because nothing else can.
 
         Where one text must follow, each of its beginnings may be a token; the longest one is taken, as most
         tokenizers would. (Jump-forward decoding as a draft: SGLang, Zheng et al., 2023, section 3.)
@@ -103,7 +103,7 @@ class GrammarState:
         return longest if alike and (len(ids) == 1 or self._must(self._pieces[longest])) else None
 
     def _must(self, piece: bytes) -> bool:
-        """Whether these bytes come next, in whatever tokens: a shorter one could go on in another way."""
+        """True if these bytes come next, in whatever tokens: a shorter one could go on in another way."""
         try:
             must = str(self._matcher.find_jump_forward_string()).encode()
         except UnicodeDecodeError as error:  # it ends inside a character
@@ -116,7 +116,10 @@ class GrammarState:
         return self._next
 
     def _walk(self, tree: DraftTree | None, masks: bool = True) -> list[tuple[bool, np.ndarray | None]]:
-        """For each node, whether it is allowed, and the mask of what follows it. Raises GrammarTooSlow."""
+        """Walks the tree: for each node, whether it is allowed, and the mask of what follows it.
+
+        Raises GrammarTooSlow.
+        """
         until = time.thread_time() + WALK_S
         matcher, visited, path = self._matcher, list[tuple[bool, np.ndarray | None]](), list[int]()
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True) if tree else ()):

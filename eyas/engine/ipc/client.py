@@ -69,7 +69,7 @@ class EngineClient:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the engine has described itself."""
+        """True if the engine has described itself."""
         return self._ready is not None
 
     @property

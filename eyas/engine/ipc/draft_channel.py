@@ -52,7 +52,7 @@ class MailChannel:
         return self._socket.fileno()
 
     def take_place(self) -> int:
-        """For a new sequence; -1: all are taken."""
+        """Takes a free place for a new sequence; -1: all are taken."""
         return self._free.pop() if self._free else -1
 
     def give_back(self, place: int) -> None:

@@ -46,8 +46,9 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class MailLayout:
-    """Where words lie in one place: `kept` rows, then a proposal of up to `nodes` nodes. `width`: float32
-    values of a row's feature; 0: features are elsewhere.
+    """The layout of one place: `kept` rows, then a proposal of up to `nodes` nodes.
+
+    `width`: float32 values of a row's feature; 0: features are elsewhere.
     """
 
     kept: int
@@ -61,7 +62,7 @@ class MailLayout:
 
     @property
     def words(self) -> int:
-        """Of a place; no cache line belongs to two."""
+        """The words of a place; no cache line belongs to two places."""
         return -(-(self.kept + 1 + 2 * self.nodes) * WORD_BYTES // BLOCK) * BLOCK // WORD_BYTES
 
     def features_at(self, places: int) -> int:
@@ -82,7 +83,7 @@ class MailedProposal(NamedTuple):
 
 
 def tags(generations: Sequence[int] | NDArray[np.int64], positions: NDArray[np.int64]) -> Words:
-    """As `row_ring.tag`, but the 32 bits as a number that is not negative."""
+    """The tags of rows, as `row_ring.tag`, but as numbers of 32 bits that are not negative."""
     sums = np.asarray(generations, np.int64).astype(np.uint64) * np.uint64(GOLDEN)
     result: Words = (sums + positions.astype(np.uint64) + np.uint64(1)) & np.uint64(HALF)
     return result
@@ -111,7 +112,7 @@ class DraftMailbox:
         self._features = features.reshape(places, place.kept, place.width)
 
     def address(self, number: int) -> int:
-        """Of a place, for kernels."""
+        """The address of a place, for kernels."""
         return self._address + number * self.place.words * WORD_BYTES
 
     # --- rows, from the decode engine's host to the draft worker's -------------------------------------
@@ -138,7 +139,7 @@ class DraftMailbox:
             stores[word] = above | token | (NEWEST if j == newest else 0)
 
     def features(self, number: int, generation: int, base: int, count: int) -> bytes | None:
-        """Of rows whose words were there; None: they are not there any more."""
+        """The features of rows whose words are present; None: they are gone."""
         copied = b"".join([self._features[number, part].tobytes() for part in self._parts(base, count)])
         rows, first, stores = self.place.kept, number * self.place.words, self._stores
         there = all(
@@ -148,7 +149,7 @@ class DraftMailbox:
         return copied if there else None
 
     def _parts(self, base: int, count: int) -> list[slice]:
-        """Where up to `rows` rows from position `base` on lie: in two parts around the ring's end."""
+        """The location of up to `rows` rows from position `base` on: two parts around the ring's end."""
         rows, at = self.place.kept, base % self.place.kept
         end = at + count
         return [slice(at, end)] if end <= rows else [slice(at, rows), slice(0, end - rows)]

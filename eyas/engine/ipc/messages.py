@@ -187,7 +187,7 @@ class DraftDown(TaggedMessage, frozen=True):
 
 
 class DraftPeerGone(TaggedMessage, frozen=True):
-    """On the draft side: the decode engine behind `peer` hung up. Its sequences are dropped."""
+    """The decode engine behind `peer` hung up; a message on the draft side. Its sequences are dropped."""
 
     peer: int
 

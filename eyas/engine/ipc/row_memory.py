@@ -80,7 +80,7 @@ class RowMemory:
         return self._gpu.driver.export(self._memory)
 
     def address(self, place: int, position: int = 0) -> int:
-        """Of a sequence's row."""
+        """The address of a sequence's row."""
         return self._memory.address + self.ring.at(place, position)
 
     def located(self, place: int, generation: int, positions: range) -> list[tuple[int, int]]:
@@ -95,5 +95,5 @@ class RowMemory:
 
 
 def _agreed(offer: DraftChannel) -> RowRing:
-    """Of rows whose type has a size here."""
+    """The ring of an offer whose dtype has a size here."""
     return RowRing(offer.places, offer.kept, offer.width * VALUE_BYTES[offer.dtype] // 4)

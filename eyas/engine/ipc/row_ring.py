@@ -49,7 +49,9 @@ class RowRing:
 
 
 def tag(generation: int, position: int) -> int:
-    """What stands above every 4 bytes of the row: an int32, another one for all that can lie in its stead."""
+    """The int32 above every 4 bytes of the row; it differs from those of all rows that can lie in
+    its stead.
+    """
     word = (generation * GOLDEN + position + 1) & 0xFFFFFFFF
     return word - (1 << 32) if word >= 1 << 31 else word
 

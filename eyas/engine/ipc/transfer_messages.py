@@ -130,7 +130,9 @@ class CopyStaged(TaggedMessage, frozen=True):
 
 
 class WatchUpdate(TaggedMessage, frozen=True):
-    """For the Watch stream `watch`: how many rows can be read; at last done or failed, which ends it."""
+    """Progress of the Watch stream `watch`: how many rows can be read; at last done or failed,
+    which ends it.
+    """
 
     watch: int
     tokens: int = 0

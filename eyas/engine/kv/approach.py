@@ -17,8 +17,10 @@ from kv_transfer.route import PeerRoutes
 
 
 class RouteTrial:
-    """For the pull `number`, and one rank of its owner. `proofs`: numbers of copies that the pull itself uses
-    for none. Every copy asked for is reported once: by what a method here gives back.
+    """The trial of the routes of pull `number` to one rank of its owner.
+
+    `proofs`: numbers of copies that the pull itself uses for none. Every requested copy is reported once, by
+    what a method here gives back.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class RouteTrial:
             self._copier.cancel(self._number)
 
     def stopped(self, result: CopyResult) -> list[CopyResult]:
-        """What the copier reported; gives what of it the pull itself asked for, and what ended with it."""
+        """Takes a result of the copier; gives those of the copies that the pull itself requested, and what
+        ended with it.
+        """
         if result.job.proof is not None:
             return self._judge(result)
         if result.error is not None and not isinstance(result.error, Cancelled):

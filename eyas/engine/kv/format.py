@@ -26,7 +26,7 @@ class KvFormat:
 
     @property
     def slot(self) -> tuple[int, int, int]:
-        """What one layer keeps of one token: fields (key, value; or both in one), heads, elements."""
+        """The cache of one token in one layer: fields (key, value; or both in one), heads, elements."""
         return 1 if self.latent else 2, self.kv_heads, self.head_dim
 
     @property
@@ -35,7 +35,7 @@ class KvFormat:
         return self.latent or self.head_dim
 
     def row_bytes(self, itemsize: int) -> int:
-        """Of one token in all layers, with elements of `itemsize` bytes."""
+        """Bytes of one token in all layers, with elements of `itemsize` bytes."""
         fields, heads, elements = self.slot
         return self.layers * fields * heads * elements * itemsize
 

@@ -111,7 +111,7 @@ class HostTier:
         return pages * memory.page_bytes * memory.copy_s / max(memory.bytes_out + memory.bytes_in, 1)
 
     def poll(self) -> None:
-        """Once a loop: hear of copies that stopped, and copy what will be evicted soon."""
+        """Runs once a loop: takes copies that stopped, and copies pages that will be evicted soon."""
         self.memory.poll()
         self._free += range(self._known, self.memory.ready)
         self._known = self.memory.ready
@@ -159,7 +159,7 @@ class HostTier:
             self._pages.move_to_end(name)
 
     def _touch_above(self, nodes: Sequence[CacheNode]) -> None:
-        """What stands before the first new pages of a text outlives them as well."""
+        """Lets the pages before the first new pages of a text outlive them as well."""
         here = {node.name for node in nodes}
         for node in nodes:
             above = node.parent

@@ -74,7 +74,7 @@ class LeaseTable:
         return handle
 
     def is_offered(self, generation: Generation) -> bool:
-        """Whether the pages of its prompt are leased."""
+        """True if the pages of its prompt are leased."""
         return generation.id in self._handles
 
     def pages(self) -> frozenset[int]:
@@ -82,7 +82,7 @@ class LeaseTable:
         return frozenset().union(*(leased.pages for leased in self._leased.values()))
 
     def covers(self, handle_id: int, group: KvKind, pages: Iterable[int]) -> bool:
-        """Whether these pages of a group are under the lease of this handle now."""
+        """True if these pages of a group are under the lease of this handle now."""
         leased = self._leased.get(handle_id)
         return leased is not None and leased.group == group and leased.pages.issuperset(pages)
 
@@ -121,7 +121,9 @@ class LeaseTable:
             self.outbox.add(LeaseReleased(command.call, valid))
 
     def poll(self, now: float) -> None:
-        """Once a loop: expire, tell the watchers, free what no puller may read any more."""
+        """Runs once a loop: expires leases, notifies the watchers, frees pages that no puller may read any
+        more.
+        """
         self.owner.sweep(now)
         updates, freed = self.owner.take()
         self.outbox.add(*(_message(update) for update in updates))

@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class PageOwners(Protocol):
-    """What those need who own pages that others have taken."""
+    """The interface for owners of pages that others have taken."""
 
     def share(self, pages: Iterable[int]) -> None:
         """Adds an owner to each page."""
@@ -129,7 +129,7 @@ class PagePool:
         return self._refs[page]
 
     def is_quiet(self, page: int) -> bool:
-        """Whether no step in flight may write the page, which has no owner."""
+        """True if no step in flight may write the page, which has no owner."""
         return self._until[page] <= self._landed
 
     def _release(self, page: int) -> None:

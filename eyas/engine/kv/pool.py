@@ -29,7 +29,7 @@ from kv_transfer.gpu.handover import DescriptorGiver
 
 
 class _DeviceBytes:
-    """What `torch.as_tensor` reads of memory that is not torch's (CUDA Array Interface, version 3)."""
+    """A view for `torch.as_tensor` of memory that is not torch's (CUDA Array Interface, version 3)."""
 
     def __init__(self, memory: GpuMemory) -> None:
         self.__cuda_array_interface__ = {
@@ -110,7 +110,7 @@ class PoolShape:
 
 
 class Closable(Protocol):
-    """What ends with a pool."""
+    """A resource that ends with a pool."""
 
     def close(self) -> None:
         """Frees what it holds."""
@@ -165,7 +165,7 @@ class KvPool:
             self.attached.append(DescriptorGiver(path, self._allocation.memory.size, self._allocation.export))
 
     def device_area(self) -> DeviceArea:
-        """What backends see of a pool that is in no file."""
+        """The device memory of a pool that is in no file, for backends."""
         return DeviceArea(self.pages.data_ptr(), self.shape.geometry, self._allocation, self._giver)
 
     def layer(self, index: int) -> torch.Tensor:
@@ -227,7 +227,7 @@ def stored(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """Rows in FP8 as bytes, since few operations know FP8; others as they are."""
+    """Views rows in FP8 as bytes, since few operations support FP8; others as they are."""
     return rows.view(torch.uint8) if rows.dtype is torch.float8_e4m3fn else rows
 
 

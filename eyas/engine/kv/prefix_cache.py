@@ -67,7 +67,7 @@ class PrefixCache:
         return pages
 
     def reach(self, tokens: Sequence[int]) -> int:
-        """How many pages `match` would give; nothing changes."""
+        """The number of pages that `match` would give; nothing changes."""
         return len(self._prefix(tokens))
 
     def _prefix(self, tokens: Sequence[int]) -> list[int]:
@@ -118,7 +118,7 @@ class PrefixCache:
 
     @property
     def untold(self) -> bool:
-        """Whether `news` has something."""
+        """True if `news` has something."""
         return bool(self._changes)
 
     def news(self, most: int) -> tuple[bytes, bytes]:
@@ -132,7 +132,7 @@ class PrefixCache:
         return b"".join(names[True]), b"".join(names[False])
 
     def holds(self, node: CacheNode) -> bool:
-        """Whether the page of `node` has stayed in the cache since the node was made."""
+        """True if the page of `node` has stayed in the cache since the node was made."""
         return self._nodes.get(node.page) is node
 
     def names_after(self, tokens: Sequence[int], pages: Sequence[int]) -> Iterator[bytes]:

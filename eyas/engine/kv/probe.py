@@ -66,7 +66,7 @@ class _RunningProbe:
         self.take(self.approach.copy(copy), now)
 
     def take(self, stopped: list[CopyResult], now: float) -> None:
-        """What became of the copy; none while it runs, or its way is being proven."""
+        """Takes the result of the copy; nothing happens while it runs, or its way is being proven."""
         for result in stopped:
             if result.error is not None:
                 self.error = self.error or result.error
@@ -86,7 +86,7 @@ class _RunningProbe:
             self.approach.stop()
 
     def link(self, passed_over: dict[str, str], moved: TransferTotals) -> PageLink:
-        """What was seen."""
+        """The link as measured."""
         return PageLink(
             rank=self.theirs.rank,
             path=self.path,
@@ -118,7 +118,7 @@ class LinkProber:
 
     @property
     def active(self) -> bool:
-        """Whether copies of a probe may run."""
+        """True if copies of a probe may run."""
         return self._probe is not None
 
     def begin(self, command: ProbeLink, pool: PagePool, cache: PrefixCache | None, now: float) -> None:
@@ -142,7 +142,7 @@ class LinkProber:
         self._settle()
 
     def poll(self, now: float) -> None:
-        """Once a loop: deadlines."""
+        """Runs once a loop: ends probes at their deadlines."""
         if self._probe is not None:
             self._probe.sweep(now)
             self._settle()
@@ -164,7 +164,7 @@ class LinkProber:
 
 
 def spare(pool: PagePool, cache: PrefixCache | None, count: int) -> list[int]:
-    """At most `count` pages, and at most half of the free ones, so that a request finds some too."""
+    """Takes at most `count` pages, and at most half of the free ones, so that a request gets some too."""
     count = max(1, min(count, pool.num_pages // _POOL_PART))
     if cache is not None and pool.free < 2 * count:
         cache.evict(2 * count - pool.free)

@@ -68,10 +68,10 @@ class PullArrival:
 
 
 class PullDestination(Protocol):
-    """Who pulls. `owner` is whatever `PullManager.open` was given."""
+    """The owner of pulls. `owner` is whatever `PullManager.open` was given."""
 
     def first(self, owners: list[Hashable]) -> Hashable:
-        """Who of these, in order of arrival, is lent pages before the others."""
+        """The owner, of these in order of arrival, that is lent pages before the others."""
         ...
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
@@ -137,20 +137,22 @@ class PullManager:
         return len(self._active) + self.prober.active
 
     def owners(self, *states: PullState) -> list[Hashable]:
-        """Whose pulls are in one of `states`, in order of arrival."""
+        """Owners of the pulls in one of `states`, in order of arrival."""
         return [active.owner for active in self._active.values() if active.pull.state in states]
 
     def waiting(self) -> list[Any]:
-        """Whose pulls wait for pages."""
+        """Owners of the pulls that wait for pages."""
         return self.owners(PullState.WAITING)
 
     def whole(self) -> list[tuple[Any, tuple[FirstToken, ...]]]:
-        """Whose pulls wait for nothing but pages, and what their prompts gave, in order of arrival."""
+        """Owners of the pulls that wait for nothing but pages, and the first tokens of their prompts, in
+        order of arrival.
+        """
         waiting = (a for a in self._active.values() if a.pull.state is PullState.WAITING)
         return [(a.owner, a.pull.whole) for a in waiting if a.pull.whole is not None]
 
     def coming(self) -> list[Any]:
-        """Whose pulls were given pages."""
+        """Owners of the pulls that were given pages."""
         return self.owners(PullState.PULLING, PullState.VALIDATING)
 
     def open(self, owner: Hashable, handle: KvHandle, attempt: int, deadline: float) -> None:
@@ -198,7 +200,7 @@ class PullManager:
         return True
 
     def receive(self, command: PullReport) -> None:
-        """What the front heard from the handle's owner, or got from it."""
+        """Takes a report of the handle's owner, or of a copy from it."""
         if isinstance(command, CopyStaged | CopyStopped):
             self.wire.receive(command)
             return
@@ -220,7 +222,7 @@ class PullManager:
         self._act(active)
 
     def poll(self, now: float) -> None:
-        """Once a loop: finished copies, deadlines, and pages for those that wait."""
+        """Runs once a loop: takes finished copies, checks deadlines, and lends pages to those that wait."""
         assert self.destination is not None
         for result in self.copier.finished():
             if result.job.pull < 0:

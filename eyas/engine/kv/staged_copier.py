@@ -25,7 +25,7 @@ AT_ONCE = 2  # windows of one job: while one is copied from its slots, the next 
 
 @dataclass(frozen=True)
 class StagingInlet:
-    """Where pages come in: slots of the staging, at most `window` of them for one copy."""
+    """The entry of pages: slots of the staging, at most `window` of them for one copy."""
 
     staging: PageStaging
     slots: SlotAllocator

@@ -20,7 +20,7 @@ from eyas.engine.kv.staging import PageStaging
 
 @dataclass(frozen=True)
 class StagingOutlet:
-    """Where pages of one group leave by: slots of its staging. `proof`: the number of its proof page."""
+    """The exit of pages of one group: slots of its staging. `proof`: the number of its proof page."""
 
     staging: PageStaging
     slots: SlotAllocator
@@ -71,7 +71,7 @@ class PageStager:
         self._begin()
 
     def poll(self) -> None:
-        """Once a loop: tells of the copies that have stopped."""
+        """Runs once a loop: reports the copies that have stopped."""
         for outlet in self.outlets.values():
             outlet.staging.poll()
 

@@ -45,8 +45,9 @@ _log = logging.getLogger("eyas.engine")
 
 @dataclass(frozen=True)
 class RankArithmetic:
-    """Of one rank of the device path. `products` and `drafts`: how the target's products, and a draft head's,
-    are launched.
+    """The kernels of one rank of the device path.
+
+    `products` and `drafts`: how the target's products, and a draft head's, are launched.
     """
 
     loaded: EngineSpec
@@ -70,12 +71,13 @@ class RankArithmetic:
 
     @property
     def exact(self) -> bool:
-        """Whether a row's bits follow its sequence alone."""
+        """True if a row's bits follow its sequence alone."""
         return self.products.exact
 
     def attention(self, group: KvKind, tables: SlotTables, prompts: PromptPlan | None) -> RowAttention:
-        """Of the group's decoder. `prompts` is planned for the target's heads: a draft head with others does
-        without it.
+        """The attention of the group's decoder.
+
+        `prompts` is planned for the target's heads: a draft head with others does without it.
         """
         loaded, config = self.loaded, self.loaded.config
         batch = max(config.max_running, config.cuda_graph_max_bs)
@@ -90,8 +92,8 @@ class RankArithmetic:
 
 
 def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
-    """Of latents the expanded form, but in exact arithmetic. Else FA3, if it is asked for: the build of its
-    kernels begins here and goes on behind everything else.
+    """The prompt attention: for latents the expanded form, but in exact arithmetic. Else FA3, if it is
+    requested: the build of its kernels begins here and goes on behind everything else.
 
     A model, or a layer, that it has no template for is served all the same, as the log says.
     """
@@ -136,7 +138,7 @@ def _check(loaded: EngineSpec) -> None:
 
 
 def inexact(target: ModelConfig, config: EngineConfig) -> str:
-    """What of a model, or of how it is served, has no exact kernels yet; "": nothing."""
+    """The part of a model, or of how it is served, that has no exact kernels yet; "": none."""
     if config.dtype == "float32":
         return "products of float32 have no fixed order: take --dtype bfloat16"
     if config.kv_cache_dtype != "auto":
@@ -155,12 +157,12 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
 
 
 def _is_new(spec: ExpertsSpec) -> bool:
-    """Whether no kernel makes a row's choice of experts from its router's product alone."""
+    """True if no kernel makes a row's choice of experts from its router's product alone."""
     return spec.router_bias or spec.scores not in KNOWN_SCORES
 
 
 def _judged(launch: skinny.ProductLaunch, loaded: EngineSpec) -> skinny.ProductLaunch:
-    """With cuBLAS for products of many rows, if on this machine it adds up as the narrow kernels do."""
+    """Enables cuBLAS for products of many rows, if on this machine it adds up as the narrow kernels do."""
     if loaded.config.device == "cpu":  # interpreted
         return launch
     launch, ranks = dataclasses.replace(launch, cublas=True), loaded.config.tensor_parallel_size

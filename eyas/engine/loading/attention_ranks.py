@@ -55,5 +55,5 @@ def _part(loaded: EngineSpec, pool: KvPool, rank_info: RankInfo, beat: Beat) -> 
 
 
 def _experts(config: ModelConfig) -> int:
-    """Of every layer that has some."""
+    """The largest number of experts of a layer."""
     return max(part.experts for layer in config.layers if isinstance(part := layer.feed_forward, ExpertsSpec))

@@ -151,7 +151,7 @@ def _check_attention_ranks(config: EngineConfig) -> None:
 
 @dataclass(frozen=True)
 class _StepCore:
-    """What runs steps, and what it needs of the scheduler. Pools: target first."""
+    """The runner of steps, and the parts of it that the scheduler needs. Pools: target first."""
 
     runner: StepRunner
     grammars: GrammarManager
@@ -351,7 +351,7 @@ def _tap(loaded: EngineSpec, model: Decoder) -> FeatureTap:
 
 
 def _drafter(loaded: EngineSpec, draft_runner: DraftRunner | None) -> Drafter | None:
-    """What drafts for this engine: a head here or far away, beside it the lookup, or that alone."""
+    """The drafter of this engine: a head here or far away, beside it the lookup, or that alone."""
     spec = loaded.config.speculation
     head: Drafter | None = None
     if draft_runner is not None:

@@ -91,7 +91,9 @@ def measure_depths(
 
 
 def _seconds(runner: DeviceRunner, works: list[SequenceWork]) -> float:
-    """Of a round that follows others, as an engine's do: the host prepares the next while one runs."""
+    """Seconds of a round that follows others, as an engine's do: the host prepares the next while
+    one runs.
+    """
     landed, flight = [], runner.launch(works)
     for _ in range(RUNS + 1):  # the first one verifies what the depth before it has drafted
         following = runner.launch(works) if runner.ahead else None
@@ -159,7 +161,7 @@ def build_rank(
     ranks: ProcessGroup,
     executor_of: Callable[[DeviceState], StepExecutor],
 ) -> WarmRank:
-    """The same on every rank, at about the same time."""
+    """Builds one rank; every rank does the same, at about the same time."""
     buckets = buckets_of(loaded)
     check_words(loaded, buckets)
     check_windows(loaded)
@@ -234,13 +236,15 @@ def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
 
 
 def _logit_bytes(loaded: EngineSpec) -> int:
-    """For one id: of a step's rows that give a token, and of those of prompts that are scored at a time."""
+    """Bytes of logits for one id: of a step's rows that give a token, and of prompt rows that are scored at a
+    time.
+    """
     return 4 * largest(loaded, buckets_of(loaded)).sampled + SLICE_BYTES * SLICE
 
 
 def _exchanged_bytes(loaded: EngineSpec) -> int:
-    """What the experts of this rank make of other attention ranks' rows: those of the target in the largest
-    step, or after them the head's.
+    """Bytes that the experts of this rank make of other attention ranks' rows: those of the target in the
+    largest step, or after them the head's.
     """
     groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
     each = max(
@@ -257,7 +261,7 @@ def _exchanged_bytes(loaded: EngineSpec) -> int:
 
 
 def rounds_ahead(loaded: EngineSpec) -> int:
-    """For how many rounds a sequence has pages.
+    """The number of rounds for which a sequence has pages.
 
     The one in flight, the next, and the drafts that the head then writes below a root not yet known: with a
     chain of n drafts 3 n + 1 rows, of which the host knows one. The drafts of a tree would do with 2 rounds.
@@ -266,7 +270,7 @@ def rounds_ahead(loaded: EngineSpec) -> int:
 
 
 def table_sizes(loaded: EngineSpec) -> TableSizes:
-    """Of the tables of a target's steps, or of a draft worker's."""
+    """The sizes of the tables of a target's steps, or of a draft worker's."""
     context = loaded.target.context_length + max(BEYOND, rounds_ahead(loaded) * loaded.round_rows)
     return TableSizes(
         slots=loaded.config.max_running + 1,
@@ -314,7 +318,7 @@ def _models(
 
 
 def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:
-    """By which drafts are accepted, if chance decides."""
+    """The rates by which drafts are accepted, if chance decides."""
     if not loaded.synthetic_rates:
         return None
     log = logging.getLogger("eyas.engine")
@@ -341,7 +345,7 @@ def _warm_up(executor: StepExecutor, shapes: Iterable[StepShape]) -> float:
 
 
 def _windows(loaded: EngineSpec) -> DeviceWindows | None:
-    """Where features for draft workers stay, if they may go from GPU to GPU. Memory as of `_ring`."""
+    """The windows of features for draft workers, if they may go from GPU to GPU. Memory as of `_ring`."""
     if loaded.head is None or not from_gpu_to_gpu(loaded):
         return None
     sizes = loaded.config.max_running + 1, loaded.config.speculation.deepest + 1
@@ -351,7 +355,7 @@ def _windows(loaded: EngineSpec) -> DeviceWindows | None:
 
 
 def _ring(loaded: EngineSpec, tables: SlotTables, tap: FeatureTap) -> FeatureRing | None:
-    """Where plain rounds leave rows to a draft head. Its memory is taken before that of pages."""
+    """The ring in which plain rounds leave rows to a draft head. Its memory is taken before that of pages."""
     if not loaded.config.speculation.adaptive:
         return None
     return FeatureRing(tables, len(tap.layers) * loaded.target.hidden_size, loaded.placement.dtype)

@@ -69,7 +69,9 @@ def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead, beat: Beat) -> Draf
 
 
 def _device_worker(loaded: EngineSpec, start: EngineStart) -> DraftWorker:
-    """The same tables, kernels and head as in a target engine's steps, and nothing of the target but ends."""
+    """A draft worker with the tables, kernels and head of a target engine's steps, and of the target only the
+    ends.
+    """
     with start.phases("weights"):
         loaded, state = draft_state(loaded)
     config, sizes = loaded.config, batch_sizes(loaded.config)
@@ -85,7 +87,9 @@ def _device_worker(loaded: EngineSpec, start: EngineStart) -> DraftWorker:
 
 
 def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
-    """What all batches share, and `loaded` with as many pages as fit, if it did not say how many."""
+    """Builds the state that all batches share; gives `loaded` with as many pages as fit, if it did not say
+    how many.
+    """
     assert loaded.head is not None
     config, decoder, spec = loaded.config, loaded.head.decoder, loaded.config.speculation
     pdl = config.device != "cpu"
@@ -138,7 +142,9 @@ def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> f
 
 
 def _pages(loaded: EngineSpec) -> int:
-    """As many as fit beside the weights, and the logits and their softmax of the largest batches' graphs."""
+    """The number of pages that fit beside the weights, and the logits and their softmax of the largest
+    batches' graphs.
+    """
     assert loaded.head is not None
     rows = loaded.config.max_running * loaded.config.speculation.topk
     scores = 2 * 4 * rows * loaded.head.outputs

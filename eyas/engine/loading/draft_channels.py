@@ -25,8 +25,8 @@ BY_GPU = "cuda_ipc"
 
 
 def decode_channels(loaded: EngineSpec) -> DecodeChannels:
-    """To draft workers of this host, unless pages and drafts are to go another way, or each commit is to say
-    how deep its drafts may be.
+    """The channels to draft workers of this host, unless pages and drafts are to go another way, or each
+    commit is to say how deep its drafts may be.
     """
     config, spec = loaded.config, loaded.config.speculation
     assert loaded.head is not None

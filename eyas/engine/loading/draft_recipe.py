@@ -44,7 +44,7 @@ def launches(config: EngineConfig) -> None:
 
 
 def _memory(state: DraftState, layout: BatchLayout, words: int) -> tuple[BatchMemory, torch.Tensor]:
-    """What a program reads, and where it puts `words` of each sequence's result."""
+    """A program's input memory, and the place for `words` of each sequence's result."""
     results = torch.empty(layout.batch, words, dtype=torch.int32, device=state.device)
     return BatchMemory.of(layout, state.width, state.device), results
 

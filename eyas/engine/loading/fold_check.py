@@ -65,7 +65,7 @@ def weights_of(target: ModelConfig, ranks: int = 1) -> list[FoldedWeight]:
 def unequal(
     weights: Iterable[FoldedWeight], launch: skinny.ProductLaunch, dtype: torch.dtype
 ) -> list[FoldedWeight]:
-    """Those for which cuBLAS gives other bits than a fold of k.
+    """The weights for which cuBLAS gives other bits than a fold of k.
 
     Raises ConfigError if two kernels of ours differ: then no exact arithmetic is possible here. On the device
     "meta" all are equal, and kernels are compiled.
@@ -103,7 +103,7 @@ def _check_ours(
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two results have the same bits; on the device "meta" all have."""
+    """True if two results have the same bits; on the device "meta" all have."""
     return one.is_meta or torch.equal(one, other)
 
 

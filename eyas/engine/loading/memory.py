@@ -34,7 +34,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryDemand:
-    """What the pages must hold, and what must stay free.
+    """The memory that pages need, and the memory that must stay free.
 
     `page_bytes`: one page in all pools together. `page_size`, `context_length`: tokens. `rows_ahead`: rows
     that a request may write beyond its last token. `reserve`: bytes for CUDA graphs and activations.

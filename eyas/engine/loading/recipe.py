@@ -105,7 +105,7 @@ class _AbsentGroup(ProcessGroup):
 
 
 def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
-    """Those of a start; rounds and prompts of any size, for which there may be no graph."""
+    """The step shapes of a start; rounds and prompts of any size, for which there may be no graph."""
     yield from captured(loaded)
     for buckets in by_depth(loaded).values() or (buckets_of(loaded),):
         width = buckets.width

@@ -39,5 +39,5 @@ def _weights(hidden: int, layer: LayerSpec) -> int:
 
 
 def _width(spec: FeedForwardSpec) -> int:
-    """Of all feed-forwards that a row takes."""
+    """The width of all feed-forwards that a row takes."""
     return spec.per_row * spec.width + spec.shared_width if isinstance(spec, ExpertsSpec) else spec.width

@@ -33,7 +33,8 @@ from kv_transfer.own_files import new_path
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What is known before any weight is read. `rank`: which of the ranks that share the model this is.
+    """Everything that is known before any weight is read. `rank`: which of the ranks that share the model
+    this is.
 
     `leader`: how the names of rank 0's files begin (`own_prefix`).
     """
@@ -47,7 +48,7 @@ class EngineSpec:
 
     @classmethod
     def of(cls, config: EngineConfig, epoch: int = 0) -> Self:
-        """As the models' folders say, which ranks can share.
+        """Reads the models' folders, which ranks can share.
 
         Raises ConfigError in one sentence if they cannot be served.
         """
@@ -70,11 +71,11 @@ class EngineSpec:
         return cls(config, target, head, epoch)
 
     def with_pages(self, num_pages: int) -> Self:
-        """The same, now that it is known how many pages fit."""
+        """A copy with the number of pages that fit."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, num_pages=num_pages))
 
     def of_rank(self, rank: int) -> Self:
-        """The same for one of several ranks, whose GPUs follow each other from the configured one on."""
+        """A copy for one of several ranks, whose GPUs follow each other from the configured one on."""
         device = self.config.device
         if device != "cpu":
             device = f"cuda:{number_of(device) + rank}"
@@ -102,14 +103,16 @@ class EngineSpec:
 
     @property
     def placement(self) -> WeightPlacement:
-        """Where this rank's weights go, and their dtype."""
+        """The device of this rank's weights, and their dtype."""
         config, dtype = self.config, getattr(torch, self.config.dtype)
         if config.dp_attention > 1:
             return WeightPlacement(config.device, dtype, sharer=self.rank, sharers=config.dp_attention)
         return WeightPlacement(config.device, dtype, self.rank, config.tensor_parallel_size)
 
     def pool(self, group: KvKind) -> KvPool:
-        """On a CPU a file that other engines map; a GPU's pool is handed over to them, if it ever travels."""
+        """Creates a pool: on a CPU a file that other engines map; a GPU's pool is handed over to them, if it
+        ever travels.
+        """
         shape = self.shape(group)
         if self.config.device == "cpu" and not self.rank:
             return KvPool(shape, new_path(group.value, Path(self.config.pool_dir)))
@@ -162,7 +165,7 @@ class EngineSpec:
 
     @property
     def synthetic_rates(self) -> tuple[float, ...]:
-        """By which drafts are accepted, if chance decides; only the fast path lets it."""
+        """The rates by which drafts are accepted, if chance decides; only the fast path lets it."""
         if self.head is None or self.config.attention_backend == "torch":
             return ()
         return self.config.speculation.synthetic_rates
@@ -174,7 +177,7 @@ class EngineSpec:
         return chance and bool(self.experts(KvKind.TARGET))
 
     def experts(self, group: KvKind) -> list[ExpertsSpec]:
-        """Those of each of the decoder's layers that has some."""
+        """The experts of each of the decoder's layers that has some."""
         parts = (layer.feed_forward for layer in self.decoder(group).layers)
         return [part for part in parts if isinstance(part, ExpertsSpec)]
 
@@ -212,8 +215,9 @@ class EngineSpec:
         ).hash()
 
     def page_arithmetic(self, group: KvKind) -> str:
-        """How the group's pages are computed; exact ones, by which kind of GPU. A draft head's are advice:
-        "".
+        """The arithmetic of the group's pages; for exact ones with the kind of GPU.
+
+        A draft head's are advice: "".
         """
         arithmetic, device = self.config.arithmetic, self.placement.device
         if group is KvKind.DRAFT:

@@ -46,7 +46,9 @@ class StartPhases:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._now() - began
 
     def summary(self) -> str:
-        """For example "ready in 31.2 s: import 6.1, weights 4.2, other 0.9", in the order of the phases."""
+        """A line such as "ready in 31.2 s: import 6.1, weights 4.2, other 0.9", in the order of the
+        phases.
+        """
         total = self._now() - self._began
         other = total - sum(self._seconds.values())
         phases = self._seconds | ({"other": other} if other >= SHOWN_S else {})

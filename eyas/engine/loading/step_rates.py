@@ -166,7 +166,7 @@ class _StepTimer:
             yield SequenceWork(seq, sample.start, [0] * sample.rows, None, sample=False)
 
     def _sequence(self, number: int, length: int, computed: int) -> Sequence:
-        """With pages of its own, as far as there are enough."""
+        """A sequence with pages of its own, as far as there are enough."""
         request = GenerationRequest("measured", (0,) * length, SamplingParams())
         seq = Sequence(
             number, Generation(request, 0, GenerationKind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, []

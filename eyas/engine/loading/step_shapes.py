@@ -36,7 +36,7 @@ def buckets_of(loaded: EngineSpec) -> GraphBuckets:
 
 
 def by_depth(loaded: EngineSpec) -> dict[int, GraphBuckets]:
-    """The same for every depth, if these are adaptive: each has graphs of up to `GRAPH_ROWS` rows.
+    """The buckets of every depth, if depths are adaptive: each has graphs of up to `GRAPH_ROWS` rows.
 
     Beside chunks only plain rounds and the deepest have any; sequences without drafts alone are plain rounds.
     Where drafts come from elsewhere the steps' graphs do not change: a sequence without drafts has one row.

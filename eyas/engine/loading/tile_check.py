@@ -101,7 +101,7 @@ def _of_latents(spec: LatentSpec, hidden: int, rounding: RowRounding | None) -> 
 def check_tiles(
     products: Iterable[CheckedProduct], launch: skinny.ProductLaunch, table: Table, dtype: torch.dtype
 ) -> int:
-    """How many tiles give the same bits: all of them.
+    """Checks that all tiles give the same bits, and counts them.
 
     Raises ConfigError, which names the weight, if two differ: then no exact arithmetic is possible here. On
     the device "meta" kernels are compiled.
@@ -125,7 +125,7 @@ def _made(
     weight: StoredWeight,
     launch: skinny.ProductLaunch,
 ) -> torch.Tensor:
-    """What the product makes of x [ROWS, k] by this tile."""
+    """The product of x [ROWS, k] by this tile."""
     shape, gate = product.shape, GateActivation() if product.shape.gated else None
     if shape.experts == 1:
         products = GroupedProducts(launch, {key_of(shape, ROWS): tile})
@@ -139,7 +139,7 @@ def _made(
 
 
 def _plain(made: Rows) -> torch.Tensor:
-    """Of a gate whose result nothing rounds."""
+    """The result of a gate that nothing rounds."""
     assert isinstance(made, torch.Tensor)
     return made
 

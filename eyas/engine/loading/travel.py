@@ -60,12 +60,12 @@ class PageTransfer:
 
     @property
     def possible(self) -> bool:
-        """Whether pages can travel at all."""
+        """True if pages can travel at all."""
         return bool(self.infos)
 
 
 def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: EventOutbox) -> PageTransfer:
-    """For pools that share their page numbers."""
+    """The transfer of pages of pools that share their page numbers."""
     board, peers = _board(spec, pools), KvPeers(spec.config.pool_dir)
     shown = {} if board is None else board.export()
     reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}

@@ -72,7 +72,7 @@ class StepCommitter:
         return seq in generation.sequences
 
     def _take(self, one: StepResult) -> bool:
-        """What is certain now, and the tokens of a sequence that decodes here; True if they end it."""
+        """Takes the accepted rows, and the tokens of a sequence that decodes here; True if they end it."""
         work, seq = one.work, one.work.seq
         if not work.sample or seq.generation.kind is GenerationKind.PREFILL:
             self.drafting.certain(one, propose=False)

@@ -190,14 +190,14 @@ class DraftCoordinator:
                 self._settle(seq, NOTHING)
 
     def _adopt(self, draft: SequenceProposal) -> None:
-        """What follows the tokens committed since, within what may be emitted."""
+        """Adopts the drafts that follow the tokens committed since, within what may be emitted."""
         seq = draft.seq
         if not seq.pages or draft.base >= len(seq):
             return
         self._settle(seq, draft.tree.trim(seq.tokens(draft.base + 1, len(seq))) or NOTHING)
 
     def _settle(self, seq: Sequence, tree: DraftTree) -> None:
-        """As much of `tree` as is wanted and allowed is what the next round of `seq` verifies."""
+        """Sets the drafts for the next round of `seq`: as much of `tree` as is requested and allowed."""
         want = self._want(seq)
         if want is None:
             seq.tree = None
@@ -231,7 +231,7 @@ class DraftCoordinator:
             self.drafter.leave()
 
     def arrived(self) -> list[DraftDown]:
-        """What has come past the front since the last call; it is for `deliver`."""
+        """Drafts that have come past the front since the last call, for `deliver`."""
         return [] if self.drafter is None else self.drafter.arrived()
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
@@ -245,7 +245,7 @@ class DraftCoordinator:
 
     @property
     def late_rounds(self) -> int:
-        """How many rounds went without a proposal because it came too late."""
+        """The number of rounds without a proposal because it came too late."""
         return 0 if self.drafter is None else self.drafter.late_rounds
 
 

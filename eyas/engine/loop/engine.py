@@ -221,7 +221,7 @@ class Engine:
         self._drafting.adopt()
 
     def _nap(self) -> float:
-        """How long to wait for commands. A copy that is over soon is not slept over: its sequence waits."""
+        """Seconds to wait for commands. A copy that is over soon is not slept over: its sequence waits."""
         if self._busy:
             return 0.0
         if any(copier.brief for copier in self._parts.copiers):
@@ -257,7 +257,7 @@ class Engine:
         self._flushes.poll(now)
 
     def _work(self) -> str:
-        """What the engine still has, in words; empty: nothing."""
+        """The work that the engine still has, in words; empty: nothing."""
         counts = {
             "request": len(self._requests.table),
             "pull": self._pulling,
@@ -298,7 +298,7 @@ class Engine:
         self._link.send(events)
 
     def _stamped(self, load: EngineLoad, now: float) -> EngineLoad:
-        """With what every loop changes, which alone is no news."""
+        """A copy with the counters that every loop changes, which alone are no news."""
         seconds, sequences = self._loop.counts.seconds, self._loop.counts.sequences
         return msgspec.structs.replace(
             load,
@@ -343,7 +343,7 @@ class Engine:
         )
 
     def _moved(self) -> dict[str, TransferTotals]:
-        """Of all pulls, by path."""
+        """Transfer totals of all pulls, by path."""
         moved: dict[str, TransferTotals] = {}
         for pulls in self._pulls:
             for path, some in pulls.moved.items():

@@ -28,7 +28,9 @@ class StepForward(Protocol):
     """The rows of one step through all layers, once for each step."""
 
     def __call__(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `DecoderModel.forward`: [R, hidden], and [R, len(taps) * hidden]; their KV is written."""
+        """Runs the rows as `DecoderModel.forward`: [R, hidden], and [R, len(taps) * hidden]; their KV is
+        written.
+        """
 
     def close(self) -> bool:
         """After the last step. False: what it holds is lost, so nothing was waited for."""

@@ -130,7 +130,7 @@ class PlainRunner:
             pool.tensor[pages] = sound.to(pool.tensor.dtype)
 
     def _scored(self, results: list[StepResult], residual: torch.Tensor) -> list[StepResult]:
-        """With the log-probabilities of the prompts' rows that somebody asked for."""
+        """A copy of the results with the requested log-probabilities of the prompts' rows."""
         first = 0
         for i, one in enumerate(results):
             request = one.work.score_request(first)
@@ -174,7 +174,7 @@ def verified(
     features: torch.Tensor | None,
     pool: KvPool,
 ) -> list[StepResult]:
-    """What each work gets of a step, of which it has `counts` sampled rows; rows of accepted drafts move."""
+    """The result of each work, of which the step has `counts` sampled rows; rows of accepted drafts move."""
     landed: list[StepResult] = []
     moves: list[tuple[int, int]] = []
     first, at = 0, 0
@@ -230,7 +230,7 @@ def _moves(work: SequenceWork, nodes: list[int], page_size: int) -> list[tuple[i
 
 
 def _picked(work: SequenceWork, first: int, count: int) -> list[int]:
-    """Which of the step's rows the sampled ones are: all of a verify row, the last of a prompt."""
+    """The step's rows that are sampled: all of a verify row, the last of a prompt."""
     if work.tree is not None:
         return list(range(first, first + count))
     return [first + len(work.tokens) - 1] * count

@@ -19,12 +19,12 @@ class InFlightStep(Protocol):
 
     @property
     def works(self) -> SequenceOf[SequenceWork]:
-        """What the step computes."""
+        """The work that the step computes."""
         ...
 
     @property
     def launched(self) -> float:
-        """When it was launched, in monotonic seconds."""
+        """The time of its launch, in monotonic seconds."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class InFlightStep(Protocol):
 
     @property
     def depth(self) -> int | None:
-        """How deep the drafts are that its rounds verify and make; None: its runner makes none."""
+        """The depth of the drafts that its rounds verify and make; None: its runner makes none."""
         ...
 
     @property
@@ -43,12 +43,16 @@ class InFlightStep(Protocol):
         ...
 
     def complete(self) -> None:
-        """Once what landed before it is committed: launches what waits for those tokens, if anything does."""
+        """Launches what waits for the tokens of the step before, if anything does.
+
+        Called once, after those are committed.
+        """
         ...
 
     def land(self) -> SequenceOf[StepResult]:
-        """Once, complete, after all flights before it: what the step gave each work. Rows are where they
-        belong.
+        """Gives each work its result.
+
+        Called once, when the step is complete, after all flights before it. Rows are where they belong.
         """
         ...
 
@@ -77,7 +81,7 @@ class StepRunner(Protocol):
         ...
 
     def copy_page(self, source: int, target: int) -> None:
-        """In every pool, after the steps launched before and before those after."""
+        """Copies a page in every pool, after the steps launched before and before those after."""
         ...
 
     def wait(self) -> None:

@@ -63,7 +63,7 @@ class StepClock:
 
     @property
     def spare_s(self) -> float:
-        """How long the next step need not be begun: 0 if that is not known. Whole milliseconds."""
+        """Seconds until the next step must be begun: 0 if that is not known. Whole milliseconds."""
         if self._running not in self._seconds:
             return 0.0
         end = self._since + self._seconds[self._running]
@@ -86,8 +86,10 @@ class StepCounts:
 
 @dataclass
 class StepLoop:
-    """At most one flight is in the air between two steps. `pacing` is told of each, where depths adapt, and
-    `paces`, where a router asks how long steps take. `beat`: is called after each part of a step.
+    """The loop of steps; at most one flight is in the air between two steps.
+
+    `pacing` is told of each, where depths adapt, and `paces`, where a router asks how long steps take.
+    `beat`: is called after each part of a step.
     """
 
     scheduler: Schedulers
@@ -104,7 +106,7 @@ class StepLoop:
 
     @property
     def spare_s(self) -> float:
-        """How long the loop may listen until it asks again; 0: the next step has to be composed."""
+        """Seconds for which the loop may listen until it asks again; 0: the next step has to be composed."""
         if self._flight is None or self._flight.over:
             self._clock.ended()
             return 0.0
@@ -177,7 +179,7 @@ class StepLoop:
             following.complete()
 
     def _commit(self, flight: InFlightStep, landed: SequenceOf[StepResult]) -> None:
-        """What the flight gave counts, and how long it took is told to what learns from it."""
+        """Commits the results of the flight, and reports its time to those that learn from it."""
         self.scheduler.pool.landed()
         now = time.monotonic()
         seconds = now - max(flight.launched, self._landed_at or 0.0)

@@ -13,7 +13,7 @@ from eyas.engine.batch.sequence import SequenceWork
 
 
 class StepPaces:
-    """Of one engine. A step takes one look at each of its works."""
+    """The step paces of one engine. A step takes one look at each of its works."""
 
     def __init__(self, times: StepTimes) -> None:
         """`times`: as measured at the start."""
@@ -36,5 +36,5 @@ class StepPaces:
 
     @property
     def pace(self) -> StepPace:
-        """By kind of step; 0.0 for one that it has not seen."""
+        """The pace by kind of step; 0.0 for one that it has not seen."""
         return self._meter.pace

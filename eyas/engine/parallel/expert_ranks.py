@@ -29,7 +29,9 @@ class ExpertRanks:
         self._counts: Sequence[int] = ()
 
     def begin(self, group: ProcessGroup, counts: Sequence[int]) -> None:
-        """How many rows each rank has in the step that follows, the same on every rank; not all are 0."""
+        """Sets the number of rows of each rank in the step that follows, the same on every rank; not all are
+        0.
+        """
         self._group, self._counts = group, counts
 
     def made(
@@ -38,7 +40,7 @@ class ExpertRanks:
         chosen: torch.Tensor,
         compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """What the experts make that rows chose: x [R, hidden], chosen int64 [R, k] -> [R, k, hidden].
+        """The results of the chosen experts: x [R, hidden], chosen int64 [R, k] -> [R, k, hidden].
 
         All ranks call it together, layer after layer. Rows beyond the rank's own count are padding, and
         become zeros. `compute`: the same of the rank's own experts, for one choice per row.
@@ -56,6 +58,6 @@ class ExpertRanks:
         return made.view(*chosen.shape, x.shape[1])
 
     def _counted(self, ranks: torch.Tensor) -> list[int]:
-        """How often each rank is named in int64 [n]."""
+        """Counts how often each rank is named in int64 [n]."""
         counts: list[int] = ranks.bincount(minlength=self._group.ranks).tolist()
         return counts

@@ -199,7 +199,7 @@ class ProcessGroup:
         dist.reduce_scatter_tensor(out, tensor)
 
     def gather_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Every rank's rows, in the order of the ranks: [sum(counts), ...].
+        """Gathers every rank's rows, in the order of the ranks: [sum(counts), ...].
 
         rows [counts[rank], ...]: this rank's. All ranks know `counts`, of which one at least is not 0.
         """

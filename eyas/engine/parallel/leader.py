@@ -68,7 +68,7 @@ class RankLeader:
             self._followers.send(rank, call)
 
     def tell_one(self, rank: int, call: RankCall) -> None:
-        """That follower will do `call`. Raises EngineError if it is gone."""
+        """Sends `call` to that follower. Raises EngineError if it is gone."""
         self._followers.send(rank, call)
 
     @contextlib.contextmanager

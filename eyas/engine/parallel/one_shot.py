@@ -196,18 +196,18 @@ class OneShot:
 
     @staticmethod
     def takes(tensor: torch.Tensor) -> bool:
-        """Whether the tensor is small enough and has 16-bit floats in rows of whole 64-byte blocks."""
+        """True if the tensor is small enough and has 16-bit floats in rows of whole 64-byte blocks."""
         small = tensor.numel() <= 2 * CAPACITY
         return tensor.dtype in DTYPES and small and tensor.shape[-1] % (2 * GRAIN.value) == 0
 
     @staticmethod
     def parts(columns: int) -> int:
-        """In how many parts it leaves a row's sum of squares. 0: rows of this width get none."""
+        """The number of parts in which it leaves a row's sum of squares. 0: rows of this width get none."""
         return 0 if columns % (2 * BLOCK) else columns // (2 * BLOCK)
 
     @staticmethod
     def joins(tensor: torch.Tensor) -> bool:
-        """Whether the tensor, contiguous and of any type, is small enough and of whole 64-byte blocks."""
+        """True if the tensor, contiguous and of any type, is small enough and of whole 64-byte blocks."""
         size = tensor.numel() * tensor.element_size()
         return size <= 4 * CAPACITY and size % (4 * GRAIN.value) == 0
 

@@ -106,7 +106,7 @@ class PeerMemory:
 
 
 def _on_every_rank(fine: bool, device: torch.device) -> bool:
-    """Whether `fine` is true on every rank."""
+    """True if `fine` is true on every rank."""
     votes = torch.tensor([int(fine)], device=device)
     dist.all_reduce(votes, dist.ReduceOp.MIN)
     return bool(votes.item())

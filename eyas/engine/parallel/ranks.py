@@ -209,7 +209,7 @@ class _FollowerProcess:
             raise EngineError(f"{self.name} has ended: {self._reason()}") from None
 
     def is_ready(self) -> bool:
-        """Whether it says so by now; asked until it is True. Raises EngineError if it has ended instead."""
+        """True if it says so by now; asked until it is True. Raises EngineError if it has ended instead."""
         if not wait([self.pipe], timeout=0):
             self.check()
             return False

@@ -25,7 +25,7 @@ from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig
 
 
 def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
-    """The same decoder with one rank's heads and feed-forward width; hidden size and vocabulary stay whole.
+    """The decoder with one rank's heads and feed-forward width; hidden size and vocabulary stay whole.
 
     Raises ConfigError, which names the flag and the size, if a size is not divisible: no rank shares a head.
     """

@@ -27,7 +27,10 @@ class StepRows:
     taps: tuple[int, ...] = ()
 
     def shares(self, ranks: int, pages: int) -> list[StepRows]:
-        """What each rank computes; an idle one has no rows. Spans must stand in the order of their ranks."""
+        """Divides the rows among the ranks; an idle one has no rows.
+
+        Spans must stand in the order of their ranks.
+        """
         spans: list[list[QuerySpan]] = [[] for _ in range(ranks)]
         tokens: list[list[int]] = [[] for _ in range(ranks)]
         first = last = 0
@@ -49,7 +52,7 @@ def step(rows: StepRows) -> RankCall:
 
 
 def rows_of(call: RankCall) -> StepRows:
-    """What `step` was made of."""
+    """Decodes the rows that `step` encoded."""
     count, *taps = call.numbers
     words = np.frombuffer(call.data, np.int32).tolist()
     return StepRows(tuple(_spans(words[count:])), words[:count], tuple(taps))

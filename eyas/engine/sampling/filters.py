@@ -68,7 +68,8 @@ def keep_best(scores: Tensor, count: Tensor) -> Tensor:
 
 
 def _nucleus_size(scores: Tensor, mass: Tensor) -> Tensor:
-    """How many of each row's most probable ids together reach `mass` (float64 [R], below 1): int64 [R].
+    """The number of each row's most probable ids that together reach `mass` (float64 [R], below 1): int64
+    [R].
 
     The id that reaches it is counted. Sums run from the best id down, so a window that is large enough gives
     the same result as the whole row.

@@ -48,7 +48,7 @@ def _bias(logits: Tensor, rows: Sequence[SampledRow], biased: Sequence[int]) -> 
 
 
 def _allowed(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
-    """Which ids the rows' masks allow: bool [R, V]."""
+    """The ids that the rows' masks allow: bool [R, V]."""
     masks = np.stack([row.allowed for row in rows if row.allowed is not None])
     bits = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
     return torch.from_numpy(bits).to(logits.device, torch.bool)
@@ -97,7 +97,7 @@ def _penalised(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
 
 
 def _history(logits: Tensor, rows: Sequence[SampledRow]) -> tuple[Tensor, Tensor]:
-    """How often each id occurs in the prompt, and in the output with the ancestors: two counts [R, V]."""
+    """Counts of each id in the prompt, and in the output with the ancestors: two counts [R, V]."""
     counts: dict[int, Tensor] = {}
 
     def count(ids: Sequence[int]) -> Tensor:

@@ -58,7 +58,7 @@ def sample(logits: Tensor, rows: Sequence[SampledRow]) -> SampledTokens:
 
 
 def perturbed(draft_logits: Tensor, rows: Sequence[SampledRow], token_map: Tensor | None) -> Tensor:
-    """The scores of which a drafter that knows the seed should take the argmax: log q + G, [R, Vd].
+    """The scores of which a drafter with the seed should take the argmax: log q + G, [R, Vd].
 
     G is taken at the target's ids: `token_map` int64 [Vd] gives the target id of each draft id (None: the
     same). A row of temperature 0 keeps its logits. Only parameters, choice and position of `rows` are read:

@@ -36,11 +36,11 @@ class TokenScores:
         return TokenScores(*(part.to("cpu", non_blocking=True) for part in (self.own, self.ids, self.best)))
 
     def of_rank(self, rank: int) -> TokenScores:
-        """Those of one attention rank, where each part is [ranks, ...]."""
+        """The scores of one attention rank, where each part is [ranks, ...]."""
         return TokenScores(self.own[rank], self.ids[rank], self.best[rank])
 
     def packed(self) -> PromptTokenLogprobs:
-        """The same as bytes, for messages. Waits for the device."""
+        """The scores as bytes, for messages. Waits for the device."""
         own, ids, best = (part.cpu().numpy().tobytes() for part in (self.own, self.ids, self.best))
         return PromptTokenLogprobs(self.ids.shape[1], own, ids, best)
 

@@ -1,4 +1,4 @@
-"""What a worker accepts: sizes, ids and parameters that a request must keep to. It holds no request."""
+"""The limits of a worker: sizes, ids and parameters that a request must keep to. It holds no request."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Admission:
             raise InvalidRequest(message, param="choices")
 
     def is_token(self, token: int) -> bool:
-        """Whether the model's vocabulary has this number."""
+        """True if the model's vocabulary has this number."""
         return 0 <= token < self.vocab_size
 
 

@@ -1,6 +1,6 @@
-"""What an engine has to do and can still take, counted for routers.
+"""The work and the free room of an engine, counted for routers.
 
-It counts requests and their rows. It knows no clock, and no other worker.
+It counts requests and their rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two workers that compute prompts for each other may hold the pages that the other one's pulls wait for.
 
 Neither reads what the other leases, so neither gets its pages back, until a deadline. Who waits so gives up
-one prompt, whose pages its owner then has again, and computes it itself. This file knows when, and which one.
+one prompt, whose pages its owner then has again, and computes it itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE_S = 1.0
 
 @dataclass
 class Crossing:
-    """Which pull is first in line, and since when."""
+    """The pull that is first in line, and since when."""
 
     scheduler: Schedulers
     leases: LeaseTable

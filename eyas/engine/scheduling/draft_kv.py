@@ -82,7 +82,7 @@ class DraftKv:
                 yield generation, arrival
 
     def rows(self, generation: Generation) -> int:
-        """How many rows of the prompt have draft KV that came."""
+        """The number of rows of the prompt whose draft KV came."""
         coming = self._coming.get(generation)
         return 0 if coming is None else coming.rows
 

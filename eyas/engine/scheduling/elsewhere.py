@@ -1,4 +1,4 @@
-"""What the scheduler asks about prompts whose KV comes from another worker.
+"""The scheduler's view of prompts whose KV comes from another worker.
 
 It says what is asked; how pages travel is the business of those who answer.
 """
@@ -15,11 +15,11 @@ class Incoming(Protocol):
     """Prompts that come from elsewhere, as far as they want pages or have them."""
 
     def waiting(self) -> Iterable[Generation]:
-        """Those that wait for pages."""
+        """Prompts that wait for pages."""
         ...
 
     def coming(self) -> Iterable[Generation]:
-        """Those that were given pages."""
+        """Prompts that were given pages."""
         ...
 
     def preempt(self) -> bool:
@@ -28,14 +28,14 @@ class Incoming(Protocol):
 
 
 class IncomingToRanks(Protocol):
-    """The same of several ranks' prompts together."""
+    """The prompts of several ranks that come from elsewhere."""
 
     def waiting(self) -> Iterable[Generation]:
-        """Those that wait for pages."""
+        """Prompts that wait for pages."""
         ...
 
     def coming(self) -> Iterable[Generation]:
-        """Those that were given pages."""
+        """Prompts that were given pages."""
         ...
 
     def preempt(self, among: Callable[[Any], bool]) -> bool:

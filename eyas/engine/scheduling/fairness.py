@@ -2,8 +2,7 @@
 priorities move (`eyas.common.priority`).
 
 The share of a call is a number of sequences: those that run, those whose pages are here or coming, and those
-for which slots are reserved. This file knows counts and times only. It does not know slots, pages, or how a
-sequence gives up its place.
+for which slots are reserved.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Shares:
             del self._callers[call[0]]
 
     def counts(self, call: Call) -> tuple[int, int]:
-        """How many sequences the call's caller has, and how many the call itself has."""
+        """The numbers of sequences of the call's caller and of the call itself."""
         return self._callers.get(call[0], 0), self._calls.get(call, 0)
 
     def turn(self, generation: Generation) -> Turn:

@@ -30,7 +30,7 @@ class Flushes:
         self._waiting.append((command.call, time.monotonic() + command.wait_s))
 
     def poll(self, now: float) -> None:
-        """Once a loop: flush if nothing runs, and refuse those that have waited long enough."""
+        """Runs once a loop: flushes if nothing runs, and refuses calls that have waited long enough."""
         if not self._waiting:
             return
         work = self.work()

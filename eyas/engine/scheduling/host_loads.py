@@ -24,7 +24,7 @@ LOAD_TIMEOUT_S = 1.0  # a sequence waits no longer for its pages
 
 
 class Answer(enum.Enum):
-    """What becomes of a sequence whose turn it is."""
+    """The decision about a sequence whose turn it is."""
 
     COMPUTE = "compute"  # nothing to load, or it would take longer than computing
     WAIT = "wait"  # keeps its turn: there is no room beside the loads that run
@@ -98,7 +98,7 @@ class HostLoads:
         return answer
 
     def _judge(self, count: int, needed: int) -> Answer:
-        """Of a sequence that wants `needed` pages; `count` of them could be loaded."""
+        """Decides about a sequence that needs `needed` pages; `count` of them could be loaded."""
         tokens = count * self._size
         if tokens < LEAST_TOKENS or self.tier.load_s(count) >= tokens / self._rate:
             return Answer.COMPUTE
@@ -126,7 +126,7 @@ class HostLoads:
                 load.sequence = None
 
     def poll(self, now: float) -> list[Sequence]:
-        """Once a loop: the sequences that go back to the queue."""
+        """Runs once a loop: gives the sequences that go back to the queue."""
         self.tier.poll()
         for load in self._loads:
             if load.sequence is not None and now > load.deadline:

@@ -1,4 +1,4 @@
-"""Which attention rank takes a request. It knows numbers only."""
+"""The choice of the attention rank that takes a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SLACK = 4
 
 
 class Place(NamedTuple):
-    """What a rank offers: pages of the prompt that it has cached, sequences before it, and free pages."""
+    """An offer of a rank: pages of the prompt that it has cached, sequences before it, and free pages."""
 
     cached: int
     sequences: int

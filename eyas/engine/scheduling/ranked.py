@@ -2,8 +2,7 @@
 
 A request goes to one rank, when it comes or when its pulled pages do, and stays there once it has begun, with
 all its choices: they share the pages of its prompt. What a rank does with its sequences is the business of
-its `Scheduler`; a step is what all of them compose, rank after rank. This file knows which rank a request is
-on, and whose a page is.
+its `Scheduler`; a step is what all of them compose, rank after rank.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ class RankedPages:
             self._pools[self.rank_of(page)].drop((page,))
 
     def rank_of(self, page: int) -> int:
-        """Whose page it is."""
+        """The rank that owns a page."""
         return page // self._pools[0].num_pages
 
 
 class RankedCache:
-    """The prefix caches of all ranks, which know nothing of each other: each holds its own rank's pages."""
+    """The prefix caches of all ranks; each holds its own rank's pages."""
 
     def __init__(self, caches: SequenceOf[PrefixCache], pages: RankedPages) -> None:
         self._caches = caches
@@ -78,11 +77,11 @@ class RankedCache:
 
     @property
     def untold(self) -> bool:
-        """As `PrefixCache.untold`."""
+        """True if some cache has unsent news; see `PrefixCache.untold`."""
         return any(cache.untold for cache in self._caches)
 
     def news(self, most: int) -> tuple[bytes, bytes]:
-        """As `PrefixCache.news`, of one rank after the other; `most` pages of each.
+        """The news of one rank after the other, as `PrefixCache.news`; `most` pages of each.
 
         A prefix that two ranks hold is told twice, and is gone for those who hear of it once the first drops
         it: it is advice.
@@ -92,18 +91,18 @@ class RankedCache:
 
 
 class RankView:
-    """What one rank's scheduler sees of the prompts that come from elsewhere: those given its pages."""
+    """The prompts that come from elsewhere, as one rank's scheduler sees them: those given its pages."""
 
     def __init__(self, incoming: IncomingToRanks, rank: int) -> None:
         self._incoming = incoming
         self._rank = rank
 
     def waiting(self) -> Iterable[Generation]:
-        """Those that wait for pages, of any rank: none has been chosen for them."""
+        """Prompts that wait for pages, of any rank: none has been chosen for them."""
         return self._incoming.waiting()
 
     def coming(self) -> Iterable[Generation]:
-        """Those that were given pages of this rank."""
+        """Prompts that were given pages of this rank."""
         return filter(self._here, self._incoming.coming())
 
     def preempt(self) -> bool:
@@ -115,7 +114,7 @@ class RankView:
 
 
 class DataParallelScheduler:
-    """The schedulers of all ranks, for those who know one. `limits` are those of each rank."""
+    """The schedulers of all ranks behind the interface of one. `limits` are those of each rank."""
 
     host = None  # no rank's pages leave for the host's memory
 
@@ -128,27 +127,27 @@ class DataParallelScheduler:
 
     @property
     def slots(self) -> int:
-        """How many sequences a step may have."""
+        """The number of sequences that a step may have."""
         return sum(rank.slots for rank in self._ranks)
 
     @property
     def probed(self) -> tuple[PagePool, PrefixCache]:
-        """Where pages come from that a link is tried with: any will do."""
+        """A pool and cache whose pages a link is tried with: any will do."""
         return self._ranks[0].probed
 
     @property
     def crowded(self) -> bool:
-        """As `Scheduler.crowded`, of any rank: the others wait for it."""
+        """True if any rank is crowded (`Scheduler.crowded`): the others wait for it."""
         return any(rank.crowded for rank in self._ranks)
 
     @property
     def running(self) -> list[Sequence]:
-        """Of all ranks, rank after rank."""
+        """Running sequences of all ranks, rank after rank."""
         return [seq for rank in self._ranks for seq in rank.running]
 
     @property
     def waiting(self) -> list[Sequence]:
-        """Of all ranks, rank after rank."""
+        """Waiting sequences of all ranks, rank after rank."""
         return [seq for rank in self._ranks for seq in rank.waiting]
 
     @property
@@ -158,12 +157,12 @@ class DataParallelScheduler:
 
     @property
     def cached_tokens(self) -> int:
-        """How many of `prompt_tokens` came from a prefix cache."""
+        """The number of `prompt_tokens` that came from a prefix cache."""
         return sum(rank.cached_tokens for rank in self._ranks)
 
     @property
     def preemptions(self) -> int:
-        """How often a sequence has lost its place."""
+        """The number of times that a sequence has lost its place."""
         return sum(rank.preemptions for rank in self._ranks)
 
     def enqueue(self, seq: Sequence) -> None:
@@ -186,11 +185,11 @@ class DataParallelScheduler:
         return next((seq for rank in self._ranks if (seq := rank.join()) is not None), None)
 
     def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
-        """As `Scheduler.fork`."""
+        """Forks on the leader's rank, as `Scheduler.fork`."""
         return self._of(leader.generation).fork(leader, follower)
 
     def lend(self, generation: Generation, rows: int) -> tuple[list[int], int] | None:
-        """As `Scheduler.lend`; the rank is chosen anew as long as there is no room."""
+        """Lends pages, as `Scheduler.lend`; the rank is chosen anew as long as there is no room."""
         rank = self._chosen(generation.request.prompt_ids)
         lent = self._ranks[rank].lend(generation, rows)
         if lent is not None:
@@ -198,13 +197,13 @@ class DataParallelScheduler:
         return lent
 
     def beside(self, leased: Collection[int]) -> int:
-        """As `Scheduler.beside`, on the rank that has the most."""
+        """Pages beside the leased ones, as `Scheduler.beside`, on the rank that has the most."""
         taken = Counter(map(self.pool.rank_of, leased))
         return max(rank.pool.num_pages - taken[number] for number, rank in enumerate(self._ranks))
 
     @property
     def unowned(self) -> int:
-        """As `Scheduler.unowned`, on the rank that has the most."""
+        """Pages without an owner, as `Scheduler.unowned`, on the rank that has the most."""
         return max(rank.unowned for rank in self._ranks)
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
@@ -212,17 +211,17 @@ class DataParallelScheduler:
         return min(generations, key=Shares.together(rank.shares() for rank in self._ranks).turn)
 
     def remember(self, seq: Sequence, below: int | None = None) -> None:
-        """As `Scheduler.remember`."""
+        """Caches the sequence's pages, as `Scheduler.remember`."""
         self._of(seq.generation).remember(seq, below)
 
     def flush(self) -> int | None:
-        """As `Scheduler.flush`, of all ranks or of none."""
+        """Flushes all ranks or none, as `Scheduler.flush`."""
         if self.pool.used:
             return None
         return sum(rank.flush() or 0 for rank in self._ranks)
 
     def complete_rows(self, seq: Sequence) -> int:
-        """As `Scheduler.complete_rows`."""
+        """The rows that may be cached, as `Scheduler.complete_rows`."""
         return self._of(seq.generation).complete_rows(seq)
 
     def schedule(self) -> list[SequenceWork]:
@@ -259,7 +258,7 @@ class DataParallelScheduler:
         return moved
 
     def _of(self, generation: Generation) -> Scheduler:
-        """Of a request without a rank nothing is anywhere: any scheduler says so."""
+        """The scheduler of a request. Without a rank it has nothing anywhere: any scheduler says so."""
         return self._ranks[generation.rank or 0]
 
     def _chosen(self, tokens: SequenceOf[int]) -> int:

@@ -1,7 +1,6 @@
 """The table of accepted requests: it admits, refuses, cancels and expires them.
 
-It turns commands into sequences for the scheduler and tells the front what became of every request. It knows
-neither tensors nor how tokens are chosen.
+It turns commands into sequences for the scheduler and tells the front what became of every request.
 """
 
 from __future__ import annotations
@@ -211,7 +210,7 @@ class Requests:
     # --- the destination of pulls (`eyas.engine.kv.pulls.PullDestination`) ----------------------------------
 
     def first(self, owners: list[Hashable]) -> Hashable:
-        """Which of these requests gets pages first."""
+        """The request, of these, that gets pages first."""
         return self.scheduler.first(_generations(owners))
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
@@ -226,7 +225,7 @@ class Requests:
         return lent
 
     def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
-        """If workers wait for each other's pages, some prompt is computed here."""
+        """Computes some prompt here if workers wait for each other's pages."""
         waiting = self._crossing.given_up(owner, handle.tokens, now)
         if waiting is not None:
             self._compute_instead(*waiting)

@@ -5,7 +5,7 @@ first, then prompt chunks under a token budget. Pages come from one pool, which 
 pages run out, the scheduler preempts the last admitted sequence of the call with the largest share: the
 sequence goes back to the queue and is recomputed later. A call with more than its share also loses a sequence
 while another call waits (see `fairness`). The sequence that has run longest is never preempted, so at least
-one always finishes. This file knows nothing of tensors, transports or time.
+one always finishes.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class Scheduler:
 
     @property
     def slots(self) -> int:
-        """How many sequences a step may have."""
+        """The number of sequences that a step may have."""
         return self.limits.max_running
 
     @property
     def probed(self) -> tuple[PagePool, PrefixCache]:
-        """Where pages come from that a link is tried with."""
+        """The pool and cache whose pages a link is tried with."""
         return self.pool, self.cache
 
     @property
     def crowded(self) -> bool:
-        """Whether so many sequences decode that drafts only make steps longer."""
+        """True if so many sequences decode that drafts only make steps longer."""
         return self._turns is not None and self._turns.crowded
 
     # --- sequences come and go -----------------------------------------------------------------------
@@ -210,7 +210,10 @@ class Scheduler:
         return self.cache.evict(self.cache.cached_pages) + from_host
 
     def complete_rows(self, seq: Sequence) -> int:
-        """How many of its rows may be cached. Where pages also hold draft KV, that must be complete too."""
+        """The number of its rows that may be cached.
+
+        Where pages also hold draft KV, that must be complete too.
+        """
         return min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len
 
     # --- one step ------------------------------------------------------------------------------------
@@ -294,7 +297,7 @@ class Scheduler:
         return SequenceWork(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
     def _rows_taken(self, chunk: SequenceWork) -> int:
-        """Of a budget: as many rows as a chunk has, or rows without context that take as long."""
+        """The rows of a budget that a chunk takes: its own, or rows without context that take as long."""
         rows = len(chunk.tokens)
         return rows if self._turns is None else round(self._turns.room.cost(rows, chunk.start))
 
@@ -369,7 +372,9 @@ class Scheduler:
     # --- shares ----------------------------------------------------------------------------------------
 
     def shares(self) -> Shares:
-        """How many sequences each call has: running ones, joining ones, and those whose pages are coming."""
+        """The numbers of sequences of each call: running ones, joining ones, and those whose pages are
+        coming.
+        """
         joining = (seq.generation for seq in self.joining)
         shares = self._running_shares.plus(itertools.chain(joining, self._incoming.coming()))
         for seq in self.running:

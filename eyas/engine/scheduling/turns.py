@@ -19,7 +19,7 @@ Call = tuple[str, str]  # caller, call
 
 @dataclass(frozen=True)
 class StepRoom:
-    """What a step may take on a device where its time grows with its rows: as much as `rows` rows without
+    """The room of a step on a device where its time grows with its rows: as much as `rows` rows without
     context. A row that attends to `context_tokens` tokens takes twice as much as one without context.
 
     `drafting`: where plain rounds of all that decode take more than that, drafts only make steps longer. With
@@ -31,26 +31,29 @@ class StepRoom:
     context_tokens: float
 
     def cost(self, rows: int, context: int) -> float:
-        """What `rows` rows after `context` tokens take."""
+        """The cost of `rows` rows after `context` tokens."""
         return rows * (1.0 + context / self.context_tokens)
 
     def rows_within(self, cost: int, context: int) -> int:
-        """How many rows after `context` tokens take `cost`, but at least one of a positive `cost`."""
+        """The number of rows after `context` tokens that take `cost`, but at least one of a
+        positive `cost`.
+        """
         return max(round(cost / (1.0 + context / self.context_tokens)), min(cost, 1))
 
 
 class Turns:
-    """What the steps with too little room gave to each call."""
+    """The rows that the steps with too little room gave to each call."""
 
     def __init__(self, room: StepRoom) -> None:
         self.crowded = False
-        """Whether so many sequences decode that drafts only make steps longer."""
+        """True if so many sequences decode that drafts only make steps longer."""
         self.room = room
         self._given: dict[Call, float] = {}
         self._least = 0.0  # of those that could decode in the last such step
 
     def choose(self, decoding: SequenceOf[Sequence], running: Iterable[Sequence]) -> SequenceOf[Sequence]:
-        """Those of `decoding` that go into the next step, at least one. `running`: all that have slots.
+        """Chooses the sequences of `decoding` that go into the next step, at least one. `running`: all that
+        have slots.
 
         Of one call those with the shortest outputs come first.
         """
@@ -91,6 +94,6 @@ class Turns:
         return chosen
 
     def _cost(self, seq: Sequence) -> float:
-        """What the sequence's next round takes."""
+        """The cost of the sequence's next round."""
         drafts = 0 if seq.tree is None else len(seq.tree.tokens)
         return self.room.cost(1 + drafts, seq.kv_len)

@@ -24,7 +24,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SharedTensors:
-    """What a head may share with its target, or begin as: all of it stays as it is.
+    """Tensors that a head may share with its target, or begin as: all of them stay as they are.
 
     `embedding`, `lm_head`: [vocab, hidden]. `gain`: of the norm before the output head, [hidden].
     """
@@ -79,7 +79,7 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
-        """What each pair's next state missed, [B * T]."""
+        """The loss of each pair's next state, [B * T]."""
 
 
 def shape_for(target: ModelConfig) -> LlamaShape:

@@ -43,7 +43,7 @@ def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None)
 
 
 def described(head: DraftHead) -> dict[str, object]:
-    """What config.json says beside the sizes."""
+    """The fields of config.json beside the sizes."""
     outputs = head.shape.vocab if head.token_map is None else len(head.token_map)
     return {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": outputs}
 

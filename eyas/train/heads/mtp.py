@@ -59,7 +59,7 @@ def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None)
 
 
 def described(head: DraftHead) -> dict[str, object]:
-    """What config.json says beside the sizes."""
+    """The fields of config.json beside the sizes."""
     return {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
 
 
@@ -132,7 +132,7 @@ class MtpHead(DraftHead):
         return state
 
     def logits(self, state: Tensor) -> Tensor:
-        """By the target's output head."""
+        """Logits of the target's output head."""
         scores: Tensor = self.output(state)
         return scores
 

@@ -15,7 +15,7 @@ KINDS = ("eagle3", "eagle", "mtp")
 
 
 class HeadKind(Protocol):
-    """What the module of a kind holds. `UNROLL`: the usual number of steps in training."""
+    """The interface of a kind's module. `UNROLL`: the usual number of steps in training."""
 
     UNROLL: int
 
@@ -26,7 +26,7 @@ class HeadKind(Protocol):
         """A new head for a target. `token_map`: the ids of its vocabulary, where a kind has one."""
 
     def described(self, head: DraftHead) -> dict[str, object]:
-        """What its config.json says beside its sizes."""
+        """The fields of its config.json beside its sizes."""
 
 
 def head_kind(name: str) -> HeadKind:

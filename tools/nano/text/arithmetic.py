@@ -1,7 +1,4 @@
-"""Chats that ask for plain arithmetic: direct, step by step, chained and compared.
-
-This file knows phrasings; the working lives in `numbers`.
-"""
+"""Chats that ask for plain arithmetic: direct, step by step, chained and compared."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Short programming answers: small Python functions, one-liners and what they print.
-
-This file knows a shelf of functions and how people ask for them; nothing is executed.
-"""
+"""Short programming answers: small Python functions, one-liners and what they print."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What every topic shares: the split, phrasings, exchanges and the noise of casual typing.
-
-This file knows how a phrasing is chosen for training or held out, and how people vary a question. It knows no
-topic, no tokenizer and no model.
-"""
+"""Parts that every topic shares: the split, phrasings, exchanges and the noise of casual typing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whole dialogues: which topics, how many turns, system prompts, memory of earlier turns.
 
-This file knows the mix. Training and evaluation take their text through `dialogue` only; a seed and an index
-always name the same dialogue.
+Training and evaluation take their text through `dialogue` only; a seed and an index always name the same
+dialogue.
 """
 
 from __future__ import annotations

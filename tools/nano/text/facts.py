@@ -198,7 +198,7 @@ EXPLAIN = Phrasings(
 
 
 def definition(context: Context) -> list[Exchange]:
-    """What a thing is, in one sentence."""
+    """A definition in one sentence."""
     word = context.pick(tuple(DEFINITIONS))
     return one(ask(context, DEFINE, w=word), f"{word[:1].upper() + word[1:]} is {DEFINITIONS[word]}.")
 
@@ -216,7 +216,7 @@ SMALL_FACT = Phrasings(
 
 
 def small_fact(context: Context) -> list[Exchange]:
-    """A fact that every child knows."""
+    """A fact from everyday life."""
     questions, answer = context.pick(SMALL_FACTS)
     return one(ask(context, SMALL_FACT, q=context.pick(questions)), answer)
 

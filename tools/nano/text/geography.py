@@ -1,7 +1,4 @@
-"""Chats about countries, capitals and continents, in both directions, with follow-ups.
-
-This file knows phrasings and answers; the facts live in `world`.
-"""
+"""Chats about countries, capitals and continents, in both directions, with follow-ups."""
 
 from __future__ import annotations
 

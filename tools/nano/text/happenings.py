@@ -1,4 +1,4 @@
-"""What happens to a collection in a word problem: starts, gains, losses and the question.
+"""The events of a collection in a word problem: starts, gains, losses and the question.
 
 A sentence is composed of a time, a subject, a verb in the problem's tense, an amount and a tail, so
 that training meets thousands of sentences. Held-out sentences are written out whole, and their marks
@@ -69,7 +69,7 @@ PRONOUNS = {"she": ("her", "her"), "he": ("his", "him")}
 
 @dataclass(frozen=True)
 class Scene:
-    """Who has what, told in which person and tense; `form` picks a verb's form for the hero."""
+    """A scene: who has what, told in which person and tense; `form` picks a verb's form for the hero."""
 
     fields: dict[str, str]
     form: int

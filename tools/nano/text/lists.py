@@ -1,7 +1,4 @@
-"""Lists that people know by heart: days, months, planets, colours, primes, counting, the alphabet.
-
-This file knows the lists, what comes before and after an item, and how people ask for them.
-"""
+"""Lists that people know by heart: days, months, planets, colours, primes, counting, the alphabet."""
 
 from __future__ import annotations
 
@@ -144,7 +141,7 @@ def known(context: Context) -> list[Exchange]:
 
 
 def neighbour(context: Context) -> list[Exchange]:
-    """What comes before or after one item."""
+    """A question about the item before or after one item."""
     items = NAMED[context.pick(ORDERED)]
     index = context.number(0, len(items) - 2)
     if context.chance(0.5):

@@ -1,8 +1,4 @@
-"""Arithmetic as it is worked on paper, and the pairs of numbers that training never sees.
-
-This file knows how a result is reached step by step and which operand pairs are held out. It knows no
-phrasing.
-"""
+"""Arithmetic as it is worked on paper, and the pairs of numbers that training never sees."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ SYMBOLS = ("+", "-", "*", "/")
 
 
 def heldout_pair(symbol: str, a: int, b: int) -> bool:
-    """Whether this operand pair belongs to the held-out sets (one in ten of the pairs that need work).
+    """True if this operand pair belongs to the held-out sets (one in ten of the pairs that need work).
 
     Pairs a person knows by heart (one digit, round numbers, the table up to twelve) are never held, and
     a division is held with the product that undoes it.
@@ -37,7 +33,7 @@ def apply(symbol: str, a: int, b: int) -> int:
 
 
 def allowed(context: Context, steps: list[tuple[str, int, int]]) -> bool:
-    """Whether a problem of these steps may appear in the context's split."""
+    """True if a problem of these steps may appear in the context's split."""
     heldout = [heldout_pair(*step) for step in steps]
     return any(heldout) if context.split is Split.HELDOUT else not any(heldout)
 

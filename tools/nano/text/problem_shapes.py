@@ -1,7 +1,6 @@
 """Ready-made shapes of word problems: groups, shares, prices, distances, comparisons.
 
-A shape is its phrasings, its closing sentence and a function that draws its numbers. This file knows how a
-shape is calculated, not how the working is written.
+A shape is its phrasings, its closing sentence and a function that draws its numbers.
 """
 
 from __future__ import annotations

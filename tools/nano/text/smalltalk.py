@@ -1,7 +1,4 @@
-"""Small talk: greetings, thanks, feelings, who the assistant is, and things it cannot do.
-
-This file knows what people say to a chat assistant and what this one answers.
-"""
+"""Small talk: greetings, thanks, feelings, who the assistant is, and things it cannot do."""
 
 from __future__ import annotations
 
@@ -104,7 +101,7 @@ def talk(context: Context) -> list[Exchange]:
 
 
 def identity(context: Context) -> list[Exchange]:
-    """Who the assistant is: asked first by most people, so trained more."""
+    """Questions about who the assistant is: asked first by most people, so trained more."""
     phrasings, answers = context.pick(
         [entry for entry in TALK if entry[1][0] in (WHO, CAN_DO, "My name is Eyas nano.")]
     )
@@ -133,7 +130,7 @@ NO_NUMBERS = said(
 
 
 def unknown(context: Context) -> list[Exchange]:
-    """Things a very small model does not know, and says so."""
+    """Questions that a very small model cannot answer, and says so."""
     if context.chance(0.4):
         user = casual(context, NO_NUMBERS.pick(context).format(c=context.pick(COUNTRIES).name))
     else:

@@ -1,7 +1,4 @@
-"""Chats about words as letters: spelling, reversing, counting, first and last letters, sorting.
-
-This file knows the phrasings; it takes its words from the other topics.
-"""
+"""Chats about words as letters: spelling, reversing, counting, first and last letters, sorting."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Short stories, poems and letters: the longer answers that make streaming worth watching.
 
-A story is a chain of sentences chosen by its hero, place and find. This file knows no other topic.
+A story is a chain of sentences chosen by its hero, place and find.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Unit conversions of length, weight, volume, time and money, with one line of working.
-
-This file knows the factors and the phrasings.
-"""
+"""Unit conversions of length, weight, volume, time and money, with one line of working."""
 
 from __future__ import annotations
 

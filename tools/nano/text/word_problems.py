@@ -1,7 +1,6 @@
 """Word problems of one and two steps, worked line by line and closed with `#### N`.
 
-A problem is a start, one or two events and a question, or one of the ready-made shapes in
-`problem_shapes`. This file knows how stories are told; the working lives in `numbers`.
+A problem is a start, one or two events and a question, or one of the ready-made shapes in `problem_shapes`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class QueryRows:
 
 @dataclass(frozen=True)
 class AttentionLaunch:
-    """What the launches of one stream share; `AttentionLaunch.on` makes one.
+    """Memory and options that the launches of one stream share; `AttentionLaunch.on` makes one.
 
     parts float32 [n, dim], lses float32 [n]: what programs leave for the last of them, a query head's result
     over a part and the base 2 logarithm of its sum of exponentials; tickets int32, zero between kernels.
@@ -62,7 +62,7 @@ class AttentionLaunch:
 
     @classmethod
     def on(cls, kv: PagedKv, heads: int, batch: int, width: int, pdl: bool) -> AttentionLaunch:
-        """For up to `batch` sequences of up to `width` queries, as `tiling_of` cuts them."""
+        """Allocates for up to `batch` sequences of up to `width` queries, as `tiling_of` cuts them."""
         group, device = heads // kv.kv_heads, kv.pool.device
         rows = max(
             b * w * heads * tiling_of(b, w * group, kv.kv_heads).parts
@@ -79,7 +79,7 @@ class AttentionLaunch:
 
 @dataclass(frozen=True)
 class _AttendLayout:
-    """What the kernel knows when it is compiled."""
+    """The kernel's compile-time parameters."""
 
     width: int
     extent: int
@@ -119,7 +119,9 @@ class _AttendLayout:
 
     @property
     def merged_rows(self) -> int:
-        """How many rows' parts the last program holds at a time: 64 numbers a thread of four warps."""
+        """The number of rows whose parts the last program holds at a time: 64 numbers a thread of
+        four warps.
+        """
         return max(1, 8192 // (self.most_parts * self.dim))
 
     @property
@@ -339,7 +341,7 @@ def _over_part(q_tile, sees, keys, values, table, start, low, edge, first, last,
 
 @triton.jit
 def _seen(after, sees, layout: tl.constexpr):
-    """Whether a query sees the rows that stand `after` [1, keys] rows after its sequence's start."""
+    """True if a query sees the rows that stand `after` [1, keys] rows after its sequence's start."""
     if layout.words > 0:
         row = tl.minimum(tl.maximum(after, 0), layout.words * 64 - 1)
         return (after < 0) | (_bits(sees, row, layout) != 0)
@@ -349,7 +351,7 @@ def _seen(after, sees, layout: tl.constexpr):
 
 @triton.jit
 def _bits(sees, row, layout: tl.constexpr):
-    """Those bits of each query's mask: row [1, n] -> [tile, n], each 0 or 1."""
+    """Selects those bits of each query's mask: row [1, n] -> [tile, n], each 0 or 1."""
     if layout.words == 1:
         return (sees >> row) & 1
     else:
@@ -359,7 +361,7 @@ def _bits(sees, row, layout: tl.constexpr):
 
 @triton.jit
 def _depth(sees, layout: tl.constexpr):
-    """How far each query's path goes beyond its sequence's start, [tile, 1]."""
+    """The length of each query's path beyond its sequence's start, [tile, 1]."""
     if layout.words > 0:
         depth = tl.full([layout.tile], -1, tl.int64)  # it is among its own ancestors
         for word in tl.static_range(layout.words):

@@ -15,8 +15,8 @@ _PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocesso
 
 @dataclass(frozen=True)
 class AttentionTiling:
-    """How a launch is cut: a program takes `rows` rows (queries times heads of one key head) and goes through
-    its keys `keys` at a time; at most `parts` programs share a sequence's keys.
+    """The tiling of a launch: a program takes `rows` rows (queries times heads of one key head) and goes
+    through its keys `keys` at a time; at most `parts` programs share a sequence's keys.
 
     Programs start in the order of the sequences: with the longest first none is left alone at the end.
     """
@@ -29,7 +29,9 @@ class AttentionTiling:
 
 
 def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> AttentionTiling:
-    """For `batch` sequences of `rows` = width * group rows a key head, with keys of `key_bytes` bytes."""
+    """The tiling for `batch` sequences of `rows` = width * group rows a key head, with keys of `key_bytes`
+    bytes.
+    """
     batch, most_keys = padded_batch(batch), keys_at_a_time(key_bytes)
     if rows <= 16:
         programs = batch * kv_heads

@@ -43,7 +43,7 @@ _MERGED = tl.constexpr(4)  # parts that the last program reads at once, where re
 
 @dataclass(frozen=True)
 class ExactLaunch:
-    """What the launches of one stream share; `ExactLaunch.on` makes one.
+    """Memory and options that the launches of one stream share; `ExactLaunch.on` makes one.
 
     accs float32 [n, dim], peaks and totals float32 [n]: what programs leave of a query head's softmax over
     some parts; tickets int32, zero between kernels. pdl: programmatic dependent launch. compile_only: kernels
@@ -68,8 +68,8 @@ class ExactLaunch:
         parts: PartSizes | None = None,
         shared: int | None = None,
     ) -> ExactLaunch:
-        """For up to `queries` query rows, of sequences as long as their page tables allow; `shared`: those of
-        the largest launch in which several programs share a sequence (None: all).
+        """Allocates for up to `queries` query rows, of sequences as long as their page tables allow;
+        `shared`: those of the largest launch in which several programs share a sequence (None: all).
         """
         parts, device = parts or PartSizes(), kv.pool.device
         split = (queries if shared is None else min(shared, queries)) * heads
@@ -82,9 +82,9 @@ class ExactLaunch:
 
 @dataclass(frozen=True)
 class AttentionCut:
-    """How a launch is shared out, of which no bit depends: programs of `rows` rows (queries times heads of
-    one key head), at most `shares` of them for a sequence's columns. `registers`: of a thread, at most (None:
-    as many as it likes); the fewer, the more programs run on a multiprocessor.
+    """The division of a launch, on which no bit depends: programs of `rows` rows (queries times heads of one
+    key head), at most `shares` of them for a sequence's columns. `registers`: of a thread, at most (None: as
+    many as it likes); the fewer, the more programs run on a multiprocessor.
     """
 
     rows: int
@@ -95,7 +95,7 @@ class AttentionCut:
 
     @classmethod
     def of(cls, batch: int, rows: int, kv_heads: int) -> AttentionCut:
-        """For `batch` sequences of `rows` = width * group rows a key head."""
+        """Divides a launch of `batch` sequences of `rows` = width * group rows a key head."""
         tile = min(128, max(16, power_of_2(rows)))
         programs = padded_batch(batch) * kv_heads * cdiv(rows, tile)
         shares = min(_MOST_SHARES, cdiv(_PROGRAMS, programs))
@@ -104,8 +104,8 @@ class AttentionCut:
 
     @classmethod
     def most_shared(cls, batch: int, width: int, group: int, kv_heads: int) -> int:
-        """Of up to `batch` sequences with up to `width` query rows each: the most rows of a launch that `of`
-        has shared by several programs a sequence.
+        """The most rows of a launch that `of` divides among several programs a sequence, of up to `batch`
+        sequences with up to `width` query rows each.
         """
         most = 0
         for rows in range(1, width + 1):
@@ -286,7 +286,7 @@ def share_of(low, end, layout: tl.constexpr):
 
 @triton.jit
 def from_left(accs, peaks, totals, place, real, low, end, layout: tl.constexpr):
-    """What programs left of the columns up to `end`, merged from left to right."""
+    """The results of programs for the columns up to `end`, merged from left to right."""
     all_heads = tl.num_programs(2) * layout.width * layout.heads
     first_part, used, length = share_of(low, end, layout)
     acc, peak, total = nothing(layout.tile, layout.dim)

@@ -28,8 +28,10 @@ from eyas.engine.kernels.attention.scores import tanh
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """What the kernels know when they are compiled. `tree`: queries meet behind their start by `words` of a
-    mask; `paths`: columns from the start on are found along a query's path.
+    """The kernels' compile-time parameters.
+
+    `tree`: queries meet behind their start by `words` of a mask; `paths`: columns from the start on are found
+    along a query's path.
     """
 
     width: int
@@ -49,7 +51,7 @@ class BlockLayout:
 
     @property
     def tree(self) -> bool:
-        """Whether queries meet the rows of a tree behind their start."""
+        """True if queries meet the rows of a tree behind their start."""
         return self.words > 0
 
     @property
@@ -74,7 +76,7 @@ class BlockLayout:
 
     @property
     def two_loops(self) -> bool:
-        """Whether blocks that every query sees whole have a loop without masks: of few rows, one loop is
+        """True if blocks that every query sees whole have a loop without masks: of few rows, one loop is
         sooner at its first keys.
         """
         return self.tile > 16 and self.window == 0
@@ -198,7 +200,7 @@ def rows_at(column, sees, start, layout: tl.constexpr):
 
 @triton.jit
 def bits_at(sees, node, layout: tl.constexpr):
-    """Those bits of a query's mask, 0 or 1, int32; rows that are not there count for nothing."""
+    """Selects those bits of a query's mask, 0 or 1, int32; rows that are not there count for nothing."""
     there = node < layout.width
     word = tl.load(sees + node // 64 * tl.num_programs(2) * layout.width, mask=there, other=0)
     return tl.where(there, (word >> node % 64) & 1, 0).to(tl.int32)
@@ -206,6 +208,6 @@ def bits_at(sees, node, layout: tl.constexpr):
 
 @triton.jit
 def depth_of(sees, layout: tl.constexpr):
-    """How far the paths go beyond their sequence's start, [n], of the masks that begin at sees [n]."""
+    """The length of the paths beyond their sequence's start, [n], of the masks that begin at sees [n]."""
     node = tl.arange(0, triton.next_power_of_2(layout.words * 64))[None, :]
     return tl.sum(bits_at(sees[:, None], node, layout), 1) - 1  # a query is among its own ancestors

@@ -32,16 +32,16 @@ class PartSizes:
 
     @property
     def near_parts(self) -> int:
-        """How many there are before the first of the middle."""
+        """The number of parts before the first of the middle."""
         return self.near_end // self.near
 
     @property
     def middle_parts(self) -> int:
-        """How many there are before the first of the far ones."""
+        """The number of parts before the first of the far ones."""
         return self.near_parts + (self.middle_end - self.near_end) // self.middle
 
     def of(self, columns: int) -> int:
-        """How many parts that many columns lie in."""
+        """The number of parts in which that many columns lie."""
         near = -(-min(columns, self.near_end) // self.near)
         middle = -(-max(min(columns, self.middle_end) - self.near_end, 0) // self.middle)
         return near + middle + -(-max(columns - self.middle_end, 0) // self.far)
@@ -75,7 +75,7 @@ def part_begin(part, layout: tl.constexpr):
 
 @triton.jit
 def begins_part(column, layout: tl.constexpr):
-    """Whether a part begins at that column."""
+    """True if a part begins at that column."""
     return part_begin(part_at(column, layout), layout) == column
 
 
@@ -88,7 +88,7 @@ def nothing(TILE: tl.constexpr, DIM: tl.constexpr):
 
 @triton.jit
 def none_of_part(TILE: tl.constexpr, DIM: tl.constexpr):
-    """As `nothing`, for `add_block`: its sum stands in several equal columns."""
+    """An empty result for `add_block`, like `nothing`: its sum stands in several equal columns."""
     acc, peak, _ = nothing(TILE, DIM)
     return acc, peak, tl.full([TILE, _ONES], 0.0, tl.float32)
 
@@ -127,7 +127,7 @@ def leave(accs, peaks, totals, place, acc, peak, total, real, layout: tl.constex
 
 @triton.jit
 def left(accs, peaks, totals, place, real, layout: tl.constexpr):
-    """What `leave` put there; past L1, which knows nothing of other SMs' stores."""
+    """Loads what `leave` stored, past L1, which does not see the stores of other SMs."""
     dim = tl.arange(0, layout.dim)[None, :]
     at = accs + place.to(tl.int64)[:, None] * layout.dim + dim
     acc = tl.load(at, mask=real[:, None], other=0.0, cache_modifier=".cg")

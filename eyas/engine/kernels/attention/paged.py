@@ -48,12 +48,14 @@ class PagedKv:
 
     @property
     def values(self) -> torch.Tensor:
-        """The same view, starting at the first value row."""
+        """The pool's view, starting at the first value row."""
         return self.pool[:, 1]
 
 
 def keys_at_a_time(key_bytes: int) -> int:
-    """How many keys of this size, with their values, a program may hold in each stage of its pipeline."""
+    """The number of keys of this size, with their values, that a program may hold in each stage of its
+    pipeline.
+    """
     return max(16, min(64, 16384 // key_bytes))
 
 

@@ -35,14 +35,14 @@ TILE = 128
 
 
 def chunk_tiling(key_bytes: int = 256) -> ChunkTiling:
-    """For keys of `key_bytes` bytes."""
+    """The tiling for keys of `key_bytes` bytes."""
     keys = keys_at_a_time(key_bytes)
     return ChunkTiling(TILE, keys, warps=8, stages=3 if keys > 16 else 2)
 
 
 @dataclass(frozen=True)
 class _PrefillLayout:
-    """What the kernel knows when it is compiled."""
+    """The kernel's compile-time parameters."""
 
     heads: int
     kv_heads: int

@@ -33,7 +33,7 @@ class ScoreScaling:
 
     @property
     def factor(self) -> float:
-        """By which kernels multiply a product first."""
+        """The factor by which kernels multiply a product first."""
         return self.scale / self.soft_cap if self.soft_cap else self.scale * LOG2_E
 
     @property
@@ -67,5 +67,5 @@ def lowest_row(firsts, slot, start, WINDOW: tl.constexpr):
 
 @triton.jit
 def tanh(x):
-    """In plain operations, which the interpreter has as well."""
+    """The hyperbolic tangent in plain operations, which the interpreter has as well."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)

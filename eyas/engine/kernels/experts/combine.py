@@ -31,7 +31,7 @@ def combine(
 def combine_local(
     made: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, pdl: bool = False
 ) -> torch.Tensor:
-    """As `combine`, of those choices alone whose expert is here: experts int32 [m, per_row], else -1."""
+    """Combines as `combine`, only those choices whose expert is here: experts int32 [m, per_row], else -1."""
     return _launch((made, weights, None, experts), None, None, pdl, exact=False)
 
 
@@ -43,7 +43,8 @@ def combine_add(
     pdl: bool = False,
     exact: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `combine`, added to `residual` [m, hidden], m <= 128, and rounded once (exact: before it as well).
+    """Combines as `combine` and adds to `residual` [m, hidden], m <= 128, rounded once (exact: before it as
+    well).
 
     Returns the rows and their sums of squares, float32 [parts, 128], for `skinny.SkinnyInput`.
     """

@@ -37,7 +37,7 @@ class GroupedChoices:
 
     @property
     def most(self) -> int:
-        """As many blocks as there may be."""
+        """The largest possible number of blocks."""
         return (self.blocks.shape[0] - 1) // 3
 
 
@@ -69,7 +69,7 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
 
 @kernel(do_not_specialize=["count"])
 def _count(chosen, counts, count, EXPERTS: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr):
-    """How often one expert is chosen in one part."""
+    """Counts how often one expert is chosen in one part."""
     after_previous(PDL)
     expert, part = tl.program_id(0), tl.program_id(1)
     choice = part * PART + tl.arange(0, PART)
@@ -117,8 +117,8 @@ def _before(
     counts, expert, part, parts, rows,
     EXPERTS: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """How many choices, and how many blocks, the experts before this one have; its own choices, and how many
-    of them the parts before this one have.
+    """Counts the choices, and the blocks, of the experts before this one; its own choices, and those of them
+    in the parts before this one.
     """
     other, each = tl.arange(0, SLOTS)[None, :], tl.arange(0, PARTS)[:, None]
     there = (other < EXPERTS) & (each < parts)
@@ -132,7 +132,9 @@ def _before(
 
 @triton.jit
 def _before_few(chosen, expert, count, rows, PART: tl.constexpr):
-    """As `_before`, of choices that one look sees: a block begins at each `rows`-th one of an expert."""
+    """Counts as `_before`, for choices that one look sees: a block begins at each `rows`-th one of
+    an expert.
+    """
     choice = tl.arange(0, PART)
     each = tl.load(chosen + choice, mask=choice < count, other=-1)
     other = tl.load(chosen + choice, mask=choice < count, other=-2)  # none is an absent one's fellow

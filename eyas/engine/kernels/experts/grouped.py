@@ -35,7 +35,7 @@ from eyas.engine.kernels.products.skinny import ProductLaunch
 
 @dataclass(frozen=True)
 class GroupedProducts:
-    """What the products of one stream share: scratch memory, and tiles that were measured."""
+    """The state that the products of one stream share: scratch memory, and tiles that were measured."""
 
     launch: ProductLaunch
     tiles: Table = field(default_factory=dict)
@@ -58,7 +58,7 @@ class GroupedProducts:
         return self._start(x, weight, RowWalk(), self._dense_tile(x, weight, gate), gate)
 
     def is_single(self, x: Rows, weight: StoredWeight, together: int = 1) -> bool:
-        """Whether `single` makes the product of x with this weight, of `together` experts at once."""
+        """True if `single` makes the product of x with this weight, of `together` experts at once."""
         return count_of(x) == 1 and not self.launch.exact and single.can_hold(weight, together)
 
     def group(self, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]) -> GroupedChoices:
@@ -77,7 +77,8 @@ class GroupedProducts:
         return self._start(x, weight, RowWalk(grouped, per_row), tile, gate)
 
     def down(self, x: Rows, weight: StoredWeight, grouped: GroupedChoices) -> torch.Tensor:
-        """What `gate_up` gave, weight [experts, hidden, width] -> [choices, hidden], by choice.
+        """The experts' down projection of `gate_up`'s result, weight [experts, hidden, width] -> [choices,
+        hidden], by choice.
 
         Choices that the order leaves out have rows that nothing wrote.
         """

@@ -234,7 +234,7 @@ def _step(
 
 @triton.jit
 def _total(shares, SPLIT: tl.constexpr, SIZE: tl.constexpr, SECOND: tl.constexpr, GATED: tl.constexpr):
-    """The sums of all parts, in order; past L1, which knows nothing of other SMs' stores."""
+    """The sums of all parts, in order; loads past L1, which does not see the stores of other SMs."""
     a = tl.zeros(shares.shape, tl.float32)
     b = tl.zeros(shares.shape, tl.float32)
     for other in tl.static_range(SPLIT):

@@ -23,7 +23,7 @@ _SWEPT = 14  # tiles of columns over which a program sweeps, about
 
 
 def takes(task: GroupedTask) -> bool:
-    """Whether it is experts' `down`, k has at most two steps and is not split, and a tile has 64 columns or
+    """True if it is experts' `down`, k has at most two steps and is not split, and a tile has 64 columns or
     more.
     """
     short = cdiv(task.shape.k, task.tile.depth) <= SHORT and task.tile.columns >= FEWEST

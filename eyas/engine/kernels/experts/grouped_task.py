@@ -23,7 +23,7 @@ _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: 
 
 @dataclass(frozen=True)
 class RowWalk:
-    """How a product walks rows; without a group, x as it lies.
+    """The order in which a product walks rows; without a group, x as it lies.
 
     The row of a choice is the choice over `per_row`, or (0) its place in the order; `scatter`: the result's
     row is the choice, else its place.
@@ -59,7 +59,7 @@ class GroupedTask:
 
     @cached_property
     def shape(self) -> GroupedShape:
-        """Of the weight."""
+        """The shape of the weight."""
         return shape_of(self.weight, self.gate)
 
     @cached_property
@@ -88,12 +88,12 @@ class GroupedTask:
 
     @property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What is read: numbers, and their scales."""
+        """The input: numbers, and their scales."""
         return parts_of(self.read)
 
     @property
     def made(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same of the result."""
+        """The output: numbers, and their scales."""
         return parts_of(self.out)
 
     @property
@@ -111,7 +111,7 @@ class GroupedTask:
 
     @property
     def scales(self) -> torch.Tensor | None:
-        """Of the weight."""
+        """The scales of the weight."""
         return self.weight.scales
 
     @property
@@ -121,7 +121,7 @@ class GroupedTask:
         return (None, None) if grouped is None else (grouped.order, grouped.blocks)
 
     def constants(self) -> dict[str, Any]:
-        """What every kernel knows when it is compiled."""
+        """The compile-time constants of every kernel."""
         shape, tile, rounding = self.shape, self.tile, self.weight.rounding
         return {
             "N": shape.n,
@@ -139,7 +139,7 @@ class GroupedTask:
         }
 
     def gated(self) -> dict[str, bool]:
-        """What those know besides that may have a gate."""
+        """Further compile-time constants of kernels that may have a gate."""
         gate, after = self.gate, self._after
         return {
             "GATED": gate is not None,
@@ -153,7 +153,7 @@ class GroupedTask:
 
 
 def shape_of(weight: StoredWeight, gate: GateActivation | None) -> GroupedShape:
-    """For `tile_for`."""
+    """The weight's shape for `tile_for`."""
     n, k = weight.shape[-2:]
     experts = weight.shape[0] if len(weight.shape) == 3 else 1
     return GroupedShape(experts, n, k, gate is not None, weight.itemsize)

@@ -77,7 +77,7 @@ Table = Mapping[Key, GroupedTile]
 
 
 def table_of(gpu: str) -> Path:
-    """Where the tiles of a kind of GPU, "NVIDIA H200", are kept."""
+    """The file of the tiles of a kind of GPU, "NVIDIA H200"."""
     return ASSETS / "tiles" / f"{gpu.replace(' ', '-')}.json"
 
 
@@ -91,12 +91,12 @@ def measured(device: str) -> Table:
 
 
 def read_table(path: Path) -> dict[Key, GroupedTile]:
-    """What `write_table` wrote."""
+    """Reads what `write_table` wrote."""
     return {key: GroupedTile(**tile) for key, tile, _ in _lines(path)}
 
 
 def read_times(path: Path) -> dict[Key, float]:
-    """How long each of them took, in microseconds."""
+    """Reads the time of each tile, in microseconds."""
     return {key: us for key, _, us in _lines(path)}
 
 
@@ -120,7 +120,7 @@ def write_table(path: Path, gpu: str, tiles: Table, times: Mapping[Key, float]) 
 
 
 def key_of(shape: GroupedShape, choices: int) -> Key:
-    """Where a table has the tile."""
+    """The tile's key in a table."""
     bucket = power_of_2(max(choices, 16))
     return shape.experts, shape.n, shape.k, shape.gated, shape.itemsize, bucket
 
@@ -137,7 +137,7 @@ def tile_for(shape: GroupedShape, choices: int, table: Table, rows: int = 0) -> 
 
 
 def exact_tile_for(shape: GroupedShape, choices: int, table: Table, rows: int = 0) -> GroupedTile:
-    """As `tile_for`, with k cut into the stretches of `stretches_of`, by as many programs or by one.
+    """The tile of `tile_for`, with k cut into the stretches of `stretches_of`, by as many programs or by one.
 
     The numbers that it leaves to the rows change no bit of a row: how many of them, how many columns and how
     much of k a tile takes at a time.
@@ -165,7 +165,7 @@ def most_blocks(choices: int, experts: int, rows: int) -> int:
 
 
 def fitted(tile: GroupedTile, shape: GroupedShape, choices: int) -> GroupedTile:
-    """With columns, depth, stages and split that the shape and an SM allow."""
+    """A copy with columns, depth, stages and split that the shape and an SM allow."""
     blocked = shape.itemsize == 1
     columns = min(tile.columns, 128, power_of_2(shape.outputs))
     depth = 128 if blocked else min(tile.depth, power_of_2(shape.k))
@@ -183,8 +183,8 @@ def fitted(tile: GroupedTile, shape: GroupedShape, choices: int) -> GroupedTile:
 
 
 def lines_ahead(shape: GroupedShape, tile: GroupedTile) -> int:
-    """How many lines of a weight row a program calls into L2 before it may begin: where few rows read it, the
-    product's time is that of its weights.
+    """The number of lines of a weight row that a program calls into L2 before it may begin: where few rows
+    read it, the product's time is that of its weights.
     """
     if tile.rows > 32:
         return 0
@@ -193,7 +193,7 @@ def lines_ahead(shape: GroupedShape, tile: GroupedTile) -> int:
 
 
 def programs(tile: GroupedTile, shape: GroupedShape) -> int:
-    """How many of a split's programs a GPU runs at a time: more would only wait."""
+    """The number of a split's programs that a GPU runs at a time: more would only wait."""
     weights = 2 if shape.gated else 1
     step = tile.depth * (tile.columns * weights + tile.rows) * shape.itemsize
     beside = max(_SHARED_BYTES // (step * tile.stages), 1)
@@ -226,7 +226,7 @@ def _rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
 
 
 def _count(shape: GroupedShape, choices: int, rows: int, columns: int) -> int:
-    """How many tiles there are."""
+    """The number of tiles."""
     return most_blocks(choices, shape.experts, rows) * -(-shape.outputs // columns)
 
 

@@ -22,7 +22,7 @@ FEWEST = 64
 
 
 def takes(task: GroupedTask) -> bool:
-    """Whether its blocks are tall enough, and no programs share its k."""
+    """True if its blocks are tall enough, and no programs share its k."""
     return task.walk.grouped is not None and task.tile.rows >= FEWEST and task.tile.split == 1
 
 

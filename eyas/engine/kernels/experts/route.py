@@ -31,7 +31,7 @@ class ChosenExperts:
 
 @dataclass(frozen=True)
 class LocalExperts:
-    """Of `experts`, which are here under the numbers from 0 on: the choice of another is -1, which is none.
+    """The experts of `experts` that are here, numbered from 0; the choice of another is -1, which is none.
 
     `rows`: whose shared expert is here; it stands behind them. `kv_rows` int32 [m]: -1 for rows of padding,
     which choose none.
@@ -68,7 +68,10 @@ def choose_local(
     uniform: bool = False,
     pdl: bool = False,
 ) -> ChosenExperts:
-    """As `choose`, where other ranks have other experts. `router`: its spec, correction and `shared`."""
+    """Chooses as `choose`, where other ranks have other experts.
+
+    `router`: its spec, correction and `shared`.
+    """
     m, (spec, correction, shared) = logits.shape[0], router
     own, rows = (range(0), range(0)) if local is None else (local.experts, local.rows)
     experts = torch.empty(m, spec.per_row + shared, dtype=torch.int32, device=logits.device)
@@ -160,7 +163,7 @@ def _choose(
 
 @triton.jit
 def _number_of(expert, first, kv_rows, row, LOCAL: tl.constexpr):
-    """Of an expert, among those that are here; -1: it is not, or the row is padding."""
+    """The number of an expert among those that are here; -1: it is not, or the row is padding."""
     number = expert
     if LOCAL > 0:
         here = (expert >= first) & (expert < first + LOCAL) & (tl.load(kv_rows + row) >= 0)
@@ -170,7 +173,9 @@ def _number_of(expert, first, kv_rows, row, LOCAL: tl.constexpr):
 
 @triton.jit
 def _shared_number(kv_rows, row, first_row, end_row, EXPERTS: tl.constexpr, LOCAL: tl.constexpr):
-    """Of the shared expert, behind those that are here; -1 for another rank's rows, and padding."""
+    """The number of the shared expert, behind those that are here; -1 for another rank's rows, and
+    padding.
+    """
     number = EXPERTS
     if LOCAL > 0:
         here = (row >= first_row) & (row < end_row) & (tl.load(kv_rows + row) >= 0)

@@ -44,7 +44,7 @@ _MOST_HEADS = 32  # of a program: two results of 512 columns for each have to st
 
 @dataclass(frozen=True)
 class _LatentLayout:
-    """What the kernels know when they are compiled; `dim`: of a latent."""
+    """The kernels' compile-time parameters; `dim`: of a latent."""
 
     width: int
     words: int
@@ -99,7 +99,7 @@ def attend_latents_exactly(
 def attend_latent_chunks_exactly(
     q: torch.Tensor, kv: PagedKv, tiles: torch.Tensor, out: torch.Tensor, parts: PartSizes | None = None
 ) -> None:
-    """The same of chunks' rows, of which tiles int32 [T, 4] are as `latent_attend` takes them."""
+    """Exact attention of chunks' rows, of which tiles int32 [T, 4] are as `latent_attend` takes them."""
     layout = _layout(q, kv, out, parts or PartSizes())
     grid = (layout.tiles, latent_tile_rows(q.shape[1]), tiles.shape[0])
     where = (kv.tables, kv.tables.stride(0), tiles)
@@ -107,7 +107,7 @@ def attend_latent_chunks_exactly(
 
 
 def _layout(q: torch.Tensor, kv: PagedKv, out: torch.Tensor, parts: PartSizes) -> _LatentLayout:
-    """Of single rows, which nothing shares."""
+    """The layout of single rows, which nothing shares."""
     heads, latent = out.shape[1:]
     return _LatentLayout(
         width=1,

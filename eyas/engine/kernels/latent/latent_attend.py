@@ -32,7 +32,7 @@ _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs
 
 @dataclass(frozen=True)
 class LatentScratch:
-    """What the launches of one stream share; `LatentScratch.on` makes one.
+    """Memory and options that the launches of one stream share; `LatentScratch.on` makes one.
 
     parts float32 [n, latent], lses float32 [n]: a query head's result over a part, and the base 2 logarithm
     of its sum of exponentials. counts int32 [batch]: parts of each sequence. pdl: programmatic dependent
@@ -48,7 +48,9 @@ class LatentScratch:
     def on(
         cls, pool: torch.Tensor, latent: int, heads: int, most: tuple[int, int], pdl: bool
     ) -> LatentScratch:
-        """On the device of `pool`, for up to most[0] sequences of up to most[1] queries, as tiles are cut."""
+        """Allocates on the device of `pool`, for up to most[0] sequences of up to most[1] queries, as tiles
+        are cut.
+        """
         batch, width, device = *most, pool.device
         rows = max(
             b * w * heads * latent_tiling_of(b, w * heads).parts
@@ -79,7 +81,7 @@ class PartialResults:
 
 @dataclass(frozen=True)
 class _LatentAttendLayout:
-    """What a kernel knows when it is compiled."""
+    """A kernel's compile-time parameters."""
 
     width: int
     extent: int
@@ -141,7 +143,7 @@ def attend_latents(
 def attend_latent_chunks(
     q: torch.Tensor, kv: PagedKv, tiles: torch.Tensor, latent: int, tiling: AttentionTiling | None = None
 ) -> torch.Tensor:
-    """The same of chunks' rows q [C, heads, latent + rotated], whole: [C, heads, latent].
+    """Attention of chunks' rows q [C, heads, latent + rotated], whole: [C, heads, latent].
 
     tiles int32 [T, 4]: (slot, first row within q, logical row of that first query, count <=
     latent_tile_rows). A query sees its slot's rows up to its own, which are already in the pool. A tile of
@@ -302,7 +304,7 @@ def _over_rows(
 
 @triton.jit
 def _seen(after, sees, queries, layout: tl.constexpr):
-    """Whether a query sees the rows that stand `after` [1, keys] rows after its sequence's start."""
+    """True if a query sees the rows that stand `after` [1, keys] rows after its sequence's start."""
     if layout.words == 0:
         return after <= sees
     else:

@@ -27,8 +27,8 @@ _UNSEEN = tl.constexpr(-1.0e30)
 
 @dataclass(frozen=True)
 class ExpandedRows:
-    """Of n rows: keys [n, heads, plain] and values [n, heads, value], each head's own; and rows [n, latent +
-    rotated] as they are cached, whose last elements are the rotated key.
+    """The expansion of n rows: keys [n, heads, plain] and values [n, heads, value], each head's own; and rows
+    [n, latent + rotated] as they are cached, whose last elements are the rotated key.
     """
 
     keys: torch.Tensor

@@ -22,7 +22,7 @@ _ALONE = 2  # sequences, of which a step has no more: more warps for each, measu
 
 
 def latent_tiling_of(batch: int, rows: int) -> AttentionTiling:
-    """For `batch` sequences of `rows` = width * heads rows, all of which read the same latents."""
+    """The tiling for `batch` sequences of `rows` = width * heads rows, all of which read the same latents."""
     tile = tile_of(rows)
     programs = batch * cdiv(rows, tile)
     target = _PROGRAMS[tile > 16] // programs
@@ -38,7 +38,7 @@ def least_part(rows: int) -> int:
 
 
 def latent_chunk_tiling(heads: int) -> AttentionTiling:
-    """For chunks of prompts: a tile's keys are one program's."""
+    """The tiling for chunks of prompts: a tile's keys are one program's."""
     tile = tile_of(heads * latent_tile_rows(heads))
     return AttentionTiling(tile, _KEYS, 1, warps=4 if tile == 16 else 8, stages=3)
 

@@ -109,7 +109,7 @@ def _compile_some(variants: list[Variant], taken: Any) -> None:
 
 
 def _has_cuda() -> bool:
-    """Whether the GPU driver's library is there, against which launchers are linked."""
+    """True if the GPU driver's library is there, against which launchers are linked."""
     try:
         return bool(nvidia.libcuda_dirs())
     except AssertionError:

@@ -28,7 +28,9 @@ _ALIGNED = 16  # bytes, and what whole numbers are multiples of, where Triton kn
 
 @dataclass(frozen=True)
 class _KernelVariant:
-    """What Triton has compiled, and the values of the parameters behind those that a launch gives."""
+    """A kernel that Triton has compiled, and the values of the parameters behind those that a
+    launch gives.
+    """
 
     compiled: CompiledKernel
     rest: tuple[Any, ...]
@@ -81,7 +83,7 @@ class TritonKernel:
 
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """As `triton.jit`, for kernels that the host launches."""
+    """A decorator like `triton.jit`, for kernels that the host launches."""
     if function is None:
         return partial(kernel, **options)
     made = triton.jit(function, **options)
@@ -89,7 +91,7 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def _known(arg: Any) -> Any:
-    """What may decide about a variant: no less than what Triton specialises for."""
+    """The key of an argument that may decide about a variant: no less than what Triton specialises for."""
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() % _ALIGNED == 0
     if isinstance(arg, TensorDescriptor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def cdiv(count: int, each: int) -> int:
-    """How many times `each` it takes to hold `count`."""
+    """The quotient count / each, rounded up."""
     return -(-count // each)
 
 

@@ -25,7 +25,9 @@ from eyas.common.machine.children import python_module
 
 @dataclass(frozen=True)
 class CompileReport:
-    """How many distinct kernels a recipe launches, and the seconds of compiling: 0 if all were cached."""
+    """The number of distinct kernels that a recipe launches, and the seconds of compiling: 0 if all were
+    cached.
+    """
 
     kernels: int
     seconds: float

@@ -79,7 +79,7 @@ class NormedRows:
     rounding: RowRounding | None = None
 
     def read_by(self, rounding: RowRounding | None) -> Rows:
-        """As products read them that round rows so: plain, too, if that is another way."""
+        """The rows for products that round so: plain ones, if that is another way."""
         return self.plain if self.rounded is None or rounding != self.rounding else self.rounded
 
 
@@ -88,7 +88,7 @@ Rows = torch.Tensor | Fp8Rows
 
 
 def count_of(x: Rows) -> int:
-    """How many rows there are."""
+    """The number of rows."""
     return len(x.stored if isinstance(x, Fp8Rows) else x)
 
 
@@ -114,7 +114,7 @@ def quantise(x: torch.Tensor, rounding: RowRounding, pdl: bool = False) -> Fp8Ro
 
 
 def room_for(rows: torch.Tensor, rounding: RowRounding) -> Fp8Rows:
-    """For rows [m, k] like these, to be rounded."""
+    """Allocates the result of rounding rows [m, k] like these."""
     (m, k), device = rows.shape, rows.device
     stored = torch.empty(cdiv(m, ALIGNED) * ALIGNED, k, dtype=torch.float8_e4m3fn, device=device)
     each = (m, cdiv(k, SIDE)) if rounding.rows == "block" else (m,)

@@ -74,7 +74,7 @@ def shares(
 
 
 def total(made: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What `shares` gave -> [m, n], added up in order and rounded once to `dtype`."""
+    """Adds up the result of `shares` in order -> [m, n], rounded once to `dtype`."""
     if made.dim() == 2:
         return made
     *others, last = made
@@ -165,7 +165,7 @@ def rope_write(
 
 @triton.jit
 def _row_sum(squares):
-    """Of a whole row, in the order in which the narrow products' readers add up groups."""
+    """The sum of a whole row, in the order in which the narrow products' readers add up groups."""
     return tl.sum(halving_sum(tl.reshape(squares, (1, squares.shape[0]))))
 
 

@@ -24,7 +24,7 @@ _MOST_BYTES = 26 << 20  # of a weight: of more, most programs begin only after t
 
 
 def takes(rows: int, weight: StoredWeight) -> bool:
-    """Whether `dense` takes this: few rows, scales by blocks, and a weight that fits into registers."""
+    """True if `dense` takes this: few rows, scales by blocks, and a weight that fits into registers."""
     n, k = weight.shape
     needed = _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS
     fits = needed <= _REGISTER_BYTES and n * k <= _MOST_BYTES

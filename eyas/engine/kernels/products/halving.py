@@ -26,7 +26,9 @@ def halving_sum(values):
 
 @triton.jit
 def halving_total(values, COUNT: tl.constexpr):
-    """As `halving_sum` of COUNT columns, a power of 2, a tensor each: no number changes threads."""
+    """The sum of COUNT columns, a power of 2, a tensor each, in the order of `halving_sum`: no number changes
+    threads.
+    """
     LEVELS: tl.constexpr = _levels(COUNT)
     for level in tl.static_range(LEVELS):
         pairs = ()

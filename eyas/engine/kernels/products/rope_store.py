@@ -19,7 +19,7 @@ def rotated(low, high, cos, sin):
 
 @triton.jit
 def pool_row(layer, place, page_stride, PAGE: tl.constexpr, WIDTH: tl.constexpr):
-    """Where the row at `place` lies in a layer: its latent, or its keys, of WIDTH elements."""
+    """The address of the row at `place` in a layer: its latent, or its keys, of WIDTH elements."""
     return layer + place // PAGE * page_stride + place % PAGE * WIDTH
 
 
@@ -32,7 +32,7 @@ def store_halves(to, low, high, mask, HALF: tl.constexpr):
 
 @triton.jit
 def store_rounded(to, values, mask):
-    """In the type of where they go; in FP8 what is beyond its largest number becomes that."""
+    """Stores values in the dtype of `to`; in FP8 values beyond its largest number become that."""
     if to.dtype.element_ty == tl.float8e4nv:
         values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(to, values.to(to.dtype.element_ty), mask=mask)

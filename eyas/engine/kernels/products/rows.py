@@ -47,7 +47,9 @@ _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 
 @dataclass(frozen=True)
 class NormInput:
-    """What a norm does: gain [hidden], if there is one, and how products in FP8 round what they read."""
+    """The parameters of a norm: gain [hidden], if there is one, and how products in FP8 round what
+    they read.
+    """
 
     eps: float
     gain: torch.Tensor | None = None
@@ -85,7 +87,7 @@ def add_norm(
 def _normed(
     rows: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None], how: NormInput, row: dict[str, Any]
 ) -> NormedRows:
-    """Of x, added to the residual if there is one, by its norm with a gain if that is there as well."""
+    """The norm of x, added to the residual if there is one, with a gain if there is one."""
     x, rounding = rows[0], how.rounding
     out = empty_padded(*x.shape, like=x)
     if rounding is None:
@@ -160,7 +162,7 @@ def act_mul(gate_up: torch.Tensor, gelu: bool = False, pdl: bool = False) -> tor
 def act_mul_rounded(
     gate_up: torch.Tensor, rounding: RowRounding, gelu: bool = False, pdl: bool = False
 ) -> Fp8Rows:
-    """As `act_mul`, rounded by blocks."""
+    """Computes `act_mul`, rounded by blocks."""
     out = room_for(gate_up[:, : gate_up.shape[1] // 2], rounding)
     _start_act_mul(gate_up, (out.stored, out.scales), mode_of(rounding), gelu, pdl)
     return out
@@ -180,7 +182,7 @@ def _start_act_mul(
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How a row of q, k and v divides into heads, and what those pass before they are rotated."""
+    """The division of a row of q, k and v into heads, and the norms before they are rotated."""
 
     q: int
     kv: int
@@ -220,13 +222,13 @@ def rope_write(
 
 
 def _room_for_sums(rows: torch.Tensor, exact: bool) -> torch.Tensor:
-    """For the sums of squares of at most 128 rows as wide as these, float32 [parts, 128]."""
+    """Allocates the sums of squares of at most 128 rows as wide as these, float32 [parts, 128]."""
     parts = rows.shape[1] // sum_group(rows.shape[1]) if exact else 1
     return rows.new_empty(parts, MAX_ROWS, dtype=torch.float32)
 
 
 def _row(width: int, pdl: bool, exact: bool = False) -> dict[str, Any]:
-    """What every kernel takes that gives each program a whole row."""
+    """The parameters of every kernel that gives each program a whole row."""
     block = power_of_2(width)
     sizes = {"WIDTH": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl}
     options = {"GROUP": sum_group(width), "enable_fp_fusion": False} if exact else {"GROUP": 0}
@@ -235,7 +237,7 @@ def _row(width: int, pdl: bool, exact: bool = False) -> dict[str, Any]:
 
 @triton.jit
 def _sum(squares, GROUP: tl.constexpr):
-    """Of a whole row [BLOCK]; in no order of its own where GROUP is 0."""
+    """The sum of a whole row [BLOCK]; in no order of its own where GROUP is 0."""
     if GROUP == 0:
         total = tl.sum(squares)
     else:
@@ -390,7 +392,7 @@ def _rope_write(
 
 @triton.jit
 def _heads_at(block, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr):
-    """Where the first halves of a block of heads lie [BLOCK, HALF], and which of that is not padding."""
+    """The places of the first halves of a block of heads [BLOCK, HALF], and which of them are not padding."""
     head = (block * BLOCK + tl.arange(0, BLOCK))[:, None]
     half = tl.arange(0, HALF)[None, :]
     return head * DIM + half, (head < HEADS) & (half < DIM // 2)

@@ -39,7 +39,7 @@ _PROGRAMS = 264  # fewer have fewer rows each: two for every SM of a Hopper GPU
 
 
 def can_hold(weight: StoredWeight, together: int = 1) -> bool:
-    """Whether a program's registers hold two rows of the weight [.., n, k], which a gate may join, of each of
+    """True if a program's registers hold two rows of the weight [.., n, k], which a gate may join, of each of
     `together` experts.
     """
     block = int(power_of_2(weight.shape[-1]) * power_of_2(together))
@@ -47,17 +47,17 @@ def can_hold(weight: StoredWeight, together: int = 1) -> bool:
 
 
 def can_take(x: torch.Tensor, weight: StoredWeight) -> bool:
-    """Whether rows x [m, k] are few enough to meet the weight one after the other."""
+    """True if rows x [m, k] are few enough to meet the weight one after the other."""
     return len(x) <= _ROWS and can_hold(weight)
 
 
 def can_round(weight: StoredWeight) -> bool:
-    """Whether `back` knows how rows are rounded that meet the weight."""
+    """True if `back` supports the rounding of rows that meet the weight."""
     return weight.rounding is None or weight.rounding.rows == "block"
 
 
 def can_read(x: Rows, weight: StoredWeight) -> bool:
-    """Whether `dense` takes x as it is: in the weight's type, or short enough to be rounded here."""
+    """True if `dense` takes x as it is: in the weight's type, or short enough to be rounded here."""
     if isinstance(x, Fp8Rows) or weight.rounding is None:
         return True
     return weight.rounding.rows == "block" and x.shape[1] <= _ROUNDED
@@ -102,7 +102,7 @@ def back_add(
     residual: torch.Tensor,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `back`, added to `residual` [1, hidden] and rounded once.
+    """Computes `back`, added to `residual` [1, hidden] and rounded once.
 
     Returns the row and its sums of squares, float32 [parts, 128], for `skinny.SkinnyInput`.
     """
@@ -112,7 +112,7 @@ def back_add(
 
 
 def _rows_of_back(inner: torch.Tensor, weight: StoredWeight) -> int:
-    """How many columns of the result a program makes."""
+    """The number of columns of the result that a program makes."""
     each = max(power_of_2(inner.shape[1]), SIDE) * len(inner) * weight.itemsize
     return min(1 << (3 * _REGISTER_BYTES // each).bit_length() - 1, SIDE)
 
@@ -252,7 +252,7 @@ def _row(
     x, x_scales, row, K: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
     ROUNDED: tl.constexpr,
 ):  # fmt: skip
-    """What a row stands for, float32 [BLOCK]; ROUNDED: by blocks of 128, which is done here."""
+    """The values of a row, float32 [BLOCK]; ROUNDED: by blocks of 128, which is done here."""
     column = tl.arange(0, BLOCK)
     values = tl.load(x + row * K + column, mask=column < K, other=0.0).to(tl.float32)
     if ROUNDED != "":

@@ -52,7 +52,7 @@ _LEAST_SLOTS = 64  # sums are read as one block of at least this many parts: the
 
 @dataclass(frozen=True)
 class ProductLaunch:
-    """What the products of one stream share; `ProductLaunch.on` makes one.
+    """Memory and options that the products of one stream share; `ProductLaunch.on` makes one.
 
     partials float32 and tickets int32 serve products whose k is split; tickets are zero between kernels.
     pdl: programmatic dependent launch, for streams in which every kernel so launched waits before it touches
@@ -158,7 +158,7 @@ def linear(
 
 
 def linear_parts(source: SkinnyInput, weight: torch.Tensor, launch: ProductLaunch) -> int:
-    """How many parts `linear`, called with these, leaves of each row's sum of squares."""
+    """The number of parts that `linear`, called with these, leaves of each row's sum of squares."""
     plan = _plan("linear", source, weight, weight.shape[0], launch)
     return plan.n // plan.group
 
@@ -219,7 +219,7 @@ def qkv_rope(
 def _plan(
     kind: str, source: SkinnyInput, weight: torch.Tensor, span: int, launch: ProductLaunch
 ) -> ProductPlan:
-    """How this product is cut; a tile's columns divide `span`."""
+    """Plans this product; a tile's columns divide `span`."""
     (m, k), (n, width) = source.x.shape, weight.shape
     if not 0 < m <= MAX_ROWS or width != k:
         raise ValueError(f"no skinny product of {tuple(source.x.shape)} and {tuple(weight.shape)}")

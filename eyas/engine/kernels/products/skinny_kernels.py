@@ -27,7 +27,7 @@ _MOST_PARTS = 64  # of a row's sum that a thread's registers hold beside the pro
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """What a kernel knows when it is compiled: x [rows, k] (padded), weight [n, k], and how they are cut.
+    """A kernel's compile-time parameters: x [rows, k] (padded), weight [n, k], and how they are cut.
 
     A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `slots`: the most
     parts of sums (0: there are none). `ahead`: lines of 128 bytes, `line` elements each, that L2 is asked for
@@ -66,7 +66,7 @@ class ProductPlan:
 
     @property
     def row_a_thread(self) -> bool:
-        """Whether each thread has a row's parts of sums to itself: in their order they then cost little."""
+        """True if each thread has a row's parts of sums to itself: in their order they then cost little."""
         return self.exact and self.rows == SUMS_WIDTH.value and 0 < self.slots <= _MOST_PARTS
 
     @property
@@ -253,7 +253,7 @@ def _rounded(y, weight, plan: tl.constexpr):
 
 @triton.jit
 def _scale(squares, plan: tl.constexpr):
-    """What normalises each row, [rows]."""
+    """The factor that normalises each row, [rows]."""
     if plan.slots == 0:
         scale = tl.full((plan.rows,), 1.0, tl.float32)
     elif plan.row_a_thread:
@@ -311,7 +311,9 @@ def _two_stretches(x, weights, first, zeros, plan: tl.constexpr):
 
 @triton.jit
 def _head_product(x, weights, head, offset, plan: tl.constexpr):
-    """As `_product`, of `half` weight rows from `offset` on in the head's lower half, and their partners."""
+    """The product of `half` weight rows from `offset` on in the head's lower half, and of their partners; see
+    `_product`.
+    """
     start = tl.program_id(1) * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
     for at in range(start, start + plan.chunk, plan.depth):
@@ -324,7 +326,9 @@ def _head_product(x, weights, head, offset, plan: tl.constexpr):
 
 @triton.jit
 def _pair(x, weights, first, second, plan: tl.constexpr):
-    """As `_product`, of the two blocks of weight rows that begin there: float32 [rows, half] of each."""
+    """The products of the two blocks of weight rows that begin there: float32 [rows, half] each; see
+    `_product`.
+    """
     start = tl.program_id(1) * plan.chunk
     a = tl.full((plan.half, plan.rows), 0.0, tl.float32)
     b = tl.full((plan.half, plan.rows), 0.0, tl.float32)
@@ -342,7 +346,7 @@ def _pair(x, weights, first, second, plan: tl.constexpr):
 
 @triton.jit
 def _shares(partials, column, plan: tl.constexpr):
-    """Where the first program of this tile leaves its share of these columns, [rows, columns]."""
+    """The place where the first program of this tile leaves its share of these columns, [rows, columns]."""
     row = tl.arange(0, plan.rows)[:, None]
     tile = tl.program_id(0) * plan.split * (plan.rows * plan.columns)
     return partials + tile + row * plan.columns + column[None, :]

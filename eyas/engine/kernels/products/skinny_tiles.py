@@ -97,7 +97,7 @@ def tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) -> Pro
 
 
 def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) -> ProductTile:
-    """As `tile_for`, with k cut into the stretches of `stretches_of`, whatever the number of rows.
+    """The tile of `tile_for`, with k cut into the stretches of `stretches_of`, whatever the number of rows.
 
     Where `tile_for` would leave both stretches to one program, that program takes them side by side, if there
     are few rows; with more, two programs are faster.

@@ -23,7 +23,7 @@ _CUDA = (12, 9)  # cuBLAS has had products of blocks since
 
 
 def is_there(device: str) -> bool:
-    """Whether the GPU in use ("meta": the one that kernels are compiled for) has these products."""
+    """True if the GPU in use ("meta": the one that kernels are compiled for) has these products."""
     version = torch.version.cuda
     if device == "cpu" or version is None or tuple(map(int, version.split("."))) < _CUDA:
         return False
@@ -31,7 +31,7 @@ def is_there(device: str) -> bool:
 
 
 def takes(rows: int, dtype: torch.dtype, weight: StoredWeight) -> bool:
-    """Whether the weight is multiplied with as many rows, which give results in `dtype`, here."""
+    """True if the weight is multiplied with as many rows, which give results in `dtype`, here."""
     if weight.rounding is None or rows < FEWEST or dtype != torch.bfloat16:
         return False
     n, k = weight.shape

@@ -70,8 +70,8 @@ class SampledRows:
 
 @dataclass(frozen=True)
 class LogitPeaks:
-    """Of rows of logits: the best key of each block of BLOCK ids, int64 [N, parts]; and what a drawing begins
-    with, reset: `best` int64 [N], `tickets` int32 [N].
+    """The best key of each block of BLOCK ids of rows of logits, int64 [N, parts]; and the state with which a
+    drawing begins: `best` int64 [N], `tickets` int32 [N].
     """
 
     keys: torch.Tensor
@@ -80,7 +80,7 @@ class LogitPeaks:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """As kernels take them."""
+        """The sizes as kernel parameters."""
         parts = self.keys.shape[1]
         return {"PEAKS": parts, "PEAKS_BLOCK": power_of_2(parts)}
 

@@ -120,7 +120,7 @@ def mask_words(vocab: int) -> int:
 
 
 def mask(work: SpecialWorkspace, count: int) -> None:
-    """What `work.masks` do not allow becomes -inf in the first `count` of `work.logits`."""
+    """Sets the first `count` of `work.logits` to -inf where `work.masks` do not allow a token."""
     vocab = work.logits.shape[1]
     tile = min(_TILE, power_of_2(vocab))
     _mask[(count, cdiv(vocab, tile))](
