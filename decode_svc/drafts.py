@@ -50,10 +50,10 @@ class DraftStreams:
 
     def follow(self, workers: Iterable[str]) -> None:
         """Keep a stream to each of these draft workers, and to no other."""
-        wanted = set(workers)
-        for worker in self._streams.keys() - wanted:
+        targets = set(workers)
+        for worker in self._streams.keys() - targets:
             self._end(self._streams.pop(worker))
-        for worker in wanted - self._streams.keys():
+        for worker in targets - self._streams.keys():
             self._streams[worker] = _DraftStream(self._engine, worker, self._dial)
 
     async def close(self) -> None:

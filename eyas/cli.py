@@ -1,6 +1,6 @@
 """The `eyas` command: it runs one command.
 
-It knows the commands, each by the function that runs it. The code of a command is imported when the command
+The table of commands has the function that runs each. The code of a command is imported when the command
 runs, so `eyas --help` is quick and loads no torch. A flag or folder that cannot work ends the command with
 one line on standard error and a non-zero exit code.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from eyas.common.config import EngineConfig
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""What a disk is at fault for, wherever a command writes."""
+"""Errors of a disk, wherever a command writes."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """The parser of a command line with commands, and commands of commands.
 
-It knows how a wrong flag is told (one line, which names the command's help) and that a command's own module
-adds its flags only when that command is parsed, so that `eyas --help` stays quick. It knows no command.
+A wrong flag gives one line, which names the command's help. A command's own module adds its flags only when
+that command is parsed, so that `eyas --help` stays quick.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
             module.add_flags(self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, once the command's flags are there."""
+        """Parses as argparse does, once the command's flags are there."""
         self.complete()
         if self.reader is not None and args is not None:
             reading = self.reader(self, args)

@@ -1,6 +1,6 @@
-"""Flags to configurations: what the flags of `eyas.flags` mean together.
+"""Makes configurations of the flags of `eyas.flags`.
 
-It knows parsed flags and `eyas.common.config`, and refuses to know which command asked. A flag or folder that
+It serves every command alike. A flag or folder that
 cannot work raises ConfigError, which names the flag.
 """
 
@@ -152,14 +152,14 @@ OF_DRAFTS = (
 def _check_drafts(args: argparse.Namespace) -> None:
     """Raises ConfigError for a flag of drafts where there are none, or of a head where there is none."""
     usual = SpeculationConfig()
-    asked = {
+    flags = {
         "spec-steps": args.spec_steps != usual.steps,
         "spec-topk": args.spec_topk != usual.topk,
         "spec-draft-tokens": args.spec_draft_tokens not in (None, usual.draft_tokens),
         "spec-adaptive": args.spec_adaptive,
         "spec-ngram": args.spec_ngram,
     }
-    for flag, there in asked.items():
+    for flag, there in flags.items():
         if there and not drafts(args):
             advice = "take --draft DIR, or --draft ngram"
             raise ConfigError(f"--{flag}: nothing is drafted without a draft head; {advice}", param=flag)

@@ -1,7 +1,7 @@
 """The flags of the `eyas` command: their names, their defaults and the values that they take.
 
-Every default is read from `eyas.common.config`. A flag that users of other servers know under another name
-has that name too. What flags mean together is decided in `eyas.configuration`.
+Every default is read from `eyas.common.config`. A flag that has another name in other servers has that name
+too. What flags mean together is decided in `eyas.configuration`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def add_gateway_layout(parser: argparse.ArgumentParser) -> None:
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
-    """What the auto layout aims at."""
+    """Adds the targets of the auto layout."""
     add = parser.add_argument_group("targets of the auto layout").add_argument
     for name, what in (("ttft", "to the first token"), ("tpot", "per later token, in the mean")):
         default = getattr(GatewayConfig, f"{name}_target")

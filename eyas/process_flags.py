@@ -119,7 +119,7 @@ def _add_door(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tls_dir(parser: argparse.ArgumentParser) -> None:
-    """The certificates by which the services of a cluster know each other."""
+    """The certificates by which the services of a cluster trust each other."""
     text = f"the service's ca.crt, tls.crt and tls.key (${tls_folder.VARIABLE}; none: services talk in plain)"
     parser.add_argument("--tls-dir", metavar="DIR", help=text)
 
@@ -191,10 +191,10 @@ def _add_supervised(parser: argparse.ArgumentParser) -> None:
 
 
 def origins(text: str) -> tuple[str, ...]:
-    """What browsers call sites, separated by commas, or "*"."""
-    found = names(text)
-    for origin in found:
+    """Parses the origins of sites, separated by commas, or "*"."""
+    sites = names(text)
+    for origin in sites:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             what = "is not * or an origin like https://chat.example, without a path"
             raise argparse.ArgumentTypeError(f"{origin!r} {what}")
-    return found
+    return sites

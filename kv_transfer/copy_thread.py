@@ -13,7 +13,7 @@ from eyas.common.errors import Cancelled, EyasError, TransferFailed
 
 Job = TypeVar("Job", bound=Hashable)
 Then: TypeAlias = Callable[[EyasError | None], None]
-"""What follows a copy: called once it has stopped, with what it failed of."""
+"""The callback of a copy: called once it has stopped, with its error if it failed."""
 
 
 @dataclass(frozen=True)

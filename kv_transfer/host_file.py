@@ -30,7 +30,8 @@ class HostFile:
 
     @classmethod
     def find(cls, export: Export, folder: str) -> HostFile:
-        """What a peer has exported, if it lies directly in `folder`: a peer may name no other file of ours.
+        """Returns a peer's exported file, which lies directly in `folder`: a peer may name no other file of
+        ours.
 
         Raises ConfigError if there is no such file, or the peer's file of this name is another one.
         """
@@ -41,7 +42,7 @@ class HostFile:
         return cls(path, identity)
 
     def export(self) -> Export:
-        """For peers, which `find` it."""
+        """Returns the fields by which peers `find` it."""
         return {"path": self.path.encode(), "identity": self.identity.encode()}
 
 

@@ -17,7 +17,7 @@ from eyas.common.wire.pool import PoolInfo
 PROTOCOL = 4  # raised whenever pages, handles or the rules of a lease change their meaning
 
 WINDOW_BYTES = 32 << 20
-"""Of pages that pass through staging: enough that a step's duration between two windows does not show."""
+"""The bytes of a window of staged pages: enough that a step between two windows does not show."""
 
 
 class PageMeaning(msgspec.Struct, frozen=True):

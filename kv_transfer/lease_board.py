@@ -1,8 +1,8 @@
 """The leases that an owner has alive, where pullers of its host can see them: one word per lease in a file.
 
-A puller that sees its handle's word after it has read its last byte knows what the owner's answer to Release
-would be: the owner strikes the word out before anything else may be written to the pages. So the answer need
-not be waited for. An owner that is dead or stopped writes to no page either: its word stays, and is right.
+A puller that sees its handle's word after it has read its last byte has the owner's answer to Release: the
+owner strikes the word out before anything else may be written to the pages. So the answer need not be waited
+for. An owner that is dead or stopped writes to no page either: its word stays, and is right.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LeaseBoard:
         self._words[lease % len(self._words)] = 0
 
     def export(self) -> Export:
-        """What pullers are told of it."""
+        """Returns the fields by which pullers find it."""
         return HostFile.at(str(self._path)).export()
 
     def close(self) -> None:

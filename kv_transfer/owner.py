@@ -35,7 +35,7 @@ class PageOffer:
 
 @dataclass(frozen=True)
 class LeaseUpdate:
-    """What the Watch `watch` should hear: rows readable so far; then done, or `failure`, which ends it."""
+    """An update for the Watch `watch`: rows readable so far; then done, or `failure`, which ends it."""
 
     watch: int
     tokens: int = 0
@@ -166,7 +166,9 @@ class LeaseOwner:
             self._alive(handle_id, now)
 
     def take(self) -> tuple[list[LeaseUpdate], list[int]]:
-        """What to tell Watches since the last call, and the ids whose pages are free, each exactly once."""
+        """Returns the updates for Watches since the last call, and the ids whose pages are free, each exactly
+        once.
+        """
         updates, freed = list(self._updates.values()), self._freed
         self._updates, self._freed = {}, []
         return updates, freed

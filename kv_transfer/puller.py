@@ -144,11 +144,11 @@ class PullAttempt:
 
     @property
     def whole(self) -> tuple[FirstToken, ...] | None:
-        """What the prompt gave, once its owner has all of its rows; None before."""
+        """The first tokens of the prompt, once its owner has all of its rows; None before."""
         return None if self._answer is None else self._answer[0]
 
     def take_actions(self) -> list[Action]:
-        """What to do since the last call, in order."""
+        """Returns the actions since the last call, in order."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -232,10 +232,10 @@ class PullAttempt:
         """Keep the present state's deadline."""
         if now < self._expires:
             return
-        late = self.state
+        state = self.state
         if not self._decided:
-            self._lose(TransferFailed(f"KV handle {self._handle.id} was still {late} at its deadline."), now)
-        if late is PullState.DRAINING:  # a stuck copy may hold its pages, but not the attempt
+            self._lose(TransferFailed(f"KV handle {self._handle.id} was still {state} at its deadline."), now)
+        if state is PullState.DRAINING:  # a stuck copy may hold its pages, but not the attempt
             self._enter(PullState.FAILED, math.inf)
 
     # --- inside ---------------------------------------------------------------------------------------

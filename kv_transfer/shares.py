@@ -22,13 +22,13 @@ class HeadShare:
 def shares(peer_rank: int, peer_heads: int, our_heads: int, our_ranks: int) -> list[HeadShare]:
     """Which of our ranks need something of one peer's rank, and what; heads are per rank of each side."""
     first = peer_rank * peer_heads
-    found = []
+    parts = []
     for rank in range(our_ranks):
         start = max(first, rank * our_heads)
         end = min(first + peer_heads, (rank + 1) * our_heads)
         if start < end:
-            found.append(HeadShare(rank, start - first, start - rank * our_heads, end - start))
-    return found
+            parts.append(HeadShare(rank, start - first, start - rank * our_heads, end - start))
+    return parts
 
 
 def replicas(peer_rank: int, peer_ranks: int, heads: int, our_ranks: int) -> list[HeadShare]:

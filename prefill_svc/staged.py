@@ -20,7 +20,7 @@ from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import window_pages
 
 AT_ONCE = 2  # windows of one stream: while one is sent, the next one is copied
-HELD_S = 20.0  # a puller that reads slots itself has them so long: its READs are given up before that
+SLOT_LEASE_S = 20.0  # a puller that reads slots itself has them so long: its READs are given up before that
 STAGED_S = 5.0  # an engine that has not copied a window by then has too much to do
 TAKEN_S = 3.0  # a puller that takes no chunk in this time gives its slots back: others wait for them
 
@@ -42,24 +42,24 @@ class StagedPages:
         size = window_pages(self.slots.shape[1])
         later = asyncio.get_running_loop().call_later
         left = (tuple(pages[i : i + size]) for i in range(0, len(pages), size))
-        asked: deque[StagedWindow] = deque()
+        windows: deque[StagedWindow] = deque()
         try:
             while True:
-                while len(asked) < AT_ONCE and (some := next(left, None)):
-                    asked.append(StagedWindow(self, some))
-                if not asked:
+                while len(windows) < AT_ONCE and (some := next(left, None)):
+                    windows.append(StagedWindow(self, some))
+                if not windows:
                     return
-                for data in chunks(self.slots, await asked[0].staged()):
-                    slow = later(TAKEN_S, _end, asked)
+                for data in chunks(self.slots, await windows[0].staged()):
+                    slow = later(TAKEN_S, _end, windows)
                     try:
                         yield data
                     finally:
                         slow.cancel()
-                    if asked[0].ended:
+                    if windows[0].ended:
                         raise TransferFailed(f"the puller took nothing for {TAKEN_S:g} s")
-                asked.popleft().end()
+                windows.popleft().end()
         finally:
-            _end(asked)
+            _end(windows)
 
 
 class StagedWindow:

@@ -38,13 +38,13 @@ from eyas.engine.ipc.transfer_messages import (
 )
 from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import window_pages
-from prefill_svc.staged import HELD_S, StagedPages, StagedWindow
+from prefill_svc.staged import SLOT_LEASE_S, StagedPages, StagedWindow
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.internal.v1.TransferService"
 MAX_BUFFERED = 1024  # updates; one per prefill step
 RELEASE_S = 4.0
-ASKED_S = 5.0  # a puller names the pages to stage as it opens the call
+REQUEST_S = 5.0  # a puller names the pages to stage as it opens the call
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -89,7 +89,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def Watch(
         self, request: transfer_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[transfer_pb2.WatchResponse]:
-        """What becomes readable of the handle; its lease is renewed while the stream is open.
+        """Streams the rows of the handle that become readable; its lease is renewed while the stream is open.
 
         The stream stays open after `done`. It ends after `failed`, or raises what the engine stopped with.
         """
@@ -156,14 +156,14 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def Stage(
         self, requests: AsyncIterator[transfer_pb2.StageRequest], context: Context
     ) -> AsyncIterator[transfer_pb2.StageResponse]:
-        """Slots with copies of pages, which are the caller's until it has read them, for HELD_S at most.
+        """Slots with copies of pages, the caller's until it has read them, for SLOT_LEASE_S at most.
 
         The same pages may be asked for as by Fetch. Raises InvalidRequest for another order of steps,
         RequestTimeout for a caller that asks for nothing, and TransferFailed where pages are not staged,
         without a Watch, or for a caller that reads too slowly.
         """
-        late = RequestTimeout(f"the pages to stage were not named within {ASKED_S:g} s")
-        request = (await _step(requests, "pages", ASKED_S, late)).pages
+        error = RequestTimeout(f"the pages to stage were not named within {REQUEST_S:g} s")
+        request = (await _step(requests, "pages", REQUEST_S, error)).pages
         group = self._check(request)
         if not self._ready().staged:
             raise TransferFailed("this worker's pages are read where they lie")
@@ -175,15 +175,15 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             slots = await window.staged()
             self._still_watched(request)
             yield transfer_pb2.StageResponse(slots=transfer_pb2.StageSlots(slots=slots))
-            slow = TransferFailed(f"the puller has not read its slots within {HELD_S:g} s")
-            await _step(requests, "read", HELD_S, slow)
+            slow = TransferFailed(f"the puller has not read its slots within {SLOT_LEASE_S:g} s")
+            await _step(requests, "read", SLOT_LEASE_S, slow)
             self._still_watched(request)
             yield transfer_pb2.StageResponse(held=transfer_pb2.StageHeld())
         finally:
             window.end()
 
     def _ready(self) -> EngineReady:
-        """What the engine serves. Raises Unavailable while it cannot."""
+        """Returns the engine's `EngineReady`. Raises Unavailable while it cannot serve."""
         self._engine.check()
         assert self._engine.ready is not None
         return self._engine.ready
@@ -196,7 +196,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
                 del self._watches[number]
 
     def _heard(self, number: int, event: WatchUpdate | EngineStopped) -> None:
-        """As the engine tells it, before the stream does: what a failed Watch let read may be written to."""
+        """Handles an update before its stream does: pages that a failed Watch let read may be written to."""
         if isinstance(event, EngineStopped) or event.failure is not None:
             self._watches.pop(number, None)
         elif number in self._watches:
@@ -257,14 +257,14 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
 
 async def _step(
-    requests: AsyncIterator[transfer_pb2.StageRequest], step: str, within_s: float, late: EyasError
+    requests: AsyncIterator[transfer_pb2.StageRequest], step: str, within_s: float, error: EyasError
 ) -> transfer_pb2.StageRequest:
-    """The next message of a Stage, which must be this step. Raises `late` if it does not come in time."""
+    """The next message of a Stage, which must be this step. Raises `error` if it does not come in time."""
     try:
         async with asyncio.timeout(within_s):
             request = await anext(aiter(requests), None)
     except TimeoutError:
-        raise late from None
+        raise error from None
     if request is not None and request.WhichOneof("step") == step:
         return request
     raise InvalidRequest(f"this Stage must say {step} now", param=step)

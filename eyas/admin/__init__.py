@@ -1,1 +1,1 @@
-"""What an operator makes before a server starts: API keys, and certificates for its services."""
+"""Commands that prepare a server: API keys, and certificates for its services."""

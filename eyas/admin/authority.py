@@ -1,7 +1,6 @@
 """A certificate authority of one cluster, and the certificates that it signs.
 
-For development and for clusters without an authority of their own. It knows X.509 as
-`eyas.common.security.tls` reads it, and refuses to know who gets which file.
+For development and for clusters without an authority of their own.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Authority:
 
     @property
     def _identifier(self) -> x509.AuthorityKeyIdentifier:
-        """What certificates call its key: by the name that its own certificate has for it, if it has one."""
+        """The identifier of its key in certificates: the one in its own certificate, if it has one."""
         try:
             own = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
         except x509.ExtensionNotFound:
@@ -82,7 +81,7 @@ class Authority:
 
     @property
     def pair(self) -> Pair:
-        """As it is saved. Its key can sign."""
+        """The authority's certificate and signing key, as they are saved."""
         return Pair(_pem(self._certificate), _key_pem(self._key))
 
     def signed(self, names: Sequence[str], until: datetime.datetime, *, client: bool) -> Pair:
@@ -112,14 +111,14 @@ class Authority:
 
 def _may_sign(certificate: x509.Certificate) -> bool:
     """Does it say that it is an authority, and not that it signs no certificates?"""
-    found = certificate.extensions
+    extensions = certificate.extensions
     try:
-        if not found.get_extension_for_class(x509.BasicConstraints).value.ca:
+        if not extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
             return False
     except x509.ExtensionNotFound:
         return False
     try:
-        return found.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+        return extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
     except x509.ExtensionNotFound:
         return True
 

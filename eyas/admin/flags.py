@@ -40,8 +40,8 @@ def _fits(name: str) -> bool:
 
 def hosts(text: str) -> tuple[str, ...]:
     """Host names, also *.NAME, and IP addresses, separated by commas."""
-    found = tuple(map(host, names(text)))
-    wrong = [name for name in found if not is_host(name.removeprefix("*.")) or not _fits(name)]
-    if wrong or not found:
+    listed = tuple(map(host, names(text)))
+    wrong = [name for name in listed if not is_host(name.removeprefix("*.")) or not _fits(name)]
+    if wrong or not listed:
         raise argparse.ArgumentTypeError(f"{(wrong or [text])[0]!r} is not a host name or an IP address")
-    return found
+    return listed

@@ -1,6 +1,6 @@
 """`eyas keys add`, `list`, `remove`: the file that `--api-key-file` names, changed while gateways read it.
 
-It knows the person at the terminal. `eyas.common.security.key_file` knows the file.
+The format of the file is in `eyas.common.security.key_file`.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class AsyncClient:
         return self._stream(self._stub.Generate, request, timeout_s)
 
     async def models(self, *, timeout_s: float = 10.0) -> list[Model]:
-        """What the server offers."""
+        """Returns the models of the server."""
         self._check_open()
         try:
             reply = await self._stub.Models(

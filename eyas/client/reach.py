@@ -1,4 +1,4 @@
-"""Turns a server's HTTP address, the one that people know, into its gRPC address, which the SDK dials."""
+"""Turns a server's public HTTP address into its gRPC address, which the SDK dials."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServerAddress:
 
     @cached_property
     def tls(self) -> ssl.SSLContext | None:
-        """What its connections are secured with; None for http. Raises ConfigError for a bad `ca`."""
+        """The TLS context of its connections; None for http. Raises ConfigError for a bad `ca`."""
         return client_context(self.ca) if self.secure else None
 
     @property
@@ -43,7 +43,7 @@ class ServerAddress:
 
 
 def http_options(server: ServerAddress) -> dict[str, Any]:
-    """What httpx is told of a server: the key, what TLS trusts, and that no proxy stands between."""
+    """Returns httpx's options for a server: the key, the TLS authorities, and no proxy."""
     return {"headers": server.headers, "trust_env": False, "verify": server.tls or False}
 
 
@@ -67,7 +67,7 @@ def locked(url: str, api_key: str | None) -> Unauthorized:
 
 
 def grpc_target(server: ServerAddress) -> str:
-    """What the SDK dials to reach the gRPC front of a server: host:port, with https:// in front for TLS.
+    """Returns the address of a server's gRPC front: host:port, with https:// in front for TLS.
 
     Raises Unavailable if nothing listens there, Unauthorized for a wrong key, EyasError for a server that is
     not an Eyas gateway.

@@ -206,7 +206,7 @@ class Client:
         return self._stream(lambda: self._client.generate_stream(prompt, timeout_s=timeout_s, **options))
 
     def models(self, *, timeout_s: float = 10.0) -> list[Model]:
-        """What the server offers."""
+        """Returns the models of the server."""
         return self._portal.wait(self._client.models(timeout_s=timeout_s))
 
     def close(self) -> None:
@@ -226,4 +226,4 @@ class Client:
 
 
 async def _nothing() -> None:
-    """What a client that did not come to be has to close."""
+    """Closes nothing, for a client whose start failed."""

@@ -37,7 +37,7 @@ class ShownAnswer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the tokens after the first, which is the prompt's."""
+        """The speed of the tokens after the first, which is the prompt's."""
         spent = self.total_s - self.first_s
         return (self.usage.completion_tokens - 1) / spent if spent > 0 else 0.0
 
@@ -97,7 +97,7 @@ async def _connect(target: str, server: ServerAddress) -> AsyncClient:
 
 
 class TerminalChat:
-    """What was said so far, and the next answer. Figures and errors go to standard error."""
+    """The conversation so far, and the next answer. Figures and errors go to standard error."""
 
     def __init__(self, runner: asyncio.Runner, client: AsyncClient, temperature: float) -> None:
         self._runner = runner

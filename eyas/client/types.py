@@ -104,7 +104,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What one message added to one choice. `finish_reason` comes with its last delta.
+    """The part of one choice that one message adds. `finish_reason` comes with its last delta.
 
     `reasoning` stands before `text`, and `tool_calls` stand behind it.
     """

@@ -147,7 +147,7 @@ def request_to_pb(kind: type[R], model: str, options: Options) -> R:
 
 
 def unsendable(name: str, text: str, error: Exception) -> InvalidRequest:
-    """What is raised for a field that protobuf does not take; `text` says what it must be, if it is text."""
+    """The error for a field that protobuf does not take; `text` says what it must be, if it is text."""
     if isinstance(error, UnicodeEncodeError):
         return InvalidRequest(f"{name} holds half of a surrogate pair, which is no text", param=name)
     return InvalidRequest(f"{text}: {error}", param=name)
@@ -182,7 +182,7 @@ def _grammar_to_pb(grammar: Grammar) -> eyas_pb2.Grammar:
 
 
 def delta_from_pb(delta: eyas_pb2.Delta) -> Delta:
-    """Raises EyasError for a finish reason that this version does not know."""
+    """Raises EyasError for a finish reason that this version does not have."""
     if delta.finish_reason not in _FINISH:
         raise EyasError(f"the server gave the unknown finish reason {delta.finish_reason}: it is newer")
     return Delta(

@@ -25,9 +25,9 @@ def demo(config: ServeConfig) -> int:
             await _warm_up(client, drafts=config.engine.draft is not None)
             print(f"\n> {QUESTION}", flush=True)
             question = [Message(role="user", content=QUESTION)]
-            told = await tell(client, question, PlainProse(), temperature=0.0, max_tokens=MAX_TOKENS)
-        print(f"\n{told}")
-        return 0 if told.text else 1
+            answer = await tell(client, question, PlainProse(), temperature=0.0, max_tokens=MAX_TOKENS)
+        print(f"\n{answer}")
+        return 0 if answer.text else 1
 
     return run_on_screen(config, ask, quiet=True)
 

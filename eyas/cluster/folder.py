@@ -21,7 +21,7 @@ from gateway.text.tokenizer_files import load_chat_template
 
 
 def check_engine(config: EngineConfig) -> None:
-    """Raises ConfigError unless the folders have what an engine needs, and it knows what they describe."""
+    """Raises ConfigError unless the folders have what an engine needs, and it supports the models in them."""
     check_model(config.model, config.load_format, config.chat_template, config.tokenizer)
     check_draft(config.draft, config.load_format)
     _check_own_layers(config)

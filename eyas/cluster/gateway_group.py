@@ -79,11 +79,11 @@ async def _run(config: GatewayConfig) -> None:
 @contextlib.contextmanager
 def _members(config: GatewayConfig, log: LogLine) -> Iterator[list[ChildProcess]]:
     """The processes, not started. Their ports and the folder of their sockets are kept until the end."""
-    with contextlib.ExitStack() as held:
-        http = held.enter_context(claim(config.host, config.port, "port"))
-        grpc = held.enter_context(claim(config.host, config.grpc_port, "grpc-port"))
+    with contextlib.ExitStack() as claims:
+        http = claims.enter_context(claim(config.host, config.port, "port"))
+        grpc = claims.enter_context(claim(config.host, config.grpc_port, "grpc-port"))
         folder = _socket_folder()
-        held.callback(folder.leave)
+        claims.callback(folder.leave)
         config = dataclasses.replace(config, port=http.getsockname()[1], grpc_port=grpc.getsockname()[1])
         environment = api_keys.environment(config.api_keys)
         children = []

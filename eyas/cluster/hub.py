@@ -61,7 +61,7 @@ def model_folder(model: str, flag: str = "model", *, weights: bool = True) -> st
 
 
 def chosen(names: Iterable[str], *, weights: bool) -> list[str]:
-    """Those of a repository's files that a server reads, its weights only if they are asked for."""
+    """Selects a repository's files that a server reads; its weights only if `weights`."""
     root = [name for name in names if "/" not in name]
     small = [name for name in root if any(fnmatch(name, pattern) for pattern in _SMALL)]
     small += [name for name in names if fnmatch(name, _TEMPLATES)]

@@ -87,7 +87,7 @@ def _check_shares(gpu: int, names: Sequence[str], fraction: float, memory: int |
 
 @dataclasses.dataclass(frozen=True)
 class HostResources:
-    """What a cluster may use: cores, the bytes of each GPU, by number (None: unknown), and of its memory."""
+    """The resources of a cluster: cores, bytes of each GPU by number (None: unknown), bytes of memory."""
 
     cores: int
     gpus: tuple[int | None, ...] = ()
@@ -139,15 +139,15 @@ def _unified(config: ServeConfig) -> dict[str, EngineConfig]:
 
 
 def _auto(config: ServeConfig) -> dict[str, EngineConfig]:
-    """As unified workers, and they compute prompts for each other: their pages travel."""
+    """Unified workers that compute prompts for each other: their pages travel."""
     return _tier("worker", config.workers, dataclasses.replace(config.engine, roles=tuple(Role)))
 
 
 def _split(config: ServeConfig) -> dict[str, EngineConfig]:
     """Who decodes leaves drafting to draft workers. Without any a GPU drafts where it decodes."""
     on_gpus = config.engine.device != "cpu"
-    wanted = int(not on_gpus) if config.draft_workers is None else config.draft_workers
-    elsewhere = wanted if config.engine.draft else 0
+    draft_workers = int(not on_gpus) if config.draft_workers is None else config.draft_workers
+    elsewhere = draft_workers if config.engine.draft else 0
     here = (Role.DRAFT,) if on_gpus and config.engine.draft and not elsewhere else ()
 
     def engine(*roles: Role, ranks: int = 1) -> EngineConfig:
@@ -162,18 +162,18 @@ def _split(config: ServeConfig) -> dict[str, EngineConfig]:
     )
 
 
-def _check_host_caches(asked: list[float], memory: MemoryBudget | None) -> None:
+def _check_host_caches(requested: list[float], memory: MemoryBudget | None) -> None:
     """Each in GiB: together they take the memory of one machine."""
-    caches = [each for each in asked if each]
+    caches = [each for each in requested if each]
     if memory is None or sum(caches) <= memory.free_gib:
         return
-    wanted = f"{caches[0]:g} GiB asked for"
+    demand = f"{caches[0]:g} GiB asked for"
     if len(caches) > 1:
-        wanted = f"{caches[0]:g} GiB for each of {len(caches)} workers are {sum(caches):g} GiB"
+        demand = f"{caches[0]:g} GiB for each of {len(caches)} workers are {sum(caches):g} GiB"
     most = math.floor(10 * memory.free_gib / len(caches)) / 10
     has = f"the {memory.holder} has {memory.free_gib:.1f} GiB available"
     advice = f"ask for at most {most:g}, or start fewer workers"
-    raise ConfigError(f"--host-cache-gb: {wanted}, and {has}: {advice}", param="host-cache-gb")
+    raise ConfigError(f"--host-cache-gb: {demand}, and {has}: {advice}", param="host-cache-gb")
 
 
 def _tier(name: str, count: int, engine: EngineConfig) -> dict[str, EngineConfig]:
@@ -187,9 +187,11 @@ def _on_gpus(
     ranks = {name: engine.device_ranks for name, engine in engines.items()}
     first = number_of(config.engine.device)
     numbers = config.gpus or tuple(range(first, first + sum(ranks.values())))
-    found = places(ranks, numbers, config.engine.mem_fraction_static, memory)
+    placed = places(ranks, numbers, config.engine.mem_fraction_static, memory)
     return {
-        name: dataclasses.replace(engine, device=found[name].device, mem_fraction_static=found[name].fraction)
+        name: dataclasses.replace(
+            engine, device=placed[name].device, mem_fraction_static=placed[name].fraction
+        )
         for name, engine in engines.items()
     }
 

@@ -38,7 +38,7 @@ class MemoryNeeds:
 
     @classmethod
     def of(cls, config: EngineConfig) -> MemoryNeeds:
-        """As the model's folder says."""
+        """Computes the needs from the model's folder."""
         model = _model(config)
         ranks, on_cpu = config.tensor_parallel_size, config.device == "cpu"
         sharers = 1 if on_cpu else config.dp_attention  # on a CPU they are of one machine
@@ -79,12 +79,12 @@ def _model(config: EngineConfig) -> ModelConfig:
 
 def _check_context(engine: EngineConfig, needs: MemoryNeeds) -> None:
     """A context that was asked for, and that the pages could never hold."""
-    asked, pages = engine.context_length, engine.num_pages
-    if asked is None or pages is None or needs.longest <= pages:
+    context_length, pages = engine.context_length, engine.num_pages
+    if context_length is None or pages is None or needs.longest <= pages:
         return
     flag = "context-length"
     there = f"{pages} pages (--num-pages) hold {pages * engine.page_size}"
-    takes = f"{asked} tokens take {needs.longest} KV pages, {_gib(needs.longest * needs.page)}"
+    takes = f"{context_length} tokens take {needs.longest} KV pages, {_gib(needs.longest * needs.page)}"
     raise ConfigError(f"--{flag}: {takes}, and {there}: ask for fewer tokens, or for more pages", param=flag)
 
 
@@ -105,15 +105,15 @@ def _check_gpus(engine: EngineConfig, needs: MemoryNeeds, gpus: Sequence[int | N
         more = "share it among more GPUs (--tp), or take a smaller one"
         raise ConfigError(f"--model: {takes}, more than {has}: {more}", param="model")
     if engine.num_pages is not None:
-        flag, pages, asked = "num-pages", engine.num_pages, f"{engine.num_pages} KV pages"
+        flag, pages, subject = "num-pages", engine.num_pages, f"{engine.num_pages} KV pages"
     elif engine.attention_backend != "torch":
         flag, pages = "context-length", needs.longest
-        asked = f"KV pages of a request of {needs.longest * engine.page_size} tokens"
+        subject = f"KV pages of a request of {needs.longest * engine.page_size} tokens"
     else:
         return
     if (fit := room // needs.page) < pages:
         most = fit if flag == "num-pages" else fit * engine.page_size
-        text = f"{asked} take {_gib(pages * needs.page)}{each}, and {takes}: together more than {has}"
+        text = f"{subject} take {_gib(pages * needs.page)}{each}, and {takes}: together more than {has}"
         raise ConfigError(f"--{flag}: {text}; ask for at most {most}", param=flag)
 
 

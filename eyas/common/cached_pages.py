@@ -52,7 +52,7 @@ class CachedPages:
             self._logged -= sum(map(len, self._log.popleft()))
 
     def since(self, number: int | None) -> CacheNews | None:
-        """What changed from `number` on; for None, or where the log is too short, all that is held.
+        """Returns the changes from `number` on; for None, or where the log is too short, all cached pages.
 
         None: nothing changed.
         """

@@ -2,8 +2,8 @@
 
 The command line takes its defaults from here. The environment is read for API keys
 (`eyas.common.security.api_keys`) and by OpenTelemetry's SDK (`gateway.observe.tracing`). An unknown key is an
-error, because dataclasses refuse it. The defaults of `EngineConfig` are those of a CPU; `resolve_engine`
-knows those of a GPU.
+error, because dataclasses refuse it. The defaults of `EngineConfig` are those of a CPU; `resolve_engine` has
+those of a GPU.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class EngineConfig:
 
     @property
     def texts(self) -> TextSource:
-        """What makes texts tokens."""
+        """The source of the tokenizer and its chat templates."""
         return TextSource(Path(self.tokenizer or self.model), self.chat_template)
 
     @property
@@ -156,27 +156,27 @@ _ON_GPU = {
     "overlap_schedule": True,
 }
 GRAPH_ROWS = 1024
-"""Larger rounds have no graph unless asked: of an 8B model they take the device longer than the host."""
+"""Larger rounds have no graph by default: of an 8B model they take the device longer than the host."""
 
 RESERVE_BYTES = 4 << 30
-"""Of a GPU, beside its fraction: for the graphs and the widest step's activations, its logits apart."""
+"""GPU memory beside its fraction: for the graphs and the widest step's activations, its logits apart."""
 
 GPU_DEFAULTS = EngineConfig(device="cuda", **_ON_GPU)  # type: ignore[arg-type]
 
 
-def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
-    """The configuration of an engine on `device` with the fields in `asked`.
+def resolve_engine(device: str = "cpu", **requested: Any) -> EngineConfig:
+    """The configuration of an engine on `device` with the fields in `requested`.
 
     A field whose default depends on the device gets that default if it is absent, None or "auto". Raises
     ConfigError, naming the flag, for what the device cannot do.
     """
     defaults = EngineConfig() if device == "cpu" else GPU_DEFAULTS
-    if asked.get("attention_backend") == "torch":  # which then attends prompts as well
+    if requested.get("attention_backend") == "torch":  # which then attends prompts as well
         defaults = dataclasses.replace(defaults, prefill_attention_backend="torch")
-    elif asked.get("deterministic") and device != "cpu":
+    elif requested.get("deterministic") and device != "cpu":
         defaults = dataclasses.replace(defaults, prefill_attention_backend="triton")
-    left = {name for name in _ON_GPU if asked.get(name) in (None, "auto")}
-    chosen = {name: value for name, value in asked.items() if name not in left}
+    left = {name for name in _ON_GPU if requested.get(name) in (None, "auto")}
+    chosen = {name: value for name, value in requested.items() if name not in left}
     config = dataclasses.replace(defaults, device=device, **chosen)
     _check_draft_tokens(config.speculation)
     if config.context_length is not None and config.context_length < config.page_size:
@@ -229,24 +229,24 @@ def _check_device(config: EngineConfig) -> None:
 
 def _check_draft_tokens(spec: SpeculationConfig) -> None:
     """Raises ConfigError for numbers that do not fit together or exceed what a drafter can do."""
-    for flag, asked, most in (
+    for flag, value, most in (
         ("spec-steps", spec.steps, MOST_STEPS),
         ("spec-topk", spec.topk, min(MOST_TOPK, MOST_ROWS // spec.steps)),
         ("spec-draft-tokens", spec.draft_tokens, MOST_NODES),
     ):
-        if asked > most:
+        if value > most:
             raise ConfigError(f"--{flag}: at most {most} with --spec-steps {spec.steps}", param=flag)
-    flag, asked, most = "spec-draft-tokens", spec.draft_tokens, spec.most_draft_tokens
-    if spec.topk == 1 and asked != most:
+    flag, value, most = "spec-draft-tokens", spec.draft_tokens, spec.most_draft_tokens
+    if spec.topk == 1 and value != most:
         raise ConfigError(
-            f"--{flag}: {asked} does not go with --spec-steps {spec.steps} and --spec-topk 1: "
+            f"--{flag}: {value} does not go with --spec-steps {spec.steps} and --spec-topk 1: "
             f"a chain of {spec.steps} drafts and its root are {most}",
             param=flag,
         )
-    if not 2 <= asked <= most:
+    if not 2 <= value <= most:
         raise ConfigError(
             f"--{flag}: a tree of --spec-steps {spec.steps} and --spec-topk {spec.topk} "
-            f"has 2 to {most} nodes, its root too, not {asked}",
+            f"has 2 to {most} nodes, its root too, not {value}",
             param=flag,
         )
 
@@ -406,7 +406,7 @@ class GatewayConfig:
 
     @property
     def texts(self) -> TextSource:
-        """What makes texts tokens."""
+        """The source of the tokenizer and its chat templates."""
         return TextSource(Path(self.tokenizer or self.model), self.chat_template)
 
     @property

@@ -67,7 +67,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class GrammarTooSlow(InvalidRequest):
-    """What the answer must be takes too long to follow."""
+    """The grammar of the answer takes too long to follow."""
 
     code = "grammar_too_slow"
 
@@ -203,11 +203,11 @@ def _tree(cls: type[EyasError]) -> list[type[EyasError]]:
 
 def from_code(code: str, message: str, param: str | None = None) -> EyasError:
     """The error with this name on the wire; the base class for an unknown name."""
-    found = next((cls for cls in _tree(EyasError) if cls.code == code), EyasError)
-    return found(message, param=param)
+    error_class = next((cls for cls in _tree(EyasError) if cls.code == code), EyasError)
+    return error_class(message, param=param)
 
 
 def from_grpc_status(status: str, message: str) -> EyasError:
     """The error for a gRPC status name such as "UNAVAILABLE": the most general class with it."""
-    found = next((cls for cls in _tree(EyasError) if cls.grpc_status == status), EyasError)
-    return found(message)
+    error_class = next((cls for cls in _tree(EyasError) if cls.grpc_status == status), EyasError)
+    return error_class(message)

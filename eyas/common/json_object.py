@@ -19,24 +19,24 @@ def read_json_object(path: Path, param: str | None = None) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text, object_pairs_hook=_once)
+        value = json.loads(text, object_pairs_hook=_once)
         if "\\u" in text:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", param=param) from None
     except RecursionError:
         raise ConfigError(f"{path} cannot be read: its JSON is nested too deeply", param=param) from None
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}", param=param) from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ConfigError(f"{path} does not hold a JSON object", param=param)
-    return found
+    return value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found and found[name] != value:
+        if name in members and members[name] != value:
             raise ValueError(f"{reprlib.repr(name)} stands twice in one object, with different values")
-        found[name] = value
-    return found
+        members[name] = value
+    return members

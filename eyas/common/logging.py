@@ -36,8 +36,8 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 
 
-def _shown(found: re.Match[str]) -> str:
-    return f"\\x{ord(found[0]):02x}"
+def _shown(match: re.Match[str]) -> str:
+    return f"\\x{ord(match[0]):02x}"
 
 
 def known_as(given: str) -> str:
@@ -102,7 +102,7 @@ def as_record(process: str, line: str) -> str:
 
 
 def message_in(line: str) -> str:
-    """What a line says: a record's message, or the line itself."""
+    """Returns the message of a line: of a record, or the line itself."""
     record = _record_in(line)
     return line if record is None else str(record["message"])
 
@@ -125,7 +125,7 @@ class RateLimitedLogger:
         self._next = 0.0
 
     def warning(self, message: str, *args: object) -> None:
-        """As `logging.Logger.warning`, unless a line was written too recently."""
+        """Logs a warning, unless a line was written too recently."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + RARELY_S

@@ -51,7 +51,7 @@ class PlainHistogram(Collector):
 
 
 class ModelName(Collector):
-    """What `figures` has, with the label `model_name` where a figure is of the model and not of the process.
+    """Adds the label `model_name` to those of `figures` that are of the model and not of the process.
 
     `model`: its name, as far as it is known; empty: the label is left out.
     """

@@ -17,7 +17,7 @@ class HubName(NamedTuple):
 
 
 def on_hub(text: str) -> HubName | None:
-    """What `ORG/NAME` or `ORG/NAME@REVISION` says; None for a folder that exists, and for other paths."""
+    """Parses `ORG/NAME` or `ORG/NAME@REVISION`; None for a folder that exists, and for other paths."""
     match = _ON_HUB.fullmatch(text)
     return None if match is None or Path(text).exists() else HubName(match["name"], match["revision"])
 

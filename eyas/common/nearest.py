@@ -8,5 +8,5 @@ from collections.abc import Iterable
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence that names the nearest of `known`; "" if none is near."""
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f": did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(name, list(known), 1)
+    return f": did you mean {matches[0]}?" if matches else ""

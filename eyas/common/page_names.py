@@ -16,12 +16,13 @@ NAME_BYTES = 16
 _ID: Final = "i"  # a token id as it is digested
 ID_BYTES = 4  # so that a page's are one block of the digest
 SHORT_BYTES = 8
-"""As names travel: two pages with one short name cost a prompt that is computed twice, never a token."""
+"""The bytes of a name on its way: two pages with one short name cost a prompt computed twice, never a token.
+"""
 
 
 @dataclass(frozen=True)
 class PageShape:
-    """What decides a page's key: its tokens, and how many after them."""
+    """The tokens that a page's key is made of: its own, and some after them."""
 
     size: int = 16
     lookahead: int = 0
@@ -81,7 +82,7 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 
 def unpacked(ids: bytes) -> tuple[int, ...]:
-    """What `packed` gave. Raises ValueError for a length that it does not give."""
+    """Reverses `packed`. Raises ValueError for a length that it does not give."""
     return tuple(memoryview(ids).cast(_ID))
 
 

@@ -15,12 +15,12 @@ class PromptShare:
         self._share = 0.0
         self._end_s = -math.inf
 
-    def ran(self, begun_s: float, end_s: float, *, prompts: bool) -> None:
+    def ran(self, start_s: float, end_s: float, *, prompts: bool) -> None:
         """A step ran; `prompts`: it computed prompt rows. What an earlier step overlaps counts as that's."""
-        begun_s = max(begun_s, self._end_s)
-        end_s = max(begun_s, end_s)
-        kept = math.exp(-(end_s - begun_s) / WINDOW_S)
-        self._share = kept * self.at(begun_s) + (1.0 - kept if prompts else 0.0)
+        start_s = max(start_s, self._end_s)
+        end_s = max(start_s, end_s)
+        decay = math.exp(-(end_s - start_s) / WINDOW_S)
+        self._share = decay * self.at(start_s) + (1.0 - decay if prompts else 0.0)
         self._end_s = end_s
 
     def at(self, now_s: float) -> float:

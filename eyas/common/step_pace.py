@@ -31,10 +31,10 @@ class PaceMeter:
     def ran(self, decoding: int, prompt_rows: int, measured_s: float, predicted_s: float) -> None:
         """A step ran: `decoding` sequences and `prompt_rows` rows of prompts, at least one of either."""
         kind = "decode" if not prompt_rows else "mixed" if decoding else "prompt"
-        kept = math.exp(-predicted_s / FADE_S)
+        decay = math.exp(-predicted_s / FADE_S)
         measured, predicted = self._sums[kind]
         measured_s = min(measured_s, MOST * predicted_s)
-        self._sums[kind] = kept * measured + measured_s, kept * predicted + predicted_s
+        self._sums[kind] = decay * measured + measured_s, decay * predicted + predicted_s
 
     @property
     def pace(self) -> StepPace:
@@ -47,18 +47,18 @@ class PaceMeter:
         )
 
 
-def mean_pace(told: Iterable[StepPace]) -> StepPace:
+def mean_pace(reported: Iterable[StepPace]) -> StepPace:
     """The mean of what alike workers say.
 
     Steps of which none of them has seen any are taken to be as fast as the fastest kind: so they are tried.
     """
-    paces, found = list(told), {}
+    paces, means = list(reported), {}
     for kind in KINDS:
         seen = [value for pace in paces if (value := getattr(pace, kind))]
         if seen:
-            found[kind] = sum(seen) / len(seen)
-    best = min(found.values(), default=1.0)
-    return StepPace(**{kind: found.get(kind, best) for kind in KINDS})
+            means[kind] = sum(seen) / len(seen)
+    best = min(means.values(), default=1.0)
+    return StepPace(**{kind: means.get(kind, best) for kind in KINDS})
 
 
 def alike(one: StepPace, other: StepPace) -> bool:

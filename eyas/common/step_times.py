@@ -101,7 +101,7 @@ class StepBudget:
 
 @dataclass(frozen=True)
 class StepRates:
-    """What a worker says of its steps: how long they take, and how many prompt rows they have."""
+    """The measured steps of a worker: their times, and their number of prompt rows."""
 
     times: StepTimes
     budget: StepBudget

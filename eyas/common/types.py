@@ -18,7 +18,7 @@ from eyas.common.step_times import UNSEEN, StepPace, StepRates
 
 
 class Role(enum.StrEnum):
-    """What the router may send to a worker."""
+    """The kind of work that the router may send to a worker."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -199,7 +199,7 @@ class FirstToken(msgspec.Struct, frozen=True):
 
 
 class KvKind(enum.StrEnum):
-    """Whose KV: the target model's or the draft head's."""
+    """The owner of KV: the target model or the draft head."""
 
     TARGET = "target"
     DRAFT = "draft"
@@ -230,7 +230,7 @@ class KvHandle(msgspec.Struct, frozen=True):
 
 
 class WorkerBacklog(msgspec.Struct, frozen=True):
-    """What a worker has to do, and what it can still take.
+    """The work of a worker, and its room for more.
 
     `decoding`: sequences that decode there, or will once their prompts are computed; `context`: their tokens.
     `queued`: prompt tokens that are still to be computed there. `prompt_share`: the part of its last seconds

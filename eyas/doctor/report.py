@@ -36,10 +36,10 @@ PROBE_S = 12.0  # a worker answers earlier, unless it is stuck
 async def links(workers: list[dict[str, Any]], dial: rpc.Dial) -> list[str]:
     """Has every link measured, one after the other, prints them, and returns the problems found."""
     problems = []
-    found = pairs(workers)
-    if found:
+    routes = pairs(workers)
+    if routes:
         print("  how KV pages come (puller <- owner), measured by copies of a proof page:")
-    for puller, owner in found:
+    for puller, owner in routes:
         name = f"{puller} <- {owner}"
         try:
             async with dial(puller) as channel:
@@ -109,8 +109,8 @@ async def _examine(server: ServerAddress, dial: rpc.Dial) -> list[str]:
             state = health["problem"] or health["degraded"] or "healthy"
             print(f"gateway {url}: {cluster['model']}, {state}")
             problems += [text for text in health.values() if text]
-            for found in await asyncio.gather(*(_visit(worker, dial) for worker in workers)):
-                problems += found
+            for worker_problems in await asyncio.gather(*(_visit(worker, dial) for worker in workers)):
+                problems += worker_problems
             if not workers:
                 problems.append("the gateway knows no worker")
             with _step("the request through the cluster failed", problems):

@@ -46,7 +46,7 @@ class FlagFile:
             yield name, self._values(name, value)
 
     def _values(self, name: str, node: yaml.Node) -> list[str]:
-        """As texts: a scalar as it is written, so that no or 1e3 stay what they are."""
+        """Returns the values as texts: a scalar as it is written, so that no or 1e3 stay what they are."""
         if isinstance(node, yaml.ScalarNode):
             if node.tag == "tag:yaml.org,2002:null":
                 raise ValueError(f"{self._path}: {name} has no value")

@@ -12,7 +12,7 @@ NONE, ONE, MANY, SWITCH = "none", "one", "many", "switch"
 """How many values a flag takes; a switch may have true or false."""
 
 VLLM, SGLANG, BOTH = "vLLM", "SGLang", "both"
-"""Whose flags they are."""
+"""The servers with the flag."""
 
 Knows = Callable[[str], bool]
 """Whether the command has a flag of its own."""
@@ -38,7 +38,7 @@ class SameFlag:
     note: str = ""
 
     def sentence(self) -> str:
-        """For the page."""
+        """Returns the flag's sentence on the page of flags."""
         return _with("the same", self.note)
 
 
@@ -51,7 +51,7 @@ class AliasFlag:
     note: str = ""
 
     def sentence(self) -> str:
-        """For the page."""
+        """Returns the flag's sentence on the page of flags."""
         return _with(f"`{self.flag}`", self.note)
 
 
@@ -62,34 +62,34 @@ class AcceptedFlag:
     why: str
 
     def sentence(self) -> str:
-        """For the page."""
+        """Returns the flag's sentence on the page of flags."""
         return f"accepted, changes nothing: {self.why}"
 
 
 @dataclass(frozen=True)
 class AcceptedValues:
-    """As `AcceptedFlag` with one of `values`; another value is refused, and `instead` says what to do."""
+    """A flag that is accepted with one of `values`; else refused, and `instead` says what to do."""
 
     values: tuple[str, ...]
     why: str
     instead: str
 
     def sentence(self) -> str:
-        """For the page."""
+        """Returns the flag's sentence on the page of flags."""
         values = " or ".join(f"`{value}`" for value in self.values)
         return f"{values}: changes nothing ({self.why}); else refused: {self.instead}"
 
 
 @dataclass(frozen=True)
 class AcceptedWith:
-    """As `AcceptedFlag` where one of the flags of Eyas `flags` is given; else refused."""
+    """A flag that is accepted where one of the flags of Eyas `flags` is given; else refused."""
 
     flags: tuple[str, ...]
     why: str
     instead: str
 
     def sentence(self) -> str:
-        """For the page."""
+        """Returns the flag's sentence on the page of flags."""
         given = " or ".join(f"`{flag}`" for flag in self.flags)
         return f"with {given}: changes nothing ({self.why}); else refused: {self.instead}"
 
@@ -101,7 +101,7 @@ class RefusedFlag:
     instead: str
 
     def sentence(self) -> str:
-        """For the page."""
+        """Returns the flag's sentence on the page of flags."""
         return f"refused: {self.instead}"
 
 
@@ -113,7 +113,7 @@ class TranslatedFlag:
     says: str
 
     def sentence(self) -> str:
-        """For the page."""
+        """Returns the flag's sentence on the page of flags."""
         return self.says
 
 

@@ -30,7 +30,7 @@ from eyas.peers.meanings import (
 from eyas.peers.table import BY_NAME
 
 MODEL = "MODEL"
-"""What a command calls its model where it takes it as a word without a flag."""
+"""The name of a command's model where it is a word without a flag."""
 
 _SWITCHES = {
     "true": True,
@@ -227,7 +227,7 @@ class _SettingsReader:
             self._fail(typed, str(error))
 
     def _check(self, typed: str, action: argparse.Action, value: str) -> None:
-        """Refuses a value by the name that was typed, which argparse does not know."""
+        """Refuses a value by the name that was typed, which argparse does not have."""
         try:
             parsed = action.type(value) if callable(action.type) else value
         except argparse.ArgumentTypeError as error:
@@ -267,8 +267,8 @@ class _SettingsReader:
                 self._fail(typed, condition.instead)
             notes = notes | {typed: condition.why}
         rest = [*(below._rest if below is not None else ()), *self._rest]
-        told = tuple(f"{typed} changes nothing: {why}" for typed, why in notes.items())
-        return ReadLine([*_words(settings), *rest], told)
+        remarks = tuple(f"{typed} changes nothing: {why}" for typed, why in notes.items())
+        return ReadLine([*_words(settings), *rest], remarks)
 
 
 def _words(settings: Sequence[FlagSetting]) -> Iterator[str]:

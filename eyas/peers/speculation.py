@@ -24,8 +24,8 @@ _ADVICE = {
 
 def from_json(text: str, _: Knows) -> list[FlagSetting]:
     """The settings of vLLM's --speculative-config."""
-    asked = _object(text)
-    method, model = asked.get("method"), asked.get("model")
+    settings = _object(text)
+    method, model = settings.get("method"), settings.get("model")
     draft = model
     if method in ("ngram", "[ngram]") or model in ("ngram", "[ngram]"):
         draft = "ngram"
@@ -35,31 +35,31 @@ def from_json(text: str, _: Knows) -> list[FlagSetting]:
         raise ValueError(f"method {method!r} is not served: {_NO_METHOD}")
     if not isinstance(draft, str):
         raise ValueError("it names no draft head: give it a model (--draft DIR), or the method mtp or ngram")
-    steps = asked.get("num_speculative_tokens")
-    found = [FlagSetting("--draft", (draft,))]
+    steps = settings.get("num_speculative_tokens")
+    flags = [FlagSetting("--draft", (draft,))]
     if steps is not None:
-        found.append(FlagSetting("--spec-steps", (str(steps),)))
-    return found
+        flags.append(FlagSetting("--spec-steps", (str(steps),)))
+    return flags
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        asked = json.loads(text)
+        settings = json.loads(text)
     except ValueError as error:
         raise ValueError(f"it is not JSON ({error})") from error
-    if not isinstance(asked, dict):
+    if not isinstance(settings, dict):
         raise ValueError("it is not a JSON object")
     known = (*_KEYS, *_LOOKUP)
-    for name in asked:
+    for name in settings:
         if name in _ADVICE:
             raise ValueError(f"{name}: {_ADVICE[name]}")
         if name not in known:
             nearest = difflib.get_close_matches(name, known, 1)
             meant = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
             raise ValueError(f"{name} is unknown: {meant}")
-    if asked.get("draft_tensor_parallel_size", 1) != 1:
+    if settings.get("draft_tensor_parallel_size", 1) != 1:
         raise ValueError("draft_tensor_parallel_size: leave it out: a head runs on its target's GPUs")
-    return asked
+    return settings
 
 
 def from_algorithm(text: str, _: Knows) -> list[FlagSetting]:

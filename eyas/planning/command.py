@@ -22,9 +22,9 @@ def plan(args: argparse.Namespace) -> int:
         check_plot(args.plot)
     inquiry = read_inquiry(args)
     print(f"{inquiry.hardware.name}. Simulated, from rates of: {inquiry.hardware.source}")
-    found: dict[int, list[LayoutOption]] = {}
+    by_workers: dict[int, list[LayoutOption]] = {}
     for workers in args.gpus:
-        options = found[workers] = layouts(inquiry, workers)
+        options = by_workers[workers] = layouts(inquiry, workers)
         print(
             f"\n{workers} GPUs: the highest rate at which 90 % of the requests keep {args.slo}\n{HEAD}",
             flush=True,
@@ -37,20 +37,20 @@ def plan(args: argparse.Namespace) -> int:
         for layout in ClusterLayout:
             print(f"{layout.value:<9} {demand(inquiry, layout, args.request_rate)}")
     if args.plot is not None:
-        plot_plan(inquiry, found, args.plot)
+        plot_plan(inquiry, by_workers, args.plot)
         print(f"\n{args.plot}")
-    return 0 if all(any(option.knee.rate for option in options) for options in found.values()) else 1
+    return 0 if all(any(option.knee.rate for option in options) for options in by_workers.values()) else 1
 
 
 def line(option: LayoutOption) -> str:
     """One row of the table."""
-    found, knee = option.knee.outcome, option.knee
+    outcome, knee = option.knee.outcome, option.knee
     workers = f"{option.prefill}+{option.workers - option.prefill}" if option.prefill else f"{option.workers}"
     start = f"{option.layout.value:<9}{workers:>9}{knee.rate:>12.2f}{option.per_worker:>9.2f}"
-    if found is None:
+    if outcome is None:
         return start + "  not even at a low rate"
-    ttft = f"{1e3 * found.ttft_p50_s:.0f}, {1e3 * found.ttft_p90_s:.0f}"
-    tpot = f"{1e3 * found.tpot_p50_s:.2f}, {1e3 * found.tpot_p99_s:.2f}"
+    ttft = f"{1e3 * outcome.ttft_p50_s:.0f}, {1e3 * outcome.ttft_p90_s:.0f}"
+    tpot = f"{1e3 * outcome.tpot_p50_s:.2f}, {1e3 * outcome.tpot_p99_s:.2f}"
     return f"{start}{ttft:>19}{tpot:>19}"
 
 
@@ -76,9 +76,9 @@ def verdict(options: list[LayoutOption]) -> str:
 
 def demand(inquiry: PlanRequest, layout: ClusterLayout, rate: float) -> str:
     """How many workers a rate needs, in words."""
-    found = needed(inquiry, layout, rate)
-    if found is None:
+    fewest = needed(inquiry, layout, rate)
+    if fewest is None:
         return "does not keep the targets with any number of workers"
-    workers, prefill = found
+    workers, prefill = fewest
     split = f" ({prefill} for prompts, {workers - prefill} to decode)" if prefill else ""
     return f"{workers} {'worker' if workers == 1 else 'workers'}{split}"

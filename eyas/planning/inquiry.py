@@ -45,7 +45,7 @@ class PlanRequest:
 
     @property
     def rates(self) -> MeasuredRates:
-        """What the gateway's policy would know of these workers."""
+        """The rates of these workers, as the gateway's policy would measure them."""
         return MeasuredRates(self.hardware.times, self.hardware.budget, self.targets)
 
 

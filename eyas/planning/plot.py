@@ -13,7 +13,7 @@ from eyas.simulator.cluster import ClusterLayout
 from gateway.routing.placement import LatencyTargets
 
 FACTORS = (0.5, 0.7, 1.4)
-"""Bounds that are tried beside the one that was asked for, as factors of it."""
+"""Bounds that are tried beside the requested one, as factors of it."""
 
 
 def plot_plan(inquiry: PlanRequest, known: Mapping[int, Sequence[LayoutOption]], path: Path) -> None:
@@ -28,9 +28,9 @@ def plot_plan(inquiry: PlanRequest, known: Mapping[int, Sequence[LayoutOption]],
         f"Simulated goodput, {traffic.input_len} tokens in, {traffic.output_len} out, "
         f"TTFT within {targets.ttft_s:g} s",
     )
-    found = [sweep(inquiry, workers, options) for workers, options in known.items()]
-    top = 1.05 * max(y for curves in found for points in curves.values() for _, y in points)
-    for panel, curves in zip(axes, found, strict=True):
+    sweeps = [sweep(inquiry, workers, options) for workers, options in known.items()]
+    top = 1.05 * max(y for curves in sweeps for points in curves.values() for _, y in points)
+    for panel, curves in zip(axes, sweeps, strict=True):
         for look, points in zip(style.LOOKS, curves.values(), strict=False):
             style.draw(panel, look, [x for x, _ in points], [y for _, y in points])
         panel.set_xlabel("bound on the time per output token, ms", fontsize=9)
@@ -45,11 +45,11 @@ def sweep(
 ) -> dict[ClusterLayout, list[tuple[float, float]]]:
     """Points (bound in ms, goodput per GPU) of every layout, by rising bound."""
     targets = inquiry.targets
-    found = {targets.tpot_s: known}
+    by_bound = {targets.tpot_s: known}
     for bound in (factor * targets.tpot_s for factor in FACTORS):
-        found[bound] = layouts(replace(inquiry, targets=LatencyTargets(targets.ttft_s, bound)), workers)
+        by_bound[bound] = layouts(replace(inquiry, targets=LatencyTargets(targets.ttft_s, bound)), workers)
     curves: dict[ClusterLayout, list[tuple[float, float]]] = {layout: [] for layout in ClusterLayout}
-    for bound, options in sorted(found.items()):
+    for bound, options in sorted(by_bound.items()):
         for option in options:
             curves[option.layout].append((1e3 * bound, option.per_worker))
     return curves

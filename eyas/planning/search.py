@@ -41,7 +41,9 @@ class LayoutOption:
 
 
 def layouts(inquiry: PlanRequest, workers: int) -> list[LayoutOption]:
-    """What each layout bears: unified, the best split if there are workers for two roles, and auto."""
+    """Returns the capacity of each layout: unified, the best split if there are two workers or more, and
+    auto.
+    """
     guess = max(capacity(inquiry.mix, workers, 0, inquiry.rates), 1.0)
     options = [_best(inquiry, ClusterLayout.UNIFIED, workers, [0], guess)]
     if workers > 1:
@@ -65,16 +67,16 @@ def needed(inquiry: PlanRequest, layout: ClusterLayout, rate: float) -> tuple[in
     workers = _first_guess(inquiry, layout, rate)
     if workers is None:
         return None
-    found = _bearing(inquiry, layout, workers, rate)
-    while found is None:
+    fewest = _bearing(inquiry, layout, workers, rate)
+    while fewest is None:
         workers += max(workers // 20, 1)
         if workers > MOST_WORKERS:
             return None
-        found = _bearing(inquiry, layout, workers, rate)
+        fewest = _bearing(inquiry, layout, workers, rate)
     least = 2 if layout is ClusterLayout.SPLIT else 1
     while workers > least and (fewer := _bearing(inquiry, layout, workers - 1, rate)) is not None:
-        workers, found = workers - 1, fewer
-    return workers, found
+        workers, fewest = workers - 1, fewer
+    return workers, fewest
 
 
 def _best(

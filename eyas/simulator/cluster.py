@@ -59,9 +59,9 @@ class ClusterShape:
 
 @dataclass
 class SimulationResult:
-    """What became of a load: its jobs in order of arrival, and each worker as it was left.
+    """The result of a load: its jobs in order of arrival, and each worker as it was left.
 
-    `refused`: those of the jobs that found every worker full. `flips`: how often preferences changed.
+    `refused`: the jobs that came while every worker was full. `flips`: how often preferences changed.
     """
 
     jobs: list[SimulatedJob]
@@ -131,15 +131,17 @@ class _SimulatedCluster:
         now = arrival.at_s
         if self._auto and now >= self._ask_s:
             self._think(now)
-        found = None
+        placement = None
         if arrival.prompt + arrival.output <= self._shape.hardware.pool_tokens:
             places = [self._place(index, arrival, now) for index in range(len(self._workers))]
-            found = self._policy(arrival, places)
-        if found is None:
+            placement = self._policy(arrival, places)
+        if placement is None:
             self._refuse(SimulatedJob(number, arrival, -1, -1))
             return
-        decode = int(found.decode)
-        job = SimulatedJob(number, arrival, decode, decode if found.prefill is None else int(found.prefill))
+        decode = int(placement.decode)
+        job = SimulatedJob(
+            number, arrival, decode, decode if placement.prefill is None else int(placement.prefill)
+        )
         job.missing = arrival.prompt - self._workers[job.prefill].cache.cached(arrival.blocks, arrival.prompt)
         self._demand.add_request(now, arrival.prompt, job.missing)
         self._demand.answered(arrival.output)
@@ -242,7 +244,7 @@ class _SimulatedCluster:
             return
         self._thought = mix, pace
         self._rates = replace(self._rates, times=replace(self._rates.times, pace=pace), answer=mix.output)
-        wanted = rethink(mix, places, self._rates, self._paces)
-        new = [wanted[str(index)] for index in range(len(self._workers))]
+        preferences = rethink(mix, places, self._rates, self._paces)
+        new = [preferences[str(index)] for index in range(len(self._workers))]
         self._played.flips += new != self._preferences
         self._preferences = new

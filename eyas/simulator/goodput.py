@@ -17,7 +17,7 @@ ATTAINMENT = 0.9
 """The part of the requests that must keep every target."""
 
 WARM_UP_S = 15.0
-"""What comes earlier is not counted: batches fill, and preferences find their place."""
+"""Earlier requests are not counted: batches fill, and preferences settle."""
 
 LOWEST, HIGHEST = 1 / 64, 65536.0
 
@@ -46,7 +46,7 @@ class GoodputKnee:
 
 
 def measure(shape: ClusterShape, draw: Draw, rate: float, effort: SearchEffort) -> LoadOutcome:
-    """What happens at one rate once the cluster is warm."""
+    """Simulates one rate once the cluster is warm."""
     count = max(effort.fewest, round(rate * effort.seconds)) + round(rate * WARM_UP_S)
     return outcome(play(shape, draw(rate, count, effort.seed)), shape.targets, WARM_UP_S)
 
@@ -56,9 +56,9 @@ def find_knee(shape: ClusterShape, draw: Draw, effort: SearchEffort, guess: floa
     best, missed = GoodputKnee(0.0, None), float("inf")
     rate, factor = min(max(guess, LOWEST), HIGHEST), 1.25
     while missed > best.rate * effort.precision and LOWEST <= rate <= HIGHEST:
-        found = measure(shape, draw, rate, effort)
-        if found.attainment >= ATTAINMENT:
-            best = GoodputKnee(rate, found)
+        outcome = measure(shape, draw, rate, effort)
+        if outcome.attainment >= ATTAINMENT:
+            best = GoodputKnee(rate, outcome)
         else:
             missed = rate
         if best.rate and missed < float("inf"):

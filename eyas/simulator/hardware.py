@@ -63,7 +63,7 @@ def read_hardware(path: Path) -> WorkerHardware:
 
 
 def parse_hardware(fields: Mapping[str, Any]) -> WorkerHardware:
-    """The same from a file's fields. Raises ConfigError that names the field."""
+    """Reads the hardware from a file's fields. Raises ConfigError, which names the field."""
     known = {*CURVES, *TIMES, *SIZES, *TEXTS, "link_gb_per_s"}
     for name in sorted(known - fields.keys()):
         raise ConfigError(f"--rates: {name} is missing", param="rates")

@@ -76,7 +76,7 @@ def outcome(played: SimulationResult, targets: LatencyTargets, warm_up_s: float 
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of ascending values, the nearest one; 0 of none."""
+    """Returns the quantile of ascending values, by the nearest one; 0 of none."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 

@@ -37,12 +37,12 @@ class BlockCache:
 
     def cached(self, blocks: tuple[int, ...], prompt: int) -> int:
         """Tokens at the start of a prompt that are here; never all: the last one is always computed."""
-        found = 0
+        tokens = 0
         for block in blocks:
             if block not in self._blocks:
                 break
-            found += BLOCK_TOKENS
-        return min(found, prompt - 1)
+            tokens += BLOCK_TOKENS
+        return min(tokens, prompt - 1)
 
     def add(self, blocks: tuple[int, ...], room: int) -> None:
         """Holds `blocks`, and forgets the oldest until all take at most `room` tokens."""
@@ -78,9 +78,9 @@ class SimulatedJob:
 
 @dataclass(slots=True)
 class SimulatedStep:
-    """What runs: `rounds` steps of `each_s` seconds that begin at `begun_s`; `rows` prompt rows by job."""
+    """Running steps: `rounds` of `each_s` seconds that begin at `start_s`; `rows`: prompt rows by job."""
 
-    begun_s: float
+    start_s: float
     each_s: float
     rounds: int
     rows: tuple[tuple[SimulatedJob, int], ...] = ()
@@ -88,11 +88,11 @@ class SimulatedStep:
     @property
     def end_s(self) -> float:
         """When the last of them ends."""
-        return self.begun_s + self.each_s * self.rounds
+        return self.start_s + self.each_s * self.rounds
 
 
 class SimulatedWorker:
-    """State of one worker between events. The cluster calls it, and knows the time."""
+    """The state of one worker between events. The cluster calls it, and gives the times."""
 
     def __init__(self, hardware: WorkerHardware, believed: StepTimes | None) -> None:
         """`believed`: what its own table says of its steps; None: what they take."""
@@ -199,7 +199,7 @@ class SimulatedWorker:
         step = self.step
         if step is None or step.rows or step.rounds == 1:
             return None
-        done = int((now - step.begun_s) / step.each_s) + 1 + LAUNCHED_AHEAD
+        done = int((now - step.start_s) / step.each_s) + 1 + LAUNCHED_AHEAD
         if done >= step.rounds:
             return None
         step.rounds = done
@@ -211,12 +211,12 @@ class SimulatedWorker:
         step = self.step
         assert step is not None
         self.step = None
-        self._share.ran(step.begun_s, step.end_s, prompts=bool(step.rows))
+        self._share.ran(step.start_s, step.end_s, prompts=bool(step.rows))
         decoding = len(self._decoding)
         if self._believed is not None:
             total = sum(count for _, count in step.rows)
             predicted = self._step_s(self._believed, step.rows, step.rounds)
-            self._meter.ran(decoding, total, step.end_s - step.begun_s, step.rounds * predicted)
+            self._meter.ran(decoding, total, step.end_s - step.start_s, step.rounds * predicted)
         self._rounds += step.rounds
         self._context += step.rounds * decoding
         if decoding:

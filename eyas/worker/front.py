@@ -106,7 +106,7 @@ class WorkerFront:
         self._open = False  # whether streams are served
         self._serving = False  # whether new requests are accepted too
         self._draining = False
-        self._late = False  # the engine: nothing new is accepted
+        self._lagging = False  # the engine: nothing new is accepted
         self._stalled = False  # for so long that no stream is served
         self._leaving = False
         self.ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
@@ -224,7 +224,7 @@ class WorkerFront:
             running=self._load.running,
             waiting=self._load.waiting,
             serving=self._serving,
-            stalled=self._late and not (self._draining or self._leaving),
+            stalled=self._lagging and not (self._draining or self._leaving),
             synthetic=ready.synthetic,
             stays=not ready.pools,
             backlog=self._load.backlog,
@@ -267,8 +267,8 @@ class WorkerFront:
         now = time.monotonic()
         self._stalled = self._liveness.stalled(now)
         self._turn(self._engine.is_loaded and not self._stalled and not self._leaving)
-        self._defer(self._liveness.late(now))
-        serving = self._open and not self._late and not self._draining
+        self._defer(self._liveness.is_lagging(now))
+        serving = self._open and not self._lagging and not self._draining
         if serving != self._serving:
             self._serving = serving
             self._metrics.serving.set(serving)
@@ -289,17 +289,17 @@ class WorkerFront:
         _log.log(logging.WARNING if self._stalled else logging.INFO, "not serving: %s", reason)
         self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
 
-    def _defer(self, late: bool) -> None:
+    def _defer(self, lagging: bool) -> None:
         """Refuses new requests while the engine is late, and leaves those alone that it has."""
-        if late == self._late:
+        if lagging == self._lagging:
             return
-        self._late = late
+        self._lagging = lagging
         silence = f"its engine made no progress for {self._liveness.limit_s:.1f} s"
-        if late:
+        if lagging:
             _log.warning("late: %s; nothing new is accepted meanwhile", silence)
         elif self._open:
             _log.info("its engine goes on")
-        self._engine.defer(Unavailable(f"worker {self._address} is late: {silence}") if late else None)
+        self._engine.defer(Unavailable(f"worker {self._address} is late: {silence}") if lagging else None)
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class WorkerFront:
         self._cached.change(said.added, said.dropped)
 
     def _news(self, number: int | None) -> CacheNews | None:
-        """What the cache's followers are told. Raises Unavailable, which ends their streams."""
+        """Returns the news for the cache's followers. Raises Unavailable, which ends their streams."""
         if self._leaving:
             raise Unavailable("the worker is leaving")
         return None if self._cached is None else self._cached.since(number)

@@ -1,9 +1,8 @@
 """The pulls of this worker's engine, seen from its front: each is a Watch on the worker that owns the pages.
 
 Events `OpenPull`, `ReleasePull`, `ReleaseHandle`, `ClosePull` become calls, and the owner's answers become
-`Pull*` commands. An owner that the engine does not know yet is met: what pages mean is compared on both
-sides. What is known of owners, pages and deadlines of a pull, and the way that its bytes take, are the
-engine's.
+`Pull*` commands. With an owner that is new to the engine the meaning of pages is compared first. The owners,
+pages and deadlines of a pull, and the way that its bytes take, are the engine's.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ class KvPuller:
 
     async def follow(self, members: Collection[str]) -> None:
         """Hang up on workers that are at none of these addresses, unless pages are being pulled from them."""
-        kept = {*members, *(pull.at for pull, _ in self._watches.values())}
-        await self._channels.drop(*(address for address in self._channels if address not in kept))
+        in_use = {*members, *(pull.at for pull, _ in self._watches.values())}
+        await self._channels.drop(*(address for address in self._channels if address not in in_use))
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -207,7 +206,9 @@ class KvPuller:
         return TransferClient(self._channels.get(address), address)
 
     async def _meet(self, handle: KvHandle, owner: TransferClient) -> PoolInfo:
-        """What the owner says of its pages, which mean what ours mean and are those that it offered."""
+        """Asks the owner for its pool. Raises unless its pages mean the same as ours and are those that it
+        offered.
+        """
         ours = self._engine.ready.pools.get(handle.group)
         if ours is None:
             raise ConfigError(f"this worker has no {handle.group} pages to pull into", param="group")

@@ -20,8 +20,8 @@ class EngineLiveness:
     """The engine's last progress. The caller gives the times, in monotonic seconds.
 
     An engine without work is never late. It has work while its last `EngineLoad` says `pending`, and while
-    that has not counted every command sent: a `EngineLoad` that left before a command arrived does not know
-    of it. Nothing is expected before `loaded` is called.
+    that has not counted every command sent: an `EngineLoad` may have left before a command arrived. Nothing
+    is expected before `loaded` is called.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class EngineLiveness:
         """The caller itself did not run for so long: that counts for nobody's silence."""
         self._since += seconds
 
-    def late(self, now: float) -> bool:
+    def is_lagging(self, now: float) -> bool:
         """Whether the engine has had work without progress for longer than `limit_s`."""
         return self._owed and now - self._since > self.limit_s
 

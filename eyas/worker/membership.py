@@ -26,7 +26,7 @@ _log = logging.getLogger("eyas.membership")
 
 
 class ClusterMembership:
-    """From `start` to `close`, others can find this worker, and it knows the others if it needs them.
+    """Registers this worker from `start` to `close`, and follows the other workers if it needs them.
 
     Raises ConfigError for a bad registry.
     """

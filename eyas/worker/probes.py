@@ -40,7 +40,7 @@ ProbeNumber: TypeAlias = int
 
 @dataclass(frozen=True)
 class _PageOwner:
-    """Whose pages are copied."""
+    """The owner of the copied pages."""
 
     client: TransferClient
     group: KvKind

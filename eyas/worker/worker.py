@@ -61,8 +61,8 @@ def is_traced(pid: int) -> bool:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return False
-    told = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return told.get("State", "")[:1] in ("T", "t") or told.get("TracerPid", "0") != "0"
+    fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return fields.get("State", "")[:1] in ("T", "t") or fields.get("TracerPid", "0") != "0"
 
 
 def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> None:
@@ -151,7 +151,7 @@ class _EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, which may have ended."""
+        """The id of the process, which may have ended."""
         assert self._process.pid is not None
         return self._process.pid
 

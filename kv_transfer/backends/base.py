@@ -86,17 +86,19 @@ class TransferWire(Protocol):
         ...
 
     def staged(self) -> list[tuple[CopyJob, tuple[int, ...]]]:
-        """Whose pages were staged since the last call, and where."""
+        """Returns the jobs whose pages were staged since the last call, and their slots."""
         ...
 
     def let_go(self) -> list[CopyDone[CopyJob]]:
-        """Whose slots the owner holds no more. Without an error, it held them until they were read."""
+        """Returns the jobs whose slots the owner has freed. Without an error they stayed intact until they
+        were read.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class BackendSite:
-    """What a backend is made with. `pool_dir`: the folder where areas of this host lie.
+    """The surroundings of a backend. `pool_dir`: the folder where areas of this host lie.
 
     `devices`: the pool, where it is in the memory of devices, one per rank; `area` is then the staging beside
     it, whose slots hold pages of any peer at any moment, and without a path if there is none.
@@ -120,7 +122,7 @@ class TransferBackend(ABC):
 
     @abstractmethod
     def export(self, rank: int = 0) -> Export | None:
-        """What a peer needs to open one rank's pool; None if it cannot be reached this way."""
+        """Returns the fields with which a peer opens one rank's pool; None if this way leads nowhere."""
 
     @abstractmethod
     def open(self, export: Export) -> PeerSource:

@@ -40,7 +40,7 @@ class _PeerView:
 
     @property
     def head_bytes(self) -> int:
-        """Of one head of one row."""
+        """The bytes of one head of one row."""
         geometry = self.ours.geometry
         return geometry.page_bytes // (geometry.page_rows * geometry.kv_heads)
 
@@ -55,7 +55,7 @@ class _PeerView:
         return self.ours.geometry.page_rows * self.share.heads * self.head_bytes
 
     def blocks(self, job: CopyJob, memory: GpuMemory) -> Iterator[CopyBlock]:
-        """What to copy of the peer's `memory` for the pages of a job."""
+        """Returns the blocks of the peer's `memory` to copy for the pages of a job."""
         size = self.ours.geometry.page_bytes
         if self.whole:
             for src, dst, count in runs(job.source.pages, job.dst_pages):
@@ -113,16 +113,18 @@ class CudaIpcBackend(BlockingBackend):
         """Raises ConfigError if the peer is on another host, or on a GPU that ours cannot read."""
         giver = HostFile.find(export, self._pool_dir)
         rank, heads = (_number(export, field) for field in ("rank", "heads"))
-        wanted = self._shares(export, rank, heads)
-        return PeerRank(tuple(self._view(share, giver, export.get("gpu", b""), heads) for share in wanted))
+        our_shares = self._shares(export, rank, heads)
+        return PeerRank(
+            tuple(self._view(share, giver, export.get("gpu", b""), heads) for share in our_shares)
+        )
 
     def _shares(self, export: Export, rank: int, heads: int) -> list[HeadShare]:
-        """What our ranks take of the peer's, by its number of heads."""
+        """Returns our ranks' shares of the peer's heads, by their number."""
         if self._devices and self._devices[0].geometry.replicated:
             return replicas(rank, _number(export, "ranks"), heads, len(self._devices))
         ours = self._devices[0].geometry.kv_heads if self._devices else 0
-        if found := shares(rank, heads, ours, len(self._devices)):
-            return found
+        if matched := shares(rank, heads, ours, len(self._devices)):
+            return matched
         raise ConfigError("this worker's KV pool is not on a GPU, or needs nothing of this peer's")
 
     def copy(self, source: PeerSource, job: CopyJob) -> int:
@@ -130,21 +132,21 @@ class CudaIpcBackend(BlockingBackend):
         assert isinstance(source, PeerRank)
         moved = 0
         for view in source.views:
-            with _transfer_errors(), view.peer.held() as memory:
+            with _transfer_errors(), view.peer.mapped() as memory:
                 check_pages(job, memory.size // view.peer_page)
                 view.peer.driver.copy(list(view.blocks(job, memory)))
             moved += len(job.dst_pages) * view.page_bytes
         return moved
 
     def read_back(self, source: PeerSource, proof: CopyJob) -> int:
-        """Of the peer's page, with the bytes that came of it as they are in our pool.
+        """Returns the checksum of the peer's page with the copied bytes as they are in our pool.
 
         If one of our ranks has other bytes than the proof wants, it is that one's. Where none takes anything,
         nothing is wrong.
         """
         assert isinstance(source, PeerRank)
-        found = [_checksum(view, proof) for view in source.views] or [proof.proof or 0]
-        return next((one for one in found if one != proof.proof), found[0])
+        checksums = [_checksum(view, proof) for view in source.views] or [proof.proof or 0]
+        return next((one for one in checksums if one != proof.proof), checksums[0])
 
     def _view(self, share: HeadShare, giver: HostFile, gpu: bytes, heads: int) -> _PeerView:
         """`giver`: the peer's socket."""
@@ -171,7 +173,7 @@ class CudaIpcBackend(BlockingBackend):
 
 def _checksum(view: _PeerView, proof: CopyJob) -> int:
     """CRC-32 of the proof page as the peer has it, but for the heads that one of our ranks took of it."""
-    with _transfer_errors(), view.peer.held() as memory:
+    with _transfer_errors(), view.peer.mapped() as memory:
         driver, page = view.peer.driver, view.ours.geometry.page_bytes
         ours = driver.read(view.ours.address + proof.dst_pages[0] * page, page)
         if view.whole:
@@ -186,7 +188,7 @@ def _checksum(view: _PeerView, proof: CopyJob) -> int:
 
 @contextlib.contextmanager
 def _transfer_errors() -> Iterator[None]:
-    """What the driver refuses is a TransferFailed."""
+    """Turns errors of the driver into TransferFailed."""
     try:
         yield
     except DriverError as error:

@@ -22,7 +22,7 @@ _UCX = {"engine_config": "RCACHE_MAX_UNRELEASED=1024"}  # else its cache of regi
 
 
 class ReadFate(enum.Enum):
-    """What became of a READ. But for RUNNING, it has stopped: it writes no more."""
+    """The state of a READ. In all but RUNNING it has stopped: it writes no more."""
 
     RUNNING = "running"
     DONE = "done"
@@ -93,7 +93,7 @@ class NixlAgent:
             self._own = self._agent.prepXferDlist(bindings.NIXL_INIT_AGENT, bindings.DRAM_SEG, rows, [])
 
     def metadata(self) -> bytes:
-        """What a peer's agent needs to reach this one."""
+        """The metadata with which a peer's agent reaches this one."""
         with _plain("the NIXL agent cannot describe itself"):
             return bytes(self._agent.getLocalMD())
 

@@ -115,7 +115,7 @@ class NixlLink:
             self.broke(error, at_fault=True)
 
     def _read(self, count: int, now: float) -> None:
-        """Of the last page, as often as said: of a pool it is the proof page, which needs no lease."""
+        """Reads the last page `count` times: in a pool it is the proof page, which needs no lease."""
         assert self.pages is not None
         proof = self.remote.memory.pages - 1
         self._posted = now

@@ -77,7 +77,7 @@ class NixlReads:
         return greeting or any(reading.error is None for reading in self._readings)
 
     def export(self) -> NixlAgent:
-        """The agent that peers may know. Raises an EyasError if none can be made."""
+        """The agent of this process, for its peers. Raises an EyasError if none can be made."""
         self._exported = self._exported or self._own()
         return self._exported
 
@@ -137,7 +137,7 @@ class NixlReads:
         return self._agent
 
     def _follow(self, reading: _ReadJob, now: float) -> None:
-        """What became of its READs, and whether it is late."""
+        """Polls its READs, and fails it once they take too long."""
         link = reading.link
         for handle, size in list(reading.running.items()):
             fate, why = link.agent.fate(handle)
@@ -156,12 +156,12 @@ class NixlReads:
         size = len(reading.job.dst_pages) * link.remote.memory.page_bytes
         limit = COPY_S + size / SLOWEST_BYTES_S
         if reading.running and now >= reading.began + limit:
-            late = TransferFailed(f"a copy by NIXL took longer than {limit:.0f} s")
-            reading.fail(late)
-            link.broke(late)
+            error = TransferFailed(f"a copy by NIXL took longer than {limit:.0f} s")
+            reading.fail(error)
+            link.broke(error)
 
     def _begin(self, reading: _ReadJob, now: float) -> None:
-        """As many of its READs as there is room for."""
+        """Begins as many of its READs as there is room for."""
         link = reading.link
         if link.phase is LinkPhase.BROKEN and reading.left:
             assert link.error is not None

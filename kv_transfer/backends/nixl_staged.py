@@ -1,7 +1,7 @@
 """Copies out of a peer's staging: its pool is a device's, so slots are filled, read, and given back, in turn.
 
-    ASKED ──its slots──> READING ──all came──> CONFIRMING ──they were held──> the next window, or over
-      └──────────────────────failed: over, once nothing of it runs──────────────────────^
+    REQUESTED ──its slots──> READING ──all came──> CONFIRMING ──they are intact──> the next window, or over
+        └──────────────────────failed: over, once nothing of it runs──────────────────────^
 
 A READ is one-sided: that its bytes came says nothing about what they were. So a window counts only when the
 peer says afterwards that nothing else was written to its slots.
@@ -24,20 +24,20 @@ from kv_transfer.layout import window_pages
 class StagedPhase(enum.Enum):
     """Where a job stands; the module's picture shows the ways between them."""
 
-    ASKED = "asked"
+    REQUESTED = "asked"
     READING = "reading"
     CONFIRMING = "confirming"
 
 
 @dataclass(eq=False)
 class _StagedRead:
-    """`windows`: what is left of it, the one at work first. `held`: the peer's slots may be ours still."""
+    """A job's READs. `windows`: those left, the current one first. `owns_slots`: slots may still be ours."""
 
     source: PeerSource
     job: CopyJob
     windows: deque[CopyJob]
-    phase: StagedPhase = StagedPhase.ASKED
-    held: bool = True
+    phase: StagedPhase = StagedPhase.REQUESTED
+    owns_slots: bool = True
     bytes: int = 0
     seconds: float = 0.0
     error: EyasError | None = None
@@ -95,7 +95,7 @@ class StagedCopies:
         return True
 
     def poll(self) -> list[CopyDone[CopyJob]]:
-        """What the front heard of the peer; the jobs that have stopped since the last call."""
+        """Handles the peer's messages; returns the jobs that have stopped since the last call."""
         if self._jobs:
             for window, slots in self._wire.staged():
                 self._staged(self._jobs[window.name], window, slots)
@@ -114,7 +114,7 @@ class StagedCopies:
         self._read(job.source, replace(window, source=RankPages(window.source.rank, slots)))
 
     def _let_go(self, job: _StagedRead, done: CopyDone[CopyJob]) -> None:
-        job.held = False
+        job.owns_slots = False
         if done.error is not None:
             self._fail(job, done.error)
         elif job.phase is not StagedPhase.CONFIRMING:
@@ -122,20 +122,20 @@ class StagedCopies:
         elif job.error is None:
             job.windows.popleft()
             if job.windows:
-                job.phase, job.held = StagedPhase.ASKED, True
+                job.phase, job.owns_slots = StagedPhase.REQUESTED, True
                 self._wire.stage(job.windows[0])
         self._settle(job)
 
     def _fail(self, job: _StagedRead, error: EyasError) -> None:
         """Ends it as soon as nothing of it runs."""
         job.error = job.error or error
-        if job.held:
+        if job.owns_slots:
             self._wire.stop(job.windows[0])
         if job.phase is StagedPhase.READING:
             self._stop(job.windows[0])
 
     def _settle(self, job: _StagedRead) -> None:
-        if job.held or job.phase is StagedPhase.READING:
+        if job.owns_slots or job.phase is StagedPhase.READING:
             return
         if job.error is not None or not job.windows:
             del self._jobs[job.job.name]

@@ -61,5 +61,5 @@ def usable(encrypted: bool = False) -> list[str]:
 
 
 def backend(name: str) -> Callable[[BackendSite], TransferBackend]:
-    """What makes a backend of the table."""
+    """Returns the constructor of a backend of the table."""
     return cast("Callable[[BackendSite], TransferBackend]", pkgutil.resolve_name(BACKENDS[name]))

@@ -106,7 +106,7 @@ class CudaDriver:
         self._copying = threading.Lock()  # of the streams and their events
 
     def obstacle(self, uuid: bytes) -> str:
-        """What keeps this GPU from reading the memory of the GPU `uuid`; empty: nothing."""
+        """Returns why this GPU cannot read the memory of the GPU `uuid`; empty: it can."""
         count = ctypes.c_int()
         self._call("cuDeviceGetCount", ctypes.byref(count))
         for device in map(self._nth, range(count.value)):
@@ -166,16 +166,18 @@ class CudaDriver:
 
     def register(self, address: int, size: int) -> int:
         """Locks memory of the host, and gives the address by which kernels of this GPU use it."""
-        here, found = ctypes.c_void_p(address), ctypes.c_uint64()
+        here, device_address = ctypes.c_void_p(address), ctypes.c_uint64()
         flags = ctypes.c_uint(IN_ALL_CONTEXTS | FOR_KERNELS)
         with self._here():
             self._call("cuMemHostRegister_v2", here, ctypes.c_size_t(size), flags)
             try:
-                self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), here, ctypes.c_uint(0))
+                self._call(
+                    "cuMemHostGetDevicePointer_v2", ctypes.byref(device_address), here, ctypes.c_uint(0)
+                )
             except DriverError:
                 self._call("cuMemHostUnregister", here)
                 raise
-        return found.value
+        return device_address.value
 
     def unregister(self, address: int) -> None:
         """Undoes `register`."""
@@ -295,9 +297,9 @@ class CudaDriver:
         return device
 
     def _uuid(self, device: ctypes.c_int) -> bytes:
-        found = (ctypes.c_ubyte * 16)()
-        self._call("cuDeviceGetUuid_v2", found, device)
-        return bytes(found)
+        uuid = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid_v2", uuid, device)
+        return bytes(uuid)
 
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ class GpuDriver(Protocol):
         ...
 
     def obstacle(self, uuid: bytes) -> str:
-        """What keeps this GPU from reading the memory of the GPU `uuid`; empty: nothing."""
+        """Returns why this GPU cannot read the memory of the GPU `uuid`; empty: it can."""
         ...
 
     def allocate(self, size: int) -> GpuMemory:

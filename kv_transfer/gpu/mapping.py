@@ -18,7 +18,7 @@ from kv_transfer.gpu.handover import take, wait_for_end
 
 
 class MappedMemory:
-    """What the giver at `path` gives, as one GPU of ours sees it."""
+    """The memory of the giver at `path`, mapped for one GPU of ours."""
 
     def __init__(self, path: str, driver: GpuDriver) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class MappedMemory:
         return self._gone
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[GpuMemory]:
+    def mapped(self) -> Iterator[GpuMemory]:
         """The memory, mapped at least until the end of the `with`.
 
         Raises TransferFailed if the owner is gone, or gives nothing; DriverError if it cannot be mapped.

@@ -240,7 +240,7 @@ async def test_a_late_engine_gets_nothing_new_and_keeps_what_it_has(
         await becomes(lambda: w.front.describe().stalled)
         assert not await rpc.is_serving(channel)
         said = await next_of(events, clients.Heartbeat)
-        while not said.late:
+        while not said.stalled:
             said = await next_of(events, clients.Heartbeat)
         assert not said.draining
         session.submit(request(3, id="late"), attempt=1, attach=False)
@@ -318,25 +318,25 @@ def test_liveness_counts_only_silence_with_work_pending() -> None:
     assert live.limit_s == 4.0 and _liveness(0.1).limit_s == 3.0
     idle, busy = EngineLoad(1, False, 0, 0, 0), EngineLoad(1, True, 1, 0, 0)
     live.saw(idle, 1.0)
-    assert not live.late(100.0)
+    assert not live.is_lagging(100.0)
     live.sent(1, 100.0)
-    assert not live.late(103.9) and live.late(104.1)
+    assert not live.is_lagging(103.9) and live.is_lagging(104.1)
     assert not live.stalled(115.9) and live.stalled(116.1)
     live.saw(busy, 116.2)  # the same stamp: nothing moved
     assert live.stalled(116.2)
     live.saw(EngineLoad(2, True, 1, 0, 0), 116.3)
-    assert not live.late(120.2) and live.late(120.4)
+    assert not live.is_lagging(120.2) and live.is_lagging(120.4)
 
 
 def test_a_pulse_is_progress_and_time_that_nobody_had_is_no_silence() -> None:
     live = _liveness(0.1)
     live.sent(1, 10.0)
     live.beat(12.9)
-    assert not live.late(15.8) and live.late(16.0)
+    assert not live.is_lagging(15.8) and live.is_lagging(16.0)
     live.missed(20.0)
-    assert not live.late(35.8) and live.late(36.0)
+    assert not live.is_lagging(35.8) and live.is_lagging(36.0)
     live.beat(36.1)
-    assert not live.late(36.2)
+    assert not live.is_lagging(36.2)
 
 
 def test_a_load_that_left_before_a_command_came_knows_nothing_of_it() -> None:
@@ -345,9 +345,9 @@ def test_a_load_that_left_before_a_command_came_knows_nothing_of_it() -> None:
     live.saw(EngineLoad(1, False, 0, 0, 0, heard=1), 10.0)
     live.sent(2, 10.0)
     live.saw(EngineLoad(2, False, 0, 0, 0, heard=1), 10.1)
-    assert not live.late(13.0) and live.late(13.2), "the engine never heard of two commands"
+    assert not live.is_lagging(13.0) and live.is_lagging(13.2), "the engine never heard of two commands"
     live.saw(EngineLoad(3, False, 0, 0, 0, heard=3), 14.0)
-    assert not live.late(100.0)
+    assert not live.is_lagging(100.0)
 
 
 async def test_metrics_and_reflection() -> None:

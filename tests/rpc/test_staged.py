@@ -92,7 +92,7 @@ async def test_bytes_that_were_not_held_until_they_were_read_do_not_count(
 ) -> None:
     """The owner takes its slots back while the first READ of the prompt runs."""
     nixl = played()
-    monkeypatch.setattr("prefill_svc.transfer.HELD_S", 0.3)
+    monkeypatch.setattr("prefill_svc.transfer.SLOT_LEASE_S", 0.3)
     async with pair(config, tmp_path, "nixl", Role.DECODE, Role.PREFILL) as (a, b), decoding(b) as decode:
         warm = request(1, "warm")  # the way is proven
         decode.attach(warm, await prefill(a, warm))
@@ -117,7 +117,7 @@ async def test_bytes_that_were_not_held_until_they_were_read_do_not_count(
 async def test_a_call_to_stage_that_asks_for_nothing_ends(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefill_svc.transfer.ASKED_S", 0.3)
+    monkeypatch.setattr("prefill_svc.transfer.REQUEST_S", 0.3)
     async with (
         real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a,
         rpc.channel(a.address) as channel,

@@ -42,8 +42,8 @@ def claim(host: str, port: int, flag: str) -> socket.socket:
 
 def _family(host: str) -> socket.AddressFamily:
     """IPv4 for a name that has both."""
-    found = {family for family, *_ in socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM)}
-    return socket.AF_INET if socket.AF_INET in found else socket.AF_INET6
+    families = {family for family, *_ in socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM)}
+    return socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
 
 
 @contextlib.contextmanager

@@ -85,11 +85,11 @@ class WorkerRoster:
         """Asks these addresses and no others; new ones have been asked once when this returns."""
         for address in self._asking.keys() - set(addresses):
             self._end(address)
-        asked = []
+        events = []
         for address in set(addresses) - self._asking.keys():
-            asked.append(first := asyncio.Event())
+            events.append(first := asyncio.Event())
             self._asking[address] = asyncio.create_task(self._keep_asking(address, first))
-        await asyncio.gather(*(first.wait() for first in asked))
+        await asyncio.gather(*(first.wait() for first in events))
 
     async def aclose(self) -> None:
         """Stops asking and closes all connections."""
@@ -153,7 +153,7 @@ class WorkerRoster:
 
     def _expect(self, address: str, info: WorkerInfo) -> None:
         now = time.monotonic()
-        recent = {a: found for a, found in self._returning.items() if now - found[1] < RETURN_S}
+        recent = {a: entry for a, entry in self._returning.items() if now - entry[1] < RETURN_S}
         self._returning = recent | {address: (info, now)}
 
     def _miss(self, address: str, reason: str) -> None:

@@ -1,8 +1,8 @@
 """Deterministic automata over characters: those of patterns, of lengths, and what several have in common.
 
 A pattern's automaton is built from its tree by subsets. Places between characters (`^`, `$`, `\\b`) are
-followed as such: a state knows which kind of character came before it, and steps on only once the next one is
-known. The number of states has a bound, since patterns may need exponentially many.
+followed as such: a state has the kind of the character before it, and steps on only once the next one is
+there. The number of states has a bound, since patterns may need exponentially many.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def of_others(names: Sequence[str]) -> Automaton:
                 edges.append({})
         ends.add(places[name])
     free = len(edges)
-    found = [_with_rest([(((c, c),), at) for c, at in one.items()], free) for one in edges]
-    return Automaton([*found, [(ALL, free)]], frozenset(range(free + 1)) - ends)
+    moves = [_with_rest([(((c, c),), at) for c, at in one.items()], free) for one in edges]
+    return Automaton([*moves, [(ALL, free)]], frozenset(range(free + 1)) - ends)
 
 
 def all_but(automaton: Automaton) -> Automaton:
     """The texts that are none of its own."""
     free = len(automaton.edges)
-    found = [_with_rest(edges, free) for edges in automaton.edges]
-    return Automaton([*found, [(ALL, free)]], frozenset(range(free + 1)) - automaton.ends)
+    moves = [_with_rest(edges, free) for edges in automaton.edges]
+    return Automaton([*moves, [(ALL, free)]], frozenset(range(free + 1)) - automaton.ends)
 
 
 def reads(automaton: Automaton, text: str) -> bool:
@@ -129,7 +129,7 @@ def of_lengths(automaton: Automaton, least: int, most: int | None) -> Automaton:
 
 
 def length(automaton: Automaton) -> int | None:
-    """Of the longest text. None: there is none."""
+    """Returns the length of the longest text; None: there is none."""
     depth, left = [0] * len(automaton.edges), [0] * len(automaton.edges)
     for edges in automaton.edges:
         for _, at in edges:
@@ -214,8 +214,8 @@ class _NfaNodes:
 
 
 _START, _WORD, _NO_WORD, _NEITHER = range(4)
-"""Kinds of what stands before or after a place: nothing, a letter or digit, none of them, or what some take
-for a letter: no place is told beside that.
+"""Kinds of neighbours of a place: nothing, a letter or digit, none of them, or a character that some take for
+a letter: no place is decided beside that.
 """
 
 
@@ -230,13 +230,13 @@ def _holds(edge: EdgeNode, before: int, after: int) -> bool:
 
 def _closure(nodes: _NfaNodes, states: frozenset[int], before: int, after: int) -> frozenset[int]:
     """The nodes that are reached without a character, at a place between two kinds of characters."""
-    found, todo = set(states), list(states)
+    reached, todo = set(states), list(states)
     while todo:
         for edge, at in nodes.free[todo.pop()]:
-            if at not in found and (edge is None or _holds(edge, before, after)):
-                found.add(at)
+            if at not in reached and (edge is None or _holds(edge, before, after)):
+                reached.add(at)
                 todo.append(at)
-    return frozenset(found)
+    return frozenset(reached)
 
 
 def _atoms(sets: Sequence[Ranges]) -> tuple[list[Ranges], dict[Ranges, int]]:
@@ -315,7 +315,7 @@ def _kind(atom: int, bits: dict[Ranges, int]) -> int:
 
 
 def _smallest(edges: list[Edges], ends: set[int]) -> Automaton:
-    """The same texts with as few states as can be. Raises UnsupportedPattern if there is no text."""
+    """Minimizes the automaton. Raises UnsupportedPattern if there is no text."""
     alive = _alive(edges, ends)
     if 0 not in alive:
         raise NoText("no text fits it")
@@ -326,11 +326,11 @@ def _smallest(edges: list[Edges], ends: set[int]) -> Automaton:
     }
     group = _alike(steps, _reach(edges, ends, alive))
     numbers = {name: number for number, name in enumerate(dict.fromkeys(group.values()))}
-    found = list[Edges]([[] for _ in numbers])
+    moves = list[Edges]([[] for _ in numbers])
     for state, here in steps.items():
         after = _by_group(here, group)
-        found[numbers[group[state]]] = [(sets.of(atoms_of), numbers[at]) for at, atoms_of in after.items()]
-    return Automaton(found, frozenset(numbers[group[state]] for state in alive if state in ends))
+        moves[numbers[group[state]]] = [(sets.of(atoms_of), numbers[at]) for at, atoms_of in after.items()]
+    return Automaton(moves, frozenset(numbers[group[state]] for state in alive if state in ends))
 
 
 def _by_group(steps: list[tuple[int, int]], group: dict[int, int]) -> dict[int, int]:
@@ -375,7 +375,7 @@ def _alike(steps: dict[int, list[tuple[int, int]]], unlike: dict[int, Any]) -> d
 
 
 def _reach(edges: list[Edges], ends: set[int], alive: set[int]) -> dict[int, Any]:
-    """For each state that lives, how far its texts go on at least and at most: unlike states may differ."""
+    """Returns the least and greatest length of the texts from each live state: unlike states may differ."""
     back, ahead = dict[int, list[int]](), dict[int, int]()
     for state in alive:
         after = {at for _, at in edges[state] if at in alive}
@@ -406,10 +406,10 @@ def _alive(edges: list[Edges], ends: set[int]) -> set[int]:
     for state, here in enumerate(edges):
         for _, at in here:
             back.setdefault(at, []).append(state)
-    found, todo = set(ends), list(ends)
+    alive, todo = set(ends), list(ends)
     while todo:
         for state in back.get(todo.pop(), ()):
-            if state not in found:
-                found.add(state)
+            if state not in alive:
+                alive.add(state)
                 todo.append(state)
-    return found
+    return alive

@@ -16,46 +16,46 @@ ALL: Ranges = ((1, 0xD7FF), (0xE000, LAST))
 
 def joined(ranges: list[tuple[int, int]]) -> Ranges:
     """The ranges in their order, those that touch made one, without what is no character."""
-    found = list[tuple[int, int]]()
+    merged = list[tuple[int, int]]()
     for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:
-            found.append((first, last))
-    return common(tuple(found), ALL)
+            merged.append((first, last))
+    return common(tuple(merged), ALL)
 
 
 def common(one: Ranges, other: Ranges) -> Ranges:
     """Characters that are in both."""
-    found, i, j = list[tuple[int, int]](), 0, 0
+    shared, i, j = list[tuple[int, int]](), 0, 0
     while i < len(one) and j < len(other):
         first, last = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
         if first <= last:
-            found.append((first, last))
+            shared.append((first, last))
         if one[i][1] < other[j][1]:
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(shared)
 
 
 def others(ranges: Ranges) -> Ranges:
     """All characters but these."""
-    found, at = list[tuple[int, int]](), 0
+    gaps, at = list[tuple[int, int]](), 0
     for first, last in (*ranges, (LAST + 1, LAST + 1)):
         if at < first:
-            found.append((at, first - 1))
+            gaps.append((at, first - 1))
         at = last + 1
-    return common(tuple(found), ALL)
+    return common(tuple(gaps), ALL)
 
 
 def without(ranges: Ranges, characters: str) -> Ranges:
-    """Those that are none of `characters`."""
+    """Removes `characters`."""
     return common(ranges, others(of(characters)))
 
 
 def of(characters: str) -> Ranges:
-    """Each of `characters`."""
+    """The ranges of `characters`."""
     return joined([(ord(character), ord(character)) for character in characters])
 
 
@@ -82,6 +82,6 @@ _NO_DIGIT = joined(
 )
 _NO_SPACE = others(joined([*_SPACE, (0x1C, 0x1F), *of("\x85\ufeff")]))
 NAMED = {"d": DIGIT, "w": WORD, "s": _SPACE, "D": _NO_DIGIT, "W": NO_WORD, "S": _NO_SPACE}
-"""What stands behind a backslash, by its letter, as ECMA-262 and Unicode agree upon it."""
+"""Character classes behind a backslash, by letter, as ECMA-262 and Unicode agree upon them."""
 NAMED_BY_SOME = {name: others(NAMED[name.swapcase()]) for name in NAMED}
-"""The same as either has it: what a class that shall not hold it leaves out."""
+"""The classes as either has them: a negated class leaves all of these out."""

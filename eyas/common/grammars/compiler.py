@@ -85,7 +85,7 @@ def library() -> Any:
 
 
 class GrammarCompiler:
-    """For the vocabulary of a model's folder. One thread uses it."""
+    """Compiles grammars for the vocabulary of a model's folder. One thread uses it."""
 
     def __init__(self, folder: Path, vocab_size: int | None = None, eos_ids: Sequence[int] = ()) -> None:
         """`vocab_size`: how many ids the model has; None: as many as its tokenizer.
@@ -203,7 +203,7 @@ def _become(form: dict[str, Any], rules: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What the library says, without where in its source, and not the whole grammar again."""
+    """Returns the library's message, without places in its source, and without the whole grammar."""
     text = _ORIGIN.sub("", str(error).strip())
     text = " ".join(text.split()) or type(error).__name__
     return f"it cannot be compiled: {text[:_MOST_SAID]}{'...' if len(text) > _MOST_SAID else ''}"

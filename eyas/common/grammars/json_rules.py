@@ -107,7 +107,7 @@ def _constant(token: str) -> str:
 
 
 def _literal(token: str) -> str:
-    """What a text in a rule stands for."""
+    """Returns the text that a literal in a rule stands for."""
     return _LITERAL.sub(_character, token[1:-1])
 
 
@@ -133,7 +133,7 @@ class NestingDepth:
 
 def _depths(rules: Rules) -> dict[str, NestingDepth]:
     """The rules that `root` needs, and where their values may lie."""
-    found, todo = {"root": NestingDepth(0, 0)}, ["root"]
+    depths, todo = {"root": NestingDepth(0, 0)}, ["root"]
     while todo:
         name = todo.pop()
         inside = 0
@@ -141,24 +141,26 @@ def _depths(rules: Rules) -> dict[str, NestingDepth]:
             inside += (token in _OPEN) - (token in _CLOSE)
             if token not in rules:
                 continue
-            here = found[name].inside(inside)
-            known = found.get(token, here)
+            here = depths[name].inside(inside)
+            known = depths.get(token, here)
             joined = NestingDepth(min(known.least, here.least), max(known.most, here.most))
-            if token not in found or joined != known:
-                found[token] = joined
+            if token not in depths or joined != known:
+                depths[token] = joined
                 todo.append(token)
-    return found
+    return depths
 
 
 def _nullable(rules: Rules) -> set[str]:
     """The rules of parts that may be nothing."""
-    found = set[str]()
+    nullable = set[str]()
     grows = True
     while grows:
-        more = {name for name, body in rules.items() if name not in found and _may_be_nothing(body, found)}
-        found |= more
+        more = {
+            name for name, body in rules.items() if name not in nullable and _may_be_nothing(body, nullable)
+        }
+        nullable |= more
         grows = bool(more)
-    return found
+    return nullable
 
 
 def _may_be_nothing(body: list[str], nullable: set[str]) -> bool:
@@ -184,23 +186,25 @@ class _WhiteSpace:
 
     def within(self, body: list[str], depth: NestingDepth, nullable: set[str], leads: bool = False) -> str:
         """A rule's right side with white space. `leads`: some stands at its beginning, if anything does."""
-        found, inside, before = list[str](), 0, ""
+        written, inside, before = list[str](), 0, ""
         for i, token in enumerate(body):
             after = body[i + 1] if i + 1 < len(body) else ""
             first = leads and before in ("(", "|", "")
             if first and token not in ('""', "(") and token not in nullable:
-                found.append(self._at(depth))
+                written.append(self._at(depth))
             if token in _CLOSE and before not in _OPEN:
-                found.append(self._at(depth.inside(inside - 1)))
+                written.append(self._at(depth.inside(inside - 1)))
             inside += (token in _OPEN) - (token in _CLOSE)
             if self._spaced and (before in _OPEN or first) and token in nullable:
                 self.leading.add(token)
                 token = f"{token}_led"
-            found.append('","' if token in _COMMA else "colon" if token == '":"' and self._spaced else token)
+            written.append(
+                '","' if token in _COMMA else "colon" if token == '":"' and self._spaced else token
+            )
             if token in _COMMA or (token in _OPEN and after not in (*_CLOSE, *nullable)):
-                found.append(self._at(depth.inside(inside)))
+                written.append(self._at(depth.inside(inside)))
             before = token
-        return " ".join(part for part in found if part)
+        return " ".join(part for part in written if part)
 
     def _at(self, depth: NestingDepth) -> str:
         if not self._spaced:

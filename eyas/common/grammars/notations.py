@@ -16,7 +16,7 @@ from eyas.common.errors import InvalidRequest
 
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_GRAMMAR_DEPTH = 128
-"""Of brackets and of values inside values, so that no reader of a grammar recurses too deeply."""
+"""The depth of brackets and of values inside values: no reader of a grammar may recurse too deeply."""
 
 PYTHON = "python"
 """The `style` of a JSON schema in a structural tag whose values are written as Python's literals."""
@@ -39,7 +39,7 @@ class GrammarKind(enum.StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an output must be. JSON is written in one way, so that equal grammars are equal values."""
+    """The form of an output. JSON is written in one way, so that equal grammars are equal values."""
 
     kind: GrammarKind
     text: str = ""
@@ -61,7 +61,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
     @classmethod
     def ebnf(cls, rules: str) -> Grammar:
-        """What the GBNF rule `root` derives."""
+        """A grammar in GBNF, from its rule `root`."""
         return cls(GrammarKind.EBNF, rules)
 
     @classmethod
@@ -75,7 +75,7 @@ class Grammar(msgspec.Struct, frozen=True):
         return cls(GrammarKind.STRUCTURAL_TAG, _json_text(tag, "a structural tag"))
 
     def compact(self) -> Grammar:
-        """The same JSON without white space. Other notations say themselves where there is some."""
+        """Returns the grammar of the same JSON without white space; other notations stay unchanged."""
         if self.kind not in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT):
             return self
         schema = json.loads(self.text) if self.text else {"type": "object"}

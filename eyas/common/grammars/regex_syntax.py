@@ -106,10 +106,10 @@ class _PatternReader:
         """Reads up to the end of the group, or of the pattern."""
         if depth > MAX_DEPTH:
             raise UnsupportedPattern("its groups are nested too deep")
-        found = [self._sequence(depth)]
+        branches = [self._sequence(depth)]
         while self._accept("|"):
-            found.append(self._sequence(depth))
-        return found[0] if len(found) == 1 else EitherNode(tuple(found))
+            branches.append(self._sequence(depth))
+        return branches[0] if len(branches) == 1 else EitherNode(tuple(branches))
 
     def _sequence(self, depth: int) -> Node:
         parts = list[Node]()
@@ -148,8 +148,8 @@ class _PatternReader:
                 return self._edge() or self._chars(self._escape())
         return self._chars(character)
 
-    def _chars(self, found: str | Ranges) -> CharNode:
-        return CharNode(of(found) if isinstance(found, str) else found)
+    def _chars(self, chars: str | Ranges) -> CharNode:
+        return CharNode(of(chars) if isinstance(chars, str) else chars)
 
     def _edge(self) -> EdgeNode | None:
         """A place behind a backslash; `\\A` and `\\Z` are Python's words of `^` and `$`."""
@@ -168,10 +168,10 @@ class _PatternReader:
             if self._text.startswith(begin, self._at):
                 raise UnsupportedPattern(f"{name} is not supported")
         if self._accept("?") and not self._accept(":"):
-            found = _NAME.match(self._text, self._at)
-            if not found:
+            match = _NAME.match(self._text, self._at)
+            if not match:
                 raise UnsupportedPattern(f"(?{self._text[self._at : self._at + 1]} is not supported")
-            self._at = found.end()
+            self._at = match.end()
         inside = self.alternatives(depth + 1)
         if not self._accept(")"):
             raise UnsupportedPattern("a bracket is not closed")
@@ -183,10 +183,10 @@ class _PatternReader:
                 return times
         if self._text.startswith("{,", self._at):
             raise UnsupportedPattern("{, is not supported: write {0,")
-        if not (found := _TIMES.match(self._text, self._at)):
+        if not (match := _TIMES.match(self._text, self._at)):
             return None
-        self._at = found.end()
-        least, most = found[1], found[1] if found[2] is None else found[3]
+        self._at = match.end()
+        least, most = match[1], match[1] if match[2] is None else match[3]
         if max(len(least), len(most)) > len(str(_MOST_TIMES)):
             raise UnsupportedPattern(f"a repetition has more than {_MOST_TIMES}")
         if most and int(most) < int(least):
@@ -211,8 +211,8 @@ class _PatternReader:
                     raise UnsupportedPattern("a range in a class is not one")
                 last = end
             ranges.append((ord(first), ord(last)))
-        found = joined(ranges)
-        return others(found) if negated else found
+        chars = joined(ranges)
+        return others(chars) if negated else chars
 
     def _member(self, negated: bool) -> str | Ranges:
         if self._at >= len(self._text):
@@ -225,14 +225,14 @@ class _PatternReader:
 
     def _escape(self, named: Mapping[str, Ranges] = NAMED) -> str | Ranges:
         """Reads what stands behind a backslash: a character, or a class."""
-        if found := _PAIR.match(self._text, self._at):
-            self._at = found.end()
-            return chr(0x10000 + ((int(found[1], 16) - 0xD800) << 10) + int(found[2], 16) - 0xDC00)
-        if found := _NUMBERED.match(self._text, self._at):
-            self._at = found.end()
-            number = int(found[1] or found[2] or found[3], 16)
+        if match := _PAIR.match(self._text, self._at):
+            self._at = match.end()
+            return chr(0x10000 + ((int(match[1], 16) - 0xD800) << 10) + int(match[2], 16) - 0xDC00)
+        if match := _NUMBERED.match(self._text, self._at):
+            self._at = match.end()
+            number = int(match[1] or match[2] or match[3], 16)
             if number > LAST or 0xD800 <= number < 0xE000 or number == 0:
-                raise UnsupportedPattern(f"\\{found[0]} is no character that text can have")
+                raise UnsupportedPattern(f"\\{match[0]} is no character that text can have")
             return chr(number)
         character = self._text[self._at : self._at + 1]
         self._at += 1
@@ -249,6 +249,6 @@ class _PatternReader:
         return character
 
     def _accept(self, character: str) -> bool:
-        found = self._text.startswith(character, self._at)
-        self._at += found
-        return found
+        accepted = self._text.startswith(character, self._at)
+        self._at += accepted
+        return accepted

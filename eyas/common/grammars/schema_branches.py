@@ -12,7 +12,7 @@ _LONGEST_CHAIN = 32
 
 
 def resolve(root: Any, schema: dict[str, Any], pointer: str) -> Any:
-    """What `schema` is, references followed. Raises InvalidRequest for one that leads nowhere, or round."""
+    """Follows the references of `schema`. Raises InvalidRequest for one that leads nowhere, or round."""
     for _ in range(_LONGEST_CHAIN):
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema
@@ -24,15 +24,15 @@ def _target(root: Any, reference: Any, pointer: str) -> Any:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         message = f"at {pointer[:200]}/$ref: only references into the same schema are supported (#/...)"
         raise InvalidRequest(message, param="grammar")
-    found = root
+    target = root
     for part in unquote(reference).split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
         try:
-            found = found[int(part)] if isinstance(found, list) else found[part]
+            target = target[int(part)] if isinstance(target, list) else target[part]
         except (LookupError, ValueError, TypeError):
             message = f"at {pointer[:200]}/$ref: {reference[:200]} does not exist"
             raise InvalidRequest(message, param="grammar") from None
-    return found
+    return target
 
 
 def type_of_value(value: Any) -> set[str]:

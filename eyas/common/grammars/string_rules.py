@@ -26,7 +26,7 @@ from eyas.common.grammars.regex_syntax import (
 from eyas.common.grammars.regex_syntax import RegexSequence as Parts
 
 MAX_RULES = 400
-"""Of a text: each takes a while to compile, since it has masks of its own."""
+"""The most rules of a text: each takes a while to compile, since it has masks of its own."""
 LONG = 128
 """Characters from which on a length alone is a repetition."""
 
@@ -37,8 +37,8 @@ _NUMBERED = without(_CONTROLS, "".join(_LETTERS))
 
 @dataclass(frozen=True)
 class StringPattern:
-    """What a text must be: patterns that it matches (`anchored`: as a whole), and from how many to how many
-    characters it has.
+    """The form of a text: patterns that it matches (`anchored`: as a whole), and its least and greatest
+    length.
     """
 
     patterns: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class StringContext:
 
     @property
     def end(self) -> str:
-        """What ends a text."""
+        """The end of a text in the grammar."""
         return r'"\""' if self.quoted else '""'
 
 
@@ -98,16 +98,16 @@ def of_automaton(automaton: Automaton, writing: StringContext, name: str) -> str
 
 
 def _automaton(trees: Sequence[tuple[Node, bool]], text: StringPattern, writing: StringContext) -> Automaton:
-    found = of_pattern(ANY_TEXT, search=False)
+    automaton = of_pattern(ANY_TEXT, search=False)
     for tree, search in trees:
-        found = both(found, of_pattern(tree, search))
+        automaton = both(automaton, of_pattern(tree, search))
     if writing.never and not writing.quoted:
         stands = of_pattern(RepeatNode(CharNode(without(ALL, writing.never)), 0, None), search=False)
         try:
-            found = both(found, stands)
+            automaton = both(automaton, stands)
         except UnsupportedPattern:
             raise UnsupportedPattern(f"{writing.never!r} in it cannot be written where it stands") from None
-    return of_lengths(found, text.least, text.most) if text.least or text.most is not None else found
+    return of_lengths(automaton, text.least, text.most) if text.least or text.most is not None else automaton
 
 
 def _repeated(trees: Sequence[tuple[Node, bool]], text: StringPattern) -> tuple[Ranges, int, int] | None:
@@ -159,25 +159,25 @@ def _built(tree: Node, writing: StringContext) -> str:
 
 
 def _standing(ranges: Ranges, writing: StringContext) -> Ranges:
-    if kept := without(ranges, writing.never):
-        return kept
+    if allowed := without(ranges, writing.never):
+        return allowed
     raise UnsupportedPattern("a class of it has no character that can stand as it is")
 
 
 def _spelled(ranges: Ranges, writing: StringContext) -> list[str]:
     """How one of the characters is written: any of these."""
-    kept = without(ranges, writing.never)
-    found = [class_of(kept)] if kept else []
+    allowed = without(ranges, writing.never)
+    parts = [class_of(allowed)] if allowed else []
     if not writing.quoted:
-        return found
+        return parts
     letters = "".join(letter for character, letter in _LETTERS.items() if common(ranges, of(character)))
     if letters:
-        found.append(rf'"\\" {class_of(of(letters))}')
+        parts.append(rf'"\\" {class_of(of(letters))}')
     for high in (0, 1):
         if numbered := common(common(ranges, _NUMBERED), ((high << 4, (high << 4) + 15),)):
             digits = "".join(f"{n & 15:x}" for first, last in numbered for n in range(first, last + 1))
-            found.append(rf'"\\u00{high}" {class_of(of(digits))}')
-    return found
+            parts.append(rf'"\\u00{high}" {class_of(of(digits))}')
+    return parts
 
 
 def class_of(ranges: Ranges) -> str:

@@ -26,7 +26,7 @@ def import_safely() -> None:
 
 @contextlib.contextmanager
 def importing_safely() -> Iterator[None]:
-    """The same for what is started inside: processes of multiprocessing, which have no command of ours."""
+    """Sets safe imports for processes that multiprocessing starts inside: these have no command of ours."""
     before = os.environ.get(_SAFE_PATH)
     import_safely()
     try:

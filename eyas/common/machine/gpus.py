@@ -20,10 +20,10 @@ def memory() -> tuple[int | None, ...]:
 
     Raises ConfigError if there is none, or the driver does not answer.
     """
-    told = _visible("memory.total")
-    if not told:
+    sizes = _visible("memory.total")
+    if not sizes:
         raise _none("CUDA_VISIBLE_DEVICES shows none")
-    return tuple(int(mib) << 20 if mib.isdigit() else None for mib in told)
+    return tuple(int(mib) << 20 if mib.isdigit() else None for mib in sizes)
 
 
 def visible() -> int:
@@ -39,19 +39,19 @@ def capability(device: str) -> int:
 
     Raises ConfigError if there is no such GPU, or the driver does not tell.
     """
-    number, told = number_of(device), _visible("compute_cap")
-    if number >= len(told) or not (version := told[number].replace(".", "")).isdigit():
+    number, versions = number_of(device), _visible("compute_cap")
+    if number >= len(versions) or not (version := versions[number].replace(".", "")).isdigit():
         raise ConfigError(f"--device: the driver does not tell what {device} can do", param="device")
     return int(version)
 
 
 def model(device: str) -> str:
-    """What the driver calls "cuda" or "cuda:1", "NVIDIA H200" for instance; "" if it does not tell."""
+    """Returns the model of "cuda" or "cuda:1", "NVIDIA H200" for instance; "" if the driver has none."""
     try:
-        told = _visible("name")
+        names = _visible("name")
     except ConfigError:
         return ""
-    return told[number_of(device)] if number_of(device) < len(told) else ""
+    return names[number_of(device)] if number_of(device) < len(names) else ""
 
 
 def number_of(device: str) -> int:
@@ -60,7 +60,7 @@ def number_of(device: str) -> int:
 
 
 def _visible(field: str) -> list[str]:
-    """What nvidia-smi calls `field`, of every visible GPU; "" for a part of a GPU."""
+    """Returns `field` of nvidia-smi for every visible GPU; "" for a part of a GPU."""
     lines = _ask(f"index,uuid,{field}").splitlines()
     rows = [tuple(words) for line in lines if len(words := line.split(", ")) == 3]
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -68,10 +68,10 @@ def _visible(field: str) -> list[str]:
         return [value for _, _, value in rows]
     values: list[str] = []
     for name in map(str.strip, shown.split(",")):
-        found = [value for index, uuid, value in rows if name and (index == name or uuid.startswith(name))]
-        if not found and not name.startswith(SLICE):
+        matches = [value for index, uuid, value in rows if name and (index == name or uuid.startswith(name))]
+        if not matches and not name.startswith(SLICE):
             break  # as CUDA does: a name that means no GPU ends the list
-        values += found[:1] or [""]
+        values += matches[:1] or [""]
     return values
 
 

@@ -27,7 +27,7 @@ class MemoryBudget:
 
     @property
     def free_gib(self) -> float:
-        """What can still be taken, in GiB."""
+        """The available memory, in GiB."""
         return self.free / GIB
 
 
@@ -73,8 +73,8 @@ def _groups(root: Path) -> Iterator[Path]:
 def _cached(stat: Path) -> int:
     """Bytes of files that were read; they go when memory is needed, those that were read often last."""
     words = dict(line.split(" ", 1) for line in _read(stat).splitlines() if " " in line)
-    found = [words.get(f"total_{kind}", words.get(kind, "0")) for kind in ("inactive_file", "active_file")]
-    return sum(int(each) for each in found if each.isdigit())
+    sizes = [words.get(f"total_{kind}", words.get(kind, "0")) for kind in ("inactive_file", "active_file")]
+    return sum(int(each) for each in sizes if each.isdigit())
 
 
 def _number(path: Path) -> int | None:

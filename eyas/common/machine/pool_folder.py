@@ -17,7 +17,9 @@ PREFIX = "eyas-cluster-"
 
 
 def new_pool_folder(parent: str) -> SharedFolder:
-    """For a cluster, which leaves it after its workers. Raises ConfigError if `parent` cannot hold one."""
+    """Makes the folder of a cluster, which leaves it after its workers. Raises ConfigError if `parent` cannot
+    hold one.
+    """
     try:
         return SharedFolder(parent, PREFIX)
     except OSError as error:
@@ -26,7 +28,7 @@ def new_pool_folder(parent: str) -> SharedFolder:
 
 @contextlib.contextmanager
 def living_in(folder: Path) -> Iterator[None]:
-    """For a worker: keeps a cluster's folder while it lives. Any other folder is left as it is.
+    """Keeps a cluster's folder while this worker lives. Any other folder is left as it is.
 
     Raises ConfigError if a cluster's folder is not there.
     """

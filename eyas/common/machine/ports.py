@@ -38,9 +38,9 @@ def _blocks() -> Iterator[range]:
     starts = list(range(FIRST, 2**16 - BLOCK, BLOCK))
     random.SystemRandom().shuffle(starts)  # a port that has just been another's may have late callers
     starts.sort(key=lambda start: first < start + BLOCK and start <= last)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         for start in starts:
-            name = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            name = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             try:
                 name.bind(f"\0eyas-ports-{start}")
             except OSError:

@@ -1,4 +1,4 @@
-"""TLS: the gateway's certificate for callers, and those by which a cluster's services know each other.
+"""TLS: the gateway's certificate for callers, and those by which a cluster's services trust each other.
 
 A service has a folder with three files, named as Kubernetes names those of a Secret: `ca.crt`, the cluster's
 authority; `tls.crt` and `tls.key`, its own certificate and key. All services of a cluster have the one name
@@ -31,7 +31,8 @@ class ChannelTls:
 
 
 def client_tls(ca: str | None) -> ChannelTls:
-    """For a client of a gateway. `ca`: a file of authorities; None: those that come with gRPC.
+    """Returns the credentials of a gateway's client. `ca`: a file of authorities; None: those that come with
+    gRPC.
 
     Raises ConfigError for a file that has none.
     """
@@ -40,7 +41,9 @@ def client_tls(ca: str | None) -> ChannelTls:
 
 
 def client_context(ca: str | None, flag: str = "ca") -> ssl.SSLContext:
-    """The same for HTTP. `ca` None: the system's authorities. `flag`: what named the file."""
+    """Returns the TLS context of an HTTP client. `ca` None: the system's authorities. `flag`: what named the
+    file.
+    """
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
@@ -79,7 +82,7 @@ class ServiceTls:
 
     @classmethod
     def load(cls, folder: str) -> ServiceTls:
-        """What a folder has. Raises ConfigError, which names the file, unless peers would accept it now."""
+        """Loads a folder. Raises ConfigError, which names the file, unless peers would accept it now."""
         files = [str(Path(folder) / name) for name in (AUTHORITY, CERTIFICATE, KEY)]
         authority, certificate, key = (_read(file, "tls-dir") for file in files)
         _shake_hands(*files)
@@ -87,25 +90,25 @@ class ServiceTls:
 
     @property
     def channel(self) -> ChannelTls:
-        """For channels to other services."""
+        """The credentials of channels to other services."""
         credentials = grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
         return ChannelTls(credentials, NAME)
 
     @property
     def server(self) -> grpc.ServerCredentials:
-        """For a server that other services dial."""
+        """The credentials of a server that other services dial."""
         pair = self.key, self.certificate
         return grpc.ssl_server_credentials([pair], self.authority, require_client_auth=True)
 
 
 def service_tls(folder: str | None) -> ServiceTls | None:
-    """What `--tls-dir` names; None without it. Raises ConfigError as `ServiceTls.load` does."""
+    """Loads the folder of `--tls-dir`; None without it. Raises ConfigError as `ServiceTls.load` does."""
     return None if folder is None else ServiceTls.load(folder)
 
 
 @dataclass(frozen=True)
 class TlsAdvice:
-    """What one end of a connection can do where the other speaks TLS and it does not, or the reverse."""
+    """Advice to one end of a connection where only one of the two speaks TLS."""
 
     needed: str
     unasked: str
@@ -133,12 +136,12 @@ _ADDRESS = re.compile(r"ipv[46]:(?:%5B)?([^ ]*:\d+)")
 
 
 def explained(details: str, advice: TlsAdvice = AMONG_SERVICES) -> str:
-    """What gRPC says of a connection, in plain words if TLS was in the way. `advice`: to who dialled."""
+    """Explains gRPC's error of a connection if TLS was in the way. `advice`: to the end that dialled."""
     for pattern, words in _SAID:
         if match := pattern.search(details):
             where = _ADDRESS.search(details)
-            told = match.expand(words).format(needed=advice.needed, unasked=advice.unasked)
-            return f"no connection to {where[1] if where else 'it'}: {told}"
+            sentence = match.expand(words).format(needed=advice.needed, unasked=advice.unasked)
+            return f"no connection to {where[1] if where else 'it'}: {sentence}"
     return details
 
 

@@ -31,7 +31,7 @@ _TEKKEN_SPECIAL = (  # of files that list none
 
 
 def of_kimi(path: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """Of a tiktoken.model: a line is a token in base 64 and its rank, which is its id.
+    """Reads a tiktoken.model: a line is a token in base 64 and its rank, which is its id.
 
     The special tokens, whose names `config` (tokenizer_config.json) has, follow.
     """
@@ -45,7 +45,7 @@ def of_kimi(path: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 
 def of_tekken(path: Path) -> Tokenizer:
-    """Of a tekken.json: its special tokens have the first ids, its ranks those after them."""
+    """Reads a tekken.json: its special tokens have the first ids, its ranks those after them."""
     file = json.loads(path.read_text(encoding="utf-8"))
     config = file["config"]
     before = int(config["default_num_special_tokens"])

@@ -41,7 +41,7 @@ def decoder_of(tokenizer: Tokenizer) -> Step | None:
 
 
 def compile_decoder(decoder: Step | None, vocabulary: Iterable[str]) -> PieceDecoder | None:
-    """What pieces add by a decoder; None if nothing is known of a text before its end.
+    """Compiles a decoder into the text of each piece; None if a text is known at its end alone.
 
     `vocabulary`: every piece that the tokenizer can give.
     """

@@ -46,7 +46,7 @@ class _PieceModel:
 
 
 def of_model(path: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """Of a tokenizer.model. `config`: tokenizer_config.json, which may say that a text has no begin token
+    """Reads a tokenizer.model. `config`: tokenizer_config.json, which may say that a text has no begin token
     (add_bos_token), or has an end token (add_eos_token).
     """
     model = _read(path)
@@ -110,11 +110,11 @@ def _surround(made: Tokenizer, model: _PieceModel, config: Mapping[str, Any]) ->
     names = []
     for name, field, usual, default in (("bos", 41, 1, True), ("eos", 42, 2, False)):
         id = _signed(model.trainer.get(field, usual))
-        told = config.get(f"{name}_token")
-        text = told["content"] if isinstance(told, dict) else told
+        entry = config.get(f"{name}_token")
+        text = entry["content"] if isinstance(entry, dict) else entry
         text = text or (model.pieces[id].text if 0 <= id < len(model.pieces) else None)
-        wanted = config.get(f"add_{name}_token", default)
-        names.append(text if wanted and text is not None and made.token_to_id(text) is not None else "")
+        is_added = config.get(f"add_{name}_token", default)
+        names.append(text if is_added and text is not None and made.token_to_id(text) is not None else "")
     single = " ".join(part for part in (names[0], "$A", names[1]) if part)
     if single != "$A":
         tokens = [(name, made.token_to_id(name)) for name in dict.fromkeys(names) if name]

@@ -1,8 +1,7 @@
 """The tokenizer of a model's folder, whichever of the published forms it has, as the `tokenizers` library's.
 
 It decides which file counts where a folder has several, and needs neither torch nor transformers. The forms
-other than tokenizer.json are converted, once: `byte_ranks` and `sentence_pieces`
-know them.
+other than tokenizer.json are converted, once: see `byte_ranks` and `sentence_pieces`.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _QWEN = (
 # first one writes it, whole or not at all. A file that cannot be read counts as absent.
 def digest(paths: Iterable[Path]) -> str:
     """Hex digest of the names and contents of files; those that are not there count as absent."""
-    found = hashlib.blake2b(digest_size=16)
+    hashed = hashlib.blake2b(digest_size=16)
     for path in paths:
         if path.is_file():
-            found.update(f"{path.name}:{path.stat().st_size};".encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()
+            hashed.update(f"{path.name}:{path.stat().st_size};".encode())
+            hashed.update(path.read_bytes())
+    return hashed.hexdigest()
 
 
 def cached_path(sources: Iterable[Path]) -> Path:
@@ -146,7 +145,7 @@ def special_tokens(folder: Path) -> dict[str, int]:
 
 
 def _converted(path: Path) -> Tokenizer:
-    """Of another form than tokenizer.json, from the cache if it is there."""
+    """Converts another form than tokenizer.json, or reads it from the cache if it is there."""
     place = cached_path(_sources(path))
     if (made := read_cached(place)) is not None:
         return made
@@ -192,7 +191,7 @@ def _merges(vocabulary: Path) -> Path:
 
 
 def _of_vocabulary(path: Path, config: dict[str, Any]) -> Tokenizer:
-    """Of vocab.json and merges.txt, which do not say how texts are cut: the tokenizer's class does."""
+    """Reads vocab.json and merges.txt; how texts are cut follows from the tokenizer's class."""
     vocabulary = json.loads(path.read_text(encoding="utf-8"))
     lines = _merges(path).read_text(encoding="utf-8").split("\n")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]

@@ -8,12 +8,12 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 
 _TEMPLATE_MARKS = ("{{", "{%")
-"""What only a chat template has, and no path."""
+"""Signs that only a chat template has, and no path."""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """What makes texts tokens: the tokenizer of `folder`, and its chat templates, or the one that was given
+    """The source of a tokenizer: the tokenizer of `folder`, and its chat templates, or the one that was given
     (`given_template`) instead.
     """
 

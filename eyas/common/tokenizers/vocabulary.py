@@ -1,7 +1,7 @@
-"""The bytes that each id of a model's vocabulary writes, for those who must know before it is written.
+"""The bytes that each id of a model's vocabulary writes.
 
 It reads the tokenizer's files, and needs neither torch nor transformers. Special tokens write no text:
-what is held to a grammar cannot hold their names by accident.
+an output with a grammar cannot hold their names by accident.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from eyas.common.tokenizers.decoders import compile_decoder, decoder_of
 from eyas.common.tokenizers.source import read_tokenizer
 
 _NO_TEXT = b"\xff"
-"""Begins what stands for a special token: no text holds this byte, so only its id can be asked for."""
+"""The first byte of a special token's stand-in: no text holds it, so only its id can be asked for."""
 
 
 def pieces(folder: Path) -> list[bytes]:
@@ -35,10 +35,10 @@ def pieces(folder: Path) -> list[bytes]:
         message = "this model's tokenizer tells a text at its end only, so no output can be held to a grammar"
         raise InvalidRequest(message, param="grammar")
     special = _special(tokenizer, folder)
-    found = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    texts = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for name, id in vocabulary.items():
-        found[id] = _NO_TEXT + name.encode() if name in special else decoder.piece(name)
-    return found
+        texts[id] = _NO_TEXT + name.encode() if name in special else decoder.piece(name)
+    return texts
 
 
 def _special(tokenizer: Tokenizer, folder: Path) -> set[str]:

@@ -46,9 +46,9 @@ def _place(descriptor: Any, data: memoryview, path: str, seen: Iterator[int]) ->
         if field.type == FieldDescriptor.TYPE_STRING and not _is_text(part):
             return name
         if field.type == FieldDescriptor.TYPE_MESSAGE:
-            found = _place(field.message_type, part, f"{name}.", seen)
-            if found is not None:
-                return found
+            place = _place(field.message_type, part, f"{name}.", seen)
+            if place is not None:
+                return place
     return None
 
 

@@ -187,7 +187,7 @@ class InfoClient:
         self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
 
     async def info(self, timeout_s: float, known_epoch: int = 0) -> WorkerInfo:
-        """What the worker says of itself; without its step rates if it is still at `known_epoch`.
+        """Returns the worker's description, without its step rates if it is still at `known_epoch`.
 
         Raises EyasError: Unavailable if no worker answers there, DeadlineExceeded if it takes too long."""
         try:
@@ -197,7 +197,7 @@ class InfoClient:
         return convert.info_from_pb(reply)
 
     async def cached(self) -> AsyncGenerator[CacheNews, None]:
-        """What the worker's prefix cache holds, and what changes. Ends only by raising EyasError."""
+        """Streams the worker's prefix cache and its changes. Ends only by raising EyasError."""
         call = self._stub.Cached(worker_pb2.CachedRequest())
         try:
             async for message in call:

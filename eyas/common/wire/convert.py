@@ -1,7 +1,7 @@
 """The only conversion between messages of several services and the values of `eyas.common.types`.
 
 `x_to_pb` and `x_from_pb` come in pairs and lose nothing. Messages that arrive are checked for their size, and
-for enum values that this version knows (else InvalidRequest names the field); the receiver checks whether
+for enum values that this version has (else InvalidRequest names the field); the receiver checks whether
 values are valid. Messages of one service alone are converted by its servicer and client.
 """
 
@@ -61,18 +61,18 @@ MOST_POINTS = 256
 
 def backlog_to_pb(backlog: WorkerBacklog) -> worker_pb2.Backlog:
     """Every field."""
-    told = msgspec.structs.asdict(backlog)
-    return worker_pb2.Backlog(**told | {"pace": worker_pb2.StepPace(**dataclasses.asdict(backlog.pace))})
+    fields = msgspec.structs.asdict(backlog)
+    return worker_pb2.Backlog(**fields | {"pace": worker_pb2.StepPace(**dataclasses.asdict(backlog.pace))})
 
 
 def backlog_from_pb(pb: worker_pb2.Backlog) -> WorkerBacklog:
     """Every field; one that is absent has its default. Raises InvalidRequest for a pace that is none."""
-    told = {name: getattr(pb, name) for name in WorkerBacklog.__struct_fields__}
+    fields = {name: getattr(pb, name) for name in WorkerBacklog.__struct_fields__}
     pace = StepPace(pb.pace.decode, pb.pace.prompt, pb.pace.mixed)
     if not all(math.isfinite(value) and value >= 0.0 for value in dataclasses.astuple(pace)):
         raise InvalidRequest("backlog has a pace that is none", param="backlog")
     kv_room = pb.kv_room if pb.HasField("kv_room") else None
-    return WorkerBacklog(**told | {"pace": pace, "kv_room": kv_room})
+    return WorkerBacklog(**fields | {"pace": pace, "kv_room": kv_room})
 
 
 def rates_to_pb(rates: StepRates) -> worker_pb2.StepRates:
@@ -202,7 +202,7 @@ def finish_to_pb(finish: FinishCause | None) -> common_pb2.Finish:
 
 
 def finish_from_pb(wire: common_pb2.Finish) -> FinishCause | None:
-    """Raises InvalidRequest for a value this version does not know."""
+    """Raises InvalidRequest for a value that this version does not have."""
     if wire not in _FINISH_FROM_PB:
         raise InvalidRequest(f"finish has the unknown value {wire}", param="finish")
     return _FINISH_FROM_PB[wire]
@@ -244,7 +244,7 @@ def first_token_to_pb(first: FirstToken) -> common_pb2.FirstToken:
 
 
 def first_token_from_pb(pb: common_pb2.FirstToken) -> FirstToken:
-    """Token 0 of a choice. Raises InvalidRequest for a finish that this version does not know."""
+    """Token 0 of a choice. Raises InvalidRequest for a finish that this version does not have."""
     return FirstToken(
         choice=pb.choice,
         token=pb.token,
@@ -263,7 +263,7 @@ def first_tokens_from_pb(pbs: Iterable[common_pb2.FirstToken]) -> tuple[FirstTok
 
 
 def group_to_pb(group: KvKind) -> common_pb2.KvKind:
-    """Whose KV a handle names."""
+    """Converts the owner of a handle's KV."""
     return _GROUP_TO_PB[group]
 
 
@@ -316,7 +316,7 @@ def error_to_pb(error: EyasError) -> common_pb2.Status:
 
 
 def error_from_pb(pb: common_pb2.Status) -> EyasError:
-    """The error with its class; an EyasError for a name that this version does not know."""
+    """The error with its class; an EyasError for a name that this version does not have."""
     return from_code(pb.code, pb.message, pb.param or None)
 
 
@@ -348,7 +348,7 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
 
 
 def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
-    """Raises InvalidRequest for a role this version does not know, and for rates that make no sense."""
+    """Raises InvalidRequest for a role that this version does not have, and for rates that make no sense."""
     unknown = sorted(set(pb.roles) - _ROLE_FROM_PB.keys())
     if unknown:
         raise InvalidRequest(f"roles has the unknown value {unknown[0]}", param="roles")

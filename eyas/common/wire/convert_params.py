@@ -65,7 +65,7 @@ def grammar_to_pb(grammar: Grammar) -> common_pb2.Grammar:
 
 
 def grammar_from_pb(pb: common_pb2.Grammar) -> Grammar:
-    """Raises InvalidRequest for a notation that this version does not know."""
+    """Raises InvalidRequest for a notation that this version does not have."""
     if pb.kind not in _KIND_FROM_PB:
         raise InvalidRequest(f"grammar has the unknown kind {pb.kind}", param="grammar")
     return Grammar(_KIND_FROM_PB[pb.kind], pb.text)

@@ -8,7 +8,7 @@ from protos import transfer_pb2
 
 
 def pool_to_pb(pool: PoolInfo) -> transfer_pb2.HandshakeResponse:
-    """Writes what a puller must know of a pool: the answer to its handshake."""
+    """Writes a pool's description for a puller: the answer to its handshake."""
     names = pool.geometry.__struct_fields__
     return transfer_pb2.HandshakeResponse(
         layout_hash=pool.layout_hash,

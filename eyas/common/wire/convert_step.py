@@ -18,7 +18,7 @@ from protos import decode_pb2
 
 
 def step_to_pb(entries: Sequence[TokenEntry], rename: Callable[[str], str] = str) -> decode_pb2.Step:
-    """One message for all `entries`; `rename` gives the id that the receiver knows a request by."""
+    """One message for all `entries`; `rename` gives the receiver's id of a request."""
     counts = [len(entry.tokens) for entry in entries]
     drafted = any(entry.offered or entry.accepted for entry in entries)
     extras = [
@@ -58,7 +58,7 @@ def step_from_pb(step: decode_pb2.Step) -> tuple[TokenEntry, ...]:
 
 
 def _tokens(step: decode_pb2.Step) -> list[tuple[int, ...]]:
-    """Of each row; none at all if the counts do not fit."""
+    """Returns the tokens of each row; none at all if the counts do not fit."""
     tokens, counts = step.tokens[:], step.counts[:]
     if not counts:
         return list(zip(tokens, strict=True))

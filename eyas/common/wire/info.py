@@ -47,7 +47,7 @@ class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
         request: worker_pb2.InfoRequest,
         context: grpc.aio.ServicerContext[worker_pb2.InfoRequest, worker_pb2.InfoResponse],
     ) -> worker_pb2.InfoResponse:
-        """The description of now, without the step rates if the asker knows them."""
+        """The description of now, without the step rates if the client has them."""
         info = self._describe()
         if request.known_epoch == info.epoch:
             info = msgspec.structs.replace(info, rates=None)

@@ -13,7 +13,7 @@ _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 Export: TypeAlias = dict[str, bytes]
-"""What one backend needs to open one pool: names of its own choice, with their values."""
+"""The fields with which one backend opens one pool: names of its own choice, with their values."""
 
 
 class PoolGeometry(msgspec.Struct, frozen=True):

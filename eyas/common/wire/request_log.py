@@ -1,4 +1,4 @@
-"""The one line that a worker logs per request: it ties the caller's id to the id that the cluster knows."""
+"""The one line that a worker logs per request: it ties the caller's id to the cluster's."""
 
 from __future__ import annotations
 

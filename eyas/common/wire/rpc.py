@@ -328,9 +328,9 @@ async def _message(context: Any) -> Any:
 
 
 def map_rpc_error(error: grpc.aio.AioRpcError, advice: TlsAdvice = AMONG_SERVICES) -> EyasError:
-    """What the server raised: the class that its trailer names, else the most general one of the status.
+    """Returns the server's error: the class that its trailer names, else the most general one of the status.
 
-    An Overloaded has the seconds to wait that the trailer says. `advice`: to who called, where TLS was in the
+    An Overloaded has the seconds to wait that the trailer says. `advice`: to the caller, where TLS was in the
     way.
     """
     metadata = {key: value for key, value in error.trailing_metadata() or ()}

@@ -46,7 +46,7 @@ class StagedSlots(NamedTuple):
 
 
 Staging: TypeAlias = contextlib.AbstractAsyncContextManager[StagedSlots]
-"""The slots are held until it is left."""
+"""The slots are reserved until it is left."""
 
 
 class TransferClient:
@@ -100,7 +100,7 @@ class TransferClient:
         return await self._release(_released(handle, attempt))
 
     async def give_back(self, handle: KvHandle, attempt: int) -> None:
-        """The same, one way: the owner's front answers at once, and its engine not at all."""
+        """Gives the pages back, one way: the owner's front answers at once, and its engine not at all."""
         request = _released(handle, attempt)
         request.one_way = True
         await self._release(request)
@@ -115,7 +115,7 @@ class TransferClient:
     def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncGenerator[memoryview, None]:
         """The bytes of some of the handle's pages, in order, while its Watch is open.
 
-        Raises TransferFailed if the owner does not know the Watch, InvalidRequest for pages that the handle
+        Raises TransferFailed if the owner has no such Watch, InvalidRequest for pages that the handle
         does not name, Unavailable if the owner is gone.
         """
         return self._chunks(_of_handle(handle, attempt, pages))

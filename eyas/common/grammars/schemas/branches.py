@@ -24,7 +24,7 @@ class SchemaLiteral(NamedTuple):
 
 
 Term = tuple[SchemaLiteral, ...]
-"""What a value fits and does not, each said once. Empty: anything."""
+"""The schemas that a value fits and does not fit, each once. Empty: anything."""
 Scopes = tuple[int, ...]
 """Places in a case's list of scopes."""
 
@@ -43,7 +43,7 @@ class SchemaScope:
 
 @dataclass
 class SchemaLayer:
-    """What one schema says of an object's properties or of an array's items."""
+    """One schema's constraints on an object's properties or on an array's items."""
 
     node: SchemaNode
     first: list[SchemaNode] = field(default_factory=list)
@@ -97,13 +97,13 @@ class ValueCase:
 
     def copy(self) -> ValueCase:
         """One that can go another way."""
-        found = copy.copy(self)
+        copied = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, list | dict | set):
-                setattr(found, name, copy.copy(value))
-        found.scopes = [SchemaScope(scope.node, list(scope.layers)) for scope in self.scopes]
-        found.extra = {name: list(literals) for name, literals in self.extra.items()}
-        return found
+                setattr(copied, name, copy.copy(value))
+        copied.scopes = [SchemaScope(scope.node, list(scope.layers)) for scope in self.scopes]
+        copied.extra = {name: list(literals) for name, literals in self.extra.items()}
+        return copied
 
     def assume(self, node: SchemaNode, scopes: Scopes = ()) -> None:
         """Values fit this schema too."""

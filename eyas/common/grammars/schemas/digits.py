@@ -31,7 +31,7 @@ class _ModulusTest(NamedTuple):
 
     modulus: int
     left: int
-    wanted: bool
+    expected: bool
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class _MagnitudeRange:
         return math.lcm(*(test.modulus for test in self.tests)) if self.tests else 1
 
     def holds(self, left: int) -> bool:
-        return all((left % test.modulus == test.left) is test.wanted for test in self.tests)
+        return all((left % test.modulus == test.left) is test.expected for test in self.tests)
 
 
 def machine_of(number: NumberConstraints) -> DigitMachine:
-    """What reads such numbers. Raises UnwritableBranch for one that would be too large."""
+    """Returns a machine that reads such numbers. Raises UnwritableBranch for one that would be too large."""
     decimals, tests = _units(number)
     moves: Moves = {}
     ends: set[object] = set()
@@ -95,7 +95,7 @@ def _units(number: NumberConstraints) -> tuple[int, tuple[_ModulusTest, ...]]:
         tests.append(_ModulusTest(modulus // math.gcd(modulus, other.denominator), 0, False))
     if number.residue:
         tests.append(_ModulusTest(number.residue[0], number.residue[1], True))
-    tests = [test for test in tests if test.modulus > 1 or not test.wanted]
+    tests = [test for test in tests if test.modulus > 1 or not test.expected]
     if tests and math.lcm(*(test.modulus for test in tests)) > MAX_MULTIPLE:
         raise UnreadNumbers(f"multipleOf must be of {MAX_MULTIPLE} steps of its last decimal at most")
     return decimals, tuple(tests)

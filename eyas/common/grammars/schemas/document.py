@@ -60,13 +60,13 @@ class SchemaDocument:
             schema = schema[part]
         if isinstance(schema, bool):
             return self._constants[schema]
-        found = self._nodes.get(id(schema))
-        if found is None:
+        entry = self._nodes.get(id(schema))
+        if entry is None:
             pointer = "".join(f"/{escaped(str(part))}" for part in path)
-            found = SchemaNode(schema, parent.pointer + pointer, parent.base, parent.old)
+            entry = SchemaNode(schema, parent.pointer + pointer, parent.base, parent.old)
             if isinstance(schema, dict):
-                self._nodes[id(schema)] = found
-        return self._checked(found)
+                self._nodes[id(schema)] = entry
+        return self._checked(entry)
 
     def read_all(self) -> None:
         """Checks every schema that values may have to do with. Raises InvalidRequest for the first that is
@@ -91,7 +91,7 @@ class SchemaDocument:
                 todo.append(self._nodes[id(part)])
 
     def target(self, node: SchemaNode) -> SchemaNode:
-        """What its `$ref` leads to. Raises InvalidRequest for nothing, another document, or a circle."""
+        """Returns the target of `$ref`. Raises InvalidRequest for none, another document, or a circle."""
         start = node
         for _ in range(_LONGEST_CHAIN):
             node = self._step(node)
@@ -137,34 +137,34 @@ class SchemaDocument:
         if url not in self._resources:
             where = "only references into the same schema are supported (#/...)"
             refuse(f"{node.pointer}/$ref", where)
-        found, base, pointer = self._resources[url], url, self._at if url == "" else f"{node.pointer}/$ref"
+        target, base, pointer = self._resources[url], url, self._at if url == "" else f"{node.pointer}/$ref"
         if fragment and not fragment.startswith("/"):
-            found = self._anchors.get((url, unquote(fragment)))
-            if found is None:
+            target = self._anchors.get((url, unquote(fragment)))
+            if target is None:
                 refuse(f"{node.pointer}/$ref", f"{reference[:200]} does not exist")
         elif fragment:
-            found = self._inside(found, unquote(fragment), node)
+            target = self._inside(target, unquote(fragment), node)
             pointer = f"{self._at}{fragment}" if url == "" else pointer
-        known = self._nodes.get(id(found))
+        known = self._nodes.get(id(target))
         if known is None:
-            known = SchemaNode(found, pointer, base, node.old)
-            if isinstance(found, dict):
-                self._nodes[id(found)] = known
+            known = SchemaNode(target, pointer, base, node.old)
+            if isinstance(target, dict):
+                self._nodes[id(target)] = known
         return known
 
-    def _inside(self, found: Any, path: str, node: SchemaNode) -> Any:
+    def _inside(self, value: Any, path: str, node: SchemaNode) -> Any:
         for part in path.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             try:
-                if isinstance(found, list):
-                    found = found[int(part)] if _INDEX.fullmatch(part) else None
+                if isinstance(value, list):
+                    value = value[int(part)] if _INDEX.fullmatch(part) else None
                 else:
-                    found = found[part]
+                    value = value[part]
             except (LookupError, TypeError):
-                found = None
-            if found is None:
+                value = None
+            if value is None:
                 refuse(f"{node.pointer}/$ref", f"{node.schema['$ref'][:200]} does not exist")
-        return found
+        return value
 
     def _checked(self, node: SchemaNode) -> SchemaNode:
         """The node, whose keywords have the right shapes."""

@@ -43,11 +43,11 @@ class SchemaValidator:
         if not self._by_itself(node, value):
             return _NO
         names, items = set[str](), set[int]()
-        for found in self._in_place(node, value, depth + 1):
-            if not found.fits:
+        for verdict in self._in_place(node, value, depth + 1):
+            if not verdict.fits:
                 return _NO
-            names |= found.names
-            items |= found.items
+            names |= verdict.names
+            items |= verdict.items
         if isinstance(value, list) and not self._fits_array(node, value, items, depth + 1):
             return _NO
         if isinstance(value, dict) and not self._fits_object(node, value, names, depth + 1):
@@ -91,15 +91,15 @@ class SchemaValidator:
         for name in ("allOf", "anyOf", "oneOf"):
             if name in schema:
                 parts = (self._document.node(node, name, i) for i in range(len(schema[name])))
-                found = [self._verdict(part, value, depth) for part in parts]
-                yield from _together(name, found)
+                verdicts = [self._verdict(part, value, depth) for part in parts]
+                yield from _together(name, verdicts)
         if "not" in schema:
             yield _SchemaVerdict(not self._verdict(self._document.node(node, "not"), value, depth).fits)
         if "if" in schema:
-            found_if = self._verdict(self._document.node(node, "if"), value, depth)
-            if found_if.fits:
-                yield found_if
-            then = "then" if found_if.fits else "else"
+            condition = self._verdict(self._document.node(node, "if"), value, depth)
+            if condition.fits:
+                yield condition
+            then = "then" if condition.fits else "else"
             if then in schema:
                 yield self._verdict(self._document.node(node, then), value, depth)
         if isinstance(value, dict):
@@ -122,14 +122,14 @@ class SchemaValidator:
                 seen.add(i)
         if "contains" in node.schema:
             part = self._document.node(node, "contains")
-            found = {i for i, item in enumerate(value) if self._verdict(part, item, depth).fits}
+            matching = {i for i, item in enumerate(value) if self._verdict(part, item, depth).fits}
             if (
                 not node.schema.get("minContains", 1)
-                <= len(found)
+                <= len(matching)
                 <= node.schema.get("maxContains", len(value))
             ):
                 return False
-            seen |= found
+            seen |= matching
         if "unevaluatedItems" in node.schema:
             part = self._document.node(node, "unevaluatedItems")
             if not all(self._verdict(part, value[i], depth).fits for i in range(len(value)) if i not in seen):
@@ -173,27 +173,27 @@ def items_of(document: SchemaDocument, node: SchemaNode) -> tuple[list[SchemaNod
 def properties_of(document: SchemaDocument, node: SchemaNode, name: str) -> list[SchemaNode]:
     """The schemas of the property of this name."""
     schema = node.schema
-    found = [document.node(node, "properties", name)] if name in schema.get("properties", ()) else []
+    nodes = [document.node(node, "properties", name)] if name in schema.get("properties", ()) else []
     for pattern in schema.get("patternProperties", ()):
         if texts.search(pattern, name, f"{node.pointer}/patternProperties"):
-            found.append(document.node(node, "patternProperties", pattern))
-    if not found and "additionalProperties" in schema:
-        found = [document.node(node, "additionalProperties")]
-    return found
+            nodes.append(document.node(node, "patternProperties", pattern))
+    if not nodes and "additionalProperties" in schema:
+        nodes = [document.node(node, "additionalProperties")]
+    return nodes
 
 
 def dependents(node: SchemaNode) -> list[tuple[str, str, list[str] | None]]:
-    """What follows from a property's presence: the keyword, the property, and names; or a schema (None)."""
-    found: list[tuple[str, str, list[str] | None]] = []
+    """Returns the rules on a property's presence: keyword, property, and names, or None for a schema."""
+    rules: list[tuple[str, str, list[str] | None]] = []
     for word in ("dependentRequired", "dependentSchemas", "dependencies"):
         for name, part in node.schema.get(word, {}).items():
-            found.append((word, name, part if isinstance(part, list) else None))
-    return found
+            rules.append((word, name, part if isinstance(part, list) else None))
+    return rules
 
 
-def _together(name: str, found: list[_SchemaVerdict]) -> Iterable[_SchemaVerdict]:
-    good = [one for one in found if one.fits]
-    enough = {"allOf": len(good) == len(found), "anyOf": bool(good), "oneOf": len(good) == 1}[name]
+def _together(name: str, verdicts: list[_SchemaVerdict]) -> Iterable[_SchemaVerdict]:
+    good = [one for one in verdicts if one.fits]
+    enough = {"allOf": len(good) == len(verdicts), "anyOf": bool(good), "oneOf": len(good) == 1}[name]
     return good if enough else [_NO]
 
 

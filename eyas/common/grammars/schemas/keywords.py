@@ -91,13 +91,13 @@ class KeywordReader:
             case.splits.append(CaseSplit(lambda: self._condition(node, scopes), False))
 
     def _condition(self, node: SchemaNode, scopes: Scopes) -> Iterator[list[Fact]]:
-        held = self._document.node(node, "if")
+        condition = self._document.node(node, "if")
         then, other = (
             [fits(self._document.node(node, name), scopes)] if name in node.schema else []
             for name in ("then", "else")
         )
-        yield [fits(held, scopes), *then]
-        yield [fits_not(held), *other]
+        yield [fits(condition, scopes), *then]
+        yield [fits_not(condition), *other]
 
     def _assume_number(self, case: ValueCase, node: SchemaNode) -> None:
         known = node.schema.get("format")
@@ -208,11 +208,11 @@ class KeywordReader:
         if "not" in schema:
             yield [fits(document.node(node, "not"))]
         if "if" in schema:
-            held = document.node(node, "if")
+            condition = document.node(node, "if")
             if "then" in schema:
-                yield [fits(held), fits_not(document.node(node, "then"))]
+                yield [fits(condition), fits_not(document.node(node, "then"))]
             if "else" in schema:
-                yield [fits_not(held), fits_not(document.node(node, "else"))]
+                yield [fits_not(condition), fits_not(document.node(node, "else"))]
         own = {
             "number": _not_number,
             "string": _not_string,
@@ -341,9 +341,9 @@ def _assume_values(case: ValueCase, node: SchemaNode) -> None:
 def _not_number(node: SchemaNode) -> Iterator[list[Fact]]:
     schema = node.schema
     opposite = {"least": "below", "most": "above", "above": "most", "below": "least"}
-    held = numbers.said(node)
+    limits = numbers.said(node)
     for name, other in opposite.items():
-        bound = getattr(held, name)
+        bound = getattr(limits, name)
         if bound is not None:
             yield [lambda case, o=other, b=bound: case.bound(**{o: b})]  # type: ignore[misc]
     if "multipleOf" in schema:
@@ -352,16 +352,16 @@ def _not_number(node: SchemaNode) -> Iterator[list[Fact]]:
 
 
 def _not_string(node: SchemaNode) -> Iterator[list[Fact]]:
-    held = texts.said(node)
-    if held.least:
-        yield [lambda case: case.say(most=_least(case.text.most, held.least - 1))]
-    if held.most is not None:
-        most = held.most
+    text_rules = texts.said(node)
+    if text_rules.least:
+        yield [lambda case: case.say(most=_least(case.text.most, text_rules.least - 1))]
+    if text_rules.most is not None:
+        most = text_rules.most
         yield [lambda case: case.say(least=max(case.text.least, most + 1))]
-    for pattern, wanted in held.patterns:
-        yield [lambda case, p=(pattern, not wanted): case.say(patterns=(*case.text.patterns, p))]  # type: ignore[misc]
-    for whole, wanted in held.wholes:
-        yield [lambda case, p=(whole, not wanted): case.say(wholes=(*case.text.wholes, p))]  # type: ignore[misc]
+    for pattern, expected in text_rules.patterns:
+        yield [lambda case, p=(pattern, not expected): case.say(patterns=(*case.text.patterns, p))]  # type: ignore[misc]
+    for whole, expected in text_rules.wholes:
+        yield [lambda case, p=(whole, not expected): case.say(wholes=(*case.text.wholes, p))]  # type: ignore[misc]
 
 
 def _least(one: int | None, other: int) -> int:

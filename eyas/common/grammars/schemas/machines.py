@@ -36,11 +36,11 @@ def rules(machine: DigitMachine, name: str) -> dict[str, str]:
         block = blocks[state]
         if block in bodies:
             continue
-        found: dict[int, list[tuple[str, str]]] = {}
-        bodies[block] = found
+        moves: dict[int, list[tuple[str, str]]] = {}
+        bodies[block] = moves
         for first, last, target in machine.moves.get(state, ()):
-            if target in alive and (first, last) not in found.setdefault(blocks[target], []):
-                found[blocks[target]].append((first, last))
+            if target in alive and (first, last) not in moves.setdefault(blocks[target], []):
+                moves[blocks[target]].append((first, last))
     start = blocks[machine.start]
     named = {block: name if block == start else f"{name}_{block}" for block in bodies}
     return {named[block]: _side(bodies[block], block in ends, named) for block in bodies}
@@ -55,13 +55,13 @@ def _side(body: Mapping[int, list[tuple[str, str]]], is_end: bool, named: Mappin
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for first, last in ranges:
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:
-            found.append((first, last))
-    return found
+            merged.append((first, last))
+    return merged
 
 
 def _alive(machine: DigitMachine) -> tuple[set[Hashable], bool]:
@@ -87,11 +87,11 @@ def _blocks(machine: DigitMachine) -> tuple[dict[Hashable, int], list[Hashable]]
     count = len(set(block.values()))
     while True:
         numbers: dict[Hashable, int] = {}
-        found = {}
+        refined = {}
         for state in alive:
             moves = {(a, b, block[to]) for a, b, to in machine.moves.get(state, ()) if to in block}
-            found[state] = numbers.setdefault((block[state], frozenset(moves)), len(numbers))
-        block = found
+            refined[state] = numbers.setdefault((block[state], frozenset(moves)), len(numbers))
+        block = refined
         if len(numbers) == count:
             return block, alive
         count = len(numbers)

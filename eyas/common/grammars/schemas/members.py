@@ -34,7 +34,7 @@ class OtherProperties:
 
 
 def parts(terms: SchemaTerms, case: ValueCase) -> Iterator[Term]:
-    """What is said of each property."""
+    """Returns the constraints of each property."""
     for name in _spoken(terms, case):
         yield terms.property(case, name)
     for other in others(terms, case):
@@ -57,9 +57,9 @@ def lives(writer: GrammarRules, case: ValueCase) -> bool:
 
 
 def others(terms: SchemaTerms, case: ValueCase) -> list[OtherProperties]:
-    """What may stand beside the properties that are spoken of.
+    """Returns the properties that an object may have beside the named ones.
 
-    Where properties are declared, that is nothing, unless a keyword speaks of others or there must be more.
+    Where properties are declared there are no others, unless a keyword allows them or more are required.
     """
     if _is_closed(terms, case):
         return []
@@ -69,14 +69,14 @@ def others(terms: SchemaTerms, case: ValueCase) -> list[OtherProperties]:
     excluded = frozenset(terms.names(case))
     schemas = [layer.node.schema for layer in case.layers]
     speaks_of_others = not terms.patterns(case) or any(_OF_ALL & schema.keys() for schema in schemas)
-    found = []
+    properties = []
     for name in names:
         name = replace(name, excluded=name.excluded | excluded)
-        for held, text in _by_patterns(terms, case, name):
-            if not held and not speaks_of_others:
+        for matched, text in _by_patterns(terms, case, name):
+            if not matched and not speaks_of_others:
                 continue
-            found.append(OtherProperties(text, terms.others(case, held)))
-    return found
+            properties.append(OtherProperties(text, terms.others(case, matched)))
+    return properties
 
 
 def _by_patterns(
@@ -89,8 +89,8 @@ def _by_patterns(
             pairs = [
                 (texts.simple(pattern, "#"), sign) for pattern, sign in zip(patterns, signs, strict=True)
             ]
-            held = tuple(pattern for pattern, sign in zip(patterns, signs, strict=True) if sign)
-            yield held, replace(name, patterns=(*name.patterns, *pairs))
+            matched = tuple(pattern for pattern, sign in zip(patterns, signs, strict=True) if sign)
+            yield matched, replace(name, patterns=(*name.patterns, *pairs))
     elif sum(len(layer.node.schema.keys() & _OF_OTHERS) > 0 for layer in case.layers) == 1:
         for pattern in patterns:  # such names may match the others too: all that is said then holds
             yield (
@@ -116,10 +116,10 @@ def _names(terms: SchemaTerms, case: ValueCase) -> list[StringRules] | None:
 
 
 def _spoken(terms: SchemaTerms, case: ValueCase) -> list[str]:
-    found = terms.names(case)
+    names = terms.names(case)
     for one in terms.cases(term_of(case.names)) if case.names else ():
-        found += [value for value in one.values or () if isinstance(value, str) and value not in found]
-    return found
+        names += [value for value in one.values or () if isinstance(value, str) and value not in names]
+    return names
 
 
 def _able(writer: GrammarRules, case: ValueCase) -> list[OtherProperties]:

@@ -19,8 +19,8 @@ FORMATS = frozenset({*_SIZED, "float", "double"})
 
 @dataclass(frozen=True)
 class NumberConstraints:
-    """What is said of a number: bounds, whether it is whole (None: either), what it is a multiple of and what
-    not, and what it is not.
+    """The constraints of a number: bounds, whether it is whole (None: either), its multiples and those that
+    it must not have, and excluded values.
     """
 
     least: Fraction | None = None
@@ -34,14 +34,14 @@ class NumberConstraints:
     residue: tuple[int, int] | None = None  # (modulus, remainder) of a whole number
 
     def within(self, **bounds: Fraction) -> NumberConstraints:
-        """The same, with these bounds too (`least`, `most`, `above`, `below`)."""
-        found = self
+        """Adds bounds (`least`, `most`, `above`, `below`)."""
+        narrowed = self
         for name, new in bounds.items():
             old = getattr(self, name)
             choose = max if name in ("least", "above") else min
             said: dict[str, Any] = {name: new if old is None else choose(old, new)}
-            found = replace(found, **said)
-        return found
+            narrowed = replace(narrowed, **said)
+        return narrowed
 
     @property
     def is_free(self) -> bool:
@@ -53,21 +53,21 @@ NAMES = {"minimum": "least", "maximum": "most", "exclusiveMinimum": "above", "ex
 
 
 def said(node: SchemaNode) -> NumberConstraints:
-    """What the schema says of numbers."""
-    schema, found = node.schema, NumberConstraints()
+    """Reads the schema's constraints of numbers."""
+    schema, bounds = node.schema, NumberConstraints()
     for keyword, name in NAMES.items():
         if keyword in schema:
-            found = found.within(**{name: exactly(schema[keyword])})
+            bounds = bounds.within(**{name: exactly(schema[keyword])})
     if schema.get("format") in _SIZED:
         least, most = _SIZED[schema["format"]]
-        found = replace(found.within(least=Fraction(least), most=Fraction(most)), whole=True)
+        bounds = replace(bounds.within(least=Fraction(least), most=Fraction(most)), whole=True)
     if "multipleOf" in schema:
-        found = replace(found, multiples=(exactly(schema["multipleOf"]),))
-    return found
+        bounds = replace(bounds, multiples=(exactly(schema["multipleOf"]),))
+    return bounds
 
 
 def both(one: NumberConstraints, other: NumberConstraints) -> NumberConstraints:
-    """What both say."""
+    """Joins the constraints of both."""
     bounds = {name: getattr(other, name) for name in NAMES.values() if getattr(other, name) is not None}
     return replace(
         one.within(**bounds),
@@ -78,12 +78,12 @@ def both(one: NumberConstraints, other: NumberConstraints) -> NumberConstraints:
 
 def fits(node: SchemaNode, value: float) -> bool:
     """Whether the number is what the schema says of numbers."""
-    number, held = exactly(value), said(node)
+    number, bounds = exactly(value), said(node)
     return not (
-        (held.least is not None and number < held.least)
-        or (held.most is not None and number > held.most)
-        or (held.above is not None and number <= held.above)
-        or (held.below is not None and number >= held.below)
-        or (held.whole and number.denominator != 1)
-        or any(number % multiple for multiple in held.multiples)
+        (bounds.least is not None and number < bounds.least)
+        or (bounds.most is not None and number > bounds.most)
+        or (bounds.above is not None and number <= bounds.above)
+        or (bounds.below is not None and number >= bounds.below)
+        or (bounds.whole and number.denominator != 1)
+        or any(number % multiple for multiple in bounds.multiples)
     )

@@ -35,17 +35,17 @@ def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> A
     """The schema with `change` made to it and to every schema in it; names and values stay."""
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
+    copied = dict(schema)
     for name in _ONE:
-        if isinstance(found.get(name), dict):
-            found[name] = mapped(found[name], change)
+        if isinstance(copied.get(name), dict):
+            copied[name] = mapped(copied[name], change)
     for name in _SEVERAL:
-        if isinstance(found.get(name), list):
-            found[name] = [mapped(part, change) for part in found[name]]
+        if isinstance(copied.get(name), list):
+            copied[name] = [mapped(part, change) for part in copied[name]]
     for name in _NAMED:
-        if isinstance(found.get(name), dict):
-            found[name] = {key: mapped(part, change) for key, part in found[name].items()}
-    return change(found)
+        if isinstance(copied.get(name), dict):
+            copied[name] = {key: mapped(part, change) for key, part in copied[name].items()}
+    return change(copied)
 
 
 def escaped(key: str) -> str:

@@ -13,7 +13,7 @@ def refuse(pointer: str, reason: str) -> NoReturn:
 
 
 class UnwritableBranch(InvalidRequest):
-    """What an alternative says and no rule can: an output may be another one of its alternatives."""
+    """An alternative that no rule can express: an output may be another one of the alternatives."""
 
 
 def leave(pointer: str, reason: str) -> NoReturn:

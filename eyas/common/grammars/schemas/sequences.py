@@ -25,7 +25,7 @@ _RESIDUES = 6
 
 
 def parts(terms: SchemaTerms, case: ValueCase) -> Iterator[Term]:
-    """What is said of each item."""
+    """Returns the constraints of each item."""
     for place in (*range(terms.places(case)), None):
         term = terms.item(case, place)
         yield term
@@ -61,11 +61,11 @@ def _only(case: ValueCase, place: int) -> tuple[bool | None, ...]:
 
 
 def _with(term: Term, case: ValueCase, signs: tuple[bool | None, ...]) -> Term:
-    found = list(term)
+    literals = list(term)
     for sign, one in zip(signs, case.contained, strict=False):
         if sign is not None:
-            found.append(SchemaLiteral(one.literal.node, one.literal.fits is sign))
-    return term_of(found)
+            literals.append(SchemaLiteral(one.literal.node, one.literal.fits is sign))
+    return term_of(literals)
 
 
 class _ContainsItems:
@@ -90,12 +90,12 @@ class _ContainsItems:
             else:
                 choices.append([None, True] if count < one.least else [None])
         for signs in itertools.product(*choices):
-            held = _with(term, self._case, signs)
-            if self._writer.is_dead(held):
+            signed = _with(term, self._case, signs)
+            if self._writer.is_dead(signed):
                 continue
             pairs = zip(state, signs, self._case.contained, strict=True)
             yield (
-                self._writer.value(held),
+                self._writer.value(signed),
                 tuple(min(n + 1, max(one.least, one.most or 0)) if sign else n for n, sign, one in pairs),
             )
 
@@ -127,13 +127,13 @@ class _UniqueItems:
 
     def items(self, term: Term, state: Any) -> Iterator[tuple[str, Any]]:
         """The rules of items that may come, and the states then."""
-        found = self._of(term)
+        rules = self._of(term)
         if self._any_order:
-            for place, rule in found:
+            for place, rule in rules:
                 if place not in state:
                     yield rule, tuple(sorted((*state, place)))
             return
-        later = [(place, rule) for place, rule in found if place > state]
+        later = [(place, rule) for place, rule in rules if place > state]
         for place, rule in later:
             yield rule, place
 
@@ -141,12 +141,12 @@ class _UniqueItems:
         """The classes of a term's values, by numbers that are the same for equal values."""
         key = key_of(term)
         if key not in self._classes:
-            found: dict[Any, str] = {}
+            by_mark: dict[Any, str] = {}
             for i, case in enumerate(self._writer.cases(term)):
                 for mark, rule in self._split(case, (key, i)):
-                    found.setdefault(mark, rule)
+                    by_mark.setdefault(mark, rule)
             self._classes[key] = [
-                (self._keys.setdefault(mark, len(self._keys)), rule) for mark, rule in found.items()
+                (self._keys.setdefault(mark, len(self._keys)), rule) for mark, rule in by_mark.items()
             ]
         return self._classes[key]
 
@@ -243,7 +243,7 @@ class _ArrayRules:
         return self._states[state]
 
     def _alternatives(self, at: int, inner: Any) -> Iterator[tuple[str, Any]]:
-        """What may be written, and the state then; None: that is all."""
+        """Returns the possible continuations, and the state after each; None: the end."""
         comma, case = "" if at == 0 else '"," ', self._case
         if self._kind.is_free and at >= len(self._terms):
             yield self._free(at), None

@@ -30,7 +30,7 @@ KEYWORDS = frozenset(
         *(*_SCHEMAS, *_LISTS, *_OBJECTS, *_TEXTS, *_NOT_SUPPORTED),
     )
 )
-"""What says something of values."""
+"""The keywords that constrain values."""
 
 
 def check(schema: Any, pointer: str) -> None:

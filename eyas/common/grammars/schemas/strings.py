@@ -33,8 +33,8 @@ def rules(text: StringRules, name: str, pointer: str) -> dict[str, str]:
             lines = of_automaton(automaton, JSON, inner)
     except UnsupportedPattern as reason:
         leave(pointer, f"it cannot be followed: {reason}")
-    found = {line.partition(" ::= ")[0]: line.partition(" ::= ")[2] for line in lines.splitlines()}
-    return {**found, name: rf'"\"" {inner}'}
+    bodies = {line.partition(" ::= ")[0]: line.partition(" ::= ")[2] for line in lines.splitlines()}
+    return {**bodies, name: rf'"\"" {inner}'}
 
 
 def is_empty(text: StringRules) -> bool:
@@ -74,8 +74,8 @@ def is_exact(pattern: str) -> bool:
 
 
 def _is_simple(text: StringRules) -> bool:
-    wanted = all(wanted for _, wanted in (*text.patterns, *text.wholes))
-    return wanted and not text.excluded and text.initial is None
+    positive = all(positive for _, positive in (*text.patterns, *text.wholes))
+    return positive and not text.excluded and text.initial is None
 
 
 def _simple(text: StringRules) -> string_rules.StringPattern:
@@ -85,21 +85,23 @@ def _simple(text: StringRules) -> string_rules.StringPattern:
 
 @lru_cache(512)
 def _automaton(text: StringRules) -> Automaton | None:
-    """Of the strings; None: there are none. Raises UnsupportedPattern for too many states."""
+    """Builds the automaton of the strings; None: there are none. Raises UnsupportedPattern for too many
+    states.
+    """
     parts = [of_others(sorted(text.excluded))]
     if text.initial is not None:
-        initials, wanted = text.initial
+        initials, expected = text.initial
         parts.append(
-            of_pattern(read(f"[{initials}][\\s\\S]*" if wanted else f"([^{initials}][\\s\\S]*)?"), False)
+            of_pattern(read(f"[{initials}][\\s\\S]*" if expected else f"([^{initials}][\\s\\S]*)?"), False)
         )
-    for found, search in ((text.patterns, True), (text.wholes, False)):
-        for pattern, wanted in found:
+    for patterns, search in ((text.patterns, True), (text.wholes, False)):
+        for pattern, expected in patterns:
             one = of_pattern(read(pattern), search)
-            if not wanted and not is_exact(pattern):
+            if not expected and not is_exact(pattern):
                 raise UnsupportedPattern(
                     "its classes are read in more than one way, so it cannot be what must not match"
                 )
-            parts.append(one if wanted else all_but(one))
+            parts.append(one if expected else all_but(one))
     whole = parts[0]
     try:
         for part in parts[1:]:

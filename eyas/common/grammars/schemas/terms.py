@@ -33,13 +33,13 @@ _QUICK = 60  # steps to see that two schemas exclude each other
 
 def term_of(literals: Iterator[SchemaLiteral] | list[SchemaLiteral]) -> Term:
     """The literals, each once, without those that say nothing."""
-    found: dict[tuple[int, bool], SchemaLiteral] = {}
+    distinct: dict[tuple[int, bool], SchemaLiteral] = {}
     for literal in literals:
         if literal.node.schema is not literal.fits and literal.node.schema not in ({}, True):
-            found[id(literal.node), literal.fits] = literal
+            distinct[id(literal.node), literal.fits] = literal
         elif literal.node.schema is not literal.fits and not literal.fits:
-            found[id(literal.node), False] = literal
-    return tuple(found.values())
+            distinct[id(literal.node), False] = literal
+    return tuple(distinct.values())
 
 
 class SchemaTerms:
@@ -75,7 +75,7 @@ class SchemaTerms:
         return not self.cases(term)
 
     def _all(self, term: Term) -> list[ValueCase]:
-        found: list[ValueCase] = []
+        cases: list[ValueCase] = []
         left: list[UnwritableBranch] = []
         for kind in KINDS:
             first = ValueCase(kind)
@@ -89,16 +89,16 @@ class SchemaTerms:
                         first.deny(literal.node)
             except EmptyCase:
                 continue
-            found += self._spread(first, left)
-        if left and all(case.kind == "null" for case in found):
+            cases += self._spread(first, left)
+        if left and all(case.kind == "null" for case in cases):
             raise left[0]
         # keywords without a type mean the types that they speak of, if these are possible
-        meant = [case for case in found if case.is_typed or not case.implied or case.kind in case.implied]
-        return meant or found
+        meant = [case for case in cases if case.is_typed or not case.implied or case.kind in case.implied]
+        return meant or cases
 
     def _spread(self, first: ValueCase, left: list[UnwritableBranch]) -> list[ValueCase]:
         """The cases of one type."""
-        found, todo = list[ValueCase](), [first]
+        settled, todo = list[ValueCase](), [first]
         while todo:
             case = todo.pop()
             self._step(case)
@@ -109,8 +109,8 @@ class SchemaTerms:
                     case.denied.clear()
                 if (split := self._next(case)) is None:
                     self.finish(case)
-                    found.append(case)
-                    if len(found) > _MOST_CASES:
+                    settled.append(case)
+                    if len(settled) > _MOST_CASES:
                         refuse(case.where(), f"it has more than {_MOST_CASES} cases")
                 else:
                     todo += reversed(list(self._taken(case, split, left)))
@@ -120,7 +120,7 @@ class SchemaTerms:
                 if not case.may_leave:
                     raise
                 left.append(error)
-        return found
+        return settled
 
     def _taken(
         self, case: ValueCase, split: CaseSplit, left: list[UnwritableBranch] | None
@@ -156,7 +156,7 @@ class SchemaTerms:
             self._keywords.assume(case, node, scopes)
 
     def _next(self, case: ValueCase) -> CaseSplit | None:
-        """What is to be decided next, if anything is."""
+        """Returns the next open split of the case, if there is one."""
         if case.splits:
             return case.splits[-1]
         while case.denied:
@@ -228,16 +228,16 @@ class SchemaTerms:
         return all(self.judge.fits(literal.node, value) is literal.fits for literal in case.literals)
 
     def property(self, case: ValueCase, name: str) -> Term:
-        """What is said of the property."""
+        """Returns the constraints of the property."""
         if name in case.absent or not all(self.judge.fits(x.node, name) is x.fits for x in case.names):
             return (self._nothing(),)
-        found = list(case.extra.get(name, ()))
+        literals = list(case.extra.get(name, ()))
         for layer in case.layers:
-            found += map(SchemaLiteral, properties_of(self.document, layer.node, name))
+            literals += map(SchemaLiteral, properties_of(self.document, layer.node, name))
         for scope in case.scopes:
             if not any(self._looks_at(scope, layer, name) for layer in scope.layers):
-                found.append(SchemaLiteral(scope.node))
-        return term_of(found)
+                literals.append(SchemaLiteral(scope.node))
+        return term_of(literals)
 
     def _looks_at(self, scope: SchemaScope, layer: SchemaLayer, name: str) -> bool:
         return self._takes_all(scope, layer) or bool(properties_of(self.document, layer.node, name))
@@ -252,53 +252,59 @@ class SchemaTerms:
 
     def names(self, case: ValueCase) -> list[str]:
         """The properties that are spoken of, in their order."""
-        found: dict[str, None] = {}
+        properties: dict[str, None] = {}
         for layer in case.layers:
-            found |= dict.fromkeys(layer.node.schema.get("properties", ()))
-        return list(found | case.required | dict.fromkeys(case.extra) | dict.fromkeys(sorted(case.absent)))
+            properties |= dict.fromkeys(layer.node.schema.get("properties", ()))
+        return list(
+            properties | case.required | dict.fromkeys(case.extra) | dict.fromkeys(sorted(case.absent))
+        )
 
-    def others(self, case: ValueCase, held: tuple[str, ...]) -> Term:
-        """What is said of properties that are not spoken of, whose names match these patterns alone."""
-        found: list[SchemaLiteral] = []
+    def others(self, case: ValueCase, matched: tuple[str, ...]) -> Term:
+        """Returns the constraints of unnamed properties whose names match these patterns alone."""
+        literals: list[SchemaLiteral] = []
         for layer in case.layers:
             schema = layer.node.schema
             patterns = schema.get("patternProperties", {})
-            matching = [p for p in patterns if p in held]
-            found += [SchemaLiteral(self.document.node(layer.node, "patternProperties", p)) for p in matching]
+            matching = [p for p in patterns if p in matched]
+            literals += [
+                SchemaLiteral(self.document.node(layer.node, "patternProperties", p)) for p in matching
+            ]
             if not matching and "additionalProperties" in schema:
-                found.append(SchemaLiteral(self.document.node(layer.node, "additionalProperties")))
+                literals.append(SchemaLiteral(self.document.node(layer.node, "additionalProperties")))
         for scope in case.scopes:
-            if not any(self._looks_at_others(scope, layer, held) for layer in scope.layers):
-                found.append(SchemaLiteral(scope.node))
-        return term_of(found)
+            if not any(self._looks_at_others(scope, layer, matched) for layer in scope.layers):
+                literals.append(SchemaLiteral(scope.node))
+        return term_of(literals)
 
-    def _looks_at_others(self, scope: SchemaScope, layer: SchemaLayer, held: tuple[str, ...]) -> bool:
+    def _looks_at_others(self, scope: SchemaScope, layer: SchemaLayer, matched: tuple[str, ...]) -> bool:
         schema = layer.node.schema
         if "additionalProperties" in schema or self._takes_all(scope, layer):
             return True
-        return any(pattern in held for pattern in schema.get("patternProperties", ()))
+        return any(pattern in matched for pattern in schema.get("patternProperties", ()))
 
     def patterns(self, case: ValueCase) -> list[str]:
         """The patterns of names that are spoken of."""
-        found = list[str]()
+        listed = list[str]()
         for layer in case.layers:
             for pattern in layer.node.schema.get("patternProperties", ()):
                 texts.simple(pattern, f"{layer.node.pointer}/patternProperties")
-                found.append(pattern)
-        return list(dict.fromkeys(found))
+                listed.append(pattern)
+        return list(dict.fromkeys(listed))
 
     def item(self, case: ValueCase, place: int | None) -> Term:
-        """What is said of the item at this place (from 0), None: of all behind what is spoken of."""
-        found = [] if place is None else list(case.extra.get(str(place), ()))
+        """Returns the constraints of the item at this place (from 0); None: of all items behind the described
+        ones.
+        """
+        literals = [] if place is None else list(case.extra.get(str(place), ()))
         for layer in case.layers:
             if place is not None and place < len(layer.first):
-                found.append(SchemaLiteral(layer.first[place]))
+                literals.append(SchemaLiteral(layer.first[place]))
             elif layer.rest is not None:
-                found.append(SchemaLiteral(layer.rest))
+                literals.append(SchemaLiteral(layer.rest))
         for scope in case.scopes:
             if not any(_reaches(layer, place) for layer in scope.layers):
-                found.append(SchemaLiteral(scope.node))
-        return term_of(found)
+                literals.append(SchemaLiteral(scope.node))
+        return term_of(literals)
 
     def places(self, case: ValueCase) -> int:
         """How many items are spoken of one by one."""
@@ -307,7 +313,7 @@ class SchemaTerms:
 
 
 def key_of(term: Term) -> frozenset[tuple[int, bool]]:
-    """What equal terms have in common."""
+    """Returns a key that equal terms share."""
     return frozenset((id(literal.node), literal.fits) for literal in term)
 
 

@@ -23,7 +23,7 @@ _URL = (
     r"https?://([a-z0-9]{1,20}\.){0,2}[a-z]{2,10}(:[1-9][0-9]{0,3})?"
     r"(/[a-zA-Z0-9._~-]{0,20}){0,4}(\?[a-zA-Z0-9=&_-]{0,30})?(#[a-zA-Z0-9_-]{0,20})?"
 )
-"""Of a URI whose length is bounded, as those of pydantic are: an address of the web."""
+"""The pattern of a URI whose length is bounded, as those of pydantic are: an address of the web."""
 _MADE_SIMPLE = {
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$",
 }
@@ -32,8 +32,8 @@ _MADE_SIMPLE = {
 
 @dataclass(frozen=True)
 class StringRules:
-    """What is said of a string: how many characters, patterns that are in it or (False) not, patterns of the
-    whole of it, and which strings it is not.
+    """The constraints of a string: its length, patterns that are in it or (False) not, patterns of the whole
+    of it, and excluded strings.
     """
 
     least: int = 0
@@ -57,18 +57,18 @@ def formats() -> frozenset[str]:
 
 
 def said(node: SchemaNode) -> StringRules:
-    """What the schema says of strings. Raises InvalidRequest for what cannot be followed."""
+    """Reads the schema's constraints of strings. Raises InvalidRequest for those that cannot be followed."""
     schema = node.schema
     most = schema.get("maxLength")
-    found = StringRules(int(schema.get("minLength", 0)), None if most is None else int(most))
+    rules = StringRules(int(schema.get("minLength", 0)), None if most is None else int(most))
     if "pattern" in schema:
-        found = replace(found, patterns=((simple(schema["pattern"], f"{node.pointer}/pattern"), True),))
+        rules = replace(rules, patterns=((simple(schema["pattern"], f"{node.pointer}/pattern"), True),))
     whole = _whole(node)
-    return replace(found, wholes=((whole, True),)) if whole else found
+    return replace(rules, wholes=((whole, True),)) if whole else rules
 
 
 def both(one: StringRules, other: StringRules) -> StringRules:
-    """What both say."""
+    """Joins the constraints of both."""
     most = [text.most for text in (one, other) if text.most is not None]
     return replace(
         one,
@@ -86,8 +86,8 @@ def fits(node: SchemaNode, value: str) -> bool:
     return (
         text.least <= len(value)
         and (text.most is None or len(value) <= text.most)
-        and all(search(p, value, f"{node.pointer}/pattern") is wanted for p, wanted in text.patterns)
-        and all(reads(_automaton(p, False, node.pointer), value) is wanted for p, wanted in text.wholes)
+        and all(search(p, value, f"{node.pointer}/pattern") is expected for p, expected in text.patterns)
+        and all(reads(_automaton(p, False, node.pointer), value) is expected for p, expected in text.wholes)
     )
 
 
