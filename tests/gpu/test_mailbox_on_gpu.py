@@ -139,7 +139,7 @@ def test_a_dead_drafter_costs_a_few_rounds_their_looks_and_no_more(tmp_path: Pat
         wrong, none = decode.judged()
         print(f"{ROUNDS} rounds without a drafter in {1e3 * seconds:.0f} ms")
         assert (wrong, none) == (0, ROUNDS * PLACES)
-        assert bool((decode.tables.late[:PLACES] == ROUNDS).all())
+        assert bool((decode.tables.missed[:PLACES] == ROUNDS).all())
         assert seconds < 2.0, "fourteen rounds look 4,096 times, the others once"
         channel.listen()
         assert channel.gone

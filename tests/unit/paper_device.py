@@ -24,7 +24,7 @@ from eyas.engine.device.step import CatchUp, JoinBatch, StepInput
 from eyas.engine.kernels.sampling.special import COLUMNS, REPORT_WORDS
 from eyas.engine.sampling.sampler import SampledRow, sample
 from eyas.engine.sampling.scores import TokenScores, score
-from eyas.engine.speculation.feature_ring import KEPT_ROWS
+from eyas.engine.speculation.feature_ring import RING_ROWS
 
 VOCAB = 24
 
@@ -95,7 +95,7 @@ class PaperDevice:
         for slot, count in late.words.T.tolist():
             length = int(self.tables.length[slot])
             for position in range(length - count, length):
-                assert self.kept.pop((slot, position % KEPT_ROWS)) == position, "another row waits there"
+                assert self.kept.pop((slot, position % RING_ROWS)) == position, "another row waits there"
                 self.head.rows[self._row(slot, position)] = (
                     position,
                     int(self.tables.text[slot, position + 1]),
@@ -267,7 +267,7 @@ class PaperDevice:
             if self._shape.width > 1:
                 self.head.rows[self._row(one.slot, position)] = position, token
             else:
-                self.kept[one.slot, position % KEPT_ROWS] = position
+                self.kept[one.slot, position % RING_ROWS] = position
         self._settle(one.slot, length, tokens, self._shape.width)
         drafts = len(one.nodes) - 1
         return [accepted + 1, drafts, drafts, *tokens, *[-1] * (width - len(tokens))]

@@ -131,6 +131,6 @@ def test_a_drafter_that_dies_is_not_waited_for(
     monkeypatch.setattr(DraftChannels, "wake", dies)
     assert _run(cluster, ASKED) == expected, "or it took too long: a dead drafter was waited for"
     drafting = cluster.decode.engine._drafting
-    assert cluster.dead and not drafting.awaits() and not drafting.owed() and drafting.late_rounds == 0
+    assert cluster.dead and not drafting.awaits() and not drafting.owed() and drafting.missed_rounds == 0
     cluster.close()
     assert mapped() == 0

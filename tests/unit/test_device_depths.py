@@ -32,7 +32,7 @@ from eyas.engine.loading.step_shapes import (
     rehearsed,
 )
 from eyas.engine.speculation.depths.pacing import DepthPacing
-from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
+from eyas.engine.speculation.feature_ring import RING_ROWS, FeatureRing
 
 CHAIN = SpeculationConfig(7, 1, 8, adaptive=True)
 TREE = SpeculationConfig(5, 8, 32, adaptive=True)
@@ -208,7 +208,7 @@ def test_the_ring_gives_back_the_newest_rows_in_order() -> None:
     pick, page_size, slots = random.Random(0), 4, 5
     tables = SlotTables(TableSizes(slots, 12, width=4, context=44), "cpu")
     ring, expected = FeatureRing(tables, 3, torch.float32), []
-    lengths, behind = [5, 40, 17], [3, KEPT_ROWS, 1]
+    lengths, behind = [5, 40, 17], [3, RING_ROWS, 1]
     for slot, (length, count) in enumerate(zip(lengths, behind, strict=True)):
         tables.pages[slot] = torch.tensor(pick.sample(range(100), 12))
         tables.text[slot] = torch.arange(44) + 100 * slot
@@ -222,14 +222,14 @@ def test_the_ring_gives_back_the_newest_rows_in_order() -> None:
             page = int(tables.pages[slot, position // page_size])
             row = page * page_size + position % page_size
             expected.append((slot, position, 1000.0 * slot + position, 100 * slot + position + 1, row))
-    words = torch.tensor([[2, 0, slots - 1, 1], [1, 3, 0, KEPT_ROWS]], dtype=torch.int32)
+    words = torch.tensor([[2, 0, slots - 1, 1], [1, 3, 0, RING_ROWS]], dtype=torch.int32)
     features, rows = ring.waiting(words, page_size)
     assert rows.starts.tolist() == [16, 2, int(tables.length[slots - 1]), 24]
     assert all(tensor.dtype == torch.int32 for tensor in rows.tensors)
     found = []
-    for row in range(4 * KEPT_ROWS):
+    for row in range(4 * RING_ROWS):
         slot, token, position, kv_row = (
-            int(words[0, row // KEPT_ROWS]),
+            int(words[0, row // RING_ROWS]),
             *(int(tensor[row]) for tensor in rows.tensors[:3]),
         )
         if kv_row < 0:

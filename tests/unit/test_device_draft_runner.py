@@ -238,7 +238,7 @@ class Rings:
     """What a decode engine's device would have written: a ring of each sequence's rows."""
 
     def __init__(self) -> None:
-        self.ring = RowRing(places=3, kept=8, words=WIDTH)
+        self.ring = RowRing(places=3, rows=8, words=WIDTH)
         self._memory = torch.zeros(self.ring.nbytes // 8, dtype=torch.int64)
 
     def ringed(self, asked: DraftInput, place: int, count: int, *, known: int | None = None) -> DraftInput:

@@ -312,7 +312,7 @@ def test_after_plain_rounds_the_drafts_are_as_ever(
         replace(chain, speculation=replace(chain.speculation, adaptive=False)), monkeypatch
     )
     for module in (feature_ring, device_drafter, device_runner, arithmetic):
-        monkeypatch.setattr(module, "KEPT_ROWS", 2)
+        monkeypatch.setattr(module, "RING_ROWS", 2)
     wander(monkeypatch, [0, 0, 0, 3, 0, 1])
     again, found = proposals(chain, monkeypatch)
     both = found.keys() & always.keys()

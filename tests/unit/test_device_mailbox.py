@@ -136,7 +136,7 @@ class Patient:
             if slot == tables.padding_slot or not address:
                 continue
             generation = int(tables.ring_generation[slot])
-            told = self._is_there(address, (length - 1) % place.kept, generation, length - 1)
+            told = self._is_there(address, (length - 1) % place.rows, generation, length - 1)
             while not (there := self._is_there(address, place.header, generation, length)):
                 if not told or time.monotonic() > deadline:
                     break
@@ -250,7 +250,7 @@ def test_words_go_round_in_their_ring(
     config: EngineConfig, gpus: list[FakeDriver], patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three laps of eight rows."""
-    monkeypatch.setattr("eyas.engine.speculation.drafters.mailing.kept_rows", lambda rows: 8)
+    monkeypatch.setattr("eyas.engine.speculation.drafters.mailing.ring_rows", lambda rows: 8)
     expected, _ = answers(replace(config, draft=None), asked(24))
     found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(24))
     assert tokens(found) == tokens(expected)
@@ -263,8 +263,8 @@ def test_a_drafter_that_is_always_late_changes_no_token(config: EngineConfig, gp
     found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(14))
     assert tokens(found) == tokens(expected) and sent[MAILBOX] > 5
     decode = cluster.workers["decode"].engine
-    assert decode._drafting.late_rounds > 5
-    assert int(decode._parts.runner._executor.tables.late.max()) >= 8
+    assert decode._drafting.missed_rounds > 5
+    assert int(decode._parts.runner._executor.tables.missed.max()) >= 8
 
 
 Change = Callable[[DraftProposal], DraftProposal]
@@ -305,7 +305,7 @@ def test_rounds_that_are_lost_open_their_sequence_anew(
     """The draft worker sees that another lap has begun."""
     patient = Patient(wait_s=2.0)
     monkeypatch.setattr(mailbox, "fetch", patient)
-    monkeypatch.setattr("eyas.engine.speculation.drafters.mailing.kept_rows", lambda rows: 8)
+    monkeypatch.setattr("eyas.engine.speculation.drafters.mailing.ring_rows", lambda rows: 8)
     monkeypatch.setattr("eyas.engine.speculation.drafters.remote.BACKOFF_S", 0.0)
     post, calls = mailbox.post, itertools.count(1)
 

@@ -109,7 +109,7 @@ def test_the_first_commit_goes_by_the_front_and_the_next_ones_into_the_mailbox(p
         assert pair.by_front() == [] and pair.is_posted(seq, base)
         pair.propose(seq, base + 1)
         assert [draft.base for draft in pair.drafter.take()] == [base + 1]
-    assert pair.drafter.sent == {GRPC: 1, SHM: 2 * KEPT} and pair.drafter.late_rounds == 0
+    assert pair.drafter.sent == {GRPC: 1, SHM: 2 * KEPT} and pair.drafter.missed_rounds == 0
     assert seq.ring is None and not seq.mailed, "no device writes there"
 
 
@@ -135,7 +135,7 @@ def test_a_proposal_is_taken_once_and_a_late_one_where_it_belongs(pair: Pair) ->
     pair.drafter.take()
     pair.commit(seq, 5)
     pair.commit(seq, 6)
-    assert pair.drafter.late_rounds == 1 and pair.drafter.owed()
+    assert pair.drafter.missed_rounds == 1 and pair.drafter.owed()
     pair.propose(seq, 6)
     assert [draft.base for draft in pair.drafter.take()] == [6] and pair.drafter.owed()
     pair.hear()

@@ -43,7 +43,7 @@ from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, Draft
 from eyas.engine.speculation.draft_worker.draft_runner import ProposedTree, chain_of
 from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.channels import DecodeChannels
-from eyas.engine.speculation.drafters.remote import LATE_ROUNDS, RemoteDrafter
+from eyas.engine.speculation.drafters.remote import MISSED_ROUNDS, RemoteDrafter
 
 WIDTH = 2
 PEER = 4
@@ -349,9 +349,9 @@ def test_proposals_that_are_no_trees_or_too_large_are_dropped() -> None:
 def test_a_worker_that_never_answers_is_soon_not_waited_for() -> None:
     drafter = _drafter()
     (seq,) = _sequences(drafter, 1)
-    for i in range(LATE_ROUNDS + 1):
+    for i in range(MISSED_ROUNDS + 1):
         drafter.post([AcceptedRows(seq, 4 + i, [9], torch.zeros(1, WIDTH), SPEC)])
-        assert drafter.owed() == (i < LATE_ROUNDS)
+        assert drafter.owed() == (i < MISSED_ROUNDS)
     drafter.close(seq)
     assert not drafter.owed() and [c.seq for up in drafter.outgoing() for c in up.closes] == [seq.uid]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from eyas.engine.batch.tables import SlotTables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, DraftMailbox, MailLayout, tags
+from eyas.engine.ipc.mailbox import MISSED_ROUNDS, NEWEST, DraftMailbox, MailLayout, tags
 from eyas.engine.ipc.messages import DraftProposal
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch
@@ -149,7 +149,7 @@ def test_drafts_are_those_that_the_host_would_leave(
     assert torch.equal(rig.tables.mask[:, 1, nodes], expected["mask"][:, 1, nodes])
     drafts = [node - 1 for node in nodes[1:]]
     assert torch.equal(rig.tables.parents[1, drafts], expected["parents"][1, drafts])
-    assert rig.tables.late.tolist() == [1, 0, 1, 0]
+    assert rig.tables.missed.tolist() == [1, 0, 1, 0]
     assert rig.drafts(0) == [-1] * (WIDTH - 1)
 
 
@@ -228,7 +228,7 @@ def test_what_makes_no_sense_is_no_draft(spoil: Spoil, reach: MailLimits) -> Non
     rig.fetch(reach)
     assert rig.drafts(0) == [-1] * (WIDTH - 1)
     assert rig.drafts(1)[:4] == [7, 8, 9, -1]
-    assert rig.tables.late.tolist()[1] == 0
+    assert rig.tables.missed.tolist()[1] == 0
 
 
 def test_a_branch_is_no_chain() -> None:
@@ -250,13 +250,13 @@ def test_sequences_without_a_place_keep_their_drafts() -> None:
 
 def test_late_rounds_are_counted_until_one_is_in_time() -> None:
     rig = Rig()
-    for rounds in range(1, LATE_ROUNDS + 3):
+    for rounds in range(1, MISSED_ROUNDS + 3):
         rig.tables.length[0] += 1
         rig.fetch()
-        assert rig.tables.late[0] == rounds
+        assert rig.tables.missed[0] == rounds
     rig.propose(0, ([7], [-1]))
     rig.fetch()
-    assert rig.tables.late[0] == 0 and rig.drafts(0)[0] == 7
+    assert rig.tables.missed[0] == 0 and rig.drafts(0)[0] == 7
 
 
 class Counted:
@@ -284,7 +284,7 @@ def test_a_slot_looks_as_often_as_it_may(
 ) -> None:
     """A sequence that was often late is waited for now and then: else it would stay late."""
     rig, counted = Rig(), Counted(monkeypatch)
-    rig.tables.late[0], rig.tables.polls[0] = late, polls
+    rig.tables.missed[0], rig.tables.polls[0] = late, polls
     rig.slots = rig.slots[:1]
     rig.fetch()
     assert counted.looks == looks

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc import row_ring as layout
-from eyas.engine.ipc.row_ring import RowRing, kept_rows, tag
+from eyas.engine.ipc.row_ring import RowRing, ring_rows, tag
 from eyas.engine.kernels.exchange import row_ring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -240,7 +240,7 @@ def test_what_can_lie_in_a_rows_stead_has_another_tag(
 
 
 def test_no_two_rows_share_a_byte() -> None:
-    ring = RowRing(places=3, kept=4, words=5)
+    ring = RowRing(places=3, rows=4, words=5)
     starts = [ring.at(place, position) for place in range(3) for position in range(4)]
     assert starts == list(range(0, ring.nbytes, ring.row_bytes))
     assert ring.at(1, 2) == ring.at(1, 6)
@@ -248,4 +248,4 @@ def test_no_two_rows_share_a_byte() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 33])
 def test_a_ring_keeps_two_rounds_and_what_may_wait(rows: int) -> None:
-    assert kept_rows(rows) >= layout.WAITING_ROWS + 2 * rows and kept_rows(rows) & (kept_rows(rows) - 1) == 0
+    assert ring_rows(rows) >= layout.WAITING_ROWS + 2 * rows and ring_rows(rows) & (ring_rows(rows) - 1) == 0

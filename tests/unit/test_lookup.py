@@ -206,7 +206,7 @@ def test_a_head_hears_what_it_would_hear_alone() -> None:
 
 def test_whatever_drafters_are_asked_a_head_is_asked() -> None:
     asked = {name for name in vars(Drafter) if not name.startswith("_")}
-    assert asked > {"open", "late_rounds"} and asked <= set(vars(LookupDrafter))
+    assert asked > {"open", "missed_rounds"} and asked <= set(vars(LookupDrafter))
 
 
 def test_who_is_gone_is_forgotten() -> None:

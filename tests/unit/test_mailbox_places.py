@@ -160,7 +160,7 @@ def test_what_the_device_has_posted_the_host_does_not(pair: GpuPair) -> None:
     seq = pair.begun()
     assert pair.landed(seq, 5, seq.ring.generation) == []
     assert pair.landed(seq, 6, seq.ring.generation, late=True) == []
-    assert pair.drafter.sent == {GRPC: 1, MAILBOX: 2} and pair.drafter.late_rounds == 1
+    assert pair.drafter.sent == {GRPC: 1, MAILBOX: 2} and pair.drafter.missed_rounds == 1
     box = pair.answered.mailbox(PEER)
     assert box is not None and not box.words.any()
 

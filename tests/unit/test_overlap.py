@@ -23,7 +23,7 @@ from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepShape
 from eyas.engine.loop import commit
 from eyas.engine.scheduling.limits import Limits
-from eyas.engine.speculation.feature_ring import KEPT_ROWS
+from eyas.engine.speculation.feature_ring import RING_ROWS
 from tests.unit.crossed import crossed
 
 TIGHT = 14  # pages: the largest request needs 13
@@ -73,7 +73,7 @@ def test_plain_rounds_are_caught_up_once_the_ring_is_full() -> None:
     params = SamplingParams(max_tokens=36, temperature=0.0, ignore_eos=True)
     world.run([GenerationRequest("a", (1, 2, 3), params)])
     assert {shape.width for shape in world.runner.shapes if shape.batch} == {1}
-    assert world.device.caught_up == 36 // KEPT_ROWS and not world.device.accepted
+    assert world.device.caught_up == 36 // RING_ROWS and not world.device.accepted
 
 
 def test_those_that_wait_for_the_head_go_together() -> None:
@@ -86,7 +86,7 @@ def test_those_that_wait_for_the_head_go_together() -> None:
         for _ in range(3):
             world.step()
     world.run(())
-    assert world.device.caught_up > 4 and world.device.catch_ups <= 36 // KEPT_ROWS + 1
+    assert world.device.caught_up > 4 and world.device.catch_ups <= 36 // RING_ROWS + 1
 
 
 def test_a_head_that_is_not_told_of_plain_rounds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class SlotTables:
             "mailbox": (torch.int64, 1),  # the address of its place in a draft worker's mailbox; 0: nowhere
             "ring_generation": (torch.int32, 1),  # as which it is known at both
             "polls": (torch.int32, 1),  # how often its round looks there for drafts, before it has none ..
-            "late": (torch.int32, 1),  # .. and for how many rounds in a row it found none
+            "missed": (torch.int32, 1),  # .. and for how many rounds in a row it found none
             "pages": (torch.int32, sizes.max_pages),
             "length": (torch.int32, 1),  # rows with valid KV, which is the root token's position
             "root": (torch.int32, 1),  # the newest committed token; its row is not computed yet
@@ -123,7 +123,7 @@ class SlotTables:
     mailbox: torch.Tensor
     ring_generation: torch.Tensor
     polls: torch.Tensor
-    late: torch.Tensor
+    missed: torch.Tensor
     pages: torch.Tensor
     length: torch.Tensor
     root: torch.Tensor
@@ -220,7 +220,7 @@ class TableWrites:
         self.put("ring", slot, _halves(0 if place is None else place.address))
         self.put("mailbox", slot, _halves(0 if place is None else place.mailbox))
         self.put("ring_generation", slot, (0 if place is None else place.generation,))
-        self.put("late", slot, (0,))
+        self.put("missed", slot, (0,))
 
     def occupy_special(self, slot: int, params: SamplingParams, endings: Iterable[int]) -> None:
         """The lists that processors read. `endings`: ids that would end the output."""

@@ -203,9 +203,9 @@ class StepProgram:
         if tap.windows is not None:
             windows = tap.windows.rows  # whose type need not be that of the target's pool
             rows = features.to(windows.dtype)
-            rounds = row_ring.WrittenRows(self._part["slots"], tap.place.kept, windows, self._table)
+            rounds = row_ring.WrittenRows(self._part["slots"], tap.place.rows, windows, self._table)
             row_ring.put(state.tables, rounds, rows[: accepted.shape[0]])
-            singles = row_ring.WrittenRows(self._part["single_slots"], tap.place.kept, windows)
+            singles = row_ring.WrittenRows(self._part["single_slots"], tap.place.rows, windows)
             row_ring.put(state.tables, singles, rows[accepted.shape[0] :])
         return features
 

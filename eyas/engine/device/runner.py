@@ -37,7 +37,7 @@ from eyas.engine.device.step import (
     pack,
 )
 from eyas.engine.grammar.grammars import GrammarManager
-from eyas.engine.speculation.feature_ring import KEPT_ROWS
+from eyas.engine.speculation.feature_ring import RING_ROWS
 
 MAX_CATCH_UPS = 64
 """Sequences whose waiting rows the head takes at once: no more rows than of a prompt's chunk."""
@@ -220,7 +220,7 @@ class DeviceRunner:
             return
         known = ((work, self._occupant(work)) for work in works if work.round)
         followed = [(work, occupant) for work, occupant in known if occupant.drafted]
-        due = width > 1 or any(occupant.waiting == KEPT_ROWS for _, occupant in followed)
+        due = width > 1 or any(occupant.waiting == RING_ROWS for _, occupant in followed)
         behind = []
         for work, occupant in followed:
             if due and occupant.waiting:

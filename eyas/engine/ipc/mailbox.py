@@ -33,7 +33,7 @@ BLOCK = 128
 """Bytes: what one processor writes here stands in no cache line of the other's."""
 STORES_IN_ORDER = platform.machine() == "x86_64"
 """Does this processor show its stores to others in their order? The draft worker's rely on it."""
-LATE_ROUNDS = 8
+MISSED_ROUNDS = 8
 """Late rounds in a row after which a sequence's drafts are not waited for, until some come in time. A device
 waits once more after 8, 16, 32 of them: where it does not wait, hardly any can be in time.
 """
@@ -46,24 +46,24 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class MailLayout:
-    """The layout of one place: `kept` rows, then a proposal of up to `nodes` nodes.
+    """The layout of one place: `rows` rows, then a proposal of up to `nodes` nodes.
 
     `width`: float32 values of a row's feature; 0: features are elsewhere.
     """
 
-    kept: int
+    rows: int
     nodes: int
     width: int = 0
 
     @property
     def header(self) -> int:
         """The word of a proposal's header."""
-        return self.kept
+        return self.rows
 
     @property
     def words(self) -> int:
         """The words of a place; no cache line belongs to two places."""
-        return -(-(self.kept + 1 + 2 * self.nodes) * WORD_BYTES // BLOCK) * BLOCK // WORD_BYTES
+        return -(-(self.rows + 1 + 2 * self.nodes) * WORD_BYTES // BLOCK) * BLOCK // WORD_BYTES
 
     def features_at(self, places: int) -> int:
         """The byte where the features of this number of places begin: the words have whole pages."""
@@ -71,7 +71,7 @@ class MailLayout:
 
     def nbytes(self, places: int) -> int:
         """Bytes of this number of places."""
-        return self.features_at(places) + 4 * places * self.kept * self.width
+        return self.features_at(places) + 4 * places * self.rows * self.width
 
 
 class MailedProposal(NamedTuple):
@@ -109,7 +109,7 @@ class DraftMailbox:
         self._address = 0 if gpu is None else gpu.driver.register(self._here, behind)
         self.words: Words = whole[: places * place.words].reshape(places, place.words)
         features = np.frombuffer(memory[behind : place.nbytes(places)], np.float32)
-        self._features = features.reshape(places, place.kept, place.width)
+        self._features = features.reshape(places, place.rows, place.width)
 
     def address(self, number: int) -> int:
         """The address of a place, for kernels."""
@@ -124,7 +124,7 @@ class DraftMailbox:
 
         Their features go before the words; what lay there before counts as no row meanwhile.
         """
-        ring, first, stores = self.place.kept, number * self.place.words, self._stores
+        ring, first, stores = self.place.rows, number * self.place.words, self._stores
         at = [first + position % ring for position in range(base, base + len(tokens))]
         for word in at:
             stores[word] = 0
@@ -141,7 +141,7 @@ class DraftMailbox:
     def features(self, number: int, generation: int, base: int, count: int) -> bytes | None:
         """The features of rows whose words are present; None: they are gone."""
         copied = b"".join([self._features[number, part].tobytes() for part in self._parts(base, count)])
-        rows, first, stores = self.place.kept, number * self.place.words, self._stores
+        rows, first, stores = self.place.rows, number * self.place.words, self._stores
         there = all(
             stores[first + position % rows] >> 32 == tag(generation, position) & HALF
             for position in range(base, base + count)
@@ -150,7 +150,7 @@ class DraftMailbox:
 
     def _parts(self, base: int, count: int) -> list[slice]:
         """The location of up to `rows` rows from position `base` on: two parts around the ring's end."""
-        rows, at = self.place.kept, base % self.place.kept
+        rows, at = self.place.rows, base % self.place.rows
         end = at + count
         return [slice(at, end)] if end <= rows else [slice(at, rows), slice(0, end - rows)]
 
@@ -179,7 +179,7 @@ class DraftMailbox:
         header = number * self.place.words + self.place.header
         above, nodes = self._stores[header] >> 32, self._stores[header] & HALF
         back = ((tag(generation, newest) & HALF) - above) & HALF
-        if not nodes or nodes > self.place.nodes or back >= self.place.kept:
+        if not nodes or nodes > self.place.nodes or back >= self.place.rows:
             return None
         words = self._stores[header + 1 : header + 1 + self.place.nodes + nodes].tolist()
         tokens, parents = words[:nodes], words[self.place.nodes :]

@@ -49,7 +49,7 @@ class RowMemory:
         ):  # a step that waits would hold up the drafter there
             raise ConfigError("both workers are on the same GPU; --transfer cuda_ipc of this one allows that")
         ring = _agreed(offer)
-        if min(ring.places, ring.kept, ring.words) < 1 or ring.nbytes > MOST_BYTES:
+        if min(ring.places, ring.rows, ring.words) < 1 or ring.nbytes > MOST_BYTES:
             most = MOST_BYTES / 2**30
             raise ConfigError(f"{offer.places} x {offer.kept} rows are none, or take more than {most:g} GiB")
         if reason := gpu.driver.obstacle(offer.gpu):
@@ -85,8 +85,8 @@ class RowMemory:
 
     def located(self, place: int, generation: int, positions: range) -> list[tuple[int, int]]:
         """The address and the tag of each of a sequence's rows."""
-        first, kept, size = self.address(place), self.ring.kept, self.ring.row_bytes
-        return [(first + at % kept * size, tag(generation, at)) for at in positions]
+        first, rows, size = self.address(place), self.ring.rows, self.ring.row_bytes
+        return [(first + at % rows * size, tag(generation, at)) for at in positions]
 
     def close(self) -> None:
         """Lets go of the memory, once no kernel that was launched uses it."""

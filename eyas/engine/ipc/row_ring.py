@@ -22,10 +22,10 @@ them: many at once cost hardly more than one."""
 
 @dataclass(frozen=True)
 class RowRing:
-    """`places` sequences with `kept` rows each, a row of `words` words."""
+    """`places` sequences with `rows` rows each, a row of `words` words."""
 
     places: int
-    kept: int
+    rows: int
     words: int
 
     @property
@@ -36,7 +36,7 @@ class RowRing:
     @property
     def place_bytes(self) -> int:
         """Bytes of one sequence's rows."""
-        return self.kept * self.row_bytes
+        return self.rows * self.row_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -45,7 +45,7 @@ class RowRing:
 
     def at(self, place: int, position: int) -> int:
         """The first byte of a sequence's row."""
-        return place * self.place_bytes + position % self.kept * self.row_bytes
+        return place * self.place_bytes + position % self.rows * self.row_bytes
 
 
 def tag(generation: int, position: int) -> int:
@@ -56,6 +56,6 @@ def tag(generation: int, position: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def kept_rows(round_rows: int) -> int:
+def ring_rows(round_rows: int) -> int:
     """Rows that a ring keeps per sequence, if a round makes up to `round_rows` certain."""
     return 1 << (WAITING_ROWS + 2 * round_rows - 1).bit_length()

@@ -35,7 +35,7 @@ from eyas.engine.loading.tile_check import check_tiles, products_of
 from eyas.engine.models.feed_forward import GATES
 from eyas.engine.models.fused_step import RowAttention
 from eyas.engine.models.ops.expert_products import KNOWN_SCORES
-from eyas.engine.speculation.feature_ring import KEPT_ROWS
+from eyas.engine.speculation.feature_ring import RING_ROWS
 
 UNSPLIT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 """Without memory for partial sums cuBLAS splits no k. It reads these before its first product."""
@@ -81,7 +81,7 @@ class RankArithmetic:
         """
         loaded, config = self.loaded, self.loaded.config
         batch = max(config.max_running, config.cuda_graph_max_bs)
-        waiting = KEPT_ROWS if config.speculation.adaptive else 1
+        waiting = RING_ROWS if config.speculation.adaptive else 1
         most = RowLimits(batch + MAX_ENDS, max(loaded.width, config.speculation.topk, waiting))
         shape, heads = loaded.with_pages(1).shape(group), loaded.share(group).num_heads
         if self.exact and group is KvKind.TARGET:

@@ -244,9 +244,9 @@ class DraftCoordinator:
         return {} if self.drafter is None else self.drafter.sent
 
     @property
-    def late_rounds(self) -> int:
+    def missed_rounds(self) -> int:
         """The number of rounds without a proposal because it came too late."""
-        return 0 if self.drafter is None else self.drafter.late_rounds
+        return 0 if self.drafter is None else self.drafter.missed_rounds
 
 
 def _read(chunks: Iterable[Any]) -> torch.Tensor:

@@ -337,7 +337,7 @@ class Engine:
             leases=self._parts.leases.owner.active,
             moved=self._moved(),
             pulls_failed=sum(pulls.failed for pulls in self._pulls),
-            drafts_late=self._drafting.late_rounds,
+            drafts_late=self._drafting.missed_rounds,
             drafts_sent=dict(self._drafting.sent),
             host=HostCache() if scheduler.host is None else scheduler.host.counts,
         )

@@ -22,7 +22,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceDraft, Drafted, FeatureTap
 from eyas.engine.speculation.depths.depth import ladder, shallower
 from eyas.engine.speculation.drafters.mailing import mail_place, may_mail
-from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
+from eyas.engine.speculation.feature_ring import RING_ROWS, FeatureRing
 from eyas.engine.speculation.feature_windows import DeviceWindows
 
 
@@ -146,12 +146,12 @@ class DeviceDrafter:
         assert self._ring is not None
         slots = words[0].clone()
         tapped, rows = self._ring.waiting(words, self.pool.page_size)
-        rounds, features = DecodeRows(slots, rows.starts, KEPT_ROWS), self._tap.features(tapped)
+        rounds, features = DecodeRows(slots, rows.starts, RING_ROWS), self._tap.features(tapped)
         if (spec := self._specs.get(width)) is None:
             self._proposer.keep(features, rows, rounds)
             return
         drafted = self._proposer.run(features, rows, rounds)
-        first = torch.arange(0, rows.tokens.shape[0], KEPT_ROWS, dtype=torch.int32, device=words.device)
+        first = torch.arange(0, rows.tokens.shape[0], RING_ROWS, dtype=torch.int32, device=words.device)
         newest = first + (words[1] - 1).clamp(min=0)
         self._proposer.propose(self._proposer.picked(drafted, newest), slots, spec)
 

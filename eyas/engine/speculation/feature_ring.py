@@ -11,32 +11,32 @@ import torch
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.drafts.rounds import RoundRows
 
-KEPT_ROWS = 16
+RING_ROWS = 16
 """Of each sequence: many at once cost the head hardly more than one, until its products bind."""
 
 
 class FeatureRing:
-    """Rows [slots, KEPT_ROWS, width]: of position p in place p mod KEPT_ROWS."""
+    """Rows [slots, RING_ROWS, width]: of position p in place p mod RING_ROWS."""
 
     def __init__(self, tables: SlotTables, width: int, dtype: torch.dtype) -> None:
         self._tables = tables
-        sizes = tables.sizes.slots, KEPT_ROWS, width
+        sizes = tables.sizes.slots, RING_ROWS, width
         self._rows = torch.zeros(sizes, dtype=dtype, device=tables.memory.device)
 
     def keep(self, tapped: torch.Tensor, slots: torch.Tensor) -> None:
         """tapped [B, width]: the newest rows of `slots` int32 [B], which their lengths count already."""
         whose = slots.long()
-        self._rows[whose, (self._tables.length[whose] - 1).long() % KEPT_ROWS] = tapped
+        self._rows[whose, (self._tables.length[whose] - 1).long() % RING_ROWS] = tapped
 
     def waiting(self, words: torch.Tensor, page_size: int) -> tuple[torch.Tensor, RoundRows]:
-        """words int32 [2, J]: slots, and how many of the newest rows of each wait (0 to KEPT_ROWS).
+        """words int32 [2, J]: slots, and how many of the newest rows of each wait (0 to RING_ROWS).
 
-        Gives [J * KEPT_ROWS, width] and the draft head's rows for them: each one's token is the next in the
+        Gives [J * RING_ROWS, width] and the draft head's rows for them: each one's token is the next in the
         text. Rows beyond those that wait are empty.
         """
         tables, whose = self._tables, words[0].long()
         starts = tables.length[whose] - words[1]
-        inside = torch.arange(KEPT_ROWS, dtype=torch.int32, device=words.device)
+        inside = torch.arange(RING_ROWS, dtype=torch.int32, device=words.device)
         positions = starts[:, None] + inside
         real = inside < words[1][:, None]
         real &= positions + 1 < tables.text.shape[1]
@@ -49,4 +49,4 @@ class FeatureRing:
             torch.where(real, kv_rows, -1).view(-1),
             starts,
         )
-        return self._rows[whose[:, None], safe % KEPT_ROWS].view(real.numel(), -1), rows
+        return self._rows[whose[:, None], safe % RING_ROWS].view(real.numel(), -1), rows

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.batch.tables import SlotTables
-from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, MailLayout
+from eyas.engine.ipc.mailbox import MISSED_ROUNDS, NEWEST, MailLayout
 from eyas.engine.ipc.row_ring import GOLDEN
 from eyas.engine.kernels.drafts.rounds import FACTS, PLAIN, RoundBatch
 from eyas.engine.kernels.drafts.trees import bit
@@ -29,7 +29,7 @@ MOST_POLLS = 1 << 15
 
 _GOLDEN = tl.constexpr(GOLDEN - (1 << 32))  # as an int32
 _NEWEST = tl.constexpr(NEWEST - (1 << 32))  # as an int32
-_LATE_ROUNDS = tl.constexpr(LATE_ROUNDS)
+_MISSED_ROUNDS = tl.constexpr(MISSED_ROUNDS)
 _ANY = (*PLAIN, "slots", "mailboxes", "generations", "polls", "lates", "result", "vocab")
 
 
@@ -60,7 +60,7 @@ def post(tables: SlotTables, slots: Tensor, result: Tensor, place: MailLayout) -
         *(slots, tables.mailbox, tables.ring_generation, tables.length, result, tables.padding_slot),
         FACTS=FACTS,
         WIDTH=words - FACTS,
-        KEPT=place.kept,
+        KEPT=place.rows,
         BLOCK=power_of_2(words - FACTS),
         num_warps=1,
     )
@@ -99,7 +99,7 @@ def fetch(batch: RoundBatch, place: MailLayout, reach: MailLimits) -> None:
     """The drafts of each sequence with a mailbox become those of the round that is about to be prepared.
 
     That is the proposal below its root. A slot looks `polls` times until all of it is there. It looks once if
-    its last LATE_ROUNDS rounds, or more, were `late`, but for a power of two of them. Nodes beyond the
+    its last MISSED_ROUNDS rounds, or more, were `late`, but for a power of two of them. Nodes beyond the
     sequence's own limits are no drafts (-1); a proposal that makes no sense has none.
     """
     tables = batch.tables
@@ -109,7 +109,7 @@ def fetch(batch: RoundBatch, place: MailLayout, reach: MailLimits) -> None:
         tables.mailbox,
         tables.ring_generation,
         tables.polls,
-        tables.late,
+        tables.missed,
         tables.length,
         tables.speculative,
         tables.most_nodes,
@@ -121,7 +121,7 @@ def fetch(batch: RoundBatch, place: MailLayout, reach: MailLimits) -> None:
         tables.padding_slot,
         drafts,
         tables.depth.shape[1],
-        KEPT=place.kept,
+        KEPT=place.rows,
         NODES=place.nodes,
         DEEPEST=reach.deepest,
         TREES=reach.trees,
@@ -165,7 +165,7 @@ def _fetch(
     if (slot != padding) & (address != 0):
         tag = tl.load(generations + slot) * _GOLDEN + tl.load(length + slot) + 1
         late = tl.load(lates + slot)
-        waits = (late < _LATE_ROUNDS) | ((late & (late - 1)) == 0)
+        waits = (late < _MISSED_ROUNDS) | ((late & (late - 1)) == 0)
         looks = tl.where(waits, tl.load(polls + slot), 1)
         proposal = address.to(tl.pointer_type(tl.int64)) + KEPT
         node = tl.arange(0, BLOCK)

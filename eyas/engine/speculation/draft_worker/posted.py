@@ -43,14 +43,14 @@ class AwaitedRows:
         parts = [(opened.place, opened.generation, position) for opened, position in whose]
         places, generations, self.positions = np.array(parts, np.int64).reshape(-1, 3).T.copy()
         self._words = mailbox.words.reshape(-1)  # the same memory
-        self._rows = [mailbox.words[place, : mailbox.place.kept] for place in places]
+        self._rows = [mailbox.words[place, : mailbox.place.rows] for place in places]
         self._firsts = places * mailbox.place.words
         self._tags = tags(generations, np.zeros_like(generations))
         self._aim()
 
     def _aim(self) -> None:
         """What `look` needs, which is all that it does while nothing comes."""
-        self._at = self._firsts + self.positions % self.mailbox.place.kept
+        self._at = self._firsts + self.positions % self.mailbox.place.rows
         self._expected = (self._tags + self.positions.view(np.uint64)) & _HALF
 
     def look(self) -> tuple[list[int], list[int]]:
@@ -62,7 +62,7 @@ class AwaitedRows:
             return [], []
         near = near[words[near] != 0]
         there = ahead[near] == 0
-        later = ~there & (ahead[near] % np.uint64(self.mailbox.place.kept) == 0)
+        later = ~there & (ahead[near] % np.uint64(self.mailbox.place.rows) == 0)
         return near[there].tolist(), near[later].tolist()
 
     def rounds(self, entries: list[int]) -> list[tuple[int, ...]]:
@@ -73,7 +73,7 @@ class AwaitedRows:
         return found
 
     def _rounds(self, entry: int) -> tuple[int, ...]:
-        words, kept = self._rows[entry].tolist(), self.mailbox.place.kept
+        words, kept = self._rows[entry].tolist(), self.mailbox.place.rows
         position, tag = int(self.positions[entry]), int(self._expected[entry])
         tokens: list[int] = []
         whole = 0

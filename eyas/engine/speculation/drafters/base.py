@@ -62,7 +62,7 @@ class Drafter(ABC):
     """Drafts for the sequences that it follows. Used by the engine's thread only."""
 
     @property
-    def late_rounds(self) -> int:
+    def missed_rounds(self) -> int:
         """Running total over all sequences: rounds that went on before the draft they had asked for."""
         return 0
 

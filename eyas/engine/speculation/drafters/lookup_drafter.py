@@ -92,8 +92,8 @@ class LookupDrafter(Drafter):
         return self._head is not None and self._head.local_kv
 
     @property
-    def late_rounds(self) -> int:
-        return 0 if self._head is None else self._head.late_rounds
+    def missed_rounds(self) -> int:
+        return 0 if self._head is None else self._head.missed_rounds
 
     @property
     def sent(self) -> Mapping[str, int]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.mailbox import MailLayout
-from eyas.engine.ipc.row_ring import kept_rows
+from eyas.engine.ipc.row_ring import ring_rows
 
 
 def mail_place(spec: SpeculationConfig) -> MailLayout:
     """For the rows and proposals of one sequence."""
-    return MailLayout(kept_rows(spec.deepest + 1), max(spec.steps, spec.draft_tokens))
+    return MailLayout(ring_rows(spec.deepest + 1), max(spec.steps, spec.draft_tokens))
 
 
 def may_mail(spec: SpeculationConfig) -> bool:

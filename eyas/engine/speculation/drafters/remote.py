@@ -22,7 +22,7 @@ from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import RingPlace, Sequence
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import DeviceRows
-from eyas.engine.ipc.mailbox import LATE_ROUNDS
+from eyas.engine.ipc.mailbox import MISSED_ROUNDS
 from eyas.engine.ipc.messages import (
     DraftChannel,
     DraftClose,
@@ -52,7 +52,7 @@ class _FollowedSequence:
     place: RingPlace | None = None  # its mailbox
     requested: int = -1  # base of the newest commit
     answered: int = -1  # base of the newest proposal
-    late_rounds: int = 0  # late rounds in a row
+    missed_rounds: int = 0  # late rounds in a row
     started: bool = False  # its first commit has been posted, which goes with its open: by the front
     proposing: bool = False  # does its last commit by the front ask for a proposal?
     waiting: AcceptedRows | None = None  # rows below which nothing is wanted: they go with those after them
@@ -101,15 +101,15 @@ class RemoteDrafter(Drafter):
         self._drafts: list[SequenceProposal] = []
         self._down_until: dict[str, float] = defaultdict(float)  # monotonic seconds
         self._generations = 0
-        self._late_rounds = 0
+        self._missed_rounds = 0
 
     @property
     def local_kv(self) -> bool:
         return False
 
     @property
-    def late_rounds(self) -> int:
-        return self._late_rounds
+    def missed_rounds(self) -> int:
+        return self._missed_rounds
 
     @property
     def sent(self) -> Mapping[str, int]:
@@ -156,13 +156,13 @@ class RemoteDrafter(Drafter):
                 continue
             if followed.mailed and commit.ringed == followed.generation:
                 self._sent[MAILBOX] += 1
-                self._late_rounds += commit.late
+                self._missed_rounds += commit.late
                 if not commit.late:
                     followed.handle = None
                 continue
             if followed.requested > followed.answered and not followed.mailed:
-                followed.late_rounds += 1
-                self._late_rounds += 1
+                followed.missed_rounds += 1
+                self._missed_rounds += 1
             followed.requested = commit.base + len(commit.tokens) if commit.spec else followed.answered
             if (due := followed.due(commit)) is not None and self._send(due, followed):
                 woken.add(followed.worker)
@@ -203,7 +203,7 @@ class RemoteDrafter(Drafter):
                 continue
             followed.answered, followed.handle = max(followed.answered, p.base_len), None
             if followed.answered == followed.requested:
-                followed.late_rounds = 0
+                followed.missed_rounds = 0
             tree = self._tree(p)
             if tree is not None and not followed.mailed:
                 self._drafts.append(SequenceProposal(followed.seq, p.base_len, tree))
@@ -269,11 +269,11 @@ class RemoteDrafter(Drafter):
         return drafts
 
     def owed(self) -> bool:
-        waited = (f for f in self._followed.values() if f.late_rounds < LATE_ROUNDS and not f.mailed)
+        waited = (f for f in self._followed.values() if f.missed_rounds < MISSED_ROUNDS and not f.mailed)
         return any(f.requested > f.answered for f in waited)
 
     def in_time(self) -> bool:
-        return any(f.late_rounds < LATE_ROUNDS and not f.mailed for f in self._followed.values())
+        return any(f.missed_rounds < MISSED_ROUNDS and not f.mailed for f in self._followed.values())
 
     def close(self, seq: Sequence) -> None:
         followed = self._followed.pop(seq.uid, None)
