@@ -39,7 +39,9 @@ class DeviceTeacher(TeacherModel):
         launch = skinny.ProductLaunch.on(device, pdl=False)  # other kernels than the engine's stand between
         context = LayerContext.on(device, config, ProcessGroup(RankInfo(), device), launch, attention)
         folder, names = config.folder, config.spelling
-        with FolderWeights(folder, names, placement, quantized=config.fp8, fused=config.fused) as weights:
+        with FolderWeights(
+            folder, names, placement, quantized=config.quantized, fused=config.fused
+        ) as weights:
             self._model = FusedDecoder(config, weights, context)
             gain = final_gain(config, weights)
         super().__init__(config, SharedTensors(self._model.embedding, self._model.lm_head, gain), placement)

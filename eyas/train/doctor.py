@@ -100,9 +100,9 @@ def _built(
     """Builds the head of its tensors, and says what that was not possible for."""
     family = head_family(head.algorithm)
     backend = TorchAttention.of(head.decoder, PoolShape(head.pool_format(16), pages=1, page_size=16))
-    with FolderWeights(target.folder, target.spelling, quantized=target.fp8) as weights:
+    with FolderWeights(target.folder, target.spelling, quantized=target.quantized) as weights:
         ends = EmbeddingAndHead.load(target, weights)
-    with CheckpointInspection(head.folder, family.spelling, head.decoder.fp8, blank=blank) as inspected:
+    with CheckpointInspection(head.folder, family.spelling, head.decoder.quantized, blank=blank) as inspected:
         try:
             family.load_tap(head, inspected, lambda rows: rows)
             family.load_draft(head, inspected, ends, backend)

@@ -24,7 +24,9 @@ class PlainTeacher(TeacherModel):
         shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, placement.device)
         self._pool, self._backend = KvPool(shape), TorchAttention.of(config, shape)
         folder, names = config.folder, config.spelling
-        with FolderWeights(folder, names, placement, quantized=config.fp8, fused=config.fused) as weights:
+        with FolderWeights(
+            folder, names, placement, quantized=config.quantized, fused=config.fused
+        ) as weights:
             self._model = Decoder(config, weights, self._backend)
             # The decoder packs its output head; a head needs it as it is.
             name = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"

@@ -82,7 +82,7 @@ class Bench:
         attention = PagedLatents(self._tables, config.num_heads, shape, RowLimits(most, 1), pdl=on_gpu)
         launch, group = skinny.ProductLaunch.on(device, pdl=on_gpu), ProcessGroup(RankInfo(), device)
         whole = LayerContext.on(device, config, group, launch, attention)
-        weights = DummyWeights(placement=WeightPlacement(device, torch.bfloat16), quantized=config.fp8)
+        weights = DummyWeights(placement=WeightPlacement(device, torch.bfloat16), quantized=config.quantized)
         self._model = FusedDecoder(config, weights, replace(whole, uniform_experts=True))
         self._pool = None if device == "meta" else KvPool(shape)
 

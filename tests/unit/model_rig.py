@@ -35,7 +35,7 @@ class Rig:
         self.pool.tensor.fill_(float("nan"))
         self.backend = TorchAttention.of(self.config, shape)
         known = self.config
-        with FolderWeights(folder, known.spelling, quantized=known.fp8, fused=known.fused) as weights:
+        with FolderWeights(folder, known.spelling, quantized=known.quantized, fused=known.fused) as weights:
             self.model = Decoder(self.config, weights, self.backend)
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
         self._free = order.tolist()
@@ -65,7 +65,7 @@ class HeadRig:
         self.pool = KvPool(shape)
         self.backend = TorchAttention.of(self.config.decoder, shape)
         kind = head_family(self.config.algorithm)
-        with FolderWeights(folder, kind.spelling, quantized=self.config.decoder.fp8) as weights:
+        with FolderWeights(folder, kind.spelling, quantized=self.config.decoder.quantized) as weights:
             self.capture = kind.load_tap(self.config, weights, target.model.final_norm)
             self.head = kind.load_draft(self.config, weights, target.model.ends, self.backend)
 

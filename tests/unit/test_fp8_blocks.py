@@ -95,9 +95,9 @@ def test_a_model_in_blocks_is_the_model_they_stand_for(
     save_file(meant, told / "model.safetensors")
     powers = scales_as is not None
     config = read_model(tmp_path / "fp8")
-    assert config.fp8 == Fp8Config("block", "block", powers) and read_model(told).fp8 is None
-    unrounded, found = config.fp8.with_rows_as_they_are(), logits(tmp_path / "fp8")
-    wide = logits(tmp_path / "fp8", dataclasses.replace(config, fp8=unrounded))
+    assert config.quantized == Fp8Config("block", "block", powers) and read_model(told).quantized is None
+    unrounded, found = config.quantized.with_rows_as_they_are(), logits(tmp_path / "fp8")
+    wide = logits(tmp_path / "fp8", dataclasses.replace(config, quantized=unrounded))
     assert torch.equal(wide, logits(told))
     assert 1e-3 < (found - wide).pow(2).mean().sqrt() / wide.std() < 0.3
     original = logits(plain)
@@ -119,7 +119,7 @@ def test_a_dense_model_in_blocks_is_read_as_well(tmp_path: Path) -> None:
     write_family(tmp_path / "plain", "qwen3")
     meant = write_fp8(tmp_path / "fp8", tmp_path / "plain")
     name = "model.layers.0.mlp.gate_proj.weight"
-    stored = read_model(tmp_path / "fp8").fp8
+    stored = read_model(tmp_path / "fp8").quantized
     with FolderWeights(tmp_path / "fp8", quantized=stored) as weights:
         assert torch.equal(weights.take(name, (96, 48)), meant[name])
     half = WeightPlacement(rank=1, ranks=2)

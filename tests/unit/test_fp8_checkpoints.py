@@ -104,7 +104,7 @@ def test_modules_that_are_ignored_are_as_they_were(
         expected = render(copy.deepcopy(model), tmp_path / "fp8", form)(torch.tensor([prompt()])).logits[0]
     assert differ(logits(tmp_path / "fp8"), expected) < TIPPED
     write_format(tmp_path / "all", plain, form, ignore, kept=("lm_head", "embed_tokens", "norm"))
-    with pytest.raises(ConfigError, match=f"tensor .*{there}.* is in FP8, though quantization_config says"):
+    with pytest.raises(ConfigError, match=f"tensor .*{there}.* is stored as F8_E4M3, though"):
         logits(tmp_path / "all")
 
 
@@ -185,11 +185,11 @@ def test_ranks_cut_scales_with_their_rows(tmp_path: Path, family: tuple[Path, An
     roundings = set()
     for rank in range(2):
         placement = WeightPlacement(rank=rank, ranks=2)
-        with FolderWeights(tmp_path / "fp8", placement=placement, quantized=config.fp8) as weights:
-            mine, held = weights.take_fp8(f"{module}weight", shape, 0)
+        with FolderWeights(tmp_path / "fp8", placement=placement, quantized=config.quantized) as weights:
+            mine, held = weights.take_stored(f"{module}weight", shape, 0)
             assert torch.equal(mine.float(), whole[144 * rank : 144 * rank + 144].float())
             assert torch.equal(held, scales[144 * rank : 144 * rank + 144])
-            mine, held = weights.take_fp8(f"{module}weight", shape, 1)
+            mine, held = weights.take_stored(f"{module}weight", shape, 1)
             assert torch.equal(mine.float(), whole[:, 80 * rank : 80 * rank + 80].float())
             assert torch.equal(held, scales)
             wide = dequantised(whole, stored[f"{module}weight_scale"])
@@ -204,7 +204,7 @@ def test_parts_of_a_product_share_the_largest_scale_of_rows(tmp_path: Path, fami
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     each = [float(stored[name.replace("weight", "input_scale")]) for name in names]
     assert len(set(each)) == 3
-    with FolderWeights(tmp_path / "fp8", quantized=read_model(tmp_path / "fp8").fp8) as weights:
+    with FolderWeights(tmp_path / "fp8", quantized=read_model(tmp_path / "fp8").quantized) as weights:
         assert weights.rounding(names) == RowRounding("tensor", scale=max(each))
         assert weights.rounding(names[:1]) == RowRounding("tensor", scale=each[0])
 
@@ -219,7 +219,7 @@ def test_experts_read_the_same_rows(tmp_path: Path) -> None:
         for part in "w1 w2 w3".split()
     }
     prefixes = [f"model.layers.0.mlp.experts.{i}" for i in range(4)]
-    with FolderWeights(tmp_path / "fp8", config.spelling, quantized=config.fp8) as weights:
+    with FolderWeights(tmp_path / "fp8", config.spelling, quantized=config.quantized) as weights:
         loaders = GatedLoaders.of(partial(LinearLoader.of, weights), prefixes)
     assert loaders.gate_up.rounding == RowRounding("tensor", scale=max(scales["w1"] + scales["w3"]))
     assert loaders.down.rounding == RowRounding("tensor", scale=max(scales["w2"]))
@@ -227,7 +227,7 @@ def test_experts_read_the_same_rows(tmp_path: Path) -> None:
     name = next(n for n in stored if "experts.2.w2.weight" in n and "scale" not in n)
     stored[name] = load_file(tmp_path / "plain" / "model.safetensors")[name]
     save_file(stored, tmp_path / "fp8" / "model.safetensors")
-    with FolderWeights(tmp_path / "fp8", config.spelling, quantized=config.fp8) as weights:
+    with FolderWeights(tmp_path / "fp8", config.spelling, quantized=config.quantized) as weights:
         loaders = GatedLoaders.of(partial(LinearLoader.of, weights), prefixes)
     assert loaders.gate_up.rounding is not None and loaders.down.rounding is None
 

@@ -89,7 +89,7 @@ def logits_differ(fused: Path, plain: Path) -> float:
     rig = Rig(plain)
     assert refusal(rig.config, rig.config.vocab_size) == ""
     twin = Twin(rig.config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
-    with FolderWeights(fused, quantized=rig.config.fp8) as weights:
+    with FolderWeights(fused, quantized=rig.config.quantized) as weights:
         model = FusedDecoder(rig.config, weights, twin.context)
     assert model.few_rows == 0
     differences: list[torch.Tensor] = []
@@ -129,6 +129,6 @@ def test_experts_that_no_kernel_has_are_refused_by_name(tmp_path: Path) -> None:
     assert refusal(config, 128) == ""
     assert "40 of 64 experts" in refusal(changed(config, per_row=40, experts=64), 128)
     assert "intermediate_size 96 in FP8 blocks" in refusal(
-        replace(config, fp8=Fp8Config("block", "block")), 128
+        replace(config, quantized=Fp8Config("block", "block")), 128
     )
     assert "a shared expert of 40 columns" in refusal(changed(config, shared_width=40), 128)

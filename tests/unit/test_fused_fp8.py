@@ -42,7 +42,7 @@ def differ(fused: Path, plain: Path, first: int = FEW) -> float:
     config = read_model(fused)
     assert refusal(config, config.vocab_size) == ""
     twin = Twin(config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
-    with FolderWeights(fused, config.spelling, quantized=config.fp8) as weights:
+    with FolderWeights(fused, config.spelling, quantized=config.quantized) as weights:
         model = FusedDecoder(config, weights, twin.context)
     differences: list[torch.Tensor] = []
     for rounds, chunks, spans, tokens in Steps(rig, first):
@@ -174,10 +174,10 @@ def test_dummies_are_in_fp8_where_the_config_says_so(tmp_path: Path, name: str) 
     dense = ("model.layers.0.mlp.down_proj",)
     write_format(tmp_path / "fp8", tmp_path / "plain", FORMATS[name], dense, (*KEPT, *dense))
     config = read_model(tmp_path / "fp8", "dummy")
-    weights: WeightSource = DummyWeights(quantized=config.fp8)
-    assert config.fp8 is not None
+    weights: WeightSource = DummyWeights(quantized=config.quantized)
+    assert config.quantized is not None
     rounding = weights.rounding(["model.layers.1.mlp.down_proj.weight"])
-    assert rounding is not None and rounding.rows == config.fp8.rows
+    assert rounding is not None and rounding.rows == config.quantized.rows
     assert weights.rounding(["model.layers.0.mlp.down_proj.weight"]) is None
     rig = Rig(tmp_path / "fp8")
     twin = Twin(config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
@@ -192,7 +192,7 @@ def test_ranks_have_their_rows_and_columns(tmp_path: Path, name: str) -> None:
     """With the scales that belong to them: of each part of a product, whose scales differ."""
     write_family(tmp_path / "plain", "llama", **BLOCKS)
     meant = write_format(tmp_path / "fp8", tmp_path / "plain", FORMATS[name])
-    quantized = read_model(tmp_path / "fp8").fp8
+    quantized = read_model(tmp_path / "fp8").quantized
     names, back = [f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up")], DOWN
     for rank in range(2):
         placement = WeightPlacement(rank=rank, ranks=2)

@@ -57,7 +57,7 @@ def test_scales_go_with_their_rows(tmp_path: Path, kind: str) -> None:
     told = Fp8Config(kind, "block" if kind == "block" else "token")  # type: ignore[arg-type]
     tensors = {"a.qkv_proj.weight": stored, "a.qkv_proj.weight_scale": scales}
     with reading(tmp_path, tensors, fp8=told) as weights:
-        numbers, own = weights.take_fp8("a.k_proj.weight", (128, 256), None)
+        numbers, own = weights.take_stored("a.k_proj.weight", (128, 256), None)
         each = {
             "block": scales[2:3],
             "channel": scales.flatten()[256:384],

@@ -257,7 +257,7 @@ def test_published_configurations(
     assert config.kv_format.row_bytes(2) == row_bytes
     names = "experts per_row scores normalised scale corrected groups kept_groups group_best shared_width"
     assert tuple(getattr(last.feed_forward, name) for name in names.split()) == experts
-    assert bool(config.fp8) == bool(raw["quantization_config"])
+    assert bool(config.quantized) == bool(raw["quantization_config"])
     assert config.context_length == raw["max_position_embeddings"]
 
 

@@ -37,7 +37,7 @@ from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
 pytestmark = pytest.mark.slow
 
 LAYERS = 2
-CAPTURE = (1, 1, 2)  # a layer twice, and what leaves the last
+CAPTURE = (1, 1, 2)  # of a head: a layer twice, and what leaves the last
 SLOTS = 4
 ERROR = 1e-4
 FIRST = {"narrow": 20, "wide": skinny.MAX_ROWS - 8}
@@ -109,7 +109,9 @@ def with_tokens(rows: ForwardRows, tokens: Sequence[int]) -> ForwardRows:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return found.shape == expected.shape and bool((found - expected).abs().max() < ERROR)
+    """Up to rounding: numbers that spread wider than 1 may be as much farther apart."""
+    error = ERROR * max(1.0, float(expected.std()))
+    return found.shape == expected.shape and bool((found - expected).abs().max() < error)
 
 
 def same_rows_written(found: KvPool, expected: KvPool) -> bool:
@@ -220,7 +222,7 @@ def test_every_field_of_a_specification_is_known() -> None:
     """A new one is computed by the kernels or refused by name; then it may be added here."""
     known = {
         ModelConfig: "folder architecture vocab_size hidden_size norm_eps layers context_length tied_head "
-        "norm_offset embedding_scale logit_soft_cap fp8 renamed fused eos_token_ids load_format",
+        "norm_offset embedding_scale logit_soft_cap quantized renamed fused eos_token_ids load_format",
         LayerSpec: "attention feed_forward norms",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
         "output_bias head_norms row_norms",
@@ -267,14 +269,15 @@ def same_forwards(
     """The plain model's are the fused one's, whose configuration `config` is, if it is given."""
     rig = rig or Rig(target)
     config = config or rig.config
+    capture = (1, 1, config.num_layers)
     tables = torch.zeros(SLOTS, 16, dtype=torch.int32)
     twin = Twin(config, rig.pool, tables)
-    with FolderWeights(target, config.spelling, quantized=config.fp8, fused=config.fused) as weights:
+    with FolderWeights(target, config.spelling, quantized=config.quantized, fused=config.fused) as weights:
         model = FusedDecoder(config, weights, twin.context)
     for rounds, chunks, spans, tokens in Steps(rig, first):
-        residual, expected = rig.forward(spans, tokens.tolist(), CAPTURE)
+        residual, expected = rig.forward(spans, tokens.tolist(), capture)
         rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
-        x, captured = model.forward(rows, twin.pool, CAPTURE)
+        x, captured = model.forward(rows, twin.pool, capture)
         assert close(captured, expected[: rows.count])
         assert torch.equal(x, captured[:, -rig.config.hidden_size :])
         assert same_rows_written(twin.pool, rig.pool)

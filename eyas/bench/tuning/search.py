@@ -75,7 +75,7 @@ def jobs_of(model: str, ranks: int, products: str) -> tuple[TuningJob, ...]:
     blocks ("gemm").
     """
     config = config_of_rank(read_model(model, "dummy"), ranks)
-    in_fp8 = bool(config.fp8 and config.fp8.rows)
+    in_fp8 = bool(config.quantized and config.quantized.rows)
     itemsize = 1 if in_fp8 else 2
     jobs: dict[TuningJob, None] = {}
     for layer in config.layers:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.folder import fingerprint, weight_files
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
-from eyas.engine.checkpoint.quantized import Fp8Config
+from eyas.engine.checkpoint.quantized import QuantizedConfig
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, RopeConfig
 from eyas.engine.kv.format import KvFormat
 
@@ -188,10 +188,10 @@ class ModelConfig:
     """A decoder. `context_length` is in tokens; sizes are element counts.
 
     `norm_offset`: what is added to a stored gain. `embedding_scale` multiplies embedded tokens.
-    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `fp8`: how those weights are
-    stored that are in FP8 (None: there are none). `renamed`: parts of tensor names, (as stored, as
-    the decoder calls them), replaced in this order; `fused`: tensors that are stored as one. Raises
-    ConfigError if its layers cannot share a KV pool, or their sizes do not fit each other.
+    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `quantized`: how
+    weights are stored that are not in 16 or 32 bits (None: all are). `renamed`: parts of tensor names, (as
+    stored, as the decoder calls them), replaced in this order; `fused`: tensors that are stored as one.
+    Raises ConfigError if its layers cannot share a KV pool, or their sizes do not fit each other.
     """
 
     folder: Path
@@ -205,7 +205,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     logit_soft_cap: float = 0.0
-    fp8: Fp8Config | None = None
+    quantized: QuantizedConfig | None = None
     renamed: tuple[tuple[str, str], ...] = ()
     fused: tuple[FusedTensor, ...] = ()
     eos_token_ids: tuple[int, ...] = ()

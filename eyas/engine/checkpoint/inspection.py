@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from eyas.engine.checkpoint.folder import tensor_shapes
-from eyas.engine.checkpoint.quantized import Fp8Config
+from eyas.engine.checkpoint.quantized import QuantizedConfig
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 
 
@@ -26,7 +26,7 @@ class CheckpointInspection(FolderWeights):
         self,
         folder: Path,
         spelling: Callable[[str], str],
-        quantized: Fp8Config | None,
+        quantized: QuantizedConfig | None,
         *,
         blank: bool,
     ) -> None:

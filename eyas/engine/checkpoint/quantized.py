@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from eyas.common.errors import ConfigError
 
@@ -30,22 +30,24 @@ _IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert")
 
 
 @dataclass(frozen=True)
-class Fp8Config:
-    """FP8 weights, with a scale for each block of 128 x 128, output row ("channel") or whole tensor.
+class QuantizedConfig:
+    """Weights stored as small numbers times scales: one for each block of 128 x 128, output row ("channel")
+    or whole tensor. A format is a subclass of this.
 
-    `rows`: what of the rows that they multiply has one scale, when those are rounded to FP8 as well: 128
-    elements ("block"), a row ("token"), or all rows there are, by a stored number ("tensor"); "": rows are
-    left as they are. `powers`: scales of rows are powers of two. `kept`: modules that are not stored so, as
-    the config.json names them.
+    `kind`: what a safetensors file calls the dtype of the numbers; `dtype`: what torch does. `rows`: what of
+    the rows that they multiply has one scale, when those are rounded like them: 128 elements ("block"), a row
+    ("token"), or all rows there are, by a stored number ("tensor"); "": rows are left as they are. `kept`:
+    modules that are not stored so, as the config.json names them.
     """
 
+    kind: ClassVar[str]
+    dtype: ClassVar[str]
     weights: WeightScales
-    rows: RowScales
-    powers: bool = False
-    kept: tuple[str, ...] = ()
+    rows: RowScales = ""
+    kept: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
 
     def keeps(self, tensor: str) -> bool:
-        """Is the module of this tensor, by its stored name, one that is not in FP8?
+        """Is the module of this tensor, by its stored name, one that is not stored so?
 
         "re:" begins a pattern that a name begins with; other entries are a module, its last parts, or what it
         is in.
@@ -53,8 +55,20 @@ class Fp8Config:
         module = tensor.removesuffix(".weight")
         return any(_named(entry, module) for entry in self.kept)
 
-    def with_rows_as_they_are(self) -> Fp8Config:
+    def with_rows_as_they_are(self) -> Self:
         """A copy for the same weights that rounds no rows."""
+        return dataclasses.replace(self, rows="")
+
+
+@dataclass(frozen=True)
+class Fp8Config(QuantizedConfig):
+    """In FP8 (e4m3). `powers`: scales of rows are powers of two."""
+
+    kind: ClassVar[str] = "F8_E4M3"
+    dtype: ClassVar[str] = "float8_e4m3fn"
+    powers: bool = False
+
+    def with_rows_as_they_are(self) -> Self:
         return dataclasses.replace(self, rows="", powers=False)
 
     def __str__(self) -> str:
@@ -68,7 +82,7 @@ class Fp8Config:
         return f"FP8 by {each}, {rows}"
 
 
-def read_quantized(raw: Raw) -> Fp8Config | None:
+def read_quantized(raw: Raw) -> QuantizedConfig | None:
     """None: weights are stored in 16 or 32 bits. Scales of an FP8 KV cache are passed over: the cache has the
     model's type here, which is what numbers with those scales come near to.
 
@@ -80,11 +94,9 @@ def read_quantized(raw: Raw) -> Fp8Config | None:
     if not isinstance(quantization, Mapping):
         raise _refused(repr(quantization))
     method = quantization.get("quant_method")
-    if method == "fp8":
-        return _fp8(quantization)
-    if method == "compressed-tensors":
-        return _compressed(quantization)
-    raise _refused(f"quant_method {method!r}")
+    if not isinstance(method, str) or method not in METHODS:
+        raise _refused(f"quant_method {method!r}")
+    return METHODS[method](quantization)
 
 
 def _fp8(raw: Raw) -> Fp8Config:
@@ -99,7 +111,7 @@ def _fp8(raw: Raw) -> Fp8Config:
         return Fp8Config("tensor", "token" if scheme == "dynamic" else "tensor", kept=ignored)
     if block != [FP8_SIDE, FP8_SIDE] or scheme != "dynamic":
         raise _refused(f"{scheme} FP8 with weight_block_size {block}")
-    return Fp8Config("block", "block", powers, ignored)
+    return Fp8Config("block", "block", powers, kept=ignored)
 
 
 def _compressed(raw: Raw) -> Fp8Config:
@@ -186,3 +198,7 @@ def _named(entry: str, module: str) -> bool:
 
 def _refused(what: str) -> ConfigError:
     return ConfigError(f"quantization_config of config.json: {what} is not supported ({_KNOWN})")
+
+
+METHODS: dict[str, Callable[[Raw], QuantizedConfig]] = {"fp8": _fp8, "compressed-tensors": _compressed}
+"""By `quant_method`: what reads the rest."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import stored_tensors
+from eyas.engine.checkpoint.quantized import Fp8Config
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 _FP8 = "F8_E4M3"
@@ -44,17 +45,18 @@ class WeightBytes:
 def weight_bytes(model: ModelConfig, dtype: str) -> WeightBytes:
     """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so."""
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
-        matrices, size = parameters(model), 1 if model.fp8 is not None else ITEMSIZE[dtype]
+        matrices, size = parameters(model), 1 if isinstance(model.quantized, Fp8Config) else ITEMSIZE[dtype]
         return WeightBytes(size * matrices.experts, size * matrices.rest)
     experts = rest = as_stored = 0
+    quantized = model.quantized.kind if model.quantized is not None else ""
     for stored, (kind, shape) in stored_tensors(model.folder).items():
         name = model.spelling(stored)
-        if kind not in _KINDS or not _is_read(model, name):
+        if (kind not in _KINDS and kind != quantized) or not _is_read(model, name):
             continue
         size = math.prod(shape) * (1 if kind == _FP8 else ITEMSIZE[dtype])
         experts += size if ".experts." in name else 0
         rest += 0 if ".experts." in name else size
-        as_stored += size if _KINDS[kind] == dtype else 0
+        as_stored += size if _KINDS.get(kind) == dtype else 0
     return WeightBytes(experts, rest, as_stored)
 
 

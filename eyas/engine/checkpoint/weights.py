@@ -2,7 +2,7 @@
 
 A model asks for each tensor by name and shape, once, in the order in which it builds itself; at most one
 tensor is held at a time. Where several ranks share a model, each asks for its own part of a tensor, and only
-that part is read. Weights in FP8 are widened as they are read, unless they are asked for as they are.
+that part is read. Quantized weights are widened as they are read, unless they are asked for as they are.
 
 `FiniteCheck` checks that weights are finite numbers. A model with NaN or infinity serves, and its answers are
 empty. What is found of a tensor stays on its device until all are loaded: asking a GPU means waiting for it.
@@ -30,7 +30,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, SomeRows
-from eyas.engine.checkpoint.quantized import Fp8Config
+from eyas.engine.checkpoint.quantized import Fp8Config, QuantizedConfig
 from eyas.engine.checkpoint.staging import WeightStaging
 
 Shape = tuple[int, ...]
@@ -100,10 +100,10 @@ class WeightSource(ABC):
 
     Shapes are always those of the whole tensor. Every method raises ConfigError, which names the tensor, if
     it is missing, has another shape, or cannot be divided among the ranks. Tensors have the placement's dtype
-    unless `dtype` is given. `quantized`: how those are stored that are in FP8.
+    unless `dtype` is given. `quantized`: how those are stored that are not in 16 or 32 bits.
     """
 
-    def __init__(self, placement: WeightPlacement, quantized: Fp8Config | None = None) -> None:
+    def __init__(self, placement: WeightPlacement, quantized: QuantizedConfig | None = None) -> None:
         self.placement = placement
         self.quantized = quantized
 
@@ -126,8 +126,8 @@ class WeightSource(ABC):
         """This rank's share of dimension 1: [shape[0], shape[1] / ranks, ...]."""
         return self._load(name, shape, self._share(name, shape, 1), self.placement.dtype)
 
-    def in_fp8(self, name: str) -> bool:
-        """True if a tensor is stored in FP8."""
+    def is_quantized(self, name: str) -> bool:
+        """True if a tensor is stored as `quantized` says."""
         return False
 
     def alike(self, name: str, other: str) -> bool:
@@ -144,31 +144,35 @@ class WeightSource(ABC):
         So they are unless all of the weights are in FP8. Where each of them has a scale for rows, the largest
         is for all: less of a row is cut off than its own would.
         """
-        if self.quantized is None or not self.quantized.rows or not all(map(self.in_fp8, names)):
+        if not isinstance(self.quantized, Fp8Config) or not self.quantized.rows:
+            return None
+        if not all(map(self.is_quantized, names)):
             return None
         scale = max(map(self._row_scale, names)) if self.quantized.rows == "tensor" else 0.0
         return fp8.RowRounding(self.quantized.rows, self.quantized.powers, scale)
 
-    def take_fp8(self, name: str, shape: Shape, dimension: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's share, along a dimension, of a tensor [n, k] that is stored so, as it is: e4m3, and its
+    def take_stored(
+        self, name: str, shape: Shape, dimension: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's share, along a dimension, of a quantized tensor [n, k] as it is stored, and of its
         scales float32, in blocks [ceil(n / 128), ceil(k / 128)], else [n]. A share has whole blocks.
         None: all of it.
         """
         if self.quantized is None:
             raise _unnamed(name)
         if dimension is None:
-            return self._load_fp8(name, shape, (), ())
+            return self._load_stored(name, shape, (), ())
         part = self._share(name, shape, dimension)
         if self.quantized.weights != "block":
-            return self._load_fp8(name, shape, part, part[:1])
+            return self._load_stored(name, shape, part, part[:1])
         scales = fp8.scales_of(shape, "block")
-        return self._load_fp8(name, shape, part, self._share(name, scales, dimension))
+        return self._load_stored(name, shape, part, self._share(name, scales, dimension))
 
-    def _load_fp8(
+    def _load_stored(
         self, name: str, shape: Shape, part: Part, scales: Part
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`part` of the tensor, and the `scales` part of its scales; both contiguous."""
-        raise ConfigError(f"tensor {name} is not stored in FP8")
+        raise ConfigError(f"tensor {name} is not quantized")
 
     def _row_scale(self, name: str) -> float:
         """The scale of all rows that a weight multiplies."""
@@ -211,7 +215,7 @@ class FolderWeights(WeightSource):
         spelling: Callable[[str], str] = str,
         placement: WeightPlacement = CPU,
         prefixes: tuple[str, ...] = ("",),
-        quantized: Fp8Config | None = None,
+        quantized: QuantizedConfig | None = None,
         fused: tuple[FusedTensor, ...] = (),
     ) -> None:
         super().__init__(placement, quantized)
@@ -267,7 +271,7 @@ class FolderWeights(WeightSource):
         return sorted(name for name in self._home if name.startswith(parts) and name not in self._seen)
 
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
-        if not self.in_fp8(name):
+        if not self.is_quantized(name):
             read = self._mapped(name, shape)
             if dtype.is_floating_point:
                 _check_meaning(name, read, _PLAIN)
@@ -283,25 +287,26 @@ class FolderWeights(WeightSource):
         self._finite.see(name, min(taken, stored, key=lambda tensor: tensor.itemsize))
         return taken
 
-    def in_fp8(self, name: str) -> bool:
+    def is_quantized(self, name: str) -> bool:
         if name not in self._home:
             return False
         stored = self._home[name]
-        if stored.read().get_dtype() != fp8.STORED:
-            return False
-        if self.quantized is None:
+        kind = stored.read().get_dtype()
+        if self.quantized is None and kind == fp8.STORED:
             raise _unnamed(name)
+        if self.quantized is None or kind != self.quantized.kind:
+            return False
         if self.quantized.keeps(stored.name):
             excuse = "though quantization_config says that it is not"
-            raise ConfigError(f"tensor {stored.name} is in FP8, {excuse}")
+            raise ConfigError(f"tensor {stored.name} is stored as {kind}, {excuse}")
         return True
 
-    def _load_fp8(
+    def _load_stored(
         self, name: str, shape: Shape, part: Part, scales: Part
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        stored = self._mapped(name, shape)[part].view(torch.uint8)
+        stored = self._mapped(name, shape)[part]
         scale = self._scales(name, shape)[scales]
-        weight, placed = self._place(stored).view(torch.float8_e4m3fn), self._place(scale)
+        weight, placed = self._place(stored.view(torch.uint8)).view(stored.dtype), self._place(scale)
         self._finite.see(name, weight)
         self._finite.see(name, placed)
         return weight, placed
@@ -396,8 +401,8 @@ class DummyWeights(WeightSource):
 
     A tensor depends on its name and the seed alone, not on the order in which tensors are taken. A rank's
     part is cut from the whole tensor. `optional`: the names of the optional tensors that the model has.
-    Matrices that are asked for in FP8 are stored so if `quantized` says that any are; where all rows have one
-    scale, it is 1/64.
+    Matrices that are asked for as they are stored are in FP8 if `quantized` says that any are; where all rows
+    have one scale, it is 1/64. No other format has dummies: its weights have the placement's dtype.
     """
 
     def __init__(
@@ -405,7 +410,7 @@ class DummyWeights(WeightSource):
         seed: int = 0,
         placement: WeightPlacement = CPU,
         optional: frozenset[str] = frozenset(),
-        quantized: Fp8Config | None = None,
+        quantized: QuantizedConfig | None = None,
     ) -> None:
         super().__init__(placement, quantized)
         self._seed = seed
@@ -418,10 +423,10 @@ class DummyWeights(WeightSource):
         whole = self._noise(name, shape, dtype)
         return whole[part].clone() if part else whole
 
-    def in_fp8(self, name: str) -> bool:
-        return self.quantized is not None and not self.quantized.keeps(name)
+    def is_quantized(self, name: str) -> bool:
+        return isinstance(self.quantized, Fp8Config) and not self.quantized.keeps(name)
 
-    def _load_fp8(
+    def _load_stored(
         self, name: str, shape: Shape, part: Part, scales: Part
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A quarter of e4m3's range is the noise's deviation: all of its values are there."""

@@ -106,17 +106,17 @@ class Fp8Loader:
     def rows(self, names: list[str], rows: list[int], columns: int) -> Fp8Projection:
         for name, count in zip(names, rows, strict=True):
             self._check(name, "rows", count)
-        parts = [self.weights.take_fp8(n, (r, columns), 0) for n, r in zip(names, rows, strict=True)]
+        parts = [self.weights.take_stored(n, (r, columns), 0) for n, r in zip(names, rows, strict=True)]
         stored, scales = zip(*parts, strict=True)
         return self._made(torch.cat(stored), torch.cat(scales))
 
     def columns(self, name: str, shape: tuple[int, int]) -> Fp8Projection:
         if self.weights.placement.ranks > 1:
             self._check(name, "columns", shape[1])
-        return self._made(*self.weights.take_fp8(name, shape, 1))
+        return self._made(*self.weights.take_stored(name, shape, 1))
 
     def whole(self, name: str, shape: tuple[int, int]) -> Fp8Projection:
-        return self._made(*self.weights.take_fp8(name, shape, None))
+        return self._made(*self.weights.take_stored(name, shape, None))
 
     def _made(self, stored: torch.Tensor, scales: torch.Tensor) -> Fp8Projection:
         return Fp8Projection(StoredWeight(stored, scales, self.rounding))

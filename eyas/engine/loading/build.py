@@ -103,8 +103,8 @@ def build_engine(
         config = dataclasses.replace(config, num_pages=PLAIN_PAGES)
     loaded = EngineSpec.of(config, epoch=secrets.randbits(63))
     loaded = dataclasses.replace(loaded, leader=own_prefix(Path(config.pool_dir)))
-    if loaded.target.fp8 is not None:
-        _log.info("weights: %s", loaded.target.fp8)
+    if loaded.target.quantized is not None:
+        _log.info("weights: %s", loaded.target.quantized)
     if config.only_drafts:
         drafting = _draft_parts(loaded, start, pulse)
         _log.info(start.phases.summary())

@@ -17,6 +17,7 @@ from eyas.common.types import KvKind
 from eyas.engine.attention.latent_prompts import made_up
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import scales_of
+from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.checkpoint.weights import Part, Shape, WeightSource
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.device.executor import WORDS
@@ -124,9 +125,10 @@ def wide_rows(decoder: ModelConfig, most: int) -> Iterator[int]:
     """
     rows = MAX_ROWS + 1
     yield rows
-    if decoder.fp8:
+    in_fp8 = isinstance(decoder.quantized, Fp8Config)
+    if in_fp8:
         yield 2 * MOST_ROWS  # a bucket of tiles that `few` does not take
-    if decoder.fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in decoder.layers):
+    if in_fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in decoder.layers):
         while (rows := rows + rows // 4) < most:
             yield rows
 
@@ -154,17 +156,18 @@ class _MetaWeights(WeightSource):
     def __contains__(self, name: str) -> bool:
         return name in self._named
 
-    def in_fp8(self, name: str) -> bool:
-        return self._named.in_fp8(name)
+    def is_quantized(self, name: str) -> bool:
+        return self._named.is_quantized(name)
 
     def _row_scale(self, name: str) -> float:
         return 1.0
 
-    def _load_fp8(
+    def _load_stored(
         self, name: str, shape: Shape, part: Part, scales: Part
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        stored = torch.empty(shape, dtype=torch.float8_e4m3fn, device="meta")[part]
         assert self.quantized is not None
+        dtype = getattr(torch, self.quantized.dtype)
+        stored = torch.empty(shape, dtype=dtype, device="meta")[part]
         scale = torch.empty(scales_of(shape, self.quantized.weights), device="meta")[scales]
         return stored.contiguous(), scale.contiguous()
 

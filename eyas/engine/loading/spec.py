@@ -88,7 +88,7 @@ class EngineSpec:
     @contextlib.contextmanager
     def weights(self, group: KvKind) -> Iterator[WeightSource]:
         """The tensors of the target, or of the head in its official spelling."""
-        head, quantized = self.head if group is KvKind.DRAFT else None, self.decoder(group).fp8
+        head, quantized = self.head if group is KvKind.DRAFT else None, self.decoder(group).quantized
         if quantized is not None and self.config.attention_backend == "torch":
             quantized = quantized.with_rows_as_they_are()  # rounding them is how a device is fast
         if self.config.load_format == "dummy":

@@ -13,6 +13,7 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import RowRounding, scales_of
+from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.kernels.experts.group import group
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
@@ -58,8 +59,9 @@ def products_of(target: ModelConfig, ranks: int = 1) -> list[CheckedProduct]:
 
     Of weights in FP8 all that may be: some layers of a model may be without.
     """
-    fp8 = target.fp8
-    rounding = RowRounding(fp8.rows, fp8.powers, scale=0.05) if fp8 is not None and fp8.rows else None
+    stored, rounding = target.quantized, None
+    if isinstance(stored, Fp8Config) and stored.rows:
+        rounding = RowRounding(stored.rows, stored.powers, scale=0.05)
     products = []
     for spec in dict.fromkeys(config_of_rank(target, ranks).layers):
         products += list(_of_layer(spec, target.hidden_size, rounding))

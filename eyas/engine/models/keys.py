@@ -99,7 +99,7 @@ def decoder(raw: Raw, folder: Path, layers: Sequence[LayerSpec], *, tied: bool =
         layers=tuple(layers),
         context_length=_context_length(raw, layers),
         tied_head=switch(raw, "tie_word_embeddings", tied),
-        fp8=read_quantized(raw),
+        quantized=read_quantized(raw),
     )
 
 

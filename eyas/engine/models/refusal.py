@@ -39,7 +39,7 @@ def refusal(config: ModelConfig, outputs: int) -> str:
         if why := _layer_refusal(layer):
             return why
         sizes["intermediate_size"] = layer.feed_forward.width
-        if config.fp8 and config.fp8.rows == "block" and (why := _blocks_refusal(layer)):
+        if config.quantized and config.quantized.rows == "block" and (why := _blocks_refusal(layer)):
             return why
         for name, size in sizes.items():
             if size % SIDE:
