@@ -23,14 +23,14 @@ from eyas.common.wire.message import WireFailure
 from eyas.common.wire.request_log import log_request
 from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
 from eyas.engine.ipc.messages import (
-    Admitted,
     AttachKv,
     CancelGeneration,
     EngineStopped,
     Event,
-    Failed,
-    Lost,
-    Rejected,
+    PagesLost,
+    RequestAdmitted,
+    RequestFailed,
+    RequestRejected,
     StepReply,
     SubmitGeneration,
 )
@@ -201,19 +201,19 @@ class _DecodeStream:
         match event:
             case StepReply(entries):
                 self.buffer.put(self._step(entries))
-            case Admitted(id, attempt):
+            case RequestAdmitted(id, attempt):
                 admitted = decode_pb2.Admitted(id=wire_id(id), attempt=attempt)
                 self.buffer.put(decode_pb2.DecodeServiceSessionResponse(admitted=admitted))
-            case Rejected(id, attempt, failure):
+            case RequestRejected(id, attempt, failure):
                 self._forget(id, None)
                 self._reject(wire_id(id), attempt, failure.error())
-            case Lost(id, attempt):
+            case PagesLost(id, attempt):
                 self.buffer.put(
                     decode_pb2.DecodeServiceSessionResponse(
                         lost=decode_pb2.Lost(id=wire_id(id), attempt=attempt)
                     )
                 )
-            case Failed(id, attempt, failure, choice):
+            case RequestFailed(id, attempt, failure, choice):
                 self._forget(id, choice)
                 status = convert.error_to_pb(failure.error())
                 failed = decode_pb2.Failed(id=wire_id(id), attempt=attempt, choice=choice, status=status)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import eyas
-from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
+from eyas.commands import INTERRUPTED, USAGE_ERROR, CommandEntry, CommandParser
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.logging import announce, setup
 from eyas.common.machine.children import import_safely
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 # --- flags ---------------------------------------------------------------------------------------------
 
 
-def _parser() -> Parser:
+def _parser() -> CommandParser:
     # Imported here, where a Ctrl-C is told as everywhere else.
     from eyas import flags, layout_flags, process_flags
     from eyas.admin.flags import add_certs, add_keys
@@ -67,11 +67,11 @@ def _parser() -> Parser:
     from eyas.planning.flags import add_plan
     from eyas.train.flags import add_train
 
-    parser = Parser(prog="eyas", description="A disaggregated LLM server.")
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser = CommandParser(prog="eyas", description="A disaggregated LLM server.")
+    parser.add_argument("--version", action=_VersionAction, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: object, text: str) -> Parser:
+    def command(name: str, run: object, text: str) -> CommandParser:
         added = commands.add_parser(name, help=text, description=text)
         added.set_defaults(run=run, parser=added)
         return added
@@ -109,21 +109,21 @@ def _parser() -> Parser:
     return parser
 
 
-def _add_doctor(parser: Parser) -> None:
+def _add_doctor(parser: CommandParser) -> None:
     from eyas import flags, process_flags
 
     flags.add_server(parser)
     process_flags.add_tls_dir(parser)
     parser.add_commands(
         {
-            "head": Command("look at a draft head, and at how it fits", "eyas.train.doctor"),
-            "determinism": Command("ask the same in different company", "eyas.evals.determinism"),
+            "head": CommandEntry("look at a draft head, and at how it fits", "eyas.train.doctor"),
+            "determinism": CommandEntry("ask the same in different company", "eyas.evals.determinism"),
         }
     )
     parser.set_defaults(run=_doctor)
 
 
-class _Version(argparse.Action):
+class _VersionAction(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         print(f"eyas {eyas.__version__}")
         parser.exit()

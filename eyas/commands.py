@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandEntry:
     """One command: its help text, and the module that has its `add_flags(parser)` and `run(args) -> int`.
 
     `given`: values that `args` has, and the parser as defaults, where several commands share a module.
@@ -38,7 +38,7 @@ class ReadLine:
     notes: tuple[str, ...] = ()
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser that never abbreviates flags, and that may belong to a command of `add_commands`.
 
     `reader`, if there is one, makes its command line of what was typed; its notes are `args.notes`.
@@ -60,10 +60,10 @@ class Parser(argparse.ArgumentParser):
         flags = [name for name in self._option_string_actions if name.startswith("--")]
         self.error(f"unknown: {' '.join(words)}{nearest(words[0].partition('=')[0], flags)}")
 
-    def add_commands(self, commands: Mapping[str, Command]) -> None:
+    def add_commands(self, commands: Mapping[str, CommandEntry]) -> None:
         """Adds commands, whose modules are imported when they are used; without one, prints the help."""
         self.set_defaults(run=self._show_help)
-        choices = self.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
+        choices = self.add_subparsers(metavar="COMMAND", title="commands", parser_class=CommandParser)
         for name, command in commands.items():
             added = choices.add_parser(name, help=command.text, description=command.text)
             added.set_defaults(parser=added, **command.given)

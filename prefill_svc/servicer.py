@@ -20,15 +20,15 @@ from eyas.common.wire.message import WireFailure
 from eyas.common.wire.request_log import log_request
 from eyas.engine.ipc.client import EngineClient, engine_id
 from eyas.engine.ipc.messages import (
-    Admitted,
     CancelGeneration,
     EngineStopped,
     Event,
-    Failed,
     PrefillDone,
     PrefillPrompt,
     PrefillStarted,
-    Rejected,
+    RequestAdmitted,
+    RequestFailed,
+    RequestRejected,
 )
 from protos import prefill_pb2, prefill_pb2_grpc
 
@@ -66,7 +66,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
             while not over:
                 event = await buffer.get()
                 yield _to_pb(event)
-                over = not isinstance(event, Admitted | PrefillStarted)  # and the caller has it
+                over = not isinstance(event, RequestAdmitted | PrefillStarted)  # and the caller has it
         finally:
             self._engine.close(number)
             if not over:
@@ -76,7 +76,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
 def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
     """Raises what the engine refused or failed with."""
     match event:
-        case Admitted():
+        case RequestAdmitted():
             return prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())
         case PrefillStarted(handles=handles):
             started = prefill_pb2.PrefillStarted(handles=[convert.handle_to_pb(h) for h in handles])
@@ -88,8 +88,8 @@ def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
             )
             return prefill_pb2.PrefillResponse(done=done)
         case (
-            Rejected(failure=failure)
-            | Failed(failure=failure)
+            RequestRejected(failure=failure)
+            | RequestFailed(failure=failure)
             | EngineStopped(failure=WireFailure() as failure)
         ):
             raise failure.error()

@@ -22,14 +22,14 @@ AUTHORITY_FOR = datetime.timedelta(days=3650)
 
 
 @dataclass(frozen=True)
-class Pair:
+class CertificatePair:
     """A certificate and its key, in PEM."""
 
     certificate: bytes
     key: bytes
 
 
-class Authority:
+class CertificateAuthority:
     """Signs certificates. All keys that are made here, its own too, are a curve's (P-256)."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Authority:
         self._certificate = certificate
 
     @classmethod
-    def new(cls, name: str) -> Authority:
+    def new(cls, name: str) -> CertificateAuthority:
         """A new authority, valid for ten years from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name), _name(name), key, _now() + AUTHORITY_FOR)
@@ -48,7 +48,7 @@ class Authority:
         return cls(key, builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()))
 
     @classmethod
-    def load(cls, pair: Pair) -> Authority:
+    def load(cls, pair: CertificatePair) -> CertificateAuthority:
         """One that was saved. Raises ValueError for what is none, or cannot sign."""
         try:
             key = serialization.load_pem_private_key(pair.key, password=None)
@@ -80,11 +80,11 @@ class Authority:
         return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own.value)
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> CertificatePair:
         """The authority's certificate and signing key, as they are saved."""
-        return Pair(_pem(self._certificate), _key_pem(self._key))
+        return CertificatePair(_pem(self._certificate), _key_pem(self._key))
 
-    def signed(self, names: Sequence[str], until: datetime.datetime, *, client: bool) -> Pair:
+    def signed(self, names: Sequence[str], until: datetime.datetime, *, client: bool) -> CertificatePair:
         """A new certificate and key for a server with these names, hosts or IP addresses.
 
         `client`: others take it from a client too. Raises ValueError for one that would outlive the
@@ -106,7 +106,7 @@ class Authority:
             (self._identifier, False),
         ):
             builder = builder.add_extension(extension, critical=critical)
-        return Pair(_pem(builder.sign(self._key, hashes.SHA256())), _key_pem(key))
+        return CertificatePair(_pem(builder.sign(self._key, hashes.SHA256())), _key_pem(key))
 
 
 def _may_sign(certificate: x509.Certificate) -> bool:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from eyas.admin.authority import Authority, Pair
+from eyas.admin.authority import CertificateAuthority, CertificatePair
 from eyas.common.errors import ConfigError
 from eyas.common.security.tls import AUTHORITY, CERTIFICATE, KEY, NAME
 
@@ -45,9 +45,9 @@ def write(folder: Path, names: Sequence[str], valid: datetime.timedelta) -> None
         for made in (folder, folder / SERVICES, folder / DOOR):
             made.mkdir(parents=True, exist_ok=True)
         if own.exists():
-            authority = Authority.load(Pair(own.read_bytes(), key.read_bytes()))
+            authority = CertificateAuthority.load(CertificatePair(own.read_bytes(), key.read_bytes()))
         else:
-            authority = Authority.new("an Eyas cluster")
+            authority = CertificateAuthority.new("an Eyas cluster")
             _put(key, authority.pair.key)
             _put(own, authority.pair.certificate)
         _put(folder / SERVICES / AUTHORITY, authority.pair.certificate)

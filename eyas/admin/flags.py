@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from eyas.commands import Command, Parser
+from eyas.commands import CommandEntry, CommandParser
 from eyas.common.cluster.address import is_host
 from eyas.flags import host, names, positive
 
@@ -13,18 +13,20 @@ DAYS = 365
 HERE = ("localhost", "127.0.0.1", "::1")
 
 
-def add_keys(parser: Parser) -> None:
+def add_keys(parser: CommandParser) -> None:
     """The commands of `eyas keys`."""
     parser.add_commands(
         {
-            "add": Command("make a key, print it once, and write its hash to a file", KEYS, {"does": "add"}),
-            "list": Command("the names in a file", KEYS, {"does": "list"}),
-            "remove": Command("take a key out of a file", KEYS, {"does": "remove"}),
+            "add": CommandEntry(
+                "make a key, print it once, and write its hash to a file", KEYS, {"does": "add"}
+            ),
+            "list": CommandEntry("the names in a file", KEYS, {"does": "list"}),
+            "remove": CommandEntry("take a key out of a file", KEYS, {"does": "remove"}),
         }
     )
 
 
-def add_certs(parser: Parser) -> None:
+def add_certs(parser: CommandParser) -> None:
     """Where the files of `eyas certs` go, and what they say."""
     add = parser.add_argument
     add("folder", metavar="DIR", help="made if it is not there; an authority in it signs again")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from eyas.commands import Parser
+from eyas.commands import CommandParser
 from eyas.common.security import key_file
 
 
-def add_flags(parser: Parser) -> None:
+def add_flags(parser: CommandParser) -> None:
     """The file, and whose key it is."""
     parser.add_argument("file", metavar="FILE", help="the file of --api-key-file")
     does = parser.get_default("does")

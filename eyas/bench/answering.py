@@ -20,8 +20,8 @@ from eyas.engine.ipc.messages import (
     Command,
     EngineStopped,
     Event,
-    Failed,
-    Rejected,
+    RequestFailed,
+    RequestRejected,
     ShutdownEngine,
     StepReply,
     SubmitGeneration,
@@ -89,7 +89,7 @@ class AnswerLink:
                     self._saw(event.entries)
                 for entry in event.entries:
                     self._add(entry)
-            elif isinstance(event, Rejected | Failed):
+            elif isinstance(event, RequestRejected | RequestFailed):
                 raise EyasError(f"prompt {event.id} was not answered: {event.failure.message}")
             elif isinstance(event, EngineStopped) and event.failure is not None:
                 raise EyasError(f"the engine ended: {event.failure.message}")

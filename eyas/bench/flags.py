@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from eyas.commands import Command, Parser
+from eyas.commands import CommandEntry, CommandParser
 
 COMMANDS = {
-    "serve": Command("load a server and measure it", "eyas.bench.serve"),
-    "sweep": Command("load servers more and more, to the knee of their goodput", "eyas.bench.sweep"),
-    "compare": Command("which of two runs is faster, with confidence intervals", "eyas.bench.compare"),
-    "suite": Command(
+    "serve": CommandEntry("load a server and measure it", "eyas.bench.serve"),
+    "sweep": CommandEntry("load servers more and more, to the knee of their goodput", "eyas.bench.sweep"),
+    "compare": CommandEntry("which of two runs is faster, with confidence intervals", "eyas.bench.compare"),
+    "suite": CommandEntry(
         "the named cases, and a report of them (without --url: on clusters of its own)", "eyas.bench.suite"
     ),
-    "one-batch": Command("run static batches through an engine, without a server", "eyas.bench.one_batch"),
-    "speculative": Command("which drafts pay at which batch size", "eyas.bench.speculative"),
-    "kernels": Command("time kernels beside what memory and arithmetic allow", "eyas.bench.kernels.command"),
+    "one-batch": CommandEntry(
+        "run static batches through an engine, without a server", "eyas.bench.one_batch"
+    ),
+    "speculative": CommandEntry("which drafts pay at which batch size", "eyas.bench.speculative"),
+    "kernels": CommandEntry(
+        "time kernels beside what memory and arithmetic allow", "eyas.bench.kernels.command"
+    ),
 }
 
 
-def add_bench(parser: Parser) -> None:
+def add_bench(parser: CommandParser) -> None:
     """The commands of `eyas bench`."""
     parser.add_commands(COMMANDS)

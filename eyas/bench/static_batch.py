@@ -19,9 +19,9 @@ from eyas.engine.ipc.messages import (
     Command,
     EngineReady,
     Event,
-    Failed,
-    Lost,
-    Rejected,
+    PagesLost,
+    RequestFailed,
+    RequestRejected,
     ShutdownEngine,
     StepReply,
     SubmitGeneration,
@@ -146,9 +146,9 @@ class ScriptLink:
         for event in events:
             if isinstance(event, StepReply):
                 trace.add(now, event.entries)
-            elif isinstance(event, Rejected | Failed):
+            elif isinstance(event, RequestRejected | RequestFailed):
                 trace.failures.append(event.failure.message)
-            elif isinstance(event, Lost):
+            elif isinstance(event, PagesLost):
                 trace.failures.append("the engine lost the request")
         if trace.over:
             self._rest_until = now + PAUSE_S

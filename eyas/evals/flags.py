@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eyas.commands import Command, Parser
+from eyas.commands import CommandEntry, CommandParser
 from eyas.flags import add_server, positive
 
 COMMANDS = {
-    "gsm8k": Command("grade-school word problems, from a local file", "eyas.evals.gsm8k"),
-    "mmlu": Command("questions with four choices, from a local folder", "eyas.evals.mmlu"),
-    "humaneval": Command("Python functions, from a local file; runs what is written", "eyas.evals.humaneval"),
-    "nano": Command("held-out questions of the embedded model; no file needed", "eyas.evals.nano"),
+    "gsm8k": CommandEntry("grade-school word problems, from a local file", "eyas.evals.gsm8k"),
+    "mmlu": CommandEntry("questions with four choices, from a local folder", "eyas.evals.mmlu"),
+    "humaneval": CommandEntry(
+        "Python functions, from a local file; runs what is written", "eyas.evals.humaneval"
+    ),
+    "nano": CommandEntry("held-out questions of the embedded model; no file needed", "eyas.evals.nano"),
 }
 
 
-def add_eval(parser: Parser) -> None:
+def add_eval(parser: CommandParser) -> None:
     """The commands of `eyas eval`."""
     parser.add_commands(COMMANDS)
 

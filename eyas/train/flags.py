@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from eyas.commands import Command, Parser
+from eyas.commands import CommandEntry, CommandParser
 
 HEADS = "eyas.train.head_command"
 COMMANDS = {
-    "eagle3": Command("an EAGLE-3 head for any target", HEADS, {"kind": "eagle3"}),
-    "eagle": Command("an EAGLE-1/2 head for any target", HEADS, {"kind": "eagle"}),
-    "mtp": Command("an MTP head for any target, with MiMo's names", HEADS, {"kind": "mtp"}),
+    "eagle3": CommandEntry("an EAGLE-3 head for any target", HEADS, {"kind": "eagle3"}),
+    "eagle": CommandEntry("an EAGLE-1/2 head for any target", HEADS, {"kind": "eagle"}),
+    "mtp": CommandEntry("an MTP head for any target, with MiMo's names", HEADS, {"kind": "mtp"}),
 }
 
 
-def add_train(parser: Parser) -> None:
+def add_train(parser: CommandParser) -> None:
     """The commands of `eyas train`."""
     parser.add_commands(COMMANDS)

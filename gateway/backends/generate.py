@@ -33,7 +33,14 @@ from eyas.common.types import (
     TokenEntry,
     WorkerInfo,
 )
-from eyas.common.wire.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
+from eyas.common.wire.replies import (
+    PagesLost,
+    PrefillDone,
+    PrefillStarted,
+    RequestAdmitted,
+    RequestFailed,
+    RequestRejected,
+)
 from gateway.backends.admission import is_synthetic
 from gateway.backends.base import BackendHealth, GenerationBackend, GenerationStream, Lanes
 from gateway.backends.delivery import OutputBuffer, first_entry
@@ -209,13 +216,13 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
     async def _hear_decode(self, leg: DecodeLeg, event: LegEvent | None) -> None:
         match event:
-            case Admitted():
+            case RequestAdmitted():
                 self._attach()
-            case Lost(attempt=attempt) if attempt == self._attempt:
+            case PagesLost(attempt=attempt) if attempt == self._attempt:
                 self._recompute(leg)
             case LegDraining():
                 await self._move_on(leg)
-            case Rejected(failure=failure) | Failed(failure=failure):
+            case RequestRejected(failure=failure) | RequestFailed(failure=failure):
                 await self._replace_decode(leg, failure.error())
             case LegEnded(error):
                 await self._replace_decode(leg, error)

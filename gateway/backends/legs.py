@@ -16,7 +16,7 @@ import msgspec
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import EngineTimings, FirstToken, GenerationRequest, KvHandle, Role, TokenEntry
 from eyas.common.wire.clients import PrefillEvent, Reply
-from eyas.common.wire.replies import Admitted, Failed, PrefillDone, PrefillStarted
+from eyas.common.wire.replies import PrefillDone, PrefillStarted, RequestAdmitted, RequestFailed
 from gateway.backends.base import FastPath
 from gateway.backends.sessions import SessionListener
 from gateway.routing.cluster import Cluster
@@ -121,9 +121,9 @@ class DecodeLeg(SessionListener):
         self._owner.on_entry(self, entry)
 
     def on_reply(self, reply: Reply) -> None:
-        if isinstance(reply, Admitted):
+        if isinstance(reply, RequestAdmitted):
             self.admitted = True
-        elif isinstance(reply, Failed):
+        elif isinstance(reply, RequestFailed):
             self._cluster.did(self.worker, reply.failure.error())
         self._owner.on_event(self, reply)
 
@@ -177,7 +177,7 @@ class PrefillLeg:
             await self._cluster.pace.send(request.caller, len(request.prompt_ids), request.timeout_s)
             async for event in client.prefill(request, attempt, offer_draft):
                 match event:
-                    case Admitted():
+                    case RequestAdmitted():
                         self.admitted = True
                     case PrefillStarted(handles=handles):
                         self.admitted, self.handles = True, handles

@@ -13,7 +13,7 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_v
 from gateway.formats import unsupported
 from gateway.formats.field_rules import given, needs
 from gateway.formats.field_types import AtLeastOne, Count, FromMinusOne, Stop
-from gateway.formats.fields import Body, refuse
+from gateway.formats.fields import RequestBody, refuse
 from gateway.formats.tool_fields import MAX_TOOLS, Parameters
 
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -33,7 +33,7 @@ def _text_or_blocks(value: Any, blocks: ValidatorFunctionWrapHandler) -> Any:
     return blocks(value)
 
 
-class TextBlock(Body):
+class TextBlock(RequestBody):
     """A block that can only be text."""
 
     type: str = "text"
@@ -56,7 +56,7 @@ Texts = Annotated[
 ]
 
 
-class ContentBlock(Body):
+class ContentBlock(RequestBody):
     """A part of a message."""
 
     rules = tuple(
@@ -106,7 +106,7 @@ Blocks = Annotated[
 ]
 
 
-class ChatTurn(Body):
+class ChatTurn(RequestBody):
     """One message of the chat."""
 
     role: Literal["user", "assistant", "system"]
@@ -115,7 +115,7 @@ class ChatTurn(Body):
     """Text, or blocks."""
 
 
-class AnthropicTool(Body):
+class AnthropicTool(RequestBody):
     """A tool that the model may call. One of another type than `custom` is a provider's own: it is skipped,
     and `x-eyas-ignored` names it.
     """
@@ -139,7 +139,7 @@ class AnthropicTool(Body):
         return self.type == "custom"
 
 
-class AnthropicChoice(Body):
+class AnthropicChoice(RequestBody):
     """Which tools are to be called."""
 
     rules = (needs(given("type", {"const": "tool"}), given("name")),)
@@ -158,7 +158,7 @@ class AnthropicChoice(Body):
         return self
 
 
-class Thinking(Body):
+class ThinkingOptions(RequestBody):
     """Whether the model reasons before its answer, where its template has a switch."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -169,7 +169,7 @@ class Thinking(Body):
     """Not read: the reasoning is always shown."""
 
 
-class OutputFormat(Body):
+class OutputFormat(RequestBody):
     """The format of the answer's text."""
 
     type: Literal["json_schema"]
@@ -178,7 +178,7 @@ class OutputFormat(Body):
     """The schema that the answer follows."""
 
 
-class OutputConfig(Body):
+class OutputConfig(RequestBody):
     """The format of the answer, and its reasoning effort."""
 
     format: OutputFormat | None = None
@@ -187,7 +187,7 @@ class OutputConfig(Body):
     """How much the model reasons, for templates that read it."""
 
 
-class CountBody(Body):
+class CountBody(RequestBody):
     """The body of /v1/messages/count_tokens."""
 
     endpoint: ClassVar[str] = "count_tokens"
@@ -203,7 +203,7 @@ class CountBody(Body):
     """The tools that the model may call."""
     tool_choice: AnthropicChoice | None = None
     """Which of them are to be called."""
-    thinking: Thinking | None = None
+    thinking: ThinkingOptions | None = None
     """Whether the model reasons first; without it, it does not where its template has a switch."""
     output_config: OutputConfig | None = None
     """The format and effort of the answer."""

@@ -21,7 +21,7 @@ from pydantic import (
 
 from gateway.formats import unsupported
 from gateway.formats.field_rules import given, needs
-from gateway.formats.fields import Body, refuse
+from gateway.formats.fields import RequestBody, refuse
 
 
 def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:
@@ -43,7 +43,7 @@ def _system_role(role: str) -> str:
     return "system" if role == "developer" else role
 
 
-class TextPart(Body):
+class TextPart(RequestBody):
     """A part of a message's content. Only text is supported, and what an assistant said when it refused."""
 
     rules = tuple(needs(given("type", {"const": kind}), given(kind)) for kind in ("text", "refusal"))
@@ -78,7 +78,7 @@ def _arguments(value: Any) -> Any:
     return value
 
 
-class CalledFunction(Body):
+class CalledFunction(RequestBody):
     """The called function."""
 
     name: str
@@ -87,7 +87,7 @@ class CalledFunction(Body):
     """The text of a JSON object; an object is taken too."""
 
 
-class ChatToolCall(Body):
+class ChatToolCall(RequestBody):
     """A call that the assistant made."""
 
     id: str | None = None
@@ -103,7 +103,7 @@ _SEVERAL = given("tool_calls", {"type": "array", "minItems": 1})
 _CALLS = {"anyOf": [_SEVERAL, given("function_call")]}
 
 
-class ChatMessage(Body):
+class ChatMessage(RequestBody):
     """One message of a chat."""
 
     unsupported = unsupported.MESSAGE

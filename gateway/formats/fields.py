@@ -37,7 +37,7 @@ _MAX_QUOTED = 100  # characters of a name that an error repeats
 _NOISE = re.compile(r"^Value error, |^\w+ (?=should )| after validation")
 
 
-class Unsupported(NamedTuple):
+class UnsupportedField(NamedTuple):
     """A known field that is not supported. `neutral`: its values that ask for nothing, beside null."""
 
     reason: str
@@ -49,11 +49,11 @@ class Unsupported(NamedTuple):
         return any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in self.neutral)
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """A JSON object. Undeclared fields are ignored, but for those in `unsupported`, which may be errors."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
-    unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = {}
     rules: ClassVar[tuple[dict[str, Any], ...]] = ()  # JSON schemas of what more than one field must keep
     ids_field: ClassVar[str] = ""  # a field that may hold many token ids
 
@@ -131,7 +131,7 @@ def as_ids(value: Any) -> list[int] | None:
     return ids if set(map(type, ids)) == {int} else None
 
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=RequestBody)
 
 
 def parse(kind: type[B], body: bytes) -> B:
@@ -166,15 +166,15 @@ def _read(read: Callable[[], B]) -> B:
         raise _first_problem(error.errors(include_url=False, include_input=False)[0]) from None
 
 
-def ignored(body: Body, prefix: str = "") -> Iterator[str]:
+def ignored(body: RequestBody, prefix: str = "") -> Iterator[str]:
     """The fields that nothing reads, of the body and of bodies in it, as messages[0].name."""
     if extra := body.model_extra:
         yield from (prefix + name for name in extra if name not in body.unsupported)
     yield from (prefix + name for name in body.skipped)
     for name, value in body.__dict__.items():
-        if isinstance(value, Body):
+        if isinstance(value, RequestBody):
             yield from ignored(value, f"{prefix}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Body):
+        elif isinstance(value, list) and value and isinstance(value[0], RequestBody):
             for i, item in enumerate(value):
                 yield from ignored(item, f"{prefix}{name}[{i}].")
 

@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator, model_validator
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar
 from gateway.formats.field_rules import given, needs
-from gateway.formats.fields import Body, refuse
+from gateway.formats.fields import RequestBody, refuse
 
 
 def _object_or_text(value: Any) -> Any:
@@ -25,7 +25,7 @@ def _object_or_text(value: Any) -> Any:
 ObjectOrText = Annotated[Any, PlainValidator(_object_or_text, json_schema_input_type=str | dict[str, Any])]
 
 
-class JsonSchemaFormat(Body):
+class JsonSchemaFormat(RequestBody):
     """A JSON schema with a name."""
 
     name: str | None = None
@@ -38,7 +38,7 @@ class JsonSchemaFormat(Body):
     """Not read: the answer follows the schema in any case."""
 
 
-class ResponseFormat(Body):
+class ResponseFormat(RequestBody):
     """The format of an answer, by OpenAI's names."""
 
     rules = (
@@ -81,7 +81,7 @@ class ResponseFormat(Body):
         return None
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(RequestBody):
     """The format of an answer, by vLLM's newer names: one of these fields."""
 
     json_schema: ObjectOrText | None = Field(None, validation_alias="json")
@@ -105,7 +105,7 @@ class StructuredOutputs(Body):
         return grammar.compact() if self.disable_any_whitespace else grammar
 
 
-class GrammarFields(Body):
+class GrammarFields(RequestBody):
     """SGLang's names, which every route that generates takes."""
 
     json_schema: ObjectOrText | None = None

@@ -53,18 +53,18 @@ class MessageChunkChoice(msgspec.Struct, frozen=True):
     token_ids: Ids = msgspec.UNSET
 
 
-class Function(msgspec.Struct, frozen=True):
+class FunctionCall(msgspec.Struct, frozen=True):
     """A function that is called; `arguments` is the text of a JSON object."""
 
     name: str
     arguments: str
 
 
-class Call(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True):
     """A call."""
 
     id: str
-    function: Function
+    function: FunctionCall
     type: str = "function"
 
 
@@ -75,8 +75,8 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     content: str | None
     refusal: None = None
     reasoning_content: str | None | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: Sequence[Call] | msgspec.UnsetType = msgspec.UNSET
-    function_call: Function | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: Sequence[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    function_call: FunctionCall | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageChoice(msgspec.Struct, frozen=True):
@@ -185,7 +185,7 @@ def _message(events: Sequence[Event], ids: Sequence[str]) -> AnswerMessage:
     arguments = dict.fromkeys(range(len(names)), "") | {
         event.index: event.text for event in events if isinstance(event, CallArguments)
     }
-    calls = [Call(ids[i], Function(name, arguments[i])) for i, name in enumerate(names)]
+    calls = [ToolCall(ids[i], FunctionCall(name, arguments[i])) for i, name in enumerate(names)]
     return AnswerMessage(
         role="assistant",
         content=content or (None if calls or reasoning else ""),

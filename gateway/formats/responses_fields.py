@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, WrapValid
 from gateway.formats import unsupported
 from gateway.formats.field_rules import given, needs
 from gateway.formats.field_types import Count, Priority, Seed, TopLogprobs
-from gateway.formats.fields import Body, refuse
+from gateway.formats.fields import RequestBody, refuse
 from gateway.formats.schema import SamplingFields, Speculation
 from gateway.formats.tool_fields import (
     MAX_TOOLS,
@@ -31,7 +31,7 @@ UNNAMED = "answer"
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-class ItemPart(Body):
+class ItemPart(RequestBody):
     """A part of an item's content: its text, or what an assistant refused."""
 
     type: str = Field(json_schema_extra={"enum": [*_TEXTS, "refusal"]})
@@ -77,7 +77,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 }
 
 
-class Item(Body):
+class ResponseItem(RequestBody):
     """One item of the chat so far. Without a type it is a message."""
 
     rules = (
@@ -125,11 +125,11 @@ def _text_or_items(value: Any, items: ValidatorFunctionWrapHandler) -> Any:
     return items(value)
 
 
-Items = Annotated[list[Item], Field(min_length=1)]
-Input = Annotated[list[Item], WrapValidator(_text_or_items, json_schema_input_type=str | Items)]
+Items = Annotated[list[ResponseItem], Field(min_length=1)]
+Input = Annotated[list[ResponseItem], WrapValidator(_text_or_items, json_schema_input_type=str | Items)]
 
 
-class FlatTool(Body):
+class FlatTool(RequestBody):
     """A function that the model may ask for."""
 
     type: Literal["function"]
@@ -147,7 +147,7 @@ class FlatTool(Body):
 AnyFlatTool = Annotated[FlatTool, WrapValidator(or_other, json_schema_input_type=FlatTool | OtherTool)]
 
 
-class FlatName(Body):
+class FlatName(RequestBody):
     """One of `tools`."""
 
     type: Literal["function"]
@@ -156,7 +156,7 @@ class FlatName(Body):
     """Its name."""
 
 
-class FlatChoice(Body):
+class FlatChoice(RequestBody):
     """The one tool that is to be called, or those that may be."""
 
     rules = (
@@ -187,7 +187,7 @@ FlatToolChoice = Annotated[
 ]
 
 
-class FlatFormat(Body):
+class FlatFormat(RequestBody):
     """The format of the answer's text."""
 
     rules = (needs(given("type", {"const": "json_schema"}), given("schema")),)
@@ -210,7 +210,7 @@ class FlatFormat(Body):
         return self
 
 
-class TextOptions(Body):
+class TextOptions(RequestBody):
     """The format of the answer's text."""
 
     unsupported = unsupported.RESPONSES_TEXT
@@ -219,7 +219,7 @@ class TextOptions(Body):
     """Text, any JSON object, or a value that a JSON schema describes."""
 
 
-class ReasoningOptions(Body):
+class ReasoningOptions(RequestBody):
     """How the model reasons."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None

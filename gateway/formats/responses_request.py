@@ -10,7 +10,14 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from gateway.formats.fields import validated
-from gateway.formats.responses_fields import UNNAMED, FlatChoice, FlatName, Item, ResponsesBody, text_of
+from gateway.formats.responses_fields import (
+    UNNAMED,
+    FlatChoice,
+    FlatName,
+    ResponseItem,
+    ResponsesBody,
+    text_of,
+)
 from gateway.formats.schema import ChatBody, SamplingFields
 
 _AS_THEY_ARE = (
@@ -87,13 +94,13 @@ def _format(body: ResponsesBody) -> dict[str, Any] | None:
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     begin = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    said: str | Sequence[Item] = body.input
+    said: str | Sequence[ResponseItem] = body.input
     if isinstance(said, str):
         return [*begin, {"role": "user", "content": said}]
     return [*begin, *_joined(said)]
 
 
-def _joined(items: Iterable[Item]) -> list[dict[str, Any]]:
+def _joined(items: Iterable[ResponseItem]) -> list[dict[str, Any]]:
     """Messages of items. What an assistant thinks, says and calls in a row is one message."""
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None  # the assistant's message that more may be part of
@@ -120,7 +127,7 @@ def _follows(turn: dict[str, Any], part: dict[str, Any]) -> bool:
     return next_one > latest or next_one == latest == 2
 
 
-def _assistant_part(item: Item) -> dict[str, Any] | None:
+def _assistant_part(item: ResponseItem) -> dict[str, Any] | None:
     """Returns the item's part of an assistant's message; None if it belongs to another role."""
     if item.type == "reasoning":
         return {"reasoning_content": text_of(item.content) or text_of(item.summary)}
@@ -132,7 +139,7 @@ def _assistant_part(item: Item) -> dict[str, Any] | None:
     return None
 
 
-def _other(item: Item) -> dict[str, Any]:
+def _other(item: ResponseItem) -> dict[str, Any]:
     if item.type == "function_call_output":
         return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
     return {"role": item.role, "content": text_of(item.content)}

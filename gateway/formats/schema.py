@@ -40,7 +40,7 @@ from gateway.formats.field_types import (
     TokenId,
     TopLogprobs,
 )
-from gateway.formats.fields import Body, RequestId, refuse
+from gateway.formats.fields import RequestBody, RequestId, refuse
 from gateway.formats.grammar_fields import GrammarFields, GuidedFields
 from gateway.formats.tool_fields import ToolFields
 
@@ -65,7 +65,7 @@ def _only_content(kind: Any) -> Any:
     return kind
 
 
-class Prediction(Body):
+class PredictedContent(RequestBody):
     """The expected answer of a chat. Drafts are taken from it; it changes no token."""
 
     type: Annotated[str, BeforeValidator(_only_content, json_schema_input_type=Literal["content"])]
@@ -80,7 +80,7 @@ class Prediction(Body):
         return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     """The parts of a stream's events beside the answer."""
 
     include_usage: bool = False
@@ -89,7 +89,7 @@ class StreamOptions(Body):
     """With `include_usage`: every event tells the usage so far."""
 
 
-class DraftLimits(Body):
+class DraftLimits(RequestBody):
     """How far a request's drafts reach at most."""
 
     steps: AtLeastOne | None = None
@@ -278,7 +278,7 @@ class ChatBody(TemplateFields, GenerationBody):
     """The chat so far."""
     max_completion_tokens: Count | None = None
     """The newer name of `max_tokens`; it wins."""
-    prediction: Prediction | None = None
+    prediction: PredictedContent | None = None
     """The expected answer: the more of it is right, the sooner the answer comes. It changes no token."""
     logprobs: bool = False
     """The answer also tells the log-probability of each token."""
@@ -359,7 +359,7 @@ class TokenizeBody(TemplateFields):
         return self
 
 
-class AbortBody(Body):
+class AbortBody(RequestBody):
     """The body of /abort_request."""
 
     rules = (needs({"not": given("abort_all", {"const": True})}, given("rid", {"minLength": 1})),)
@@ -376,7 +376,7 @@ class AbortBody(Body):
         return self
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(RequestBody):
     """The body of /detokenize."""
 
     model: str | None = None

@@ -19,7 +19,7 @@ from gateway.backends.admission import GenerationOptions, ServedModel, admit, ch
 from gateway.formats import unsupported
 from gateway.formats.field_rules import at_most_one, exactly_one
 from gateway.formats.field_types import MAX_PROMPTS, Choices, Count, Ids, Many, Priority, Seed, TopLogprobs
-from gateway.formats.fields import WHOLE, Body, RequestId, as_ids, refuse
+from gateway.formats.fields import WHOLE, RequestBody, RequestId, as_ids, refuse
 from gateway.formats.openai_request import ApiCall, named, sampling_params, text_rules, timeout_s
 from gateway.formats.schema import SamplingFields, Speculation, drafting
 from gateway.http.long_ids import settled
@@ -103,7 +103,7 @@ class ReplyShape:
     token_texts: bool
 
 
-class GenerateBody(Body):
+class GenerateBody(RequestBody):
     """Exactly one of `text` and `input_ids`; `speculative`, `timings` and `timeout` are extensions."""
 
     ids_field = "input_ids"

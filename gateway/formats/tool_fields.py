@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from gateway.formats.field_rules import given, needs
-from gateway.formats.fields import Body, refuse
+from gateway.formats.fields import RequestBody, refuse
 
 MAX_TOOLS = 512
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def _without_nulls(said: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-class FunctionTool(Body):
+class FunctionTool(RequestBody):
     """A function that the model may ask for."""
 
     name: str = Field(max_length=256, pattern=r"^[\w.:/-]+$")
@@ -56,7 +56,7 @@ class FunctionTool(Body):
     """True: its arguments follow the schema, however the model comes to call it."""
 
 
-class ChatTool(Body):
+class ChatTool(RequestBody):
     """A tool that the model may call."""
 
     type: Literal["function"]
@@ -86,7 +86,7 @@ class ChatTool(Body):
         return self._written
 
 
-class OtherTool(Body):
+class OtherTool(RequestBody):
     """A tool of a kind that other servers run themselves, such as `web_search`: it is skipped and named."""
 
     type: str = Field(json_schema_extra={"not": {"const": "function"}})
@@ -111,14 +111,14 @@ def functions_among(tools: list[T] | None) -> tuple[list[T] | None, tuple[str, .
 AnyTool = Annotated[ChatTool, WrapValidator(or_other, json_schema_input_type=ChatTool | OtherTool)]
 
 
-class NamedFunction(Body):
+class NamedFunction(RequestBody):
     """A function by its name."""
 
     name: str
     """One of `tools`."""
 
 
-class ToolName(Body):
+class ToolName(RequestBody):
     """One of `tools`."""
 
     type: Literal["function"]
@@ -127,7 +127,7 @@ class ToolName(Body):
     """The function."""
 
 
-class AllowedTools(Body):
+class AllowedTools(RequestBody):
     """Some of `tools`."""
 
     mode: Literal["auto", "required"]
@@ -139,7 +139,7 @@ class AllowedTools(Body):
 _ONE, _SOME = given("type", {"const": "function"}), given("type", {"const": "allowed_tools"})
 
 
-class ChosenTools(Body):
+class ChosenTools(RequestBody):
     """The one tool that is to be called, or those that may be."""
 
     rules = (needs(_ONE, given("function")), needs(_SOME, given("allowed_tools")))
@@ -210,7 +210,7 @@ ToolChoice = Annotated[
 _NAMES_TOOLS = given("tool_choice", {"anyOf": [{"const": "required"}, {"type": "object"}]})
 
 
-class ToolFields(Body):
+class ToolFields(RequestBody):
     """Which tools the model may call."""
 
     rules: ClassVar[tuple[dict[str, Any], ...]] = (

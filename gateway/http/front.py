@@ -35,7 +35,7 @@ from gateway.formats.anthropic_request import FIELDS as ANTHROPIC_FIELDS
 from gateway.formats.anthropic_request import as_chat as as_anthropic_chat
 from gateway.formats.anthropic_request import skipped_tools
 from gateway.formats.chat_request import ChatModel, chat_call, chat_prompt
-from gateway.formats.fields import Body, ignored, parse
+from gateway.formats.fields import RequestBody, ignored, parse
 from gateway.formats.openai_message import MessageFormat
 from gateway.formats.openai_reply import AnswerFormat, ChatFormat, TextFormat
 from gateway.formats.openai_request import ApiCall, named, text_call
@@ -69,7 +69,7 @@ from gateway.observe.tracing import failed
 from gateway.text.entries import TextDelta
 from gateway.text.tokenizer import Tokenizer
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=RequestBody)
 VECTORS = {
     "/v1/embeddings": "makes no embeddings",
     "/v1/rerank": "ranks no texts",

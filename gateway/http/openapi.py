@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import eyas
-from gateway.formats.fields import Body
+from gateway.formats.fields import RequestBody
 from gateway.formats.openai_reply import ErrorBody
 
 Answerer = Callable[[Request], Awaitable[Response]]
@@ -35,7 +35,7 @@ class HttpEndpoint:
     path: str  # as Starlette writes it
     answer: Answerer
     summary: str
-    body: type[Body] | None = None
+    body: type[RequestBody] | None = None
     keyed: bool = True
     gives: tuple[str, ...] = (JSON,)
     query: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def document(endpoints: Sequence[HttpEndpoint]) -> dict[str, Any]:
 
 
 @cache
-def _schemas(bodies: frozenset[type[Body]]) -> dict[str, Any]:
+def _schemas(bodies: frozenset[type[RequestBody]]) -> dict[str, Any]:
     """Returns the schemas of these bodies and of errors, by name. The slowest part of a front's start."""
     ordered = sorted(bodies, key=lambda body: body.__name__)
     _, schemas = models_json_schema(

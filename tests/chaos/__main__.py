@@ -28,7 +28,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from eyas.commands import Parser
+from eyas.commands import CommandParser
 from eyas.configuration import own_config
 from eyas.flags import add_engine
 from eyas.layout_flags import add_layout
@@ -81,7 +81,7 @@ def read_site(flags: Sequence[str], each: int = WORKERS) -> Site:
     """
     if not flags and each == WORKERS:
         return ON_CPU
-    parser = Parser(prog="make chaos")
+    parser = CommandParser(prog="make chaos")
     add_layout(parser)
     add_engine(parser)
     args = parser.parse_args([*map(str, (*SIZES, *PLACES)), *flags])

@@ -21,7 +21,7 @@ from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest, Role, TokenEntry, WorkerInfo
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
-from eyas.common.wire.replies import Admitted, PrefillDone, PrefillStarted
+from eyas.common.wire.replies import PrefillDone, PrefillStarted, RequestAdmitted
 from gateway.backends.generate import ClusterGeneration
 from gateway.backends.legs import DecodeLeg, LegEvent, PrefillLeg
 from gateway.routing import router
@@ -106,7 +106,7 @@ class Watched(ClusterGeneration):
     def on_event(self, leg: DecodeLeg | PrefillLeg, event: LegEvent) -> None:
         super().on_event(leg, event)
         phases = {
-            Admitted: Phase.PREFILLING,
+            RequestAdmitted: Phase.PREFILLING,
             PrefillStarted: Phase.STARTED,
             PrefillDone: Phase.TRANSFER,
         }

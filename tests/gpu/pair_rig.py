@@ -26,7 +26,7 @@ from eyas.bench.http import MeasuredServer
 from eyas.bench.measure import look
 from eyas.bench.shapes import SHAPES, write_model
 from eyas.cluster.serve import GATEWAY, LocalCluster
-from eyas.commands import Parser
+from eyas.commands import CommandParser
 from eyas.common.errors import ConfigError
 from eyas.configuration import own_config
 from eyas.flags import add_engine
@@ -210,7 +210,7 @@ async def served(
 
     Raises ConfigError for a layout that the command line does not have, DeadlineExceeded at start.
     """
-    parser = Parser(prog="eyas serve")
+    parser = CommandParser(prog="eyas serve")
     add_layout(parser)
     add_engine(parser)
     try:

@@ -119,7 +119,9 @@ async def answers(
         async def collect(events: AsyncIterator[Any]) -> None:
             left = set(tokens)
             async for event in events:
-                assert not isinstance(event, replies.Lost | replies.Failed | replies.Rejected), event
+                assert not isinstance(
+                    event, replies.PagesLost | replies.RequestFailed | replies.RequestRejected
+                ), event
                 for entry in event.entries if isinstance(event, replies.StepReply) else ():
                     tokens[entry.id][entry.index :] = entry.tokens
                     if entry.timings is not None:

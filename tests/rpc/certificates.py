@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.admin import certs
-from eyas.admin.authority import Authority, Pair
+from eyas.admin.authority import CertificateAuthority, CertificatePair
 from eyas.common.config import DoorFiles
 from eyas.common.security.tls import AUTHORITY, CERTIFICATE, KEY, NAME
 
@@ -37,8 +37,12 @@ class Certificates:
         self, name: str = NAME, valid: datetime.timedelta = DAY, *, client: bool = True
     ) -> tuple[bytes, bytes]:
         """(certificate, key) by this authority."""
-        own = Pair((self.folder / AUTHORITY).read_bytes(), (self.folder / certs.AUTHORITY_KEY).read_bytes())
-        pair = Authority.load(own).signed([name], datetime.datetime.now(datetime.UTC) + valid, client=client)
+        own = CertificatePair(
+            (self.folder / AUTHORITY).read_bytes(), (self.folder / certs.AUTHORITY_KEY).read_bytes()
+        )
+        pair = CertificateAuthority.load(own).signed(
+            [name], datetime.datetime.now(datetime.UTC) + valid, client=client
+        )
         return pair.certificate, pair.key
 
     def service_folder(self, where: Path, certificate: bytes, key: bytes) -> str:

@@ -35,7 +35,6 @@ from eyas.common.types import (
 from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
-    Admitted,
     AttachKv,
     CancelGeneration,
     ClosePull,
@@ -47,19 +46,20 @@ from eyas.engine.ipc.messages import (
     EngineReady,
     EngineStopped,
     Event,
-    Failed,
     LeaseReleased,
-    Lost,
     OpenPull,
+    PagesLost,
     PrefillDone,
     PrefillPrompt,
     PrefillStarted,
     PullDone,
     PullFailed,
     PullReleased,
-    Rejected,
     ReleaseLease,
     ReleasePull,
+    RequestAdmitted,
+    RequestFailed,
+    RequestRejected,
     ShutdownEngine,
     StepReply,
     SubmitGeneration,
@@ -161,16 +161,18 @@ class FakeEngine:
     def _answer(self, command: Any) -> list[Event]:
         match command:
             case SubmitGeneration(request, attempt) | PrefillPrompt(request, attempt) if self.of(DrainEngine):
-                return [Rejected(request.id, attempt, WireFailure("unavailable", "the worker is draining"))]
+                return [
+                    RequestRejected(request.id, attempt, WireFailure("unavailable", "the worker is draining"))
+                ]
             case SubmitGeneration(request, attempt) | PrefillPrompt(request, attempt) if (
                 request.prompt_ids[0] == REFUSE
             ):
-                return [Rejected(request.id, attempt, WireFailure("overloaded", "the queue is full"))]
+                return [RequestRejected(request.id, attempt, WireFailure("overloaded", "the queue is full"))]
             case SubmitGeneration(request, attempt, attach):
                 self._jobs[request.id], self._attempts[request.id] = command, attempt
                 if not attach:
                     self._begin(request, 0)
-                return [Admitted(request.id, attempt)]
+                return [RequestAdmitted(request.id, attempt)]
             case PrefillPrompt(request, attempt):
                 return self._prefill(request, attempt)
             case AttachKv(id, attempt, handles):
@@ -197,11 +199,11 @@ class FakeEngine:
         return []
 
     def _prefill(self, request: GenerationRequest, attempt: int) -> list[Event]:
-        events: list[Event] = [Admitted(request.id, attempt)]
+        events: list[Event] = [RequestAdmitted(request.id, attempt)]
         if request.prompt_ids[0] == SLOW:
             return events
         if request.prompt_ids[0] == DIE:
-            return [*events, Failed(request.id, attempt, WireFailure("deadline_exceeded", "too late"))]
+            return [*events, RequestFailed(request.id, attempt, WireFailure("deadline_exceeded", "too late"))]
         first = tuple(FirstToken(c.index, token(request.prompt_ids, c.index, 0)) for c in request.choices)
         handle = KvHandle(
             self._config.worker,
@@ -223,8 +225,8 @@ class FakeEngine:
             return WatchUpdate(watch, failure=WireFailure("transfer_failed", "no such handle"))
         return WatchUpdate(watch, done=True, choices=self._first[handle], last_feature=FEATURE)
 
-    def _lost(self, pull: int) -> Lost:
-        return Lost(self._pulls[pull], self._attempts[self._pulls[pull]])
+    def _lost(self, pull: int) -> PagesLost:
+        return PagesLost(self._pulls[pull], self._attempts[self._pulls[pull]])
 
     # --- steps --------------------------------------------------------------------------------------------
 

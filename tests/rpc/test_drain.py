@@ -48,7 +48,7 @@ async def test_running_requests_finish_and_new_ones_go_elsewhere() -> None:
         assert not await rpc.is_serving(channel)
         assert not (await clients.InfoClient(channel).info(timeout_s=2)).serving
         session.submit(request(6, id="new"), attempt=1, attach=False)
-        rejected = await next_of(events, replies.Rejected)
+        rejected = await next_of(events, replies.RequestRejected)
         assert rejected.id == "new" and type(rejected.failure.error()) is Unavailable
         rest = await tokens_of(events)
         assert rest[-1].index == LONG - 1 and rest[-1].tokens == (token((5,), 0, LONG - 1),)
@@ -118,7 +118,7 @@ async def test_a_real_engine_finishes_its_requests_then_leaves(tiny, tmp_path: P
             session.submit(asked, attempt=1, attach=False)
         events = aiter(session)
         for _ in range(5):
-            await next_of(events, replies.Admitted)
+            await next_of(events, replies.RequestAdmitted)
         await w.front.drain()
         lengths: list[int] = []
         async with asyncio.timeout(30):

@@ -65,7 +65,7 @@ async def test_a_local_generation_comes_back_in_order() -> None:
         session = clients.DecodeSessionClient(channel, w.address).open()
         session.submit(request(5, 6, choices=2), attempt=1, attach=False)
         events = aiter(session)
-        admitted = await next_of(events, replies.Admitted)
+        admitted = await next_of(events, replies.RequestAdmitted)
         assert (admitted.id, admitted.attempt) == ("r", 1)
         got = await tokens_of(events, ends=2)
         for choice in (0, 1):
@@ -91,7 +91,7 @@ async def test_a_refusal_keeps_its_class() -> None:
     async with worker(Role.DECODE, Role.PREFILL) as w, rpc.channel(w.address) as channel:
         session = clients.DecodeSessionClient(channel, w.address).open()
         session.submit(request(REFUSE), attempt=4, attach=False)
-        rejected = await next_of(aiter(session), replies.Rejected)
+        rejected = await next_of(aiter(session), replies.RequestRejected)
         assert rejected.attempt == 4 and type(rejected.failure.error()) is Overloaded
         with pytest.raises(Overloaded, match="the queue is full"):
             async for _ in clients.PrefillClient(channel).prefill(request(REFUSE), 1, False):
@@ -111,7 +111,7 @@ async def test_pages_that_cannot_be_named_end_their_request_alone() -> None:
         handle = common_pb2.KvHandle(group=99)  # type: ignore[arg-type]
         attach = decode_pb2.Attach(id="a", attempt=3, handles=[handle])
         session._up.put_nowait(decode_pb2.DecodeServiceSessionRequest(attach=attach))
-        failed = await next_of(aiter(session), replies.Failed)
+        failed = await next_of(aiter(session), replies.RequestFailed)
         assert (failed.id, failed.attempt, failed.choice) == ("a", 3, None)
         assert type(failed.failure.error()) is InvalidRequest
         assert [c.id.partition(":")[2] for c in await w.heard(CancelGeneration, 1)] == ["a"]
@@ -158,7 +158,7 @@ async def test_prefill_runs_through_its_phases_and_does_not_cancel_what_is_done(
         client = clients.PrefillClient(channel)
         events = [event async for event in client.prefill(request(1, 2, choices=2), 1, True)]
         assert [type(event) for event in events] == [
-            replies.Admitted,
+            replies.RequestAdmitted,
             replies.PrefillStarted,
             replies.PrefillDone,
         ]
@@ -244,7 +244,7 @@ async def test_a_late_engine_gets_nothing_new_and_keeps_what_it_has(
             said = await next_of(events, clients.Heartbeat)
         assert not said.draining
         session.submit(request(3, id="late"), attempt=1, attach=False)
-        rejected = await next_of(events, replies.Rejected)
+        rejected = await next_of(events, replies.RequestRejected)
         assert rejected.id == "late" and type(rejected.failure.error()) is Unavailable
         with pytest.raises(Unavailable, match="is late: .* no progress"):
             await anext(clients.PrefillClient(channel).prefill(request(3), 1, False))

@@ -20,7 +20,7 @@ from test_generate_paths import (
 from eyas.common.cluster import roster
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import FinishCause, TokenEntry
-from eyas.common.wire.replies import Lost
+from eyas.common.wire.replies import PagesLost
 from gateway.backends import generate, retries, sessions
 from gateway.backends.generate import ClusterGeneration
 from gateway.routing import search
@@ -77,7 +77,7 @@ async def test_lost_again_and_again_ends_in_an_error() -> None:
         listener = cluster.session(started[1].address)._listeners["r"]
         for attempt in range(1, 2 + retries.MAX_RETRIES):
             await until(lambda n=attempt: len(started[1].of("attach")) == n)
-            listener.on_reply(Lost("r", attempt))
+            listener.on_reply(PagesLost("r", attempt))
         with pytest.raises(Unavailable, match="could not be transferred"):
             await collect(stream)
 
@@ -91,7 +91,7 @@ async def test_stale_and_repeated_messages_change_nothing() -> None:
         stream = await backend.start(request)
         await until(lambda: len(decode.of("attach")) == 2)
         listener = cluster.session(decode.address)._listeners["r"]
-        listener.on_reply(Lost("r", 1))  # late: attempt 2 runs
+        listener.on_reply(PagesLost("r", 1))  # late: attempt 2 runs
         listener.on_entry(TokenEntry("r", 1, 0, 6, (-1,)))  # of the lost attempt
         got = await first(stream, 4)
         assert [t for entry in got for t in entry.tokens] == expected(request)[:6]

@@ -19,8 +19,8 @@ from eyas.engine.ipc.messages import (
     DraftCommit,
     DraftUp,
     EngineLoad,
-    Failed,
     PullDone,
+    RequestFailed,
     ShutdownEngine,
     StepReply,
     SubmitGeneration,
@@ -41,7 +41,7 @@ COMMANDS = [
 ]
 EVENTS = [
     StepReply((TokenEntry("r", 1, 0, 2, (3, 4), (TokenLogprob(-1.0),) * 2, FinishCause.LENGTH, 1, 2),)),
-    Failed("r", 1, WireFailure("overloaded", "full"), choice=0),
+    RequestFailed("r", 1, WireFailure("overloaded", "full"), choice=0),
     WatchUpdate(1, failure=WireFailure("transfer_failed", "gone")),
     EngineLoad(1, True, 2, 3, 4),
 ]

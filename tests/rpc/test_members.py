@@ -89,7 +89,7 @@ async def test_a_handle_makes_nobody_dial_who_is_no_member(
             session = clients.DecodeSessionClient(channel, decode.address).open()
             session.submit(request(4, 5), attempt=1, attach=True)
             session.attach("r", 2, (at(await prefilled(prefill), foreign.address),), ())
-            lost = await next_of(aiter(session), replies.Lost)
+            lost = await next_of(aiter(session), replies.PagesLost)
             assert (lost.id, lost.attempt) == ("r", 2)
             (failed,) = decode.engine.of(PullFailed)
             assert failed.failure.code == "transfer_failed" and "--registry" in failed.failure.message

@@ -57,10 +57,10 @@ async def test_a_session_refuses_one_request_and_lives_on() -> None:
         refused = []
         async with asyncio.timeout(5):
             async for event in session:
-                if isinstance(event, replies.Rejected):
+                if isinstance(event, replies.RequestRejected):
                     error = event.failure.error()
                     refused.append((event.attempt, type(error), error.param))
-                if isinstance(event, replies.Admitted):
+                if isinstance(event, replies.RequestAdmitted):
                     break
         times = [(attempt, InvalidRequest, "timeout_s") for attempt in range(1, 5)]
         assert refused == [(0, ContextLengthExceeded, "prompt"), *times]

@@ -105,7 +105,7 @@ async def test_bytes_that_were_not_held_until_they_were_read_do_not_count(
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.6)
         nixl.let_go()
-        await decode.next(replies.Lost)
+        await decode.next(replies.PagesLost)
         assert "has not read its slots within 0.3 s" in caplog.text
         decode.session.attach("r0", 3, (), ())
         assert await decode.tokens() == (expected[0], "")

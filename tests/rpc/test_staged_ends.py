@@ -177,7 +177,7 @@ async def test_an_owner_that_is_killed_in_the_middle_is_lost(
             await until(lambda: any(landing.bytes for landing in copier._landings if not landing.job.proof))
             assert slots_free(b) < SLOTS, "other windows still come"
             process.send_signal(signal.SIGKILL)
-            lost = await decode.next(replies.Lost)
+            lost = await decode.next(replies.PagesLost)
             assert (lost.id, lost.attempt) == ("r0", 2)
             decode.session.attach("r0", 3, (), ())
             tokens, path = await decode.tokens()

@@ -59,4 +59,4 @@ async def test_pages_whose_lease_was_struck_out_are_not_used(
     monkeypatch.setattr(LeaseBoardView, "holds", lambda view, lease: False)
     async with pair(config, tmp_path, "shm") as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
-        assert (await decode.next(replies.Lost)).id == "r0"
+        assert (await decode.next(replies.PagesLost)).id == "r0"

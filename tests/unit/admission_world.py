@@ -17,16 +17,14 @@ from admission_tier import LEASE_S, Tier
 
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.messages import (
-    Admitted,
     AttachKv,
     CancelGeneration,
     ClosePull,
     Command,
     Event,
-    Failed,
     LeaseReleased,
-    Lost,
     OpenPull,
+    PagesLost,
     PrefillDone,
     PrefillPrompt,
     PrefillStarted,
@@ -34,10 +32,12 @@ from eyas.engine.ipc.messages import (
     PullFailed,
     PullReady,
     PullReleased,
-    Rejected,
     ReleaseHandle,
     ReleaseLease,
     ReleasePull,
+    RequestAdmitted,
+    RequestFailed,
+    RequestRejected,
     StepReply,
     SubmitGeneration,
     WatchClosed,
@@ -227,7 +227,7 @@ class World:
                 self._updated(event)
             case LeaseReleased(call=pull, valid=valid):
                 self._tell(DECODE, PullReleased(pull, valid))
-            case Rejected() | Failed():
+            case RequestRejected() | RequestFailed():
                 raise AssertionError(event)
 
     def _updated(self, update: WatchUpdate) -> None:
@@ -242,7 +242,7 @@ class World:
 
     def _decode_said(self, event: Event) -> None:
         match event:
-            case Admitted(id=id):
+            case RequestAdmitted(id=id):
                 self.asked[id].admitted = True
                 self._attach(self.asked[id])
             case StepReply(entries=entries):
@@ -251,7 +251,7 @@ class World:
                         asked = self.asked[entry.id]
                         asked.ended.add(entry.choice)
                         asked.over = asked.over or len(asked.ended) == len(asked.request.choices)
-            case Lost(id=id):
+            case PagesLost(id=id):
                 self._again(self.asked[id])
             case OpenPull(pull=pull, handle=handle, attempt=attempt):
                 self.names[pull] = handle.id, attempt
@@ -268,7 +268,7 @@ class World:
             case ClosePull(pull=pull):
                 if self.watches.pop(pull, None):
                     self._tell(PREFILL, WatchClosed(pull))
-            case Rejected() | Failed():
+            case RequestRejected() | RequestFailed():
                 raise AssertionError(event)
 
     def _again(self, asked: Asked) -> None:

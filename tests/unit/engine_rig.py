@@ -13,13 +13,13 @@ from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import (
     Event,
-    Failed,
-    Lost,
     OpenPull,
+    PagesLost,
     PullDone,
     PullMet,
     PullReleased,
-    Rejected,
+    RequestFailed,
+    RequestRejected,
     SubmitGeneration,
 )
 from eyas.engine.ipc.outbox import EventOutbox
@@ -138,7 +138,9 @@ class Rig:
         return [event for event in events if isinstance(event, kind)]
 
     def refusals(self) -> list[str]:
-        return [e.failure.message for e in self.outbox.take() if isinstance(e, (Rejected, Failed))]
+        return [
+            e.failure.message for e in self.outbox.take() if isinstance(e, (RequestRejected, RequestFailed))
+        ]
 
     def arrive(self, pull: OpenPull, *first: FirstToken) -> None:
         """The owner finishes, the copies stop, the owner confirms."""
@@ -153,7 +155,7 @@ class Rig:
         self.pulls.poll(time.monotonic())
 
     def lost(self) -> list[int]:
-        return [event.attempt for event in self.said(Lost)]
+        return [event.attempt for event in self.said(PagesLost)]
 
     def held(self) -> int:
         """Pages, each as often as it has owners."""

@@ -25,10 +25,9 @@ from eyas.engine.ipc.messages import (
     EngineReady,
     EngineStopped,
     Event,
-    Failed,
     LeaseReleased,
-    Lost,
     OpenPull,
+    PagesLost,
     PrefillDone,
     PrefillPrompt,
     PrefillStarted,
@@ -37,10 +36,11 @@ from eyas.engine.ipc.messages import (
     PullMet,
     PullReady,
     PullReleased,
-    Rejected,
     ReleaseHandle,
     ReleaseLease,
     ReleasePull,
+    RequestFailed,
+    RequestRejected,
     ShutdownEngine,
     StepReply,
     SubmitGeneration,
@@ -181,9 +181,9 @@ class Loopback:
                     self.results[entry.id].add(entry)
             case PrefillStarted():
                 self.by_role["decode"].send(AttachKv(event.id, event.attempt, event.handles))
-            case Rejected() | Failed():
+            case RequestRejected() | RequestFailed():
                 self._fail(event.id, event.failure.message)
-            case Lost():
+            case PagesLost():
                 self._fail(event.id, "lost")
             case OpenPull(pull, handle, attempt, known):
                 watch = self._number()

@@ -15,7 +15,7 @@ from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
 from eyas.bench.setups import ON_CPU, ON_GPU, cases_of, command_line, gpus, setups
 from eyas.cli import main
-from eyas.commands import Parser
+from eyas.commands import CommandParser
 from eyas.common.config import NANO
 
 URL = "http://127.0.0.1:1"
@@ -59,7 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    parser = Parser(prog="eyas bench suite")
+    parser = CommandParser(prog="eyas bench suite")
     parser.set_defaults(parser=parser)
     suite.add_flags(parser)
     return parser.parse_args(words)

@@ -15,7 +15,7 @@ from decode_svc import servicer
 from eyas.common.config import SHARED_MEMORY
 from eyas.common.types import Role
 from eyas.engine.device.program import StepProgram
-from eyas.engine.ipc.messages import Admitted, StepReply
+from eyas.engine.ipc.messages import RequestAdmitted, StepReply
 from eyas.engine.loop.engine import Engine
 from tests.counted import baseline, engines, host, launches, wires
 from tests.counted.__main__ import BASELINE, main
@@ -65,7 +65,7 @@ def test_one_more_message_per_token_is_seen(
     def talkative(session: Any, event: Any) -> None:
         on_event(session, event)
         if isinstance(event, StepReply):
-            on_event(session, Admitted(event.entries[0].id, event.entries[0].attempt))
+            on_event(session, RequestAdmitted(event.entries[0].id, event.entries[0].attempt))
 
     monkeypatch.setattr(servicer._DecodeStream, "_on_event", talkative)
     assert check(record, one_answer) == 1

@@ -11,8 +11,8 @@ from eyas.common.types import FinishCause, FirstToken, RequestChoice
 from eyas.engine.batch.sequence import GenerationKind
 from eyas.engine.ipc.messages import (
     AttachKv,
-    Lost,
     OpenPull,
+    PagesLost,
     PrefillPrompt,
     PullDone,
     PullReady,
@@ -71,7 +71,7 @@ def test_a_prompt_that_is_whole_elsewhere_is_computed_here_when_leases_leave_no_
     rig.poll()
     events = rig.outbox.take()
     assert [e.handle for e in events if isinstance(e, ReleaseHandle)] == [pull.handle]
-    assert not [e for e in events if isinstance(e, Lost)]
+    assert not [e for e in events if isinstance(e, PagesLost)]
     (step,) = [e for e in events if isinstance(e, StepReply)]
     assert [(entry.id, list(entry.tokens)) for entry in step.entries] == [("a", [7])]
     (seq,) = rig.scheduler.waiting

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from eyas import cli
-from eyas.commands import Parser
+from eyas.commands import CommandParser
 from eyas.peers.table import BY_NAME
 from tests import shape
 
@@ -224,13 +224,13 @@ def commands(line: str) -> Iterator[str]:
 def eyas_flags() -> dict[str, set[str]]:
     """The flags of every `eyas` command, those of its own commands included."""
 
-    def flags(parser: Parser) -> set[str]:
+    def flags(parser: CommandParser) -> set[str]:
         parser.complete()
         own = {flag for action in parser._actions for flag in action.option_strings}
         own |= set(BY_NAME) if parser.reader is not None else set()
         return own.union(*map(flags, commands(parser).values()))
 
-    def commands(parser: Parser) -> dict[str, Parser]:
+    def commands(parser: CommandParser) -> dict[str, CommandParser]:
         choices = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
         return next(choices, {})
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from eyas.common.errors import InvalidRequest
 from eyas.common.params import INT32_MAX
 from gateway.formats import fields
-from gateway.formats.fields import Body, ignored, parse
+from gateway.formats.fields import RequestBody, ignored, parse
 from gateway.formats.schema import TextBody
 from gateway.formats.sglang_request import GenerateBody
 from gateway.http import long_ids
@@ -24,7 +24,7 @@ LAST = json.dumps(MANY)[:-1]
 KINDS = [(TextBody, "prompt", '"model": "m"'), (GenerateBody, "input_ids", '"rid": "r"')]
 
 
-def read(kind: type[Body], body: bytes) -> Any:
+def read(kind: type[RequestBody], body: bytes) -> Any:
     """What comes of the body: (fields, ignored names), or an error's message and field."""
     try:
         found = parse(kind, body)
@@ -40,7 +40,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def check(kind: type[Body], body: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
+def check(kind: type[RequestBody], body: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What comes of it, the same as if it was read whole."""
     got = read(kind, body)
     with monkeypatch.context() as patched:
@@ -84,7 +84,7 @@ def check(kind: type[Body], body: bytes, monkeypatch: pytest.MonkeyPatch) -> Any
     ],
 )
 def test_any_last_id(
-    kind: type[Body], field: str, rest: str, last: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[RequestBody], field: str, rest: str, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = f'{{{rest}, "{field}": {LAST}, {last}]}}'.encode()
     assert len(body) > LONG_BYTES
@@ -94,7 +94,7 @@ def test_any_last_id(
 
 
 @pytest.mark.parametrize(("kind", "field", "rest"), KINDS)
-def test_any_rest(kind: type[Body], field: str, rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_rest(kind: type[RequestBody], field: str, rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the body around the ids: unknown and repeated fields, errors of others, and what is no JSON."""
     ids = f'"{field}": {LAST}]'
     for body in (

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from eyas.commands import Parser
+from eyas.commands import CommandParser
 from eyas.configuration import own_config
 from eyas.flags import add_engine
 from eyas.layout_flags import add_layout
@@ -24,7 +24,7 @@ def test_a_server_takes_the_flags_of_every_command(tmp_path: Path, gpus: int, sm
     assert len({one.name for one in found}) == len(found) == (11 if small else 13)
     for one in found:
         if one.module == SERVED:
-            parser = Parser(prog="eyas serve")
+            parser = CommandParser(prog="eyas serve")
             add_layout(parser)
             add_engine(parser)
             flags = one.arguments[one.arguments.index("--model") :]

@@ -22,8 +22,8 @@ from eyas.engine.ipc.messages import (
     CopyPages,
     CopyStopped,
     Event,
-    Lost,
     OpenPull,
+    PagesLost,
     PullDone,
     PullMet,
     PullReady,
@@ -132,7 +132,7 @@ def test_a_verdict_that_can_be_seen_is_not_asked_for(valid: bool, tmp_path: Path
     (proof,) = of(rig.tell(PullDone(pull, (FirstToken(0, 5),))), CopyPages)
     (copy,) = of(rig.prove(proof), CopyPages)
     events = rig.tell(CopyStopped(pull, copy.number, 700, 0.1))
-    assert [e for e in events if not isinstance(e, Lost | StepReply)] == [
+    assert [e for e in events if not isinstance(e, PagesLost | StepReply)] == [
         ReleaseHandle(lease, 1),
         ClosePull(pull),
     ]
@@ -161,7 +161,7 @@ def test_a_proof_with_other_bytes_is_named_and_no_page_is_copied() -> None:
     pull = rig.attach("a")
     (proof,) = of(rig.tell(PullReady(pull, 28)), CopyPages)
     events = rig.prove(proof, PROOF[::-1])
-    assert [type(event) for event in events] == [Lost, ReleaseHandle, ClosePull] and rig.held() == 0
+    assert [type(event) for event in events] == [PagesLost, ReleaseHandle, ClosePull] and rig.held() == 0
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_way_that_does_not_lead_there_is_refused_by_name(
 ) -> None:
     rig = FrontRig(transfer)
     info = msgspec.structs.replace(INFO, ranks=(RankPool(0, 0, exports),))
-    assert of(rig.tell(PullReady(rig.attach("a", info), 28)), Lost)
+    assert of(rig.tell(PullReady(rig.attach("a", info), 28)), PagesLost)
     (line,) = [line for line in caplog.messages if "its KV did not arrive" in line]
     assert re.search(sentence, line) and rig.held() == 0
 
@@ -191,7 +191,7 @@ def test_a_rank_that_the_owner_did_not_describe_is_refused() -> None:
     rig.requests.attach(AttachKv("a", 1, (handle(28),)))
     (opened,) = rig.said(OpenPull)
     events = rig.tell(PullMet(opened.pull, info))
-    assert of(events, Lost) and not of(events, CopyPages) and rig.held() == 0
+    assert of(events, PagesLost) and not of(events, CopyPages) and rig.held() == 0
 
 
 @pytest.mark.parametrize("proven", [False, True])
@@ -233,7 +233,7 @@ def test_a_failed_copy_loses_the_attempt() -> None:
     rig = FrontRig()
     pull, copy = pulling(rig, 12)
     events = rig.tell(CopyStopped(pull, copy.number, 0, 0.1, BROKEN))
-    assert [type(event) for event in events] == [Lost, ReleaseHandle, ClosePull]
+    assert [type(event) for event in events] == [PagesLost, ReleaseHandle, ClosePull]
     assert rig.held() == 0
 
 

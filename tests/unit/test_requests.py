@@ -15,12 +15,12 @@ from eyas.engine.ipc.messages import (
     AttachKv,
     CancelGeneration,
     DrainEngine,
-    Failed,
     OpenPull,
     PrefillPrompt,
     PullReady,
     ReleaseHandle,
     ReleaseLease,
+    RequestFailed,
     SubmitGeneration,
 )
 from eyas.engine.scheduling.backlog import backlog
@@ -53,7 +53,7 @@ def test_a_failure_of_an_admitted_request_names_the_field() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
     rig.requests.attach(AttachKv("a", 1, (handle(9),)))
-    (failed,) = rig.said(Failed)
+    (failed,) = rig.said(RequestFailed)
     error = failed.failure.error()
     assert isinstance(error, InvalidRequest) and error.param == "handles"
 
@@ -275,7 +275,7 @@ def test_a_drained_worker_keeps_what_it_has_begun_and_accepts_nothing_more() -> 
     rig.submit(request(8, id="local"))
     rig.outbox.take()
     rig.requests.drain(DrainEngine())
-    (failed,) = rig.said(Failed)
+    (failed,) = rig.said(RequestFailed)
     assert (failed.id, failed.failure.code) == ("queued", "unavailable")
     assert set(rig.requests.table) == {"begun", "waiting", "local"}
     rig.submit(request(8, id="new"))
@@ -290,9 +290,9 @@ def test_what_is_left_of_an_earlier_attempt_ends_no_later_one() -> None:
     rig.requests.submit(SubmitGeneration(request(10), 2, attach=False))
     new = rig.requests.table["a"]
     assert new is not old and new.attempt == 2
-    rig.said(Failed)
+    rig.said(RequestFailed)
     rig.requests.fail(old, InvalidRequest("its grammar came to nothing"))
-    assert rig.requests.table == {"a": new} and not rig.said(Failed)
+    assert rig.requests.table == {"a": new} and not rig.said(RequestFailed)
     rig.requests._drop(old)
     assert rig.requests.table == {"a": new} and len(rig.scheduler.waiting) == 1
 

@@ -21,10 +21,10 @@ from eyas.common.wire import info, rpc
 from eyas.common.wire.links import PageLink
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
-    Admitted,
     CancelGeneration,
     Command,
     EngineReady,
+    RequestAdmitted,
     StepReply,
     SubmitGeneration,
 )
@@ -81,7 +81,7 @@ class PacedEngine:
                 case SubmitGeneration(request, attempt):
                     self._running[request.id], self._at[request.id] = (request, attempt), 0
                     first = StepReply((self._entry(request, attempt, FIRST),))
-                    self.client.dispatch([Admitted(request.id, attempt), first])
+                    self.client.dispatch([RequestAdmitted(request.id, attempt), first])
                 case CancelGeneration(id):
                     self._forget(id)
 

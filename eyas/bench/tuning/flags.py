@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from eyas.commands import Command, Parser
+from eyas.commands import CommandEntry, CommandParser
 
 COMMANDS = {
-    "moe": Command(
+    "moe": CommandEntry(
         "the products of a model's experts", "eyas.bench.tuning.command", given={"products": "moe"}
     ),
-    "gemm": Command(
+    "gemm": CommandEntry(
         "a model's products in FP8 blocks", "eyas.bench.tuning.command", given={"products": "gemm"}
     ),
 }
 
 
-def add_tune(parser: Parser) -> None:
+def add_tune(parser: CommandParser) -> None:
     """The commands of `eyas tune`."""
     parser.add_commands(COMMANDS)

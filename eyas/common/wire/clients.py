@@ -19,7 +19,15 @@ from eyas.common.wire import convert, rpc
 from eyas.common.wire.convert_step import step_from_pb
 from eyas.common.wire.links import PageLink, link_from_pb
 from eyas.common.wire.message import WireFailure
-from eyas.common.wire.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, StepReply
+from eyas.common.wire.replies import (
+    PagesLost,
+    PrefillDone,
+    PrefillStarted,
+    RequestAdmitted,
+    RequestFailed,
+    RequestRejected,
+    StepReply,
+)
 from protos import (
     common_pb2,
     decode_pb2,
@@ -44,9 +52,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
     stalled: bool = False
 
 
-Reply = Admitted | Rejected | Lost | Failed
+Reply = RequestAdmitted | RequestRejected | PagesLost | RequestFailed
 SessionEvent = Reply | Heartbeat | StepReply
-PrefillEvent = Admitted | PrefillStarted | PrefillDone
+PrefillEvent = RequestAdmitted | PrefillStarted | PrefillDone
 
 
 class DecodeSession:
@@ -114,16 +122,16 @@ def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionE
             load = beat.running, beat.waiting, beat.pages_used, beat.pages_total
             return Heartbeat(*load, draining=beat.draining, stalled=beat.late)
         case "admitted":
-            return Admitted(message.admitted.id, message.admitted.attempt)
+            return RequestAdmitted(message.admitted.id, message.admitted.attempt)
         case "rejected":
             rejected = message.rejected
-            return Rejected(rejected.id, rejected.attempt, _failure(rejected.status))
+            return RequestRejected(rejected.id, rejected.attempt, _failure(rejected.status))
         case "lost":
-            return Lost(message.lost.id, message.lost.attempt)
+            return PagesLost(message.lost.id, message.lost.attempt)
         case "failed":
             failed = message.failed
             choice = failed.choice if failed.HasField("choice") else None
-            return Failed(failed.id, failed.attempt, _failure(failed.status), choice)
+            return RequestFailed(failed.id, failed.attempt, _failure(failed.status), choice)
     return None
 
 
@@ -166,7 +174,7 @@ class PrefillClient:
             async for event in call:
                 match event.WhichOneof("event"):
                     case "admitted":
-                        yield Admitted(request.id, attempt)
+                        yield RequestAdmitted(request.id, attempt)
                     case "started":
                         handles = convert.handles_from_pb(event.started.handles)
                         yield PrefillStarted(request.id, attempt, handles)

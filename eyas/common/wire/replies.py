@@ -9,14 +9,14 @@ from eyas.common.types import EngineTimings, FirstToken, KvHandle, TokenEntry
 from eyas.common.wire.message import TaggedMessage, WireFailure
 
 
-class Admitted(TaggedMessage, frozen=True):
+class RequestAdmitted(TaggedMessage, frozen=True, tag="Admitted"):
     """The request has a place in the queue."""
 
     id: str
     attempt: int
 
 
-class Rejected(TaggedMessage, frozen=True):
+class RequestRejected(TaggedMessage, frozen=True, tag="Rejected"):
     """The request was refused; nothing of it is kept."""
 
     id: str
@@ -24,14 +24,14 @@ class Rejected(TaggedMessage, frozen=True):
     failure: WireFailure
 
 
-class Lost(TaggedMessage, frozen=True):
+class PagesLost(TaggedMessage, frozen=True, tag="Lost"):
     """The pages of this attempt did not arrive; the request keeps its place and waits for an `AttachKv`."""
 
     id: str
     attempt: int
 
 
-class Failed(TaggedMessage, frozen=True):
+class RequestFailed(TaggedMessage, frozen=True, tag="Failed"):
     """An admitted request, or one choice of it, ended without its last token."""
 
     id: str

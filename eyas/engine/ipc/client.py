@@ -14,21 +14,21 @@ from typing import Any
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import KvKind, TokenEntry
 from eyas.engine.ipc.messages import (
-    Admitted,
     CacheFlushed,
     Command,
     DraftDown,
     EngineReady,
     EngineStopped,
     Event,
-    Failed,
     LeaseReleased,
     LinkProbed,
-    Lost,
+    PagesLost,
     PagesStaged,
     PrefillDone,
     PrefillStarted,
-    Rejected,
+    RequestAdmitted,
+    RequestFailed,
+    RequestRejected,
     StepReply,
     WatchUpdate,
     WireFailure,
@@ -147,7 +147,14 @@ class EngineClient:
                 case StepReply():
                     self._handle(event)
                     self._split(event)
-                case Admitted() | Rejected() | Lost() | Failed() | PrefillStarted() | PrefillDone():
+                case (
+                    RequestAdmitted()
+                    | RequestRejected()
+                    | PagesLost()
+                    | RequestFailed()
+                    | PrefillStarted()
+                    | PrefillDone()
+                ):
                     self._give(int(event.id.partition(":")[0]), event)
                 case WatchUpdate():
                     self._give(event.watch, event)

@@ -14,7 +14,15 @@ from eyas.common.step_times import StepRates
 from eyas.common.types import FAST, FirstToken, GenerationRequest, KvHandle, WorkerBacklog
 from eyas.common.wire.message import TaggedMessage, WireFailure
 from eyas.common.wire.pool import Export, PoolInfo
-from eyas.common.wire.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, StepReply
+from eyas.common.wire.replies import (
+    PagesLost,
+    PrefillDone,
+    PrefillStarted,
+    RequestAdmitted,
+    RequestFailed,
+    RequestRejected,
+    StepReply,
+)
 from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,
@@ -354,10 +362,10 @@ Command = (
 )
 Event = (
     EngineReady
-    | Admitted
-    | Rejected
-    | Lost
-    | Failed
+    | RequestAdmitted
+    | RequestRejected
+    | PagesLost
+    | RequestFailed
     | StepReply
     | PrefillStarted
     | PrefillDone

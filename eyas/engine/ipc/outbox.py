@@ -9,7 +9,7 @@ from eyas.common.errors import EyasError
 from eyas.common.types import FinishCause, TokenEntry, TokenLogprob
 from eyas.engine.batch.sequence import Generation, Sequence
 from eyas.engine.batch.tree import NO_DRAFTS, DraftCounts
-from eyas.engine.ipc.messages import Event, Failed, Rejected, StepReply, WireFailure
+from eyas.engine.ipc.messages import Event, RequestFailed, RequestRejected, StepReply, WireFailure
 
 
 class EventOutbox:
@@ -56,11 +56,11 @@ class EventOutbox:
 
     def rejected(self, generation_id: str, attempt: int, error: EyasError) -> None:
         """Queues the refusal of a request."""
-        self.add(Rejected(generation_id, attempt, WireFailure.of(error)))
+        self.add(RequestRejected(generation_id, attempt, WireFailure.of(error)))
 
     def failed(self, generation: Generation, error: EyasError) -> None:
         """Queues the failure of an admitted request."""
-        self.add(Failed(generation.id, generation.attempt, WireFailure.of(error)))
+        self.add(RequestFailed(generation.id, generation.attempt, WireFailure.of(error)))
 
     def take(self) -> list[Event]:
         """Takes all events out, in order; the step's tokens come last."""

@@ -28,12 +28,12 @@ from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, R
 from eyas.engine.batch.prompt_scores import PromptScores
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence
 from eyas.engine.ipc.messages import (
-    Admitted,
     AttachKv,
     CancelGeneration,
     DrainEngine,
-    Lost,
+    PagesLost,
     PrefillPrompt,
+    RequestAdmitted,
     SubmitGeneration,
 )
 from eyas.engine.ipc.outbox import EventOutbox
@@ -277,7 +277,7 @@ class Requests:
         with serving(owner.request.request_id, owner.request.traceparent):
             _log.warning("request %s: its KV did not arrive: %s", owner.id, error.message)
         self._forget_handles(owner)
-        self.outbox.add(Lost(owner.id, owner.attempt))
+        self.outbox.add(PagesLost(owner.id, owner.attempt))
 
     def pages_free(self, pages: list[int]) -> None:
         """Takes back the destination pages of a pull that ended early, once no copy writes them."""
@@ -382,7 +382,7 @@ class Requests:
         now = time.monotonic()
         generation = Generation(request, attempt, kind, arrived=now, deadline=now + request.timeout_s)
         self.table[request.id] = generation
-        self.outbox.add(Admitted(request.id, attempt))
+        self.outbox.add(RequestAdmitted(request.id, attempt))
         return generation
 
     def _enqueue(self, generation: Generation, choices: tuple[RequestChoice, ...]) -> None:
