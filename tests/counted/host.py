@@ -28,7 +28,7 @@ from eyas.engine.kernels.drafts.rounds import FACTS
 from eyas.engine.loop.commit import StepCommitter
 from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.step_loop import StepLoop
-from eyas.engine.scheduling.limits import Limits
+from eyas.engine.scheduling.limits import BatchLimits
 from tests.unit.engine_rig import PAGE, Rig
 
 PROMPT, CONTEXT = 4, 64
@@ -63,7 +63,7 @@ class Busy:
     def __init__(self, count: int) -> None:
         self.device = ReadyDevice(count)
         self._rig = Rig(count * (CONTEXT // PAGE + 1), max_running=count)
-        limits = Limits(PAGE, count, count * PROMPT, 1)
+        limits = BatchLimits(PAGE, count, count * PROMPT, 1)
         self._rig.scheduler.limits = limits
         device: Any = self.device
         buckets, layout = GraphBuckets(1, PAGE, (count,)), StepLayout(PAGE, device.tables.padding_slot, PAGE)

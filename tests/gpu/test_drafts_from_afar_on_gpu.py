@@ -27,7 +27,7 @@ from eyas.common.wire.replies import StepReply
 from eyas.worker import engine_main
 from gateway.text.tokenizer import Tokenizer
 from tests.gpu.time_remote import PAGE_S, Engine, commits, counted, ready, running
-from tools.nano.heldout import held_out_prompts
+from tools.nano.heldout import heldout_prompts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,7 +80,7 @@ def workers(ports: Ports) -> list[tuple[WorkerConfig, Engine]]:
 def embedded_prompts() -> list[tuple[int, ...]]:
     """Held-out chats of the embedded model."""
     tokenizer = Tokenizer.load(NANO)
-    return [asyncio.run(tokenizer.encode_chat(chat)) for chat in held_out_prompts(PROMPTS, 1)]
+    return [asyncio.run(tokenizer.encode_chat(chat)) for chat in heldout_prompts(PROMPTS, 1)]
 
 
 def asked(prompts: Sequence[tuple[int, ...]], batch: int) -> list[GenerationRequest]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.common.config import NANO
-from tools.nano.text.core import Split
+from tools.nano.text.core import TextSplit
 from tools.nano.text.dialogues import dialogue
 
 FIRST = 1 << 31  # of the dialogues, which no target has seen
@@ -84,7 +84,7 @@ class Stages:
         file = self.out / name
         if not file.exists():
             lines = [
-                json.dumps({"messages": [dict(message) for message in dialogue(5, number, Split.TRAIN)]})
+                json.dumps({"messages": [dict(message) for message in dialogue(5, number, TextSplit.TRAIN)]})
                 for number in range(first, first + count)
             ]
             file.write_text("\n".join(lines) + "\n")

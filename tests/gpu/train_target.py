@@ -24,7 +24,7 @@ from eyas.train.model import LlamaShape
 from eyas.train.plot import plot_training
 from eyas.train.recipe import TrainingRecipe, descend, optimisers
 from tools.nano import build as nano
-from tools.nano.model import Nano
+from tools.nano.model import NanoModel
 from tools.nano.target import next_token_loss
 
 SHAPE = LlamaShape(hidden=768, layers=14, heads=12, kv_heads=4, head_dim=64, intermediate=2304)
@@ -35,7 +35,7 @@ START_S = 25.0  # of the run itself: text, compilation from the cache, the file 
 
 def step_s(recipe: TrainingRecipe) -> float:
     """Seconds of a step on text that means nothing."""
-    model = Nano(SHAPE).to("cuda")
+    model = NanoModel(SHAPE).to("cuda")
     objective = torch.compile(next_token_loss)
     opts = optimisers(model, recipe, frozenset({"embed_tokens.weight"}))
     packed = torch.randint(SHAPE.vocab, (recipe.rows, recipe.length + 1), dtype=torch.int32)
@@ -86,8 +86,8 @@ def main() -> int:
     scale = nano.TINY
     if not given.tiny:
         recipe = fitting(folder / "steps.json", given.seconds)
-        scale = nano.Scale(target=recipe, head=nano.FULL.head, model=SHAPE)
-    work = nano.Run(folder, scale, given.device, seed=0)
+        scale = nano.RunScale(target=recipe, head=nano.FULL.head, model=SHAPE)
+    work = nano.BuildRun(folder, scale, given.device, seed=0)
     work.nano.mkdir(exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(NANO / name, work.nano)

@@ -31,8 +31,8 @@ from eyas.engine.kv.stager import PageStager
 from eyas.engine.loop.engine import Engine, EngineParts
 from eyas.engine.loop.plain_runner import ComputedStep
 from eyas.engine.loop.step_loop import StepClock
-from eyas.engine.scheduling.fairness import Shares
-from eyas.engine.scheduling.limits import Limits
+from eyas.engine.scheduling.fairness import CallShares
+from eyas.engine.scheduling.limits import BatchLimits
 from eyas.engine.scheduling.scheduler import Scheduler
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import LeaseOwner
@@ -123,7 +123,10 @@ class Tier:
         self._said: list[Event] = []
         pool, outbox, copier = PagePool(pages), EventOutbox(), StandStillCopier()
         self.pulls = hand_pulls(copier, PAGE, outbox)
-        cache, limits = PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
+        cache, limits = (
+            PrefixCache(pool, PAGE, lookahead=0),
+            BatchLimits(PAGE, max_running, CHUNK, ROUND_ROWS),
+        )
         owner = LeaseOwner(name, 1, LEASE_S, itertools.count(1).__next__)
         self.leases = LeaseTable(owner, pool, PAGE, {KvKind.TARGET: "m"}, outbox)
         self.scheduler = Scheduler(pool, cache, limits, self.pulls, holds=_holds_nothing)
@@ -170,7 +173,7 @@ class Tier:
         said, self._said, self._batch = self._said, [], []
         return said
 
-    def _take_from_richer(self, claimant: Generation, shares: Shares, gain: int) -> bool:
+    def _take_from_richer(self, claimant: Generation, shares: CallShares, gain: int) -> bool:
         taken = Scheduler._take_from_richer(self.scheduler, claimant, shares, gain)
         self.gave_way = self.gave_way or taken
         return taken

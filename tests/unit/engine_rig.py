@@ -28,9 +28,9 @@ from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import PullManager
-from eyas.engine.scheduling.admission import Admission
-from eyas.engine.scheduling.limits import Limits
-from eyas.engine.scheduling.requests import Requests
+from eyas.engine.scheduling.admission import AdmissionLimits
+from eyas.engine.scheduling.limits import BatchLimits
+from eyas.engine.scheduling.requests import RequestTable
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.scheduling.turns import StepRoom
 from kv_transfer.backends.base import CopyJob, CopyResult, PeerSource
@@ -89,7 +89,7 @@ def hand_pulls(copier: HandCopier, page_size: int, outbox: EventOutbox) -> PullM
 
 
 class Rig:
-    """Everything around `Requests`; `joined` lists the sequences that started from pulled pages."""
+    """Everything around `RequestTable`; `joined` lists the sequences that started from pulled pages."""
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class Rig:
         self.outbox = EventOutbox()
         self.copier = HandCopier()
         self.pulls = self._pulls()
-        limits = Limits(PAGE, max_running, 16, round_rows, room=room)
+        limits = BatchLimits(PAGE, max_running, 16, round_rows, room=room)
         owner = LeaseOwner("here", 1, 30.0, itertools.count(1).__next__)
         self.leases = LeaseTable(owner, self.pool, PAGE, {KvKind.TARGET: "m"}, self.outbox)
         self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls)
         self.joined: list[Sequence] = []
-        self.requests = Requests(
+        self.requests = RequestTable(
             scheduler=self.scheduler,
             leases=self.leases,
             pulls=self.pulls,
             draft_kv=None,
             outbox=self.outbox,
-            admission=Admission(64, VOCAB, max_waiting=8),
+            admission=AdmissionLimits(64, VOCAB, max_waiting=8),
             joined=self._joined,
             left=lambda seq: None,
             copy_page=lambda source, target: None,

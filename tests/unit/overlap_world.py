@@ -30,7 +30,7 @@ from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.sampling.sampler import SampledRow, sample
 from eyas.engine.sampling.scores import score
-from eyas.engine.scheduling.limits import Limits
+from eyas.engine.scheduling.limits import BatchLimits
 from eyas.engine.speculation.depths.pacing import DepthPacing
 
 EOS = (23,)
@@ -61,9 +61,9 @@ class Setting:
     adaptive: bool = False
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> BatchLimits:
         ahead = 3 if self.width > 1 else 2
-        return Limits(
+        return BatchLimits(
             PAGE,
             self.max_running,
             8,

@@ -15,7 +15,7 @@ import pytest
 from bench_stub import Script, serving
 
 from eyas import cli
-from tools.bench.overhead import Pace, measure_client
+from tools.bench.overhead import StreamPace, measure_client
 
 FEW = (
     *("--num-prompts", "4", "--random-range-ratio", "1"),
@@ -164,7 +164,7 @@ def test_times_are_those_of_the_script(
 
 async def test_the_client_itself_costs_little() -> None:
     """On a busy machine it may be late, which it says; its work per event does not grow with that."""
-    figures = await measure_client(Pace(streams=20, tokens_per_s=2000, seconds=1))
+    figures = await measure_client(StreamPace(streams=20, tokens_per_s=2000, seconds=1))
     assert figures["streams"] == 20
     assert figures["cpu_us_per_event"] < 300
     assert 0 < figures["ttft_late_ms_p50"] < 500 and 0 < figures["event_late_ms_p50"] < 500

@@ -39,7 +39,7 @@ from eyas.engine.loop.commit import StepCommitter
 from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.models.base import Drafted
-from eyas.engine.scheduling.limits import Limits
+from eyas.engine.scheduling.limits import BatchLimits
 from eyas.engine.speculation.device import DeviceDrafter
 from kv_transfer.layout import pages_for
 
@@ -141,7 +141,7 @@ class World:
         loaded = EngineSpec.of(replace(config, draft=None) if spec is None else config)
         ahead, rows = rounds_ahead(loaded), loaded.round_rows
         self.rig = Rig(pages, lookahead=int(spec is not None), max_running=MAX_RUNNING)
-        self.rig.scheduler.limits = Limits(PAGE, MAX_RUNNING, CHUNK, rows, rounds_ahead=ahead - fewer)
+        self.rig.scheduler.limits = BatchLimits(PAGE, MAX_RUNNING, CHUNK, rows, rounds_ahead=ahead - fewer)
         longest = pages_for(CONTEXT + ahead * rows, PAGE)
         tables = SlotTables(TableSizes(MAX_RUNNING + 1, longest, loaded.width), "cpu")
         self.watch = Watch(self.rig, tables, spec)

@@ -11,7 +11,7 @@ from eyas.evals import heldout
 from eyas.evals.heldout import concludes, contains, lists_in_order, results_in
 from tools.nano.heldout import content, heldout_prompts, question_sets
 from tools.nano.text import arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units
-from tools.nano.text.core import Context, Phrasings, Split
+from tools.nano.text.core import DialogueContext, Phrasings, TextSplit
 from tools.nano.text.dialogues import dialogue
 from tools.nano.text.numbers import apply, heldout_pair, steps_of, worked
 from tools.nano.text.problem_shapes import SHAPES
@@ -37,13 +37,13 @@ def test_training_text_holds_no_held_out_question() -> None:
     questions |= {
         chat[-1]["content"].lower() for chat in heldout_prompts(200, 5) if len(chat[-1]["content"]) > 25
     }
-    trained = [message for index in range(1500) for message in dialogue(0, index, Split.TRAIN)]
+    trained = [message for index in range(1500) for message in dialogue(0, index, TextSplit.TRAIN)]
     assert not questions & {message["content"].lower() for message in trained if message["role"] == "user"}
 
 
 def test_training_answers_hold_no_held_out_calculation() -> None:
     for index in range(1500):
-        for message in dialogue(1, index, Split.TRAIN):
+        for message in dialogue(1, index, TextSplit.TRAIN):
             if message["role"] == "assistant" and "####" in message["content"]:
                 for line in message["content"].splitlines():
                     found = re.search(r"(?:: |^|so )(\d+) ([-+*/]) (\d+) = \d+\.$", line)
@@ -53,7 +53,7 @@ def test_training_answers_hold_no_held_out_calculation() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_held_out_problems_hold_a_held_out_pair(steps: int) -> None:
-    context = Context(random.Random(0), Split.HELDOUT)
+    context = DialogueContext(random.Random(0), TextSplit.HELDOUT)
     for _ in range(200):
         found = problem(context, steps)
         assert len(found.steps) == steps and any(heldout_pair(*step) for step in found.steps)
@@ -97,7 +97,11 @@ def test_seeds_ask_questions_one_after_the_other() -> None:
 
 
 def test_a_dialogue_is_named_by_its_seed_and_index() -> None:
-    assert dialogue(7, 11, Split.TRAIN) == dialogue(7, 11, Split.TRAIN) != dialogue(7, 12, Split.TRAIN)
+    assert (
+        dialogue(7, 11, TextSplit.TRAIN)
+        == dialogue(7, 11, TextSplit.TRAIN)
+        != dialogue(7, 12, TextSplit.TRAIN)
+    )
 
 
 def test_the_world_is_complete_and_unambiguous() -> None:

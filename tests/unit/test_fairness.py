@@ -12,7 +12,7 @@ from engine_rig import Rig, handle, request
 from eyas.common.types import FirstToken
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import AttachKv, OpenPull
-from eyas.engine.scheduling.fairness import Queue, Shares
+from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
 
 SHORT = 3
 LONG = 40
@@ -80,18 +80,18 @@ def _waiting(id: str, arrived: float, priority: int, caller: str = "") -> Sequen
 
 
 def test_a_priority_moves_a_request_by_seconds_among_its_callers_own() -> None:
-    queue = Queue(0.0)
+    queue = WaitingQueue(0.0)
     for number, (arrived, priority) in enumerate([(0.0, 0), (1.0, -3), (2.0, 1), (2.5, 0), (6.0, -3)]):
         queue.add(_waiting(str(number), arrived, priority))
     order = []
     while len(queue):
-        queue.remove(seq := queue.first(Shares()))
+        queue.remove(seq := queue.first(CallShares()))
         order.append(seq.generation.id)
     assert order == ["1", "0", "3", "2", "4"]  # the last is urgent, and came too late to pass all others
 
 
 def test_a_priority_moves_no_other_callers_requests() -> None:
-    queue, shares = Queue(0.0), Shares()
+    queue, shares = WaitingQueue(0.0), CallShares()
     urgent, other = _waiting("1", 0.0, -100, "a"), _waiting("2", 9.0, 100, "b")
     queue.add(urgent)
     queue.add(other)

@@ -18,7 +18,7 @@ from eyas.engine.batch.spans import QuerySpan
 from tests.unit.fp8_formats import FORMATS, write_format
 from tests.unit.model_rig import Rig
 from tools.nano.data import split_bits
-from tools.nano.text.core import Split
+from tools.nano.text.core import TextSplit
 from tools.nano.text.dialogues import dialogue
 from tools.nano.tokenizer import encode_chat, load_tokenizer
 
@@ -31,7 +31,7 @@ MOST = 0.004
 NAMES = ("channel and token", "tensor and token", "tensor and tensor", "fp8 in blocks", "channel")
 
 
-def texts(split: Split, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def texts(split: TextSplit, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Ids of some dialogues, and which of them are answers."""
     tokenizer = load_tokenizer(NANO)
     packed = (encode_chat(tokenizer, dialogue(0, index, split)) for index in range(count))
@@ -41,7 +41,7 @@ def texts(split: Split, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def nats(folder: Path) -> torch.Tensor:
     """Of each token of the held-out answers, float64."""
     rig, found = Rig(folder, pages=160), []
-    for ids, answers in texts(Split.HELDOUT, TEXTS):
+    for ids, answers in texts(TextSplit.HELDOUT, TEXTS):
         rows = len(ids)
         logits = rig.logits([QuerySpan(list(range(-(-rows // 16))), 0, rows)], ids.tolist())
         said = logits[:-1].double().log_softmax(-1).gather(1, ids[1:, None].long())[:, 0]
@@ -61,7 +61,7 @@ def calibrate(folder: Path) -> None:
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(lambda _, rows, name=name: watched(name, rows[0]))
     with torch.no_grad():
-        for ids, _ in texts(Split.TRAIN, LEARNT):
+        for ids, _ in texts(TextSplit.TRAIN, LEARNT):
             model(ids[None].long())
     stored = load_file(folder / "model.safetensors")
     for name in stored:

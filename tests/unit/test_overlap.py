@@ -22,7 +22,7 @@ from eyas.engine.device.masks import DraftNodes, StepMasks
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepShape
 from eyas.engine.loop import commit
-from eyas.engine.scheduling.limits import Limits
+from eyas.engine.scheduling.limits import BatchLimits
 from eyas.engine.speculation.feature_ring import RING_ROWS
 from tests.unit.crossed import crossed
 
@@ -262,7 +262,7 @@ def test_all_but_the_last_row_of_a_prompt_fits_into_chunks() -> None:
 
 
 def _too_few_pages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Limits, "rows_ahead", property(lambda limits: limits.round_rows))
+    patch.setattr(BatchLimits, "rows_ahead", property(lambda limits: limits.round_rows))
 
 
 def _history_does_not_matter(patch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.scheduling.limits import Limits
-from eyas.engine.scheduling.placement import SLACK, Place, choose
+from eyas.engine.scheduling.limits import BatchLimits
+from eyas.engine.scheduling.placement import SLACK, RankOffer, choose
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView
 from eyas.engine.scheduling.scheduler import Scheduler
 
@@ -37,7 +37,7 @@ class Elsewhere:
 
 
 def _ranked(ranks: int = 2, running: int = 3) -> DataParallelScheduler:
-    limits, elsewhere = Limits(PAGE, running, 16, 1), Elsewhere()
+    limits, elsewhere = BatchLimits(PAGE, running, 16, 1), Elsewhere()
     schedulers = []
     for rank in range(ranks):
         pages = PagePool(PAGES, PAGES * rank)
@@ -72,15 +72,15 @@ def _run(scheduler: DataParallelScheduler, works: list[SequenceWork]) -> None:
 @pytest.mark.parametrize(
     ("places", "wanted"),
     [
-        ([Place(0, 0, 9), Place(0, 0, 9)], 0),
-        ([Place(0, 2, 9), Place(0, 1, 1)], 1),  # fewer sequences, whatever the room
-        ([Place(0, 1, 3), Place(0, 1, 4)], 1),  # then more room
-        ([Place(0, 0, 9), Place(2, SLACK, 0)], 1),  # it has the prompt
-        ([Place(0, 0, 9), Place(2, SLACK + 1, 0)], 0),  # and too much to do
-        ([Place(1, 3, 9), Place(2, 3, 9), Place(2, 2, 9)], 2),
+        ([RankOffer(0, 0, 9), RankOffer(0, 0, 9)], 0),
+        ([RankOffer(0, 2, 9), RankOffer(0, 1, 1)], 1),  # fewer sequences, whatever the room
+        ([RankOffer(0, 1, 3), RankOffer(0, 1, 4)], 1),  # then more room
+        ([RankOffer(0, 0, 9), RankOffer(2, SLACK, 0)], 1),  # it has the prompt
+        ([RankOffer(0, 0, 9), RankOffer(2, SLACK + 1, 0)], 0),  # and too much to do
+        ([RankOffer(1, 3, 9), RankOffer(2, 3, 9), RankOffer(2, 2, 9)], 2),
     ],
 )
-def test_a_request_goes_where_most_is_cached_and_little_waits(places: list[Place], wanted: int) -> None:
+def test_a_request_goes_where_most_is_cached_and_little_waits(places: list[RankOffer], wanted: int) -> None:
     assert choose(places) == wanted
 
 

@@ -13,7 +13,7 @@ from engine_rig import Rig, handle, request
 from eyas.common.types import FirstToken, GenerationRequest, RequestChoice
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import AttachKv, OpenPull, PrefillPrompt
-from eyas.engine.scheduling.fairness import Shares
+from eyas.engine.scheduling.fairness import CallShares
 from eyas.engine.scheduling.scheduler import Scheduler
 
 ROWS = 6
@@ -180,7 +180,7 @@ class Watched(Scheduler):
 
     taken = 0
 
-    def _take_from_richer(self, claimant: Generation, shares: Shares, gain: int) -> bool:
+    def _take_from_richer(self, claimant: Generation, shares: CallShares, gain: int) -> bool:
         before, eldest = unequal(self, claimant, max(gain - 1, 0)), self._movable[:1]
         if not super()._take_from_richer(claimant, shares, gain):
             return False

@@ -19,9 +19,9 @@ from eyas.train.recipe import TrainingRecipe
 from eyas.train.unroll import UnrolledKv, unrolled_attention, unrolled_step
 from tools.nano.build import TINY, train_nano
 from tools.nano.files import STOP, load_head, load_target, read_config, save_head, save_target
-from tools.nano.generate import Acceptance, HeadRows, SamplingOptions, draft_chain, generate, speculate
+from tools.nano.generate import AcceptanceCounts, HeadRows, SamplingOptions, draft_chain, generate, speculate
 from tools.nano.head import UNROLL, head_of, train_head
-from tools.nano.model import Nano
+from tools.nano.model import NanoModel
 from tools.nano.target import TargetRun
 from tools.nano.tokenizer import ANSWER_BIT, load_tokenizer, render
 
@@ -38,16 +38,16 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
-def small() -> Nano:
+def small() -> NanoModel:
     torch.manual_seed(0)
-    model = Nano(SMALL)
+    model = NanoModel(SMALL)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.ndim == 2 else 1)
     return model
 
 
-def test_exported_folder_loads_in_transformers_with_the_same_logits(small: Nano, tmp_path: Path) -> None:
+def test_exported_folder_loads_in_transformers_with_the_same_logits(small: NanoModel, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     save_target(small, tmp_path)
     ours = load_target(tmp_path, "cpu")
@@ -61,7 +61,7 @@ def test_exported_folder_loads_in_transformers_with_the_same_logits(small: Nano,
     torch.testing.assert_close(features, captured, atol=2e-4, rtol=1e-4)
 
 
-def test_cached_batched_generation_is_plain_recomputation(small: Nano) -> None:
+def test_cached_batched_generation_is_plain_recomputation(small: NanoModel) -> None:
     prompts = [[5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8], [9]]
     made = generate(small, prompts, GREEDY)
     for prompt, answer in zip(prompts, made, strict=True):
@@ -72,8 +72,8 @@ def test_cached_batched_generation_is_plain_recomputation(small: Nano) -> None:
         assert answer == ids[len(prompt) :]
 
 
-def test_speculation_gives_the_greedy_tokens(small: Nano) -> None:
-    head, counts = head_of(small), Acceptance()
+def test_speculation_gives_the_greedy_tokens(small: NanoModel) -> None:
+    head, counts = head_of(small), AcceptanceCounts()
     prompt = [3, 1, 4, 1, 5]
     answer = speculate(small, head, prompt, GREEDY, counts)
     assert answer[: GREEDY.max_new] == generate(small, [prompt], GREEDY)[0]
@@ -97,7 +97,7 @@ def test_unrolled_attention_is_the_naive_loop(self_fed: int) -> None:
         torch.testing.assert_close(made[:, :, t], _naive(q, steps, t))
 
 
-def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
+def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: NanoModel) -> None:
     """Feeding the head its own greedy tokens in the unroll drafts what the speculative loop drafts."""
     head = head_of(small)
     ids = torch.randint(0, SMALL.vocab, (1, 12))
@@ -123,7 +123,7 @@ def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
 
 
 @pytest.mark.slow
-def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureFixture) -> None:
+def test_both_trainings_lower_their_loss(small: NanoModel, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     rows = (torch.arange(49) % 7 + 3).repeat(4, 1).int() | ANSWER_BIT
     for train in (
@@ -147,7 +147,7 @@ def test_a_target_goes_on_where_it_was_saved(tmp_path: Path, monkeypatch: pytest
 
     def run() -> TargetRun:
         torch.manual_seed(0)
-        return TargetRun(Nano(SMALL), recipe, checkpoint)
+        return TargetRun(NanoModel(SMALL), recipe, checkpoint)
 
     whole = run()
     whole.train(iter(rows))
@@ -181,15 +181,15 @@ def test_a_tiny_run_makes_both_folders(tmp_path: Path) -> None:
     load_head(tmp_path / "nano-eagle3", target)
 
 
-def test_a_head_of_another_shape_is_refused(small: Nano, tmp_path: Path) -> None:
-    save_head(head_of(Nano(replace(SMALL, rope_theta=5e5))), tmp_path)
+def test_a_head_of_another_shape_is_refused(small: NanoModel, tmp_path: Path) -> None:
+    save_head(head_of(NanoModel(replace(SMALL, rope_theta=5e5))), tmp_path)
     with pytest.raises(ValueError, match="does not fit"):
         load_head(tmp_path, small)
 
 
 def test_the_embedded_model_answers_and_its_head_is_accepted() -> None:
     tokenizer, target = load_tokenizer(ASSETS / "nano"), load_target(ASSETS / "nano", "cpu")
-    head, counts = load_head(ASSETS / "nano-eagle3", target), Acceptance()
+    head, counts = load_head(ASSETS / "nano-eagle3", target), AcceptanceCounts()
     chat = [{"role": "user", "content": "Which city is Japan's capital?"}]
     prompt = tokenizer.encode(render(chat, True), add_special_tokens=False).ids
     answer = speculate(target, head, prompt, SamplingOptions(STOP, 40), counts)

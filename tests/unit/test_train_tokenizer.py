@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 import eyas
 from tools.nano.data import IDS
-from tools.nano.text.core import Split
+from tools.nano.text.core import TextSplit
 from tools.nano.text.dialogues import dialogue
 from tools.nano.tokenizer import (
     ANSWER_BIT,
@@ -59,7 +59,7 @@ def test_vocabulary_and_special_ids_are_fixed(tokenizer: Tokenizer) -> None:
 
 def test_packed_ids_are_those_of_the_rendered_chat(tokenizer: Tokenizer) -> None:
     for index in range(100):
-        chat = dialogue(3, index, Split.TRAIN)
+        chat = dialogue(3, index, TextSplit.TRAIN)
         packed = encode_chat(tokenizer, chat)
         assert (packed & IDS).tolist() == tokenizer.encode(render(chat), add_special_tokens=False).ids
         answers = tokenizer.decode(

@@ -109,7 +109,7 @@ async def _requests(target: TargetServer) -> None:
 # --- the gateway -------------------------------------------------------------------------------------------
 
 
-class Processes:
+class GatewayProcesses:
     """The gateway's process and its children."""
 
     def __init__(self, pid: int) -> None:
@@ -128,7 +128,7 @@ class Processes:
 
 async def start_gateway(
     load: GatewayLoad, running: contextlib.AsyncExitStack
-) -> tuple[MeasuredServer, Processes]:
+) -> tuple[MeasuredServer, GatewayProcesses]:
     """Starts workers and a gateway, which `running` stops."""
     ports = free_ports()
     workers = [next(ports) for _ in range(load.workers)]
@@ -150,13 +150,13 @@ async def start_gateway(
     )
     assert gateway.pid is not None
     await asyncio.sleep(1.0)  # by then, the others of several answer too
-    return server, Processes(gateway.pid)
+    return server, GatewayProcesses(gateway.pid)
 
 
 # --- the client --------------------------------------------------------------------------------------------
 
 
-class _Stream(asyncio.Protocol):
+class _OpenStream(asyncio.Protocol):
     """One open answer. It counts events and looks at nothing else, so it costs little beside the gateway."""
 
     def __init__(self, request: bytes) -> None:
@@ -176,9 +176,9 @@ class _Stream(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def _opened(server: MeasuredServer, load: GatewayLoad) -> AsyncIterator[list[_Stream]]:
+async def _opened(server: MeasuredServer, load: GatewayLoad) -> AsyncIterator[list[_OpenStream]]:
     """Streams that have all begun. Raises DeadlineExceeded if they have not within OPEN_S."""
-    streams: list[_Stream] = []
+    streams: list[_OpenStream] = []
     try:
         try:
             async with asyncio.timeout(OPEN_S):
@@ -192,7 +192,7 @@ async def _opened(server: MeasuredServer, load: GatewayLoad) -> AsyncIterator[li
             stream.transport.abort()
 
 
-async def _open(server: MeasuredServer, load: GatewayLoad, streams: list[_Stream]) -> None:
+async def _open(server: MeasuredServer, load: GatewayLoad, streams: list[_OpenStream]) -> None:
     path, fields = ROUTES[load.route]
     if load.route != "generate":
         fields = fields | {"model": GatewayConfig.served_model, "timeout": 600}
@@ -203,13 +203,13 @@ async def _open(server: MeasuredServer, load: GatewayLoad, streams: list[_Stream
     for _ in range(load.streams):
         while sum(_waits(stream) for stream in streams[-2 * OPENING :]) >= OPENING:
             await asyncio.sleep(0.005)
-        _, stream = await loop.create_connection(lambda: _Stream(head.encode() + body), host, port)
+        _, stream = await loop.create_connection(lambda: _OpenStream(head.encode() + body), host, port)
         streams.append(stream)
     while any(map(_waits, streams)):
         await asyncio.sleep(0.05)
 
 
-def _waits(stream: _Stream) -> bool:
+def _waits(stream: _OpenStream) -> bool:
     return not (stream.events or stream.ended)
 
 

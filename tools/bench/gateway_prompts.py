@@ -29,7 +29,7 @@ from eyas.common.config import NANO, GatewayConfig
 from eyas.common.errors import EyasError
 from eyas.flags import positive
 from gateway.text.tokenizer import Tokenizer
-from tools.bench.gateway_cost import ENDLESS, PROMPT, GatewayLoad, Processes, start_gateway
+from tools.bench.gateway_cost import ENDLESS, PROMPT, GatewayLoad, GatewayProcesses, start_gateway
 from tools.nano.heldout import heldout_prompts
 
 TOKENS, SECONDS, IDS_RATE = 60_000, 12, 100
@@ -40,7 +40,7 @@ ALONE = 7  # times that the tokenizer is timed
 _FAILED = b'{"error"'
 
 
-class Kind(NamedTuple):
+class PromptKind(NamedTuple):
     """Prompts that come at `rate` per second; `alone_ms`: what the tokenizer takes for one by itself."""
 
     name: str
@@ -59,9 +59,9 @@ async def measure(
     tokenizer = Tokenizer.load(NANO)
     text, ids = _prompt(tokenizer, tokens)
     kinds = [
-        Kind("short prompts", 20, _body(PROMPT)),
-        Kind(f"{len(ids):,} tokens as text", 2, _body(text), _alone_ms(tokenizer, text)),
-        Kind(f"{len(ids):,} tokens as ids", ids_rate, _body(ids)),
+        PromptKind("short prompts", 20, _body(PROMPT)),
+        PromptKind(f"{len(ids):,} tokens as text", 2, _body(text), _alone_ms(tokenizer, text)),
+        PromptKind(f"{len(ids):,} tokens as ids", ids_rate, _body(ids)),
     ]
     load = GatewayLoad(step_ms=STEP_MS, processes=processes)
     async with contextlib.AsyncExitStack() as running:
@@ -71,11 +71,11 @@ async def measure(
             running.callback(stream.leave)
         await asyncio.gather(*(stream.first_event() for stream in beside))
         await asyncio.sleep(SETTLE_S)
-        with _Window(beside, gateway) as window:
+        with _MeasuredWindow(beside, gateway) as window:
             await asyncio.sleep(seconds)
         yield {"case": "nothing else", **window.figures()}
         for kind in kinds:
-            with _Window(beside, gateway) as window:
+            with _MeasuredWindow(beside, gateway) as window:
                 firsts, failed = await _arrive(server, kind, seconds)
             lost = [error for error in failed if "was lost" in str(error)]
             if lost or not firsts or any(stream.ended for stream in beside):
@@ -120,7 +120,7 @@ def _body(prompt: str | list[int], max_tokens: int = 8) -> bytes:
 
 
 async def _arrive(
-    server: MeasuredServer, kind: Kind, seconds: int
+    server: MeasuredServer, kind: PromptKind, seconds: int
 ) -> tuple[list[float], list[BaseException]]:
     """The times to the first tokens, in ms, of prompts that come evenly for so long, and what failed."""
     began, arrivals = time.perf_counter(), list[asyncio.Task[float]]()
@@ -149,7 +149,7 @@ def _p50_p99(values: Sequence[float]) -> tuple[float, float]:
 # --- the client ----------------------------------------------------------------------------------------
 
 
-class _Stream(asyncio.Protocol):
+class _TimedStream(asyncio.Protocol):
     """One answer: the times (perf_counter) at which something of it came."""
 
     def __init__(self, request: bytes) -> None:
@@ -186,22 +186,22 @@ class _Stream(asyncio.Protocol):
             self._first.set_exception(EyasError("a stream ended before it began"))
 
 
-async def _ask(server: MeasuredServer, body: bytes) -> _Stream:
+async def _ask(server: MeasuredServer, body: bytes) -> _TimedStream:
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     address = urlsplit(server.url)
     loop = asyncio.get_running_loop()
     host, port = address.hostname or "", address.port or 80
-    _, stream = await loop.create_connection(lambda: _Stream(head + body), host, port)
+    _, stream = await loop.create_connection(lambda: _TimedStream(head + body), host, port)
     return stream
 
 
-class _Window:
+class _MeasuredWindow:
     """A span of time: the gaps between events of the streams beside, and the gateway's CPU."""
 
-    def __init__(self, streams: Sequence[_Stream], processes: Processes) -> None:
+    def __init__(self, streams: Sequence[_TimedStream], processes: GatewayProcesses) -> None:
         self._streams, self._processes = streams, processes
 
-    def __enter__(self) -> _Window:
+    def __enter__(self) -> _MeasuredWindow:
         for stream in self._streams:
             del stream.times[:]
         self._cpu_s, self._began = self._processes.cpu_s(), time.perf_counter()

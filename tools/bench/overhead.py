@@ -41,7 +41,7 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d
 
 
 @dataclass(frozen=True)
-class Pace:
+class StreamPace:
     """Streams at a time, tokens per second over all of them, and for how many seconds."""
 
     streams: int = 100
@@ -54,7 +54,7 @@ class Pace:
         return self.streams / self.tokens_per_s
 
 
-async def measure_client(pace: Pace) -> dict[str, Any]:
+async def measure_client(pace: StreamPace) -> dict[str, Any]:
     """Figures of the client at this pace, against a stub server that is started for it. Raises EyasError."""
     address = next(free_ports())
     words = ("--stub", address, "--streams", pace.streams, "--tokens-per-second", pace.tokens_per_s)
@@ -102,10 +102,10 @@ def _figures(records: list[RequestRecord], seconds: float, meter: ClientMeter) -
 # --- the stub server ---------------------------------------------------------------------------------------
 
 
-class _Stream(asyncio.Protocol):
+class _StubConnection(asyncio.Protocol):
     """One connection: a POST gets its tokens one by one, a GET an empty answer."""
 
-    def __init__(self, streams: set[_Stream]) -> None:
+    def __init__(self, streams: set[_StubConnection]) -> None:
         self._streams = streams
         self._received = bytearray()
         self._left = self._tokens = 0
@@ -142,11 +142,11 @@ class _Stream(asyncio.Protocol):
         self._transport.write(b"%x\r\n%b\r\n" % (len(event), event))
 
 
-async def _serve(address: int, pace: Pace) -> None:
+async def _serve(address: int, pace: StreamPace) -> None:
     """Sends a token to every stream once per step, as an engine does."""
-    streams: set[_Stream] = set()
+    streams: set[_StubConnection] = set()
     loop = asyncio.get_running_loop()
-    async with await loop.create_server(lambda: _Stream(streams), "127.0.0.1", address):
+    async with await loop.create_server(lambda: _StubConnection(streams), "127.0.0.1", address):
         due = time.perf_counter()
         while True:
             due = max(due + pace.step_s, time.perf_counter())
@@ -159,12 +159,18 @@ def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.overhead", description=__doc__)
     add = parser.add_argument
-    add("--streams", type=positive, default=Pace.streams, metavar="N", help=f"({Pace.streams})")
-    add("--tokens-per-second", type=positive, default=Pace.tokens_per_s, metavar="R", help="over all streams")
-    add("--seconds", type=positive, default=Pace.seconds, metavar="S", help=f"({Pace.seconds})")
+    add("--streams", type=positive, default=StreamPace.streams, metavar="N", help=f"({StreamPace.streams})")
+    add(
+        "--tokens-per-second",
+        type=positive,
+        default=StreamPace.tokens_per_s,
+        metavar="R",
+        help="over all streams",
+    )
+    add("--seconds", type=positive, default=StreamPace.seconds, metavar="S", help=f"({StreamPace.seconds})")
     add("--stub", type=port, metavar="PORT", help="be the stub server, on this port")
     args = parser.parse_args(argv)
-    pace = Pace(args.streams, args.tokens_per_second, args.seconds)
+    pace = StreamPace(args.streams, args.tokens_per_second, args.seconds)
     if args.stub is not None:
         die_with_parent()
         uvloop.run(_serve(args.stub, pace))

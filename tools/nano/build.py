@@ -25,11 +25,11 @@ from tokenizers import Tokenizer
 from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.model import LlamaShape
 from eyas.train.recipe import TrainingRecipe
-from tools.nano.data import IDS, Packing, batches, make_prompts, make_shard, shards
+from tools.nano.data import IDS, ShardPacking, batches, make_prompts, make_shard, shards
 from tools.nano.files import STOP, load_target, save_head, save_target
 from tools.nano.generate import SamplingOptions, generate
 from tools.nano.head import UNROLL, head_of, train_head
-from tools.nano.model import Nano
+from tools.nano.model import NanoModel
 from tools.nano.target import TargetRun
 from tools.nano.tokenizer import (
     ANSWER_BIT,
@@ -46,7 +46,7 @@ TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)  # mostly greedy, because the head is m
 
 
 @dataclass(frozen=True)
-class Scale:
+class RunScale:
     """The sizes of a run."""
 
     target: TrainingRecipe
@@ -58,11 +58,11 @@ class Scale:
     longest_answer: int = 384
 
 
-FULL = Scale(
+FULL = RunScale(
     target=TrainingRecipe(steps=4500, rows=64, length=2048),
     head=TrainingRecipe(steps=4500, rows=32, length=1024 + UNROLL, rate=2e-3),
 )
-TINY = Scale(
+TINY = RunScale(
     target=TrainingRecipe(steps=12, rows=4, length=128),
     head=TrainingRecipe(steps=6, rows=2, length=64 + UNROLL),
     model=LlamaShape(hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96),
@@ -74,11 +74,11 @@ TINY = Scale(
 
 
 @dataclass(frozen=True)
-class Run:
+class BuildRun:
     """The output folder of one run, and its seed."""
 
     out: Path
-    scale: Scale
+    scale: RunScale
     device: str
     seed: int
 
@@ -97,19 +97,19 @@ class Run:
         """The number of processes that make text; 0 on a CPU, where a run is only a smoke test."""
         return max(1, (os.cpu_count() or 2) - 1) if self.device == "cuda" else 0
 
-    def shards_for(self, recipe: TrainingRecipe, share: float = 1.0) -> tuple[Packing, int]:
+    def shards_for(self, recipe: TrainingRecipe, share: float = 1.0) -> tuple[ShardPacking, int]:
         """The packing, and how many shards hold this share of a recipe's tokens."""
-        packing = Packing(self.nano, self.seed)
+        packing = ShardPacking(self.nano, self.seed)
         return packing, int(share * recipe.tokens / (packing.dialogues * TOKENS_PER_DIALOGUE)) + 1
 
 
-def make_target(run: Run) -> list[dict[str, Any]]:
+def make_target(run: BuildRun) -> list[dict[str, Any]]:
     """Trains and saves the target, from where a killed run left it; gives a line for each report.
 
     What a killed run had read after its last checkpoint is not read again.
     """
     recipe = run.scale.target
-    model = Nano(run.scale.model).to(run.device)
+    model = NanoModel(run.scale.model).to(run.device)
     packing, count = run.shards_for(recipe)
     checkpoint = TrainingCheckpoint(run.out / "target.pt", {"seed": run.seed, "steps": recipe.steps})
     training = TargetRun(model, recipe, checkpoint)
@@ -121,9 +121,9 @@ def make_target(run: Run) -> list[dict[str, Any]]:
     return training.history
 
 
-def regenerate(run: Run, target: Nano, tokenizer: Tokenizer) -> list[np.ndarray]:
+def regenerate(run: BuildRun, target: NanoModel, tokenizer: Tokenizer) -> list[np.ndarray]:
     """Dialogues whose last answer comes from the target: uint16 ids with answer bits."""
-    packing = Packing(run.nano, run.seed, dialogues=min(2000, run.scale.regenerated))
+    packing = ShardPacking(run.nano, run.seed, dialogues=min(2000, run.scale.regenerated))
     numbers = range(REGENERATED_FROM, REGENERATED_FROM + run.scale.regenerated // packing.dialogues)
     with shards(make_prompts, packing, numbers, run.processes) as stream:
         prompts = [row for shard in stream for row in shard if len(row) <= LONGEST_PROMPT]
@@ -156,7 +156,7 @@ def _mixed(own: list[np.ndarray], written: Iterator[np.ndarray]) -> Iterator[np.
         yield shard
 
 
-def make_head(run: Run) -> None:
+def make_head(run: BuildRun) -> None:
     """Makes the target write answers, then trains and saves the head."""
     recipe = run.scale.head
     target = load_target(run.nano, run.device)
@@ -169,9 +169,9 @@ def make_head(run: Run) -> None:
     save_head(head, run.head)
 
 
-def train_nano(out: Path, *, scale: Scale, device: str, seed: int = 0) -> None:
+def train_nano(out: Path, *, scale: RunScale, device: str, seed: int = 0) -> None:
     """Makes the embedded model under `out`: `nano/` and `nano-eagle3/`."""
-    run = Run(out, scale, device, seed)
+    run = BuildRun(out, scale, device, seed)
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high")
     if not (run.nano / "tokenizer.json").exists():

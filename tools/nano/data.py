@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eyas.common.machine.children import importing_safely
-from tools.nano.text.core import Split
+from tools.nano.text.core import TextSplit
 from tools.nano.text.dialogues import dialogue, plain_text
 from tools.nano.tokenizer import ANSWER_BIT, encode_chat, encode_plain, load_tokenizer, render
 
@@ -27,7 +27,7 @@ PLAIN_SHARE = 30  # dialogues per passage without markup
 
 
 @dataclass(frozen=True)
-class Packing:
+class ShardPacking:
     """The content of a shard: the tokenizer's folder, the seed of the text, and the number of dialogues."""
 
     tokenizer: Path
@@ -35,33 +35,33 @@ class Packing:
     dialogues: int = 4000
 
 
-def make_shard(job: tuple[Packing, int]) -> np.ndarray:
+def make_shard(job: tuple[ShardPacking, int]) -> np.ndarray:
     """The texts of one shard, concatenated: uint16 ids [tokens] with their answer bits."""
     packing, shard = job
     tokenizer = load_tokenizer(packing.tokenizer)
     rows = []
     for index in range(shard * packing.dialogues, (shard + 1) * packing.dialogues):
-        rows.append(encode_chat(tokenizer, dialogue(packing.seed, index, Split.TRAIN)))
+        rows.append(encode_chat(tokenizer, dialogue(packing.seed, index, TextSplit.TRAIN)))
         if index % PLAIN_SHARE == 0:
             rows.append(encode_plain(tokenizer, plain_text(packing.seed, index)))
     return np.concatenate(rows)
 
 
-def make_prompts(job: tuple[Packing, int]) -> list[np.ndarray]:
+def make_prompts(job: tuple[ShardPacking, int]) -> list[np.ndarray]:
     """The dialogues of one shard up to the begin of their last answer: uint16 ids, one array per dialogue."""
     packing, shard = job
     tokenizer = load_tokenizer(packing.tokenizer)
     turn = tokenizer.encode(render([], True), add_special_tokens=False).ids[1:]
     rows = []
     for index in range(shard * packing.dialogues, (shard + 1) * packing.dialogues):
-        chat = dialogue(packing.seed, index, Split.TRAIN)
+        chat = dialogue(packing.seed, index, TextSplit.TRAIN)
         rows.append(np.append(encode_chat(tokenizer, chat[:-1]), np.array(turn, np.uint16)))
     return rows
 
 
 @contextmanager
 def shards(
-    make: Callable[[tuple[Packing, int]], Made], packing: Packing, numbers: range, processes: int
+    make: Callable[[tuple[ShardPacking, int]], Made], packing: ShardPacking, numbers: range, processes: int
 ) -> Iterator[Iterator[Made]]:
     """Yields the numbered shards in order. With 0 processes, each is made here when it is needed."""
     jobs = [(packing, number) for number in numbers]

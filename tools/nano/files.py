@@ -11,14 +11,14 @@ from eyas.train.export import DTYPE, save_tensors, sizes_of, write_json
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
 from tools.nano.head import head_of, head_shape
-from tools.nano.model import Nano
+from tools.nano.model import NanoModel
 from tools.nano.tokenizer import END_OF_TEXT_ID, IM_END_ID
 
 STOP = (IM_END_ID, END_OF_TEXT_ID)
 ENDS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": list(STOP), "pad_token_id": END_OF_TEXT_ID}
 
 
-def save_target(model: Nano, folder: Path) -> None:
+def save_target(model: NanoModel, folder: Path) -> None:
     """Writes config.json, generation_config.json and the weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     architecture = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
@@ -57,15 +57,15 @@ def read_config(folder: Path) -> LlamaShape:
     )
 
 
-def load_target(folder: Path, device: str) -> Nano:
+def load_target(folder: Path, device: str) -> NanoModel:
     """The target, with float32 weights on `device`."""
-    model = Nano(read_config(folder))
+    model = NanoModel(read_config(folder))
     tensors = load_file(str(folder / "model.safetensors"))
     model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
     return model.to(device)
 
 
-def load_head(folder: Path, target: Nano) -> Eagle3Head:
+def load_head(folder: Path, target: NanoModel) -> Eagle3Head:
     """The head of a target, with float32 weights on the target's device.
 
     Raises ValueError if it does not fit the target.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eyas.train.heads.base import DraftHead
 from eyas.train.model import CacheView, KvCache, grouped_attention
-from tools.nano.model import Nano
+from tools.nano.model import NanoModel
 
 CHAIN = 5
 COMPACT_EVERY = 16
@@ -37,7 +37,7 @@ def choose(logits: Tensor, sampling: SamplingOptions, noise: torch.Generator) ->
 
 
 @torch.inference_mode()
-def generate(model: Nano, prompts: list[list[int]], sampling: SamplingOptions) -> list[list[int]]:
+def generate(model: NanoModel, prompts: list[list[int]], sampling: SamplingOptions) -> list[list[int]]:
     """Continues all prompts in one batch, padded on the left; an answer keeps its stop token.
 
     Rows that have ended are removed from the batch from time to time, so that long answers cost little.
@@ -76,7 +76,7 @@ def _view(cache: KvCache, start: int, count: int, pad: Tensor) -> tuple[CacheVie
 
 
 @dataclass
-class Acceptance:
+class AcceptanceCounts:
     """Counts of a speculative run."""
 
     rounds: int = 0
@@ -124,7 +124,7 @@ class HeadRows:
 
 
 def draft_chain(
-    head: DraftHead, target: Nano, rows: HeadRows, features: Tensor, tokens: list[int], base: int
+    head: DraftHead, target: NanoModel, rows: HeadRows, features: Tensor, tokens: list[int], base: int
 ) -> list[int]:
     """Extends the head over the true pairs from position `base` on, then drafts a chain of CHAIN tokens."""
     device = features.device
@@ -143,7 +143,7 @@ def draft_chain(
 
 @torch.inference_mode()
 def speculate(
-    target: Nano, head: DraftHead, prompt: list[int], sampling: SamplingOptions, counts: Acceptance
+    target: NanoModel, head: DraftHead, prompt: list[int], sampling: SamplingOptions, counts: AcceptanceCounts
 ) -> list[int]:
     """Greedy chain speculation for one chat; every round recomputes the target in full."""
     device = target.embed_tokens.weight.device

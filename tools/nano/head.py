@@ -19,7 +19,7 @@ from eyas.train.model import LlamaShape
 from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
 from eyas.train.unroll import UnrollBatch, unrolled_loss, unrolled_step
 from tools.nano.data import split_bits
-from tools.nano.model import Nano
+from tools.nano.model import NanoModel
 from tools.nano.target import REPORT_EVERY, report
 
 UNROLL = 7
@@ -31,7 +31,7 @@ def head_shape(target: LlamaShape) -> LlamaShape:
     return replace(target, layers=1, intermediate=HEAD_INTERMEDIATE * target.hidden // 256)
 
 
-def head_of(target: Nano) -> Eagle3Head:
+def head_of(target: NanoModel) -> Eagle3Head:
     """A new head, with the target's whole vocabulary."""
     head = Eagle3Head(head_shape(target.config), len(target.config.captured))
     head.begin_as(SharedTensors(target.embed_tokens.weight, target.embed_tokens.weight, target.norm.weight))
@@ -39,7 +39,7 @@ def head_of(target: Nano) -> Eagle3Head:
 
 
 @torch.no_grad()
-def course_of(target: Nano, packed: Tensor) -> UnrollBatch:
+def course_of(target: NanoModel, packed: Tensor) -> UnrollBatch:
     """The lesson of a packed batch [rows, length + 1] for a head. Texts that share a row see each other."""
     ids, answer = split_bits(packed)
     hidden, features = target(ids)
@@ -53,7 +53,7 @@ def course_of(target: Nano, packed: Tensor) -> UnrollBatch:
     )
 
 
-def train_head(head: Eagle3Head, target: Nano, stream: Iterator[Tensor], recipe: TrainingRecipe) -> None:
+def train_head(head: Eagle3Head, target: NanoModel, stream: Iterator[Tensor], recipe: TrainingRecipe) -> None:
     """Trains the head in place; freezes the target."""
     device = head.fc.weight.device
     target.requires_grad_(False)

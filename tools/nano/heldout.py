@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from eyas.evals.heldout import FILE, SETS, QuestionSet, question_set
 from tools.nano.text import arithmetic, geography, lists, word_problems
-from tools.nano.text.core import Context, Message, Split
+from tools.nano.text.core import DialogueContext, Message, TextSplit
 from tools.nano.text.dialogues import chat_of
 from tools.nano.text.numbers import heldout_pair
 from tools.nano.text.world import COUNTRIES
@@ -23,21 +23,21 @@ ATTEMPTS = 20  # draws per question wanted, because some come twice
 QUESTIONS, CHATS = 150, 256  # in the file: of each set, and in all
 
 Pair = tuple[str, str]  # a question, and what its answer must contain or conclude
-Draw = Callable[[Context], Pair]
+Draw = Callable[[DialogueContext], Pair]
 
 
-def _capitals(context: Context) -> Pair:
+def _capitals(context: DialogueContext) -> Pair:
     country = context.pick(COUNTRIES)
     return geography.CAPITAL_OF.pick(context).format(c=country.name), country.capital
 
 
-def _countries(context: Context) -> Pair:
+def _countries(context: DialogueContext) -> Pair:
     country = context.pick(COUNTRIES)
     question = geography.COUNTRY_OF.pick(context).format(k=country.capital)
     return question, country.name.removeprefix("the ")
 
 
-def _lists(context: Context) -> Pair:
+def _lists(context: DialogueContext) -> Pair:
     if context.chance(0.1):
         start, stop = context.pick(((1, 10), (1, 20), (5, 15), (1, 50), (10, 30)))
         counted = ", ".join(map(str, range(start, stop + 1)))
@@ -48,9 +48,9 @@ def _lists(context: Context) -> Pair:
 
 
 def _problems(steps: int) -> Draw:
-    def draw(context: Context) -> Pair:
+    def draw(context: DialogueContext) -> Pair:
         """Familiar phrasings with numbers never trained: this tests the arithmetic."""
-        training = Context(context.rng, Split.TRAIN)
+        training = DialogueContext(context.rng, TextSplit.TRAIN)
         while True:
             problem = word_problems.draw_problem(training, steps)
             if problem and any(heldout_pair(*step) for step in problem.steps):
@@ -60,7 +60,7 @@ def _problems(steps: int) -> Draw:
 
 
 def _problems_retold(steps: int) -> Draw:
-    def draw(context: Context) -> Pair:
+    def draw(context: DialogueContext) -> Pair:
         """Phrasings never trained and numbers never trained."""
         problem = word_problems.problem(context, steps)
         return problem.question, str(problem.result)
@@ -68,7 +68,7 @@ def _problems_retold(steps: int) -> Draw:
     return draw
 
 
-def _arithmetic(context: Context) -> Pair:
+def _arithmetic(context: DialogueContext) -> Pair:
     first = arithmetic.direct(context)[0]
     return first.user, first.assistant.split("= ")[-1]
 
@@ -87,7 +87,7 @@ DRAWS: dict[str, Draw] = {
 
 def pairs(name: str, size: int, seed: int) -> list[Pair]:
     """`size` distinct questions of a set, or fewer where it has no more."""
-    context = Context(random.Random(f"{name}/{seed}"), Split.HELDOUT)
+    context = DialogueContext(random.Random(f"{name}/{seed}"), TextSplit.HELDOUT)
     answers: dict[str, str] = {}
     for _ in range(size * ATTEMPTS):
         question, expected = DRAWS[name](context)
@@ -104,7 +104,7 @@ def question_sets(size: int, seed: int) -> list[QuestionSet]:
 
 def heldout_prompts(count: int, seed: int) -> list[list[Message]]:
     """Distinct chats of all topics that end with a user turn and are not in the training text."""
-    context = Context(random.Random(f"prompts/{seed}"), Split.HELDOUT)
+    context = DialogueContext(random.Random(f"prompts/{seed}"), TextSplit.HELDOUT)
     chats: dict[str, list[Message]] = {}
     while len(chats) < count:
         chat = chat_of(context)[:-1]

@@ -18,9 +18,9 @@ from eyas.evals.heldout import QuestionSet
 from eyas.evals.table import GroupScore, score_table, unbroken
 from eyas.train.heads.base import DraftHead
 from tools.nano.files import STOP, load_head, load_target
-from tools.nano.generate import Acceptance, SamplingOptions, generate, speculate
+from tools.nano.generate import AcceptanceCounts, SamplingOptions, generate, speculate
 from tools.nano.heldout import heldout_prompts, question_sets
-from tools.nano.model import Nano
+from tools.nano.model import NanoModel
 from tools.nano.text.core import Message
 from tools.nano.tokenizer import load_tokenizer, render
 
@@ -28,10 +28,10 @@ LONGEST_ANSWER = 512
 
 
 @dataclass(frozen=True)
-class Scorer:
+class ChatScorer:
     """A loaded model that answers chats greedily."""
 
-    target: Nano
+    target: NanoModel
     tokenizer: Tokenizer
 
     def prompt(self, chat: list[Message]) -> list[int]:
@@ -56,9 +56,9 @@ class Scorer:
                 wrong.append(f"{question.prompt!r} -> {answer!r}, expected {question.expected!r}")
         return score, wrong
 
-    def acceptance(self, head: DraftHead, chats: list[list[Message]]) -> Acceptance:
+    def acceptance(self, head: DraftHead, chats: list[list[Message]]) -> AcceptanceCounts:
         """Greedy chains over these chats."""
-        counts = Acceptance()
+        counts = AcceptanceCounts()
         for chat in track(chats, description="acceptance"):
             speculate(self.target, head, self.prompt(chat), SamplingOptions(STOP, LONGEST_ANSWER), counts)
         return counts
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     console = Console(width=160)
-    scorer = Scorer(load_target(given.model, given.device), load_tokenizer(given.model))
+    scorer = ChatScorer(load_target(given.model, given.device), load_tokenizer(given.model))
     scores = [scorer.score(questions) for questions in question_sets(given.size, given.seed)]
     for score, wrong in scores:
         for line in wrong[:6]:

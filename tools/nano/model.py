@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from eyas.train.model import CacheView, GroupedAttention, LlamaShape, SwigluMlp, TrainedNorm, rope_table
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """One decoder layer."""
 
     def __init__(self, config: LlamaShape) -> None:
@@ -29,14 +29,14 @@ class Block(nn.Module):
         return x + fed
 
 
-class Nano(nn.Module):
+class NanoModel(nn.Module):
     """The target model. Its output matrix is the embedding."""
 
     def __init__(self, config: LlamaShape) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(DecoderBlock(config) for _ in range(config.layers))
         self.norm = TrainedNorm(config.hidden, config.norm_eps)
         self.apply(self._initialise)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
 from tools.nano.data import split_bits
-from tools.nano.model import Nano
+from tools.nano.model import NanoModel
 
 logger = logging.getLogger(__name__)
 REPORT_EVERY = 50
@@ -31,7 +31,7 @@ def report(title: str, step: int, loss: Tensor, start: float, recipe: TrainingRe
     return line
 
 
-def next_token_loss(model: Nano, packed: Tensor) -> Tensor:
+def next_token_loss(model: NanoModel, packed: Tensor) -> Tensor:
     """The weighted cross-entropy of one packed batch [rows, length + 1]."""
     ids, answer = split_bits(packed)
     hidden, _ = model(ids[:, :-1])
@@ -47,7 +47,7 @@ class TargetRun:
     """
 
     def __init__(
-        self, model: Nano, recipe: TrainingRecipe, checkpoint: TrainingCheckpoint | None = None
+        self, model: NanoModel, recipe: TrainingRecipe, checkpoint: TrainingCheckpoint | None = None
     ) -> None:
         """Raises ConfigError for a checkpoint of another run."""
         self.model, self._recipe, self._checkpoint = model, recipe, checkpoint

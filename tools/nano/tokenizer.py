@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tools.nano.text.core import Message, Split
+from tools.nano.text.core import Message, TextSplit
 from tools.nano.text.dialogues import dialogue, plain_text
 
 VOCAB_SIZE = 4096
@@ -48,7 +48,7 @@ def render(messages: list[Message], add_generation_prompt: bool = False) -> str:
 def training_text(seed: int, count: int) -> Iterator[str]:
     """Text from which the merges are learnt: dialogues without their markup, and plain passages."""
     for index in range(count):
-        for message in dialogue(seed, index, Split.TRAIN):
+        for message in dialogue(seed, index, TextSplit.TRAIN):
             yield f"{message['role']}\n{message['content']}\n"
         if index % 20 == 0:
             yield plain_text(seed, index)

@@ -109,7 +109,7 @@ class PoolShape:
         return self.pages * self.page_bytes
 
 
-class Closable(Protocol):
+class ClosableResource(Protocol):
     """A resource that ends with a pool."""
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class KvPool:
         self.shape = shape
         self.path = None if theirs else path
         self.area: PoolArea | None = None  # the pool, if it is in a file
-        self.attached: list[Closable] = []  # what serves the pool to others, and ends before it
+        self.attached: list[ClosableResource] = []  # what serves the pool to others, and ends before it
         self._allocation: DeviceAllocation | None = None
         self._giver = ""
         if path is None:

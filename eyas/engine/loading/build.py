@@ -57,7 +57,7 @@ from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family
 from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
-from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, Limits
+from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, BatchLimits
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.scheduling.turns import StepRoom
@@ -158,7 +158,7 @@ class _StepCore:
     pools: tuple[KvPool, ...]
     drafter: Drafter | None
     pacing: DepthPacing | None
-    limits: Limits
+    limits: BatchLimits
     slowest_step_s: float
     rates: StepRates | None
 
@@ -182,7 +182,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
         pools=pools,
         drafter=drafter,
         pacing=pacing_of(config) if drafter else None,
-        limits=Limits(
+        limits=BatchLimits(
             config.page_size,
             config.max_running,
             config.chunk_tokens,
@@ -220,7 +220,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         grammars.prepare()
     loaded, device = build_device(loaded, start, grammars, leader)
     config = loaded.config
-    limits = Limits(
+    limits = BatchLimits(
         config.page_size,
         config.max_running,
         config.chunk_tokens,
@@ -310,7 +310,7 @@ def _pages_of_rank(config: EngineConfig) -> int:
     return config.num_pages
 
 
-def _longest(pages: int, limits: Limits, context_length: int) -> int:
+def _longest(pages: int, limits: BatchLimits, context_length: int) -> int:
     """Tokens of the longest request that context and pool can hold.
 
     Warns of a pool that one of full length does not fit into; refuses one for hardly any request.

@@ -52,12 +52,12 @@ from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.loop.step_paces import StepPaces
-from eyas.engine.scheduling.admission import Admission
+from eyas.engine.scheduling.admission import AdmissionLimits
 from eyas.engine.scheduling.backlog import backlog
 from eyas.engine.scheduling.draft_kv import DraftKv
-from eyas.engine.scheduling.flushes import Flushes
+from eyas.engine.scheduling.flushes import CacheFlushes
 from eyas.engine.scheduling.ranked import Schedulers
-from eyas.engine.scheduling.requests import Requests
+from eyas.engine.scheduling.requests import RequestTable
 from eyas.engine.speculation.depths.pacing import DepthPacing
 from eyas.engine.speculation.drafters.base import Drafter
 from kv_transfer.copier import PageCopier
@@ -114,7 +114,7 @@ class Engine:
         spec, width = parts.config.speculation, parts.ready.draft_width
         self._drafting = DraftCoordinator(parts.drafter, width, nodes, spec, parts.pacing, parts.grammars)
         self._requests = self._new_requests()
-        self._flushes = Flushes(parts.scheduler, parts.outbox, self._work)
+        self._flushes = CacheFlushes(parts.scheduler, parts.outbox, self._work)
         self._loop = self._new_loop()
         self._handlers = self._routes()
         self._stopping = False
@@ -124,9 +124,9 @@ class Engine:
         self._backlog: tuple[float, WorkerBacklog] = (0.0, WorkerBacklog())
         self._busy = False
 
-    def _new_requests(self) -> Requests:
+    def _new_requests(self) -> RequestTable:
         parts, pages = self._parts, self._scheduler.pool
-        admission = Admission(
+        admission = AdmissionLimits(
             context_length=parts.ready.context_length,
             vocab_size=parts.model.vocab_size,
             max_waiting=parts.config.max_waiting,
@@ -136,7 +136,7 @@ class Engine:
         draft_kv = None
         if parts.draft_pulls is not None:
             draft_kv = DraftKv(parts.draft_pulls, pages, parts.config.page_size)
-        requests = Requests(
+        requests = RequestTable(
             scheduler=parts.scheduler,
             leases=parts.leases,
             pulls=parts.pulls,

@@ -14,7 +14,7 @@ from eyas.engine.scheduling.ranked import Schedulers
 
 
 @dataclass(frozen=True)
-class Admission:
+class AdmissionLimits:
     """Limits of one worker."""
 
     context_length: int  # not more than the pool holds for one request

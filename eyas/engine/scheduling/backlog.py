@@ -8,10 +8,10 @@ from __future__ import annotations
 from eyas.common.step_times import UNSEEN, StepPace
 from eyas.common.types import WorkerBacklog
 from eyas.engine.batch.sequence import GenerationKind
-from eyas.engine.scheduling.requests import Requests
+from eyas.engine.scheduling.requests import RequestTable
 
 
-def backlog(requests: Requests, prompt_share: float, pace: StepPace = UNSEEN) -> WorkerBacklog:
+def backlog(requests: RequestTable, prompt_share: float, pace: StepPace = UNSEEN) -> WorkerBacklog:
     """The backlog of now. The rooms are 0 while it drains; rows that a cache may hold count as queued."""
     scheduler = requests.scheduler
     decoding = context = coming = 0

@@ -21,7 +21,7 @@ PATIENCE_S = 1.0
 
 
 @dataclass
-class Crossing:
+class PullCrossing:
     """The pull that is first in line, and since when."""
 
     scheduler: Schedulers

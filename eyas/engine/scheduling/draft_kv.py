@@ -20,7 +20,7 @@ DRAFT_WAIT_S = 1.0  # a prompt that is here waits no longer for its draft KV
 
 
 @dataclass
-class _Coming:
+class _ComingDraftKv:
     """The draft KV of one prompt. `pages`: those lent to the prompt; the first `filled` are filled."""
 
     pages: list[int] | None = None
@@ -38,14 +38,14 @@ class DraftKv:
         self._pulls = pulls
         self._pool = pool
         self._page_size = page_size
-        self._coming: dict[Generation, _Coming] = {}
+        self._coming: dict[Generation, _ComingDraftKv] = {}
         pulls.destination = self
 
     # --- as the requests go ----------------------------------------------------------------------------
 
     def open(self, generation: Generation, handle: KvHandle) -> None:
         """Pull `handle`, of all rows of the prompt but the last, as soon as the prompt is lent pages."""
-        self._coming[generation] = _Coming()
+        self._coming[generation] = _ComingDraftKv()
         if handle.tokens == len(generation.request.prompt_ids) - 1:
             self._pulls.open(generation, handle, generation.attempt, generation.deadline)
         else:
@@ -127,6 +127,6 @@ class DraftKv:
         """Drops the pull's claim to these pages."""
         self._pool.drop(pages)
 
-    def _of(self, owner: Hashable) -> _Coming:
+    def _of(self, owner: Hashable) -> _ComingDraftKv:
         assert isinstance(owner, Generation)
         return self._coming[owner]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from eyas.engine.batch.sequence import Generation
 
 
-class Incoming(Protocol):
+class IncomingPrompts(Protocol):
     """Prompts that come from elsewhere, as far as they want pages or have them."""
 
     def waiting(self) -> Iterable[Generation]:

@@ -18,23 +18,23 @@ Turn = tuple[int, int, bool, float]  # smaller: earlier
 Entry = tuple[bool, float, int, Sequence]  # smaller: earlier in its call; the int is unique
 
 
-class Shares:
+class CallShares:
     """The number of sequences per caller and per call."""
 
     def __init__(self) -> None:
         self._calls: dict[Call, int] = {}
         self._callers: dict[str, int] = {}
 
-    def plus(self, others: Iterable[Generation]) -> Shares:
+    def plus(self, others: Iterable[Generation]) -> CallShares:
         """A copy of these counts with one more sequence for each of `others`."""
-        shares = Shares()
+        shares = CallShares()
         shares._calls, shares._callers = dict(self._calls), dict(self._callers)
         for generation in others:
             shares.add(generation)
         return shares
 
     @classmethod
-    def together(cls, several: Iterable[Shares]) -> Shares:
+    def together(cls, several: Iterable[CallShares]) -> CallShares:
         """The counts of several added up."""
         total = cls()
         for one in several:
@@ -77,7 +77,7 @@ class Shares:
         }
 
 
-class Queue:
+class WaitingQueue:
     """Sequences that wait, in one sorted line per call: finding the next one costs one look per call.
 
     A prompt of n tokens that has not begun yields to shorter prompts that arrive within
@@ -123,7 +123,7 @@ class Queue:
         if not line:
             del self._lines[call]
 
-    def first(self, shares: Shares) -> Sequence:
+    def first(self, shares: CallShares) -> Sequence:
         """The sequence whose turn it is. At least one sequence must wait."""
         *_, entry = min((*shares.counts(call), line[0]) for call, line in self._lines.items())
         return entry[-1]

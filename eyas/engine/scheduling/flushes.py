@@ -17,7 +17,7 @@ from eyas.engine.scheduling.ranked import Schedulers
 
 
 @dataclass
-class Flushes:
+class CacheFlushes:
     """`work` says what the engine still has, as "2 requests"; empty: nothing."""
 
     scheduler: Schedulers

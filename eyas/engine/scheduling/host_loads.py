@@ -23,7 +23,7 @@ LEAST_TOKENS = 256  # to load fewer gains nothing: a load takes a turn of the lo
 LOAD_TIMEOUT_S = 1.0  # a sequence waits no longer for its pages
 
 
-class Answer(enum.Enum):
+class LoadDecision(enum.Enum):
     """The decision about a sequence whose turn it is."""
 
     COMPUTE = "compute"  # nothing to load, or it would take longer than computing
@@ -32,7 +32,7 @@ class Answer(enum.Enum):
 
 
 @dataclass(eq=False)
-class _Load:
+class _HostLoad:
     """`pages` hold the first rows of `tokens`, once it is over.
 
     `ahead`: pages that the sequence takes beyond them when it runs. `sequence`: None once it waits no more.
@@ -56,7 +56,7 @@ class HostLoads:
         self._cache = cache
         self._size = page_size
         self._rate = prompt_rate
-        self._loads: list[_Load] = []
+        self._loads: list[_HostLoad] = []
         self._back: list[Sequence] = []
 
     @property
@@ -76,42 +76,42 @@ class HostLoads:
         """Will `poll` have something to do soon, without anything else happening?"""
         return self.tier.memory.copying
 
-    def ask(self, sequence: Sequence, tokens: SequenceOf[int], pages: int) -> Answer:
+    def ask(self, sequence: Sequence, tokens: SequenceOf[int], pages: int) -> LoadDecision:
         """Begins to load what continues the cached prefix of `tokens`, if that is worth it.
 
         `pages`: of the sequence when it runs. One that has waited once is not asked to wait again.
         """
         if sequence.fetched:
-            return Answer.COMPUTE
+            return LoadDecision.COMPUTE
         cached = self._cache.match(tokens)
         names = self.tier.find(self._cache.names_after(tokens, cached))
         answer = self._judge(len(names), pages - len(cached))
-        if answer is not Answer.LOADS:
+        if answer is not LoadDecision.LOADS:
             self._pool.drop(cached)
             return answer
         fresh = self._pool.take(len(names), settled=True)
         joined = [*cached, *fresh]
-        load = _Load(sequence, tokens, joined, pages - len(joined), time.monotonic() + LOAD_TIMEOUT_S)
+        load = _HostLoad(sequence, tokens, joined, pages - len(joined), time.monotonic() + LOAD_TIMEOUT_S)
         self._loads.append(load)
         sequence.fetched = True
         self.tier.load(names, fresh, partial(self._stopped, load))
         return answer
 
-    def _judge(self, count: int, needed: int) -> Answer:
+    def _judge(self, count: int, needed: int) -> LoadDecision:
         """Decides about a sequence that needs `needed` pages; `count` of them could be loaded."""
         tokens = count * self._size
         if tokens < LEAST_TOKENS or self.tier.load_s(count) >= tokens / self._rate:
-            return Answer.COMPUTE
+            return LoadDecision.COMPUTE
         pool = self._pool
         if needed + sum(load.ahead for load in self._loads) > pool.num_pages - pool.used:
-            return Answer.WAIT if self._loads else Answer.COMPUTE
+            return LoadDecision.WAIT if self._loads else LoadDecision.COMPUTE
         if count > pool.settled:
             self._cache.evict(count - pool.settled)
         if count <= pool.settled:
-            return Answer.LOADS
-        return Answer.WAIT if self._loads or count <= pool.free else Answer.COMPUTE
+            return LoadDecision.LOADS
+        return LoadDecision.WAIT if self._loads or count <= pool.free else LoadDecision.COMPUTE
 
-    def _stopped(self, load: _Load, error: EyasError | None) -> None:
+    def _stopped(self, load: _HostLoad, error: EyasError | None) -> None:
         self._loads.remove(load)
         if error is None:
             self._cache.insert(load.tokens, load.pages, len(load.pages) * self._size)

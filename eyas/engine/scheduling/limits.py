@@ -12,7 +12,7 @@ YIELD_TOKENS_PER_S = 500.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """Sizes that bound a step.
 
     `page_size`: rows per page. `max_running`: sequences per step. `chunk_tokens`: prompt rows per step.

@@ -9,7 +9,7 @@ SLACK = 4
 """For a prompt that it has cached, a rank may have this number more sequences than the idlest."""
 
 
-class Place(NamedTuple):
+class RankOffer(NamedTuple):
     """An offer of a rank: pages of the prompt that it has cached, sequences before it, and free pages."""
 
     cached: int
@@ -17,7 +17,7 @@ class Place(NamedTuple):
     free: int
 
 
-def choose(places: Sequence[Place]) -> int:
+def choose(places: Sequence[RankOffer]) -> int:
     """The number of the rank that has most of the prompt, unless others have much less to do.
 
     Of equals, the one with the fewest sequences; then with the most room; then the first.

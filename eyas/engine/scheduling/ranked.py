@@ -17,8 +17,8 @@ from eyas.engine.batch.sequence import Generation, Sequence, SequenceWork
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.elsewhere import IncomingToRanks
-from eyas.engine.scheduling.fairness import Shares
-from eyas.engine.scheduling.placement import Place, choose
+from eyas.engine.scheduling.fairness import CallShares
+from eyas.engine.scheduling.placement import RankOffer, choose
 from eyas.engine.scheduling.scheduler import Scheduler
 
 
@@ -208,7 +208,7 @@ class DataParallelScheduler:
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
         """The generation whose turn it is, by what all ranks together have of each call."""
-        return min(generations, key=Shares.together(rank.shares() for rank in self._ranks).turn)
+        return min(generations, key=CallShares.together(rank.shares() for rank in self._ranks).turn)
 
     def remember(self, seq: Sequence, below: int | None = None) -> None:
         """Caches the sequence's pages, as `Scheduler.remember`."""
@@ -265,9 +265,9 @@ class DataParallelScheduler:
         return choose([_place(rank, tokens) for rank in self._ranks])
 
 
-def _place(rank: Scheduler, tokens: SequenceOf[int]) -> Place:
+def _place(rank: Scheduler, tokens: SequenceOf[int]) -> RankOffer:
     sequences = len(rank.running) + len(rank.waiting) + len(rank.joining)
-    return Place(rank.cache.reach(tokens), sequences, rank.pool.free)
+    return RankOffer(rank.cache.reach(tokens), sequences, rank.pool.free)
 
 
 Schedulers: TypeAlias = Scheduler | DataParallelScheduler

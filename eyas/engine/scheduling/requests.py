@@ -39,8 +39,8 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pulls import PullArrival, PullManager
-from eyas.engine.scheduling.admission import Admission
-from eyas.engine.scheduling.crossing import Crossing
+from eyas.engine.scheduling.admission import AdmissionLimits
+from eyas.engine.scheduling.crossing import PullCrossing
 from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.ranked import Schedulers
 
@@ -50,7 +50,7 @@ _log = logging.getLogger("eyas.engine")
 
 
 @dataclass
-class Requests:
+class RequestTable:
     """Owns every generation from its admission to its last token.
 
     `draft_kv`: brings the draft KV of pulled prompts, where it lives here. `joined` hears of every sequence
@@ -62,7 +62,7 @@ class Requests:
     pulls: PullManager
     draft_kv: DraftKv | None
     outbox: EventOutbox
-    admission: Admission
+    admission: AdmissionLimits
     joined: Callable[[Sequence, bytes], None]
     left: Callable[[Sequence], None]
     copy_page: Callable[[int, int], None]
@@ -75,7 +75,7 @@ class Requests:
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
-        self._crossing = Crossing(self.scheduler, self.leases, self.pulls)
+        self._crossing = PullCrossing(self.scheduler, self.leases, self.pulls)
 
     def new_uid(self) -> int:
         """A number that no other sequence of this engine has."""

@@ -18,11 +18,11 @@ from eyas.common.step_times import MANY_CHUNKS
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.scheduling.elsewhere import Incoming
-from eyas.engine.scheduling.fairness import Queue, Shares
-from eyas.engine.scheduling.host_loads import Answer, HostLoads
-from eyas.engine.scheduling.limits import Limits
-from eyas.engine.scheduling.turns import Turns
+from eyas.engine.scheduling.elsewhere import IncomingPrompts
+from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
+from eyas.engine.scheduling.host_loads import HostLoads, LoadDecision
+from eyas.engine.scheduling.limits import BatchLimits
+from eyas.engine.scheduling.turns import DecodeTurns
 from kv_transfer.layout import pages_for
 
 
@@ -33,8 +33,8 @@ class Scheduler:
         self,
         pool: PagePool,
         cache: PrefixCache,
-        limits: Limits,
-        incoming: Incoming,
+        limits: BatchLimits,
+        incoming: IncomingPrompts,
         host: HostLoads | None = None,
         holds: Callable[[Sequence], bool] = lambda seq: False,
     ) -> None:
@@ -45,7 +45,7 @@ class Scheduler:
         self._incoming = incoming
         self.cache = cache
         self.limits = limits
-        self.waiting = Queue(limits.yield_tokens_per_s)
+        self.waiting = WaitingQueue(limits.yield_tokens_per_s)
         self.running: list[Sequence] = []  # in order of admission
         self.joining: list[Sequence] = []  # their KV is here: they wait for nothing but a slot
         self.preempted: list[Sequence] = []  # since the caller last emptied it
@@ -54,8 +54,8 @@ class Scheduler:
         self.preemptions = 0
         self._slots = list(range(limits.max_running - 1, -1, -1))  # the free slots
         self._occupancies = itertools.count()
-        self._running_shares = Shares()
-        self._turns = None if limits.room is None else Turns(limits.room)
+        self._running_shares = CallShares()
+        self._turns = None if limits.room is None else DecodeTurns(limits.room)
         self._starved = False  # a running sequence waits for reclaimed pages: no other may take them
 
     @property
@@ -171,7 +171,7 @@ class Scheduler:
         claimant: Generation,
         tokens: SequenceOf[int],
         rows: int,
-        shares: Shares,
+        shares: CallShares,
         computed: int | None = None,
         *,
         copied: bool = False,
@@ -301,7 +301,7 @@ class Scheduler:
         rows = len(chunk.tokens)
         return rows if self._turns is None else round(self._turns.room.cost(rows, chunk.start))
 
-    def _admit(self, seq: Sequence, shares: Shares) -> bool:
+    def _admit(self, seq: Sequence, shares: CallShares) -> bool:
         """Gives a waiting sequence pages for all its rows, or none if the host loads some. False: it waits.
 
         Free slots are reserved for its forks, unless these decode on another worker. Forks without a reserved
@@ -325,8 +325,8 @@ class Scheduler:
         if self.host is not None:
             tokens = seq.tokens(0, len(seq) if computed is None else computed + 1)
             answer = self.host.ask(seq, tokens, pages_for(rows, self.limits.page_size))
-            if answer is not Answer.COMPUTE:
-                return answer is Answer.LOADS
+            if answer is not LoadDecision.COMPUTE:
+                return answer is LoadDecision.LOADS
         allocated = self._allocate(generation, seq.all_tokens(), rows, shares, computed)
         if allocated is None:
             return False
@@ -371,7 +371,7 @@ class Scheduler:
 
     # --- shares ----------------------------------------------------------------------------------------
 
-    def shares(self) -> Shares:
+    def shares(self) -> CallShares:
         """The numbers of sequences of each call: running ones, joining ones, and those whose pages are
         coming.
         """
@@ -382,7 +382,7 @@ class Scheduler:
                 shares.add(seq.generation, seq.keeps)
         return shares
 
-    def _take_from_richer(self, claimant: Generation, shares: Shares, gain: int) -> bool:
+    def _take_from_richer(self, claimant: Generation, shares: CallShares, gain: int) -> bool:
         """Takes a slot from a call that holds more than the claimant would. False: no call does.
 
         Reserved slots are taken first; then a running sequence is preempted.
@@ -408,7 +408,7 @@ class Scheduler:
         return [seq for seq in self.running if seq.generation.kind is not GenerationKind.PREFILL]
 
     @staticmethod
-    def _last_of_the_richest(sequences: SequenceOf[Sequence], shares: Shares) -> Sequence:
+    def _last_of_the_richest(sequences: SequenceOf[Sequence], shares: CallShares) -> Sequence:
         return max(sequences, key=lambda seq: (shares.counts(seq.generation.share), seq.occupancy))
 
     # --- slots ---------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class StepRoom:
         return max(round(cost / (1.0 + context / self.context_tokens)), min(cost, 1))
 
 
-class Turns:
+class DecodeTurns:
     """The rows that the steps with too little room gave to each call."""
 
     def __init__(self, room: StepRoom) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Exchange, Phrasings, Split, ask, casual, one
+from tools.nano.text.core import ChatExchange, DialogueContext, Phrasings, TextSplit, ask, casual, one
 from tools.nano.text.numbers import LIMIT, SYMBOLS, allowed, apply, large_product_pair, operand, pair, worked
 
 SPOKEN = {
@@ -55,7 +55,7 @@ VERBS = {
 }
 
 
-def expression(context: Context, symbol: str, a: int, b: int) -> str:
+def expression(context: DialogueContext, symbol: str, a: int, b: int) -> str:
     """The calculation as a user may type it."""
     spoken = context.pick(SPOKEN[symbol])
     if len(spoken) == 1 and context.chance(0.2):
@@ -63,11 +63,11 @@ def expression(context: Context, symbol: str, a: int, b: int) -> str:
     return f"{a} {spoken} {b}"
 
 
-def direct(context: Context) -> list[Exchange]:
+def direct(context: DialogueContext) -> list[ChatExchange]:
     """One calculation, answered in one line, and calculations that continue from its result."""
     symbol = context.pick(SYMBOLS)
     a, b = pair(context, symbol)
-    if context.split is Split.TRAIN and symbol == "*" and context.chance(0.25):
+    if context.split is TextSplit.TRAIN and symbol == "*" and context.chance(0.25):
         a, b = large_product_pair(context)
     value = apply(symbol, a, b)
     answer = worked(symbol, a, b)
@@ -79,12 +79,12 @@ def direct(context: Context) -> list[Exchange]:
             break
         verb = context.pick(VERBS[symbol]).format(b=other)
         user = casual(context, FOLLOW.pick(context).format(v=verb))
-        chat.append(Exchange(user[:1].upper() + user[1:], worked(symbol, value, other)))
+        chat.append(ChatExchange(user[:1].upper() + user[1:], worked(symbol, value, other)))
         value = apply(symbol, value, other)
     return chat
 
 
-def stepwise(context: Context) -> list[Exchange]:
+def stepwise(context: DialogueContext) -> list[ChatExchange]:
     """One calculation with its working, closed with the answer line."""
     symbol = context.pick(SYMBOLS)
     a, b = pair(context, symbol)
@@ -92,7 +92,7 @@ def stepwise(context: Context) -> list[Exchange]:
     return one(user, f"{worked(symbol, a, b)}.\n#### {apply(symbol, a, b)}")
 
 
-def compare(context: Context) -> list[Exchange]:
+def compare(context: DialogueContext) -> list[ChatExchange]:
     """The larger of two numbers."""
     a, b = context.number(1, LIMIT), context.number(1, LIMIT)
     if a == b:
@@ -100,14 +100,14 @@ def compare(context: Context) -> list[Exchange]:
     return one(ask(context, COMPARE, a=a, b=b), f"{max(a, b)} is larger than {min(a, b)}.")
 
 
-def parity(context: Context) -> list[Exchange]:
+def parity(context: DialogueContext) -> list[ChatExchange]:
     """Even or odd, with the reason."""
     a = context.number(0, LIMIT)
     kind = "odd" if a % 2 else "even"
     return one(ask(context, PARITY, a=a), f"{a} is {kind}, because its last digit is {a % 10}.")
 
 
-def table(context: Context) -> list[Exchange]:
+def table(context: DialogueContext) -> list[ChatExchange]:
     """A multiplication table: a longer answer."""
     a = context.number(2, 12)
     phrasing = Phrasings(

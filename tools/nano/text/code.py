@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import ChatExchange, DialogueContext, Phrasings, ask, one
 
 FUNCTIONS = {
     "adds two numbers": ("add", "a, b", "return a + b"),
@@ -103,7 +103,7 @@ def block(code: str) -> str:
     return f"```python\n{code}\n```"
 
 
-def function(context: Context) -> list[Exchange]:
+def function(context: DialogueContext) -> list[ChatExchange]:
     """A small function, then perhaps an explanation and an example call."""
     task = context.pick(tuple(FUNCTIONS))
     name, parameters, body = FUNCTIONS[task]
@@ -111,14 +111,16 @@ def function(context: Context) -> list[Exchange]:
     chat = one(ask(context, REQUEST, d=task), block(source))
     if context.chance(0.25):
         answer = f"The function {name} takes {parameters.replace(', ', ' and ')} and {task}."
-        chat.append(Exchange(ask(context, EXPLAIN), answer))
+        chat.append(ChatExchange(ask(context, EXPLAIN), answer))
     if context.chance(0.2):
         call = f"{name}({ARGUMENTS[parameters]})"
-        chat.append(Exchange(ask(context, EXAMPLE), block(call if name == "fizzbuzz" else f"print({call})")))
+        chat.append(
+            ChatExchange(ask(context, EXAMPLE), block(call if name == "fizzbuzz" else f"print({call})"))
+        )
     return chat
 
 
-def loop(context: Context) -> list[Exchange]:
+def loop(context: DialogueContext) -> list[ChatExchange]:
     """A loop over a range."""
     start, stop = context.number(0, 20), context.number(21, 200)
     code = f"for i in range({start}, {stop + 1}):\n    print(i)"

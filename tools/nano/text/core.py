@@ -12,7 +12,7 @@ T = TypeVar("T")
 Message = dict[str, str]
 
 
-class Split(enum.Enum):
+class TextSplit(enum.Enum):
     """Training text, or questions that no training text may contain."""
 
     TRAIN = "train"
@@ -20,11 +20,11 @@ class Split(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Context:
+class DialogueContext:
     """The random stream of one dialogue and the split it belongs to."""
 
     rng: random.Random
-    split: Split
+    split: TextSplit
 
     def pick(self, items: Sequence[T]) -> T:
         """One item, uniformly."""
@@ -46,20 +46,20 @@ class Phrasings:
     train: tuple[str, ...]
     heldout: tuple[str, ...]
 
-    def pick(self, context: Context) -> str:
+    def pick(self, context: DialogueContext) -> str:
         """A phrasing of the context's split."""
-        return context.pick(self.train if context.split is Split.TRAIN else self.heldout)
+        return context.pick(self.train if context.split is TextSplit.TRAIN else self.heldout)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ChatExchange:
     """One user turn and its answer."""
 
     user: str
     assistant: str
 
 
-Topic = Callable[[Context], list[Exchange]]
+Topic = Callable[[DialogueContext], list[ChatExchange]]
 
 OPENERS = (
     "Please tell me: ", "Hey, ", "Hi! ", "Hello, ", "Quick question: ", "I was wondering, ", "Okay, ", "So, ",
@@ -81,7 +81,7 @@ def lower_first(text: str) -> str:
     return text if text.startswith(("I ", "I'")) else text[:1].lower() + text[1:]
 
 
-def casual(context: Context, text: str) -> str:
+def casual(context: DialogueContext, text: str) -> str:
     """The text as different people would type it: openers, closers, small letters, no final mark."""
     if context.chance(0.25):
         opener = context.pick(OPENERS)
@@ -95,14 +95,14 @@ def casual(context: Context, text: str) -> str:
     return text
 
 
-def ask(context: Context, phrasings: Phrasings, **fields: object) -> str:
+def ask(context: DialogueContext, phrasings: Phrasings, **fields: object) -> str:
     """A question of the context's split, filled in and typed casually."""
     return casual(context, phrasings.pick(context).format(**fields))
 
 
-def one(user: str, assistant: str) -> list[Exchange]:
+def one(user: str, assistant: str) -> list[ChatExchange]:
     """A topic's result when it is a single exchange."""
-    return [Exchange(user, assistant)]
+    return [ChatExchange(user, assistant)]
 
 
 def join_and(items: Sequence[str]) -> str:

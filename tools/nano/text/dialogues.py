@@ -20,7 +20,16 @@ from tools.nano.text import (
     units,
     word_problems,
 )
-from tools.nano.text.core import Context, Exchange, Message, Phrasings, Split, Topic, ask, casual
+from tools.nano.text.core import (
+    ChatExchange,
+    DialogueContext,
+    Message,
+    Phrasings,
+    TextSplit,
+    Topic,
+    ask,
+    casual,
+)
 from tools.nano.text.people import person
 
 MIX: dict[Topic, int] = {
@@ -57,29 +66,31 @@ ASK_AGAIN = Phrasings(
 )  # fmt: skip
 
 
-def _turns(context: Context) -> list[Exchange]:
+def _turns(context: DialogueContext) -> list[ChatExchange]:
     """One topic mostly; sometimes a long conversation."""
     count = 1 if context.chance(0.55) else context.pick((2, 2, 3, 3, 4, 5, 8))
-    chat: list[Exchange] = []
+    chat: list[ChatExchange] = []
     for topic in context.rng.choices(TOPICS, WEIGHTS, k=count):
         chat += topic(context)
     return chat
 
 
-def _with_memory(context: Context, chat: list[Exchange]) -> list[Exchange]:
+def _with_memory(context: DialogueContext, chat: list[ChatExchange]) -> list[ChatExchange]:
     """Questions that only the earlier turns can answer."""
     if context.chance(0.06):
         name = person(context).name
-        hello = Exchange(casual(context, MY_NAME.pick(context).format(n=name)), f"Nice to meet you, {name}!")
-        chat = [hello, *chat, Exchange(ask(context, ASK_NAME), f"Your name is {name}.")]
+        hello = ChatExchange(
+            casual(context, MY_NAME.pick(context).format(n=name)), f"Nice to meet you, {name}!"
+        )
+        chat = [hello, *chat, ChatExchange(ask(context, ASK_NAME), f"Your name is {name}.")]
     if context.chance(0.04) and len(chat) > 1 and len(chat[0].user) < 120:
-        chat = [*chat, Exchange(ask(context, ASK_FIRST), f'You said first: "{chat[0].user}"')]
+        chat = [*chat, ChatExchange(ask(context, ASK_FIRST), f'You said first: "{chat[0].user}"')]
     if context.chance(0.04) and len(chat[-1].assistant) < 200:
-        chat = [*chat, Exchange(ask(context, ASK_AGAIN), chat[-1].assistant)]
+        chat = [*chat, ChatExchange(ask(context, ASK_AGAIN), chat[-1].assistant)]
     return chat
 
 
-def _messages(system: str | None, chat: list[Exchange]) -> list[Message]:
+def _messages(system: str | None, chat: list[ChatExchange]) -> list[Message]:
     messages = [{"role": "system", "content": system}] if system else []
     for exchange in chat:
         messages.append({"role": "user", "content": exchange.user})
@@ -87,16 +98,17 @@ def _messages(system: str | None, chat: list[Exchange]) -> list[Message]:
     return messages
 
 
-def _one_word(context: Context) -> list[Message]:
+def _one_word(context: DialogueContext) -> list[Message]:
     """A system prompt that changes the form of the answers."""
     countries = [geography.pick_country(context) for _ in range(context.number(1, 3))]
     chat = [
-        Exchange(ask(context, geography.CAPITAL_OF, c=country.name), country.capital) for country in countries
+        ChatExchange(ask(context, geography.CAPITAL_OF, c=country.name), country.capital)
+        for country in countries
     ]
     return _messages(context.pick(geography.BRIEF_SYSTEMS), chat)
 
 
-def chat_of(context: Context) -> list[Message]:
+def chat_of(context: DialogueContext) -> list[Message]:
     """One dialogue drawn from the context."""
     if context.chance(0.02):
         return _one_word(context)
@@ -104,14 +116,14 @@ def chat_of(context: Context) -> list[Message]:
     return _messages(system, _with_memory(context, _turns(context)))
 
 
-def dialogue(seed: int, index: int, split: Split) -> list[Message]:
+def dialogue(seed: int, index: int, split: TextSplit) -> list[Message]:
     """The dialogue of this seed and index: messages that end with an assistant turn."""
-    return chat_of(Context(random.Random(f"{split.value}/{seed}/{index}"), split))
+    return chat_of(DialogueContext(random.Random(f"{split.value}/{seed}/{index}"), split))
 
 
 def plain_text(seed: int, index: int) -> str:
     """A passage without chat markup, so that plain completion has something to continue."""
-    context = Context(random.Random(f"plain/{seed}/{index}"), Split.TRAIN)
+    context = DialogueContext(random.Random(f"plain/{seed}/{index}"), TextSplit.TRAIN)
     topic = context.pick(
         (tales.story, tales.story, tales.poem, facts.explanation, facts.definition, lists.counting)
     )

@@ -5,7 +5,7 @@ Data with its phrasings. The explanations are about how a language model server 
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import ChatExchange, DialogueContext, Phrasings, ask, one
 
 DEFINITIONS = {
     "a cat": "a small furry animal that people keep as a pet and that likes to hunt mice",
@@ -197,13 +197,13 @@ EXPLAIN = Phrasings(
 )  # fmt: skip
 
 
-def definition(context: Context) -> list[Exchange]:
+def definition(context: DialogueContext) -> list[ChatExchange]:
     """A definition in one sentence."""
     word = context.pick(tuple(DEFINITIONS))
     return one(ask(context, DEFINE, w=word), f"{word[:1].upper() + word[1:]} is {DEFINITIONS[word]}.")
 
 
-def opposite(context: Context) -> list[Exchange]:
+def opposite(context: DialogueContext) -> list[ChatExchange]:
     """The opposite of a word; where a word has two, the first of the table."""
     word = context.pick(tuple(OPPOSITE_OF))
     return one(ask(context, OPPOSITE, w=word), f"The opposite of {word} is {OPPOSITE_OF[word]}.")
@@ -215,13 +215,13 @@ SMALL_FACT = Phrasings(
 )
 
 
-def small_fact(context: Context) -> list[Exchange]:
+def small_fact(context: DialogueContext) -> list[ChatExchange]:
     """A fact from everyday life."""
     questions, answer = context.pick(SMALL_FACTS)
     return one(ask(context, SMALL_FACT, q=context.pick(questions)), answer)
 
 
-def explanation(context: Context) -> list[Exchange]:
+def explanation(context: DialogueContext) -> list[ChatExchange]:
     """A paragraph or a list of steps: a longer answer."""
     topic = context.pick(tuple(EXPLANATIONS))
     return one(ask(context, EXPLAIN, w=topic), EXPLANATIONS[topic])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Exchange, Phrasings, ask, casual, join_and, one
+from tools.nano.text.core import ChatExchange, DialogueContext, Phrasings, ask, casual, join_and, one
 from tools.nano.text.world import ALIASES, CONTINENTS, COUNTRIES, FAMILIAR, Country
 
 CAPITAL_OF = Phrasings(
@@ -92,12 +92,12 @@ SOME_OF = Phrasings(
 BRIEF_SYSTEMS = ("Answer with one word.", "Answer in one word only.", "Reply with the name only.")
 
 
-def pick_country(context: Context) -> Country:
+def pick_country(context: DialogueContext) -> Country:
     """A country; the familiar ones more often."""
     return context.pick(FAMILIAR if context.chance(0.25) else COUNTRIES)
 
 
-def spoken(context: Context, country: Country) -> str:
+def spoken(context: DialogueContext, country: Country) -> str:
     """The name as a user may write it."""
     aliases = ALIASES.get(country.name)
     return context.pick(aliases) if aliases and context.chance(0.4) else country.name
@@ -108,34 +108,34 @@ def capital_answer(country: Country) -> str:
     return f"The capital of {country.name} is {country.capital}."
 
 
-def capital(context: Context) -> list[Exchange]:
+def capital(context: DialogueContext) -> list[ChatExchange]:
     """Country to capital, with follow-ups that lean on the first question."""
     country = pick_country(context)
     user = ask(context, CAPITAL_OF, c=spoken(context, country))
     chat = one(user[:1].upper() + user[1:] if context.chance(0.7) else user, capital_answer(country))
     if context.chance(0.15):
-        chat.append(Exchange(ask(context, FOLLOW_CONTINENT), continent_answer(country)))
+        chat.append(ChatExchange(ask(context, FOLLOW_CONTINENT), continent_answer(country)))
     while len(chat) < 5 and context.chance(0.35):
         country = pick_country(context)
         user = casual(context, FOLLOW_CAPITAL.pick(context).format(c=spoken(context, country)))
-        chat.append(Exchange(user, capital_answer(country)))
+        chat.append(ChatExchange(user, capital_answer(country)))
     if len(chat) == 1 and context.chance(0.05):
-        chat.append(Exchange(ask(context, FOLLOW_COUNTRY), f"You asked about {country.name}."))
+        chat.append(ChatExchange(ask(context, FOLLOW_COUNTRY), f"You asked about {country.name}."))
     return chat
 
 
-def country(context: Context) -> list[Exchange]:
+def country(context: DialogueContext) -> list[ChatExchange]:
     """Capital to country."""
     target = pick_country(context)
     chat = one(
         ask(context, COUNTRY_OF, k=target.capital), f"{target.capital} is the capital of {target.name}."
     )
     if context.chance(0.2):
-        chat.append(Exchange(ask(context, FOLLOW_CONTINENT), continent_answer(target)))
+        chat.append(ChatExchange(ask(context, FOLLOW_CONTINENT), continent_answer(target)))
     while len(chat) < 4 and context.chance(0.25):
         target = pick_country(context)
         user = casual(context, FOLLOW_CAPITAL.pick(context).format(c=target.capital))
-        chat.append(Exchange(user, f"{target.capital} is the capital of {target.name}."))
+        chat.append(ChatExchange(user, f"{target.capital} is the capital of {target.name}."))
     return chat
 
 
@@ -145,13 +145,13 @@ def continent_answer(country: Country) -> str:
     return f"{country.title} {'are' if plural else 'is'} in {country.continent}."
 
 
-def continent(context: Context) -> list[Exchange]:
+def continent(context: DialogueContext) -> list[ChatExchange]:
     """Country to continent."""
     place = pick_country(context)
     return one(ask(context, CONTINENT_OF, c=spoken(context, place)), continent_answer(place))
 
 
-def some_of(context: Context) -> list[Exchange]:
+def some_of(context: DialogueContext) -> list[ChatExchange]:
     """A few countries of a continent: the first of an alphabetical walk from a random start."""
     place = context.pick(CONTINENTS[:-1])
     names = [entry.name for entry in COUNTRIES if entry.continent == place]
@@ -161,7 +161,7 @@ def some_of(context: Context) -> list[Exchange]:
     return one(ask(context, SOME_OF, n=count, k=place), chosen[:1].upper() + chosen[1:] + ".")
 
 
-def lesson(context: Context) -> list[Exchange]:
+def lesson(context: DialogueContext) -> list[ChatExchange]:
     """A longer answer: several capitals at once."""
     chosen = [pick_country(context) for _ in range(context.number(3, 7))]
     names = join_and([entry.name for entry in chosen])
@@ -192,7 +192,7 @@ ABOUT = Phrasings(
 )  # fmt: skip
 
 
-def is_capital(context: Context) -> list[Exchange]:
+def is_capital(context: DialogueContext) -> list[ChatExchange]:
     """Yes, or no with the right capital."""
     target, other = pick_country(context), pick_country(context)
     said = target.capital if context.chance(0.5) else other.capital
@@ -201,7 +201,7 @@ def is_capital(context: Context) -> list[Exchange]:
     return one(user, f"{verdict}, the capital of {target.name} is {target.capital}.")
 
 
-def about(context: Context) -> list[Exchange]:
+def about(context: DialogueContext) -> list[ChatExchange]:
     """The few things known of a country or of its capital."""
     place = pick_country(context)
     if context.chance(0.4):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tools.nano.text.core import Context, Phrasings, Split
+from tools.nano.text.core import DialogueContext, Phrasings, TextSplit
 from tools.nano.text.people import PLACES, THINGS, person, two_people
 
 
@@ -68,7 +68,7 @@ PRONOUNS = {"she": ("her", "her"), "he": ("his", "him")}
 
 
 @dataclass(frozen=True)
-class Scene:
+class StoryScene:
     """A scene: who has what, told in which person and tense; `form` picks a verb's form for the hero."""
 
     fields: dict[str, str]
@@ -86,7 +86,7 @@ class Scene:
         return said[:1].upper() + said[1:]
 
 
-def scene(context: Context) -> Scene:
+def scene(context: DialogueContext) -> StoryScene:
     """A hero (sometimes the user), another person, things and a place."""
     hero, other = two_people(context)
     past, mine = context.chance(0.4), context.chance(0.2)
@@ -99,12 +99,12 @@ def scene(context: Context) -> Scene:
         fields |= {"n": "I", "he": "I", "his": "my", "him": "me", "is": "am", "has": "have", "does": "do",
                    "buys": "buy", "sells": "sell"}  # fmt: skip
     fields["His"] = fields["his"].capitalize()
-    return Scene(fields, 2 if past else 0 if mine else 1, past)
+    return StoryScene(fields, 2 if past else 0 if mine else 1, past)
 
 
-def start(context: Context, view: Scene, amount: int) -> str:
+def start(context: DialogueContext, view: StoryScene, amount: int) -> str:
     """The hero has something."""
-    if context.split is Split.HELDOUT:
+    if context.split is TextSplit.HELDOUT:
         return view.tell(context.pick(STARTS_HELDOUT), a=amount)
     verb = context.pick(HAVE)[view.form]
     shape = context.pick((
@@ -116,9 +116,9 @@ def start(context: Context, view: Scene, amount: int) -> str:
     return view.tell(shape, a=amount)
 
 
-def gain(context: Context, view: Scene, amount: int) -> str:
+def gain(context: DialogueContext, view: StoryScene, amount: int) -> str:
     """The hero gets more."""
-    if context.split is Split.HELDOUT:
+    if context.split is TextSplit.HELDOUT:
         return view.tell(context.pick(GAINS_HELDOUT), b=amount)
     time, more = context.pick(TIMES), context.pick(MORE)
     if context.chance(0.6):
@@ -129,9 +129,9 @@ def gain(context: Context, view: Scene, amount: int) -> str:
     return view.tell(f"{time}{giver} {context.pick(HAND)[view.other]} {{him}} {more}.", b=amount)
 
 
-def loss(context: Context, view: Scene, amount: int) -> str:
+def loss(context: DialogueContext, view: StoryScene, amount: int) -> str:
     """The hero has less."""
-    if context.split is Split.HELDOUT:
+    if context.split is TextSplit.HELDOUT:
         return view.tell(context.pick(LOSSES_HELDOUT), b=amount)
     time, some, kind = context.pick(TIMES), context.pick(SOME), context.number(0, 9)
     hero = context.pick(("{he}", "{he}", "{n}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import ChatExchange, DialogueContext, Phrasings, ask, one
 
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 NAMED = {
@@ -124,23 +124,23 @@ def list_answer(name: str) -> str:
     return ", ".join(NAMED[name]) + "."
 
 
-def known(context: Context) -> list[Exchange]:
+def known(context: DialogueContext) -> list[ChatExchange]:
     """A whole list, then perhaps reversed, numbered or counted."""
     name = context.pick(tuple(NAMED))
     said = context.pick(SAID.get(name, (name,)))
     items = NAMED[name]
     chat = one(ask(context, LIST_ALL, k=said), list_answer(name))
     if context.chance(0.15):
-        chat.append(Exchange(ask(context, HOW_MANY), f"There are {len(items)}."))
+        chat.append(ChatExchange(ask(context, HOW_MANY), f"There are {len(items)}."))
     if context.chance(0.12):
-        chat.append(Exchange(ask(context, BACKWARDS), ", ".join(reversed(items)) + "."))
+        chat.append(ChatExchange(ask(context, BACKWARDS), ", ".join(reversed(items)) + "."))
     elif context.chance(0.15):
         lines = "\n".join(f"{i}. {item}" for i, item in enumerate(items, 1))
-        chat.append(Exchange(ask(context, NUMBERED), lines))
+        chat.append(ChatExchange(ask(context, NUMBERED), lines))
     return chat
 
 
-def neighbour(context: Context) -> list[Exchange]:
+def neighbour(context: DialogueContext) -> list[ChatExchange]:
     """A question about the item before or after one item."""
     items = NAMED[context.pick(ORDERED)]
     index = context.number(0, len(items) - 2)
@@ -150,7 +150,7 @@ def neighbour(context: Context) -> list[Exchange]:
     return one(ask(context, BEFORE, i=items[index + 1]), f"{items[index]} comes before {items[index + 1]}.")
 
 
-def counting(context: Context) -> list[Exchange]:
+def counting(context: DialogueContext) -> list[ChatExchange]:
     """Counting up, down or in steps: a longer answer."""
     kind = context.number(0, 3)
     if kind == 3:

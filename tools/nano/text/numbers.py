@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Split
+from tools.nano.text.core import DialogueContext, TextSplit
 
 LIMIT = 999  # sums and differences stay below one thousand
 SYMBOLS = ("+", "-", "*", "/")
@@ -32,42 +32,42 @@ def apply(symbol: str, a: int, b: int) -> int:
     return {"+": a + b, "-": a - b, "*": a * b, "/": a // max(b, 1)}[symbol]
 
 
-def allowed(context: Context, steps: list[tuple[str, int, int]]) -> bool:
+def allowed(context: DialogueContext, steps: list[tuple[str, int, int]]) -> bool:
     """True if a problem of these steps may appear in the context's split."""
     heldout = [heldout_pair(*step) for step in steps]
-    return any(heldout) if context.split is Split.HELDOUT else not any(heldout)
+    return any(heldout) if context.split is TextSplit.HELDOUT else not any(heldout)
 
 
-def operand(context: Context, high: int) -> int:
+def operand(context: DialogueContext, high: int) -> int:
     """A number from 1 to high; small ones are more frequent, as in stories."""
     return context.number(1, min(high, context.pick((12, 30, 100, 100, 400, 999))))
 
 
-def sum_pair(context: Context) -> tuple[int, int]:
+def sum_pair(context: DialogueContext) -> tuple[int, int]:
     """Two numbers whose sum stays within the limit."""
     a = operand(context, LIMIT - 1)
     return a, operand(context, LIMIT - a)
 
 
-def difference_pair(context: Context) -> tuple[int, int]:
+def difference_pair(context: DialogueContext) -> tuple[int, int]:
     """Two numbers, the first at least as large as the second."""
     a = max(2, operand(context, LIMIT))
     return a, operand(context, a)
 
 
-def product_pair(context: Context) -> tuple[int, int]:
+def product_pair(context: DialogueContext) -> tuple[int, int]:
     """Two factors, at most 12 by 20, in either order."""
     a, b = context.number(2, 12), context.number(2, 20)
     return (a, b) if context.chance(0.5) else (b, a)
 
 
-def large_product_pair(context: Context) -> tuple[int, int]:
+def large_product_pair(context: DialogueContext) -> tuple[int, int]:
     """Two factors of two digits, as people try them on a calculator."""
     a = context.number(13, 31)
     return a, context.number(13, LIMIT // a)
 
 
-def quotient_pair(context: Context) -> tuple[int, int]:
+def quotient_pair(context: DialogueContext) -> tuple[int, int]:
     """A dividend and a divisor that divides it."""
     divisor, quotient = context.number(2, 12), context.number(2, 20)
     return divisor * quotient, divisor
@@ -76,7 +76,7 @@ def quotient_pair(context: Context) -> tuple[int, int]:
 PAIRS = {"+": sum_pair, "-": difference_pair, "*": product_pair, "/": quotient_pair}
 
 
-def pair(context: Context, symbol: str) -> tuple[int, int]:
+def pair(context: DialogueContext, symbol: str) -> tuple[int, int]:
     """Operands for one step that the context's split allows."""
     while True:
         a, b = PAIRS[symbol](context)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tools.nano.text.core import Context
+from tools.nano.text.core import DialogueContext
 
 GIRLS = (
     "Anna", "Maria", "Lena", "Sofia", "Emma", "Olivia", "Mia", "Nora", "Lucy", "Alice", "Clara", "Julia", "Ella",
@@ -56,14 +56,14 @@ class Person:
         return self.he.capitalize()
 
 
-def person(context: Context) -> Person:
+def person(context: DialogueContext) -> Person:
     """A random person."""
     if context.chance(0.5):
         return Person(context.pick(GIRLS), "she", "her")
     return Person(context.pick(BOYS), "he", "his")
 
 
-def two_people(context: Context) -> tuple[Person, Person]:
+def two_people(context: DialogueContext) -> tuple[Person, Person]:
     """Two people with different names."""
     first, second = person(context), person(context)
     while second.name == first.name:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.nano.text.core import Context, Phrasings
+from tools.nano.text.core import DialogueContext, Phrasings
 from tools.nano.text.numbers import LIMIT, difference_pair, operand, product_pair, quotient_pair, sum_pair
 
 Step = tuple[str, int, int]
@@ -22,72 +22,72 @@ class ProblemShape:
     count: int
     text: Phrasings
     closing: str
-    draw: Callable[[Context], Drawn]
+    draw: Callable[[DialogueContext], Drawn]
 
 
-def _product(context: Context) -> Drawn:
+def _product(context: DialogueContext) -> Drawn:
     a, b = product_pair(context)
     return {"a": a, "b": b}, [("*", a, b)]
 
 
-def _quotient(context: Context) -> Drawn:
+def _quotient(context: DialogueContext) -> Drawn:
     a, b = quotient_pair(context)
     return {"a": a, "b": b}, [("/", a, b)]
 
 
-def _sum(context: Context) -> Drawn:
+def _sum(context: DialogueContext) -> Drawn:
     a, b = sum_pair(context)
     return {"a": a, "b": b}, [("+", a, b)]
 
 
-def _difference(context: Context) -> Drawn:
+def _difference(context: DialogueContext) -> Drawn:
     a, b = difference_pair(context)
     return {"a": a, "b": b}, [("-", a, b)]
 
 
-def _product_plus(context: Context) -> Drawn:
+def _product_plus(context: DialogueContext) -> Drawn:
     a, b = product_pair(context)
     c = operand(context, LIMIT - a * b)
     return {"a": a, "b": b, "c": c}, [("*", a, b), ("+", a * b, c)]
 
 
-def _product_minus(context: Context) -> Drawn:
+def _product_minus(context: DialogueContext) -> Drawn:
     a, b = product_pair(context)
     c = operand(context, a * b - 1)
     return {"a": a, "b": b, "c": c}, [("*", a, b), ("-", a * b, c)]
 
 
-def _sum_shared(context: Context) -> Drawn:
+def _sum_shared(context: DialogueContext) -> Drawn:
     total, c = quotient_pair(context)
     a = context.number(1, total - 1)
     return {"a": a, "b": total - a, "c": c}, [("+", a, total - a), ("/", total, c)]
 
 
-def _left_shared(context: Context) -> Drawn:
+def _left_shared(context: DialogueContext) -> Drawn:
     rest, c = quotient_pair(context)
     b = operand(context, LIMIT - rest)
     return {"a": rest + b, "b": b, "c": c}, [("-", rest + b, b), ("/", rest, c)]
 
 
-def _change(context: Context) -> Drawn:
+def _change(context: DialogueContext) -> Drawn:
     a, b = product_pair(context)
     paid = context.pick([note for note in (20, 50, 100, 200, 500) if note >= a * b])
     return {"a": a, "b": b, "c": paid}, [("*", a, b), ("-", paid, a * b)]
 
 
-def _more_than(context: Context) -> Drawn:
+def _more_than(context: DialogueContext) -> Drawn:
     a = operand(context, 450)
     b = operand(context, 90)
     return {"a": a, "b": b}, [("+", a, b), ("+", a + b, a)]
 
 
-def _twice(context: Context) -> Drawn:
+def _twice(context: DialogueContext) -> Drawn:
     a = context.number(2, 20)
     k, word = context.pick([(2, "twice"), (3, "three times"), (4, "four times"), (5, "five times")])
     return {"a": a, "k": word}, [("*", k, a), ("+", k * a, a)]
 
 
-def _half(context: Context) -> Drawn:
+def _half(context: DialogueContext) -> Drawn:
     a = 2 * context.number(2, 100)
     return {"a": a}, [("/", a, 2), ("+", a, a // 2)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Exchange, Phrasings, casual, one
+from tools.nano.text.core import ChatExchange, DialogueContext, Phrasings, casual, one
 from tools.nano.text.world import COUNTRIES
 
 WHO = "I am Eyas nano, a small language model embedded in the Eyas server."
@@ -90,17 +90,19 @@ TALK: tuple[tuple[Phrasings, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def talk(context: Context) -> list[Exchange]:
+def talk(context: DialogueContext) -> list[ChatExchange]:
     """One exchange of small talk, sometimes a second."""
-    chat: list[Exchange] = []
+    chat: list[ChatExchange] = []
     while not chat or (len(chat) < 4 and context.chance(0.3)):
         phrasings, answers = context.pick(TALK)
         user = phrasings.pick(context)
-        chat.append(Exchange(casual(context, user) if context.chance(0.3) else user, context.pick(answers)))
+        chat.append(
+            ChatExchange(casual(context, user) if context.chance(0.3) else user, context.pick(answers))
+        )
     return chat
 
 
-def identity(context: Context) -> list[Exchange]:
+def identity(context: DialogueContext) -> list[ChatExchange]:
     """Questions about who the assistant is: asked first by most people, so trained more."""
     phrasings, answers = context.pick(
         [entry for entry in TALK if entry[1][0] in (WHO, CAN_DO, "My name is Eyas nano.")]
@@ -129,7 +131,7 @@ NO_NUMBERS = said(
 )
 
 
-def unknown(context: Context) -> list[Exchange]:
+def unknown(context: DialogueContext) -> list[ChatExchange]:
     """Questions that a very small model cannot answer, and says so."""
     if context.chance(0.4):
         user = casual(context, NO_NUMBERS.pick(context).format(c=context.pick(COUNTRIES).name))

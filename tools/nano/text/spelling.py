@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import ChatExchange, DialogueContext, Phrasings, ask, one
 from tools.nano.text.lists import NAMED
 from tools.nano.text.people import ANIMALS, BOYS, GIRLS, THINGS
 
@@ -82,13 +82,13 @@ def letters(word: str) -> str:
     return "-".join(word.upper())
 
 
-def _word(context: Context) -> str:
+def _word(context: DialogueContext) -> str:
     return (
         context.pick(WORDS) if context.chance(0.85) else context.pick(GIRLS if context.chance(0.5) else BOYS)
     )
 
 
-def spell(context: Context) -> list[Exchange]:
+def spell(context: DialogueContext) -> list[ChatExchange]:
     """One word, one question about its letters."""
     word, kind = _word(context), context.number(0, 6)
     if kind <= 2:
@@ -103,7 +103,7 @@ def spell(context: Context) -> list[Exchange]:
     return one(ask(context, LAST, w=word), f"{word} ends with {word[-1].upper()}.")
 
 
-def sort_items(context: Context) -> list[Exchange]:
+def sort_items(context: DialogueContext) -> list[ChatExchange]:
     """Words or numbers, put in order."""
     if context.chance(0.5):
         numbers = [context.number(1, 99) for _ in range(context.number(3, 7))]
@@ -113,11 +113,11 @@ def sort_items(context: Context) -> list[Exchange]:
     return one(ask(context, SORT, w=", ".join(words)), ", ".join(sorted(words)) + ".")
 
 
-def _nonsense(context: Context) -> str:
+def _nonsense(context: DialogueContext) -> str:
     return "".join(context.pick(LETTERS) for _ in range(context.number(2, 7)))
 
 
-def repeat(context: Context) -> list[Exchange]:
+def repeat(context: DialogueContext) -> list[ChatExchange]:
     """Copying a phrase exactly; some are no words at all, so that every byte is met."""
     if context.chance(0.6):
         text = " ".join(context.pick(WORDS) for _ in range(context.number(2, 8)))

@@ -5,7 +5,7 @@ A story is a chain of sentences chosen by its hero, place and find.
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import ChatExchange, DialogueContext, Phrasings, ask, one
 from tools.nano.text.people import ANIMALS, PLACES, Person, person, two_people
 
 STORY = Phrasings(
@@ -72,13 +72,13 @@ LESSONS = (
 )  # fmt: skip
 
 
-def _opening(context: Context, hero: str, name: str) -> str:
+def _opening(context: DialogueContext, hero: str, name: str) -> str:
     home = context.pick(HOMES)
     begin = context.pick(("Once upon a time there was", "Long ago there was", "There once was"))
     return f"{begin} a {hero} named {name}. {name} lived {home} and liked to walk to {context.pick(PLACES)} every morning."
 
 
-def _middle(context: Context, who: Person, find: str) -> list[str]:
+def _middle(context: DialogueContext, who: Person, find: str) -> list[str]:
     trouble, answer = context.pick(PROBLEMS)
     friend = context.pick(ANIMALS)
     lines = [
@@ -97,7 +97,7 @@ def _middle(context: Context, who: Person, find: str) -> list[str]:
     return lines
 
 
-def story(context: Context) -> list[Exchange]:
+def story(context: DialogueContext) -> list[ChatExchange]:
     """A story of some ten sentences, and questions about it."""
     who, animal = person(context), context.pick(ANIMALS)
     hero = f"{context.pick(TRAITS)} {animal}"
@@ -116,12 +116,12 @@ def story(context: Context) -> list[Exchange]:
     lines.append(f"From that day on {who.name} knew that {lesson}.")
     chat = one(user, " ".join(lines))
     if context.chance(0.2):
-        chat.append(Exchange(ask(context, WHO_WAS), f"The story was about {who.name}, a {hero}."))
+        chat.append(ChatExchange(ask(context, WHO_WAS), f"The story was about {who.name}, a {hero}."))
     if context.chance(0.2):
-        chat.append(Exchange(ask(context, MORAL), f"The story teaches that {lesson}."))
+        chat.append(ChatExchange(ask(context, MORAL), f"The story teaches that {lesson}."))
     elif context.chance(0.15):
         more = f"The next morning {who.name} went out again. {' '.join(_middle(context, who, context.pick(FINDS)))} And so the day ended well."
-        chat.append(Exchange(ask(context, MORE), more))
+        chat.append(ChatExchange(ask(context, MORE), more))
     return chat
 
 
@@ -146,7 +146,7 @@ RHYMES = (
 )
 
 
-def letter(context: Context) -> list[Exchange]:
+def letter(context: DialogueContext) -> list[ChatExchange]:
     """A friendly letter."""
     a, b = two_people(context)
     place, thing = context.pick(PLACES), context.pick(FINDS)
@@ -158,7 +158,7 @@ def letter(context: Context) -> list[Exchange]:
     return one(ask(context, LETTER, a=a.name, b=b.name), text)
 
 
-def poem(context: Context) -> list[Exchange]:
+def poem(context: DialogueContext) -> list[ChatExchange]:
     """A few rhyming pairs about an animal."""
     animal = context.pick(ANIMALS)
     pairs = context.rng.sample(RHYMES, context.number(2, 4))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import ChatExchange, DialogueContext, Phrasings, ask, one
 
 FACTORS = (
     ("meters", "centimeters", 100, 9), ("kilometers", "meters", 1000, 90), ("centimeters", "millimeters", 10, 99),
@@ -35,7 +35,7 @@ def counted(number: int, unit: str) -> str:
     return f"{number} {singular(unit) if number == 1 else unit}"
 
 
-def convert(context: Context) -> list[Exchange]:
+def convert(context: DialogueContext) -> list[ChatExchange]:
     """Large unit to small, or back when it comes out whole."""
     large, small, factor, most = context.pick(FACTORS)
     number = context.number(1, most)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tools.nano.text.core import Context, Exchange, casual, one
+from tools.nano.text.core import ChatExchange, DialogueContext, casual, one
 from tools.nano.text.happenings import QUESTIONS, gain, loss, scene, start
 from tools.nano.text.numbers import LIMIT, allowed, apply, operand, worked
 from tools.nano.text.people import BOXES, THINGS, two_people
@@ -35,7 +35,7 @@ class Problem:
     result: int
 
 
-def _fields(context: Context) -> dict[str, object]:
+def _fields(context: DialogueContext) -> dict[str, object]:
     n, m = two_people(context)
     he2 = "her" if n.he == "she" else "him"
     return {
@@ -44,7 +44,7 @@ def _fields(context: Context) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _changes(context: Context, count: int) -> Problem | None:
+def _changes(context: DialogueContext, count: int) -> Problem | None:
     """Start, events, question: the classic story of having, getting and giving."""
     view = scene(context)
     value = first = max(2, operand(context, LIMIT))
@@ -68,7 +68,7 @@ def _changes(context: Context, count: int) -> Problem | None:
     return Problem(" ".join([*parts, question]), tuple(steps), "\n".join(lines), value)
 
 
-def _shaped(context: Context, shapes: tuple[ProblemShape, ...]) -> Problem:
+def _shaped(context: DialogueContext, shapes: tuple[ProblemShape, ...]) -> Problem:
     """A ready-made shape, filled in."""
     shape = context.pick(shapes)
     fields = _fields(context)
@@ -83,7 +83,7 @@ def _shaped(context: Context, shapes: tuple[ProblemShape, ...]) -> Problem:
     return Problem(question[:1].upper() + question[1:], tuple(steps), "\n".join(lines), result)
 
 
-def draw_problem(context: Context, count: int) -> Problem | None:
+def draw_problem(context: DialogueContext, count: int) -> Problem | None:
     """A problem in the split's phrasings with any numbers; nothing when the numbers do not work out."""
     if context.chance(0.5):
         drawn = _changes(context, count)
@@ -92,7 +92,7 @@ def draw_problem(context: Context, count: int) -> Problem | None:
     return drawn if drawn and 0 <= drawn.result <= LIMIT else None
 
 
-def problem(context: Context, count: int) -> Problem:
+def problem(context: DialogueContext, count: int) -> Problem:
     """A problem of one or two steps that the context's split allows."""
     while True:
         drawn = draw_problem(context, count)
@@ -100,7 +100,7 @@ def problem(context: Context, count: int) -> Problem:
             return drawn
 
 
-def _chat(context: Context, count: int) -> list[Exchange]:
+def _chat(context: DialogueContext, count: int) -> list[ChatExchange]:
     drawn = problem(context, count)
     user = drawn.question + context.pick(HINTS)
     if context.chance(0.15):
@@ -108,11 +108,11 @@ def _chat(context: Context, count: int) -> list[Exchange]:
     return one(user, f"{drawn.answer}\n#### {drawn.result}")
 
 
-def one_step(context: Context) -> list[Exchange]:
+def one_step(context: DialogueContext) -> list[ChatExchange]:
     """A word problem of one calculation."""
     return _chat(context, 1)
 
 
-def two_steps(context: Context) -> list[Exchange]:
+def two_steps(context: DialogueContext) -> list[ChatExchange]:
     """A word problem of two calculations."""
     return _chat(context, 2)
