@@ -53,7 +53,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def _brought(engine: EngineConfig) -> EngineConfig:
-    """With folders where names on the hub stood."""
+    """Returns the configuration with folders in place of names on the hub."""
     weights = engine.load_format != "dummy"
     tokenizer = engine.tokenizer and model_folder(engine.tokenizer, "tokenizer", weights=False)
     model = draft = model_folder(engine.model, weights=weights)
@@ -78,7 +78,7 @@ def _tokenizer(args: argparse.Namespace) -> str | None:
 
 
 def _engine(args: argparse.Namespace) -> EngineConfig:
-    """With names on the hub as they are: nothing is fetched until every flag was looked at."""
+    """Makes an engine's configuration. Nothing is fetched from the hub until all flags are checked."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
     if args.device == "cpu" and args.transfer in table.BACKENDS and table.direct(args.transfer):
         reason = f"{args.transfer} goes from GPU to GPU (--device cuda)"

@@ -89,7 +89,7 @@ def add_log(add: Callable[..., argparse.Action], format: str, level: str) -> Non
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    """Where a server's tokenizer comes from. (Benchmarks have a flag of this name for their data sets.)"""
+    """Adds the flag of a server's tokenizer. (Benchmarks have a flag of this name for their data sets.)"""
     text = "a folder, or ORG/NAME on the hub: tokenizer, chat template and ends of turns (the model's)"
     parser.add_argument("--tokenizer", dest="server_tokenizer", metavar="TOKENIZER", help=text)
 

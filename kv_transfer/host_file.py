@@ -18,7 +18,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class HostFile:
-    """Where a file is, and which one it is (`file_identity`)."""
+    """The path of a file, and its identity (`file_identity`)."""
 
     path: str
     identity: str

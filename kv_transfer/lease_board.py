@@ -42,7 +42,7 @@ class LeaseBoard:
         self._words[lease % len(self._words)] = lease
 
     def strike(self, lease: int) -> None:
-        """From now on the pages may be written to."""
+        """Strikes a lease out: its pages may be written to."""
         self._words[lease % len(self._words)] = 0
 
     def export(self) -> Export:
@@ -50,7 +50,7 @@ class LeaseBoard:
         return HostFile.at(str(self._path)).export()
 
     def close(self) -> None:
-        """No puller finds it any more; a puller that has it open still reads it."""
+        """Removes the board: no puller finds it any more; a puller that has it open still reads it."""
         self._path.unlink(missing_ok=True)
 
 

@@ -73,12 +73,12 @@ class PeerPages:
 
     @property
     def info(self) -> PoolInfo:
-        """Their description, of all ranks."""
+        """The description of all ranks."""
         return self.peer.pools[self.group]
 
     @property
     def pool(self) -> RankPool:
-        """That of this rank. Raises TransferFailed for a rank that the handshake did not describe."""
+        """The pool of this rank. Raises TransferFailed for a rank that the handshake did not describe."""
         for pool in self.info.ranks:
             if pool.rank == self.rank:
                 return pool

@@ -33,7 +33,7 @@ DRAIN_S = 10.0  # a copy that has not stopped by then ends the attempt; its page
 
 
 class PullState(enum.StrEnum):
-    """Where an attempt stands; the module's picture shows the ways between them."""
+    """The state of an attempt; the module's picture shows the ways between them."""
 
     WAITING = "waiting"  # for destination pages; the Watch is open and holds the lease
     PULLING = "pulling"
@@ -278,7 +278,7 @@ class PullAttempt:
         self._settle()
 
     def _settle(self) -> None:
-        """If no copy runs, free the pages and leave DRAINING."""
+        """Frees the pages and leaves DRAINING, if no copy runs."""
         if self._loan is not None and not self._loan.running:
             self._actions.append(PagesFree(self._loan.pages))
             self._loan = None

@@ -81,7 +81,7 @@ class RouteSearch:
         pages.prove(route, self.refusals)
 
     def refuse(self, way: str, error: EyasError) -> None:
-        """This way does not lead to the peer's pages: said aloud, for another one will be taken."""
+        """Logs that this way does not lead to the peer's pages: another one will be taken."""
         self.refusals[way] = error
         level = logging.INFO if isinstance(error, ConfigError) else logging.WARNING
         text = "%s KV of worker %s cannot come by %s: %s"

@@ -20,7 +20,7 @@ class HeadShare:
 
 
 def shares(peer_rank: int, peer_heads: int, our_heads: int, our_ranks: int) -> list[HeadShare]:
-    """Which of our ranks need something of one peer's rank, and what; heads are per rank of each side."""
+    """Returns our ranks' shares of one peer's rank; heads are per rank of each side."""
     first = peer_rank * peer_heads
     parts = []
     for rank in range(our_ranks):
@@ -32,8 +32,8 @@ def shares(peer_rank: int, peer_heads: int, our_heads: int, our_ranks: int) -> l
 
 
 def replicas(peer_rank: int, peer_ranks: int, heads: int, our_ranks: int) -> list[HeadShare]:
-    """Which of our ranks take all `heads` of one peer's rank, where every rank has them all: each takes them
-    of one, and the peer's ranks take turns. There may be none.
+    """Returns our ranks that take all `heads` of one peer's rank, where every rank has them all: each takes
+    them of one, and the peer's ranks take turns. There may be none.
     """
     return [
         HeadShare(rank, 0, 0, heads) for rank in range(our_ranks) if rank % max(peer_ranks, 1) == peer_rank

@@ -189,7 +189,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         return self._engine.ready
 
     def _forget(self, release: transfer_pb2.ReleaseRequest) -> None:
-        """Called before the engine hears of the release: from then on it may write to the pages."""
+        """Forgets released Watches before the engine hears of it: from then on it may write to the pages."""
         for number, watch in list(self._watches.items()):
             named = (watch.handle.id, watch.handle.epoch) == (release.id, release.epoch)
             if named and watch.attempt <= release.attempt:

@@ -27,7 +27,7 @@ def add_keys(parser: CommandParser) -> None:
 
 
 def add_certs(parser: CommandParser) -> None:
-    """Where the files of `eyas certs` go, and what they say."""
+    """Adds the flags of `eyas certs`: where its files go, and what they say."""
     add = parser.add_argument
     add("folder", metavar="DIR", help="made if it is not there; an authority in it signs again")
     add("--days", type=positive, default=DAYS, metavar="N", help=f"how long certificates are valid ({DAYS})")

@@ -29,7 +29,7 @@ def _shown(match: re.Match[str]) -> str:
 
 
 class AnswerWriter(Protocol):
-    """Where an answer is written: `write` as it comes, `close` at its end. `text` is all of it so far."""
+    """The writer of an answer: `write` as it comes, `close` at its end. `text` is all of it so far."""
 
     text: str
 

@@ -20,7 +20,7 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server is, and how it is asked. `ca`: a file of authorities for https; None: the system's."""
+    """The address of a server. `ca`: a file of authorities for https; None: the system's."""
 
     url: str
     api_key: str | None = dataclasses.field(default=None, repr=False)

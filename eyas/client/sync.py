@@ -111,7 +111,7 @@ class Stream:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """There before the first delta, if they were asked for."""
+        """The prompt's log-probabilities, before the first delta, if they were requested."""
         return self._stream.prompt_logprobs
 
     @property

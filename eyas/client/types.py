@@ -156,7 +156,7 @@ class WorkerTimings(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Where the time of a call went, in milliseconds, from the tokenized prompt on.
+    """The stages of a call, in milliseconds, from the tokenized prompt on.
 
     `first_decode_ms` is from the first token to the next ones; None if there were none. `first_token_ms` is 0
     of an answer without a token.

@@ -154,7 +154,7 @@ def unsendable(name: str, text: str, error: Exception) -> InvalidRequest:
 
 
 def options_to_pb(options: Options) -> eyas_pb2.GenerateOptions:
-    """None is as left out. Raises InvalidRequest for an unknown option or a value of the wrong type."""
+    """Converts options (None: left out). Raises InvalidRequest for an unknown name or a wrong type."""
     message = eyas_pb2.GenerateOptions()
     for name, value in options.items():
         if name not in Options.__optional_keys__:

@@ -63,7 +63,7 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs, or if it was never started; negative if a signal ended it."""
+        """The exit code: None while it runs, or if it was never started; negative if a signal ended it."""
         return self._process.poll() if self._process else None
 
     @property

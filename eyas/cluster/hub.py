@@ -203,7 +203,7 @@ def _unreachable() -> str:
 
 @contextlib.contextmanager
 def _ended_at_once(named: HubName) -> Iterator[None]:
-    """While it lasts, a SIGINT or SIGTERM ends the process at once, and the parts of files that it has open.
+    """Lets a SIGINT or SIGTERM end the process at once, and the parts of files that it has open.
 
     The library would wait for its threads, each of which may have gigabytes to read, or a silent peer.
     """

@@ -144,7 +144,7 @@ def _auto(config: ServeConfig) -> dict[str, EngineConfig]:
 
 
 def _split(config: ServeConfig) -> dict[str, EngineConfig]:
-    """Who decodes leaves drafting to draft workers. Without any a GPU drafts where it decodes."""
+    """Prefill, decode and draft workers. Without draft workers a GPU drafts where it decodes."""
     on_gpus = config.engine.device != "cpu"
     draft_workers = int(not on_gpus) if config.draft_workers is None else config.draft_workers
     elsewhere = draft_workers if config.engine.draft else 0

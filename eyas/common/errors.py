@@ -102,7 +102,7 @@ class Unauthorized(EyasError):
 
 
 class Forbidden(EyasError):
-    """Another site's web page may have sent this."""
+    """The request may come from another site's web page."""
 
     grpc_status = "PERMISSION_DENIED"
     http_status = 403
@@ -110,7 +110,7 @@ class Forbidden(EyasError):
 
 
 class NotFound(EyasError):
-    """There is nothing of that name."""
+    """Nothing has that name."""
 
     grpc_status = "NOT_FOUND"
     http_status = 404

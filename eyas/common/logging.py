@@ -57,7 +57,7 @@ def serving(id: str, parent: str = "") -> Iterator[None]:
 
 
 def setup(process: str, format: str = "text", level: str = "info", *, reads_text: bool = False) -> None:
-    """Called once per process, before anything else; `process` is its name in each line.
+    """Sets up logging, once per process, before anything else; `process` is its name in each line.
 
     `level`: one of `LEVELS`; for other packages' lines at least info. `reads_text`: it sees prompts and
     answers as text.

@@ -46,7 +46,7 @@ class PlainHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._values.total)
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
-        """Its name and help, for the registry."""
+        """Describes its name and help to the registry."""
         yield HistogramMetricFamily(self._name, self._help)
 
 

@@ -38,7 +38,7 @@ class PaceMeter:
 
     @property
     def pace(self) -> StepPace:
-        """By kind; 0.0 for one that has not been seen enough."""
+        """The pace by kind of step; 0.0 for a kind with too few steps."""
         return StepPace(
             **{
                 kind: measured / predicted if predicted >= ENOUGH_S else 0.0

@@ -114,7 +114,7 @@ class PromptTokenLogprobs(msgspec.Struct, frozen=True):
         return len(self.logprobs) // 4
 
     def joined(self, following: PromptTokenLogprobs, known: int) -> PromptTokenLogprobs:
-        """These rows, then `following` without its first `known` rows, which these hold already."""
+        """Joins these rows and `following` without its first `known` rows, which these have already."""
         own, each = 4 * known, 4 * known * following.top
         return PromptTokenLogprobs(
             following.top,  # no more than there are ids
@@ -147,7 +147,7 @@ class FinishCause(enum.StrEnum):
 
 
 class EngineTimings(msgspec.Struct, frozen=True):
-    """Where one request's time went on one worker, and which pages were moved for it.
+    """The stages of one request on one worker, and the pages that were moved for it.
 
     The gateway fills in `worker`, the `role` that it had for the request, and when the request was `sent`
     there (monotonic seconds); workers leave them empty.

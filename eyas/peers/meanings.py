@@ -57,7 +57,7 @@ class AliasFlag:
 
 @dataclass(frozen=True)
 class AcceptedFlag:
-    """It asks for what Eyas does anyway, for the reason `why`: accepted, and changes nothing."""
+    """A flag for what Eyas does anyway, for the reason `why`: accepted, and changes nothing."""
 
     why: str
 
@@ -96,7 +96,7 @@ class AcceptedWith:
 
 @dataclass(frozen=True)
 class RefusedFlag:
-    """It has no counterpart; `instead` says what to do."""
+    """A flag without a counterpart; `instead` says what to do."""
 
     instead: str
 
@@ -107,7 +107,7 @@ class RefusedFlag:
 
 @dataclass(frozen=True)
 class TranslatedFlag:
-    """Its value becomes flags of Eyas. `settings` raises ValueError, with a sentence, for one that cannot."""
+    """A flag whose value becomes flags of Eyas; `settings` raises ValueError for one that cannot."""
 
     settings: Callable[[str, Knows], list[FlagSetting]]
     says: str

@@ -25,7 +25,7 @@ def size(text: str) -> str:
 
 
 def spelled(names: Mapping[str, str]) -> Convert:
-    """Other spellings of some values; any other value stays as it is."""
+    """Returns a converter of some spellings; any other value stays as it is."""
 
     def convert(text: str) -> str:
         return names.get(text, text)

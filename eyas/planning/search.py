@@ -100,7 +100,7 @@ def _prefilling(inquiry: PlanRequest, layout: ClusterLayout, workers: int) -> It
 
 
 def _first_guess(inquiry: PlanRequest, layout: ClusterLayout, rate: float) -> int | None:
-    """By the estimate, doubling from one worker and then scaling down."""
+    """Estimates the number of workers, doubling from one worker and then scaling down."""
     workers = 2
     while workers <= MOST_WORKERS:
         prefill = _estimated(inquiry, workers) if layout is ClusterLayout.SPLIT else 0
@@ -112,7 +112,7 @@ def _first_guess(inquiry: PlanRequest, layout: ClusterLayout, rate: float) -> in
 
 
 def _bearing(inquiry: PlanRequest, layout: ClusterLayout, workers: int, rate: float) -> int | None:
-    """With how many prefill workers this layout bears the rate; None: with none."""
+    """Returns the number of prefill workers with which this layout bears the rate; None: it does not."""
     for prefill in _prefilling(inquiry, layout, workers):
         shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)
         if measure(shape, inquiry.draw, rate, inquiry.effort).attainment >= ATTAINMENT:

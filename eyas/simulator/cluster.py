@@ -35,7 +35,7 @@ ASK_EVERY_S = 1.0
 
 
 class ClusterLayout(Enum):
-    """Who does what: everyone everything, each its one role, or as the policy says."""
+    """The roles of workers: all of them, one each, or as the policy says."""
 
     UNIFIED = "unified"
     SPLIT = "split"
@@ -178,7 +178,7 @@ class _SimulatedCluster:
     # --- steps ----------------------------------------------------------------------------------------------
 
     def _wake(self, index: int, now: float) -> None:
-        """Something came to this worker: it begins a step, or ends its row of steps early."""
+        """Wakes a worker that got something: it begins a step, or ends its row of steps early."""
         worker = self._workers[index]
         if worker.step is None:
             self._begin(index, now)

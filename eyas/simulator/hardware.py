@@ -108,7 +108,7 @@ def _size(name: str, value: object) -> int:
 
 
 def _curve(name: str, value: object) -> PiecewiseCurve:
-    """At least two points [x, ms], x rising; time never falls by so much that it would reach 0."""
+    """Checks a curve: at least two points [x, ms], x rising, and no time that falls to 0."""
     pairs = value if isinstance(value, list) else []
     if len(pairs) < 2 or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ConfigError(f"--rates: {name} is not a list of two points [x, ms] or more", param="rates")

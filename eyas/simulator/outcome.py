@@ -35,7 +35,7 @@ class LoadOutcome:
 
 
 def ttft_s(job: SimulatedJob, front_s: float) -> float:
-    """From arrival to the first token at the client; infinite for a refused request."""
+    """The time from arrival to the first token at the client; infinite for a refused request."""
     return float("inf") if job.first_s is None else job.first_s - job.arrival.at_s + front_s
 
 

@@ -27,7 +27,7 @@ GAP_S = 1e-4
 
 
 class BlockCache:
-    """At most as many blocks as its owner leaves it."""
+    """A cache of prefix blocks, with as many as its owner leaves it."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
@@ -87,7 +87,7 @@ class SimulatedStep:
 
     @property
     def end_s(self) -> float:
-        """When the last of them ends."""
+        """The end of the last step."""
         return self.start_s + self.each_s * self.rounds
 
 
@@ -119,12 +119,12 @@ class SimulatedWorker:
 
     @property
     def sequences(self) -> int:
-        """That decode here or will, once their prompts are computed."""
+        """The sequences that decode here or will, once their prompts are computed."""
         return len(self._decoding) + self.pledged
 
     @property
     def context(self) -> int:
-        """Their tokens."""
+        """The tokens of these sequences."""
         return self._context + self.pledged_context
 
     @property
@@ -148,7 +148,7 @@ class SimulatedWorker:
 
     @property
     def pace(self) -> StepPace:
-        """By how much its steps took longer lately than it believes."""
+        """The ratio of its recent steps' times to their predictions."""
         return self._meter.pace
 
     # --- requests come --------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ class KvPuller:
         self._engine.send(PullReleased(pull.number, valid))
 
     async def _give_back(self, handle: KvHandle, attempt: int) -> None:
-        """Where it fails, the owner has its pages back when the lease ends."""
+        """Gives the pages back. If that fails, the owner has them back when the lease ends."""
         try:
             await self._client(await self._find(handle.worker)).give_back(handle, attempt)
         except EyasError as error:

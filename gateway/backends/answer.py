@@ -53,13 +53,13 @@ class CallAnswer:
         return self._streams[0].take() if len(self._streams) == 1 else self._take_any()
 
     def use_lanes(self, events: EventFormat, meter: CallMeter, parts: BodyParts) -> None:
-        """From now on, `parts` get the events of most tokens at once, instead of `take` their deltas."""
+        """Sends the events of most tokens to `parts` from now on, instead of their deltas to `take`."""
         if len(self._streams) == 1:
             (text,) = self._streams
             text.use_lanes(partial(lane_of, text, events, meter, parts))
 
     def leave_lanes(self) -> None:
-        """Nothing is written any more without `take`."""
+        """Ends the lanes: nothing is written any more without `take`."""
         for text in self._streams:
             text.use_lanes(None)
 

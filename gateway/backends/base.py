@@ -55,8 +55,7 @@ class GenerationStream(Protocol):
         ...
 
     def use_lanes(self, lanes: Lanes | None) -> None:
-        """From now on, an entry that comes while the reader waits is offered to its choice's lane (None: to
-        none).
+        """Offers an entry that comes while the reader waits to its choice's lane from now on (None: to none).
 
         Lanes leave a request's first two tokens to `take`, which alone gives the end and errors. A stream
         may do without lanes.

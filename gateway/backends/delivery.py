@@ -24,7 +24,7 @@ MAX_TAKEN = 64  # entries at a time: a client that reads again after a while get
 
 
 class TokenTimes(msgspec.Struct, frozen=True):
-    """When the tokens of a request came, so far. Times are monotonic seconds.
+    """The times of a request's tokens so far. Times are monotonic seconds.
 
     `steps`: entries with new tokens, over all choices; `tokens`: what they had. `began`: when the request
     did; `first`, `last`: when the first and the last of these tokens came.
@@ -127,7 +127,7 @@ class OutputBuffer(FastPath):
 
     @property
     def pace(self) -> TokenTimes:
-        """When its tokens came."""
+        """The times of its tokens."""
         outputs = self._outputs.values()
         entries, tokens = sum(output.entries for output in outputs), self.tokens - self._given
         last = max(output.last for output in outputs)

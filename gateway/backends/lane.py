@@ -114,7 +114,7 @@ class TextLane(EntryLane):
 
 
 class DeltaLane(EntryLane):
-    """Its events are rendered as the reader would: they say more than the text."""
+    """A lane whose events are rendered as the reader would: they say more than the text."""
 
     __slots__ = ("_events", "_show", "_usage")
 

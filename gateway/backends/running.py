@@ -36,7 +36,7 @@ class CallLifetime:
 
     @contextlib.asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Around a part of the call's work. Raises DeadlineExceeded at its deadline, Cancelled if aborted."""
+        """Limits a part of the call's work. Raises DeadlineExceeded at its deadline, Cancelled if aborted."""
         try:
             async with asyncio.timeout_at(0.0 if self._aborted else self.deadline) as scope:
                 self._scopes.append(scope)
@@ -61,7 +61,7 @@ class RunningCalls:
 
     @contextlib.contextmanager
     def one(self, call: CallLifetime) -> Iterator[None]:
-        """Around a call."""
+        """Registers a call while it runs."""
         self._calls.add(call)
         try:
             yield
@@ -79,7 +79,7 @@ class RunningCalls:
         return count
 
     def _answer_abort(self, about: bytes) -> bytes:
-        """By another process."""
+        """Aborts calls for another process."""
         return str(self._abort(*msgspec.json.decode(about, type=tuple[str, str | None]))).encode()
 
     def _abort(self, caller: str, id: str | None) -> int:

@@ -140,7 +140,7 @@ class AnthropicTool(RequestBody):
 
 
 class AnthropicChoice(RequestBody):
-    """Which tools are to be called."""
+    """The tools that are to be called."""
 
     rules = (needs(given("type", {"const": "tool"}), given("name")),)
 

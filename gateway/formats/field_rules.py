@@ -33,11 +33,11 @@ def exactly_one(*names: str) -> Rule:
 
 
 def at_most_one(*names: str) -> Rule:
-    """No two of the fields are given."""
+    """The rule that at most one of the fields is given."""
     both = [[a, b] for i, a in enumerate(names) for b in names[i + 1 :]]
     return {"not": {"anyOf": [{"allOf": [given(a), given(b)]} for a, b in both]}}
 
 
 def needs(when: Rule, then: Rule) -> Rule:
-    """Where `when` holds, `then` does too."""
+    """The rule that `then` holds where `when` does."""
     return {"if": when, "then": then}

@@ -211,7 +211,7 @@ _NAMES_TOOLS = given("tool_choice", {"anyOf": [{"const": "required"}, {"type": "
 
 
 class ToolFields(RequestBody):
-    """Which tools the model may call."""
+    """The tools that the model may call."""
 
     rules: ClassVar[tuple[dict[str, Any], ...]] = (
         needs(_NAMES_TOOLS, given("tools", {"type": "array", "minItems": 1})),

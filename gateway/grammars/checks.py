@@ -123,7 +123,7 @@ class GrammarChecks:
 
     @contextlib.asynccontextmanager
     async def _turn(self, caller: str) -> AsyncIterator[None]:
-        """While it lasts, no other grammar is compiled. Raises Overloaded if it would begin too late."""
+        """Waits for the turn to compile a grammar alone. Raises Overloaded if it comes too late."""
         mine = asyncio.Event()
         self._turns.add(mine, QueueClaim(caller, arrived=time.monotonic()))
         self._next()

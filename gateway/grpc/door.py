@@ -99,7 +99,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def caller_of(context: Any, keys: KeyRing) -> ApiCaller:
-    """Who calls, by its key. Raises Unauthorized."""
+    """Returns the caller by its key. Raises Unauthorized."""
     return keys.caller(_metadata(context))
 
 
@@ -124,7 +124,7 @@ def _metadata(context: Any) -> dict[str, Any]:
 
 
 class _CallLimit:
-    """At most `number` calls at a time."""
+    """A limit of `number` calls at a time."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -133,7 +133,7 @@ class _CallLimit:
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """Around one call. Raises Overloaded if there are too many, or if a newer call replaces this one."""
+        """Counts one call. Raises Overloaded if there are too many, or if a newer call replaces this one."""
         if len(self._running) >= self._number:
             self._alarm.warning("%d gRPC calls are open, and no more are taken", len(self._running))
             self._make_space()
@@ -153,7 +153,7 @@ class _CallLimit:
 
 
 class _CallsOfKeys:
-    """At most `number` calls of one key at a time, so that none keeps out all others."""
+    """A limit of `number` calls of one key at a time, so that none keeps out all others."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -161,7 +161,7 @@ class _CallsOfKeys:
 
     @contextlib.asynccontextmanager
     async def one(self, caller: ApiCaller) -> AsyncIterator[None]:
-        """Around one call. Raises Overloaded if its key has too many. Without keys all callers are one."""
+        """Counts one call. Raises Overloaded if its key has too many. Without keys all callers are one."""
         if caller.name and self._running[caller.name] >= self._number:
             raise Overloaded(f"{self._number} calls of this key are open already")
         self._running[caller.name] += 1

@@ -67,7 +67,7 @@ class _PendingCall:
         return self.request.options
 
     def named(self, error: InvalidRequest) -> InvalidRequest:
-        """With the names of this API's fields; of a grammar that tools alone ask for, with theirs."""
+        """Returns the error with this API's field names; of a grammar of tools alone, with theirs."""
         name = error.param or ""
         if name == "grammar" and not self.options.HasField("grammar"):
             ours, theirs = "grammar", "tools"

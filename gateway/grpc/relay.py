@@ -120,7 +120,7 @@ class GrpcRelay:
         self._listener.close()
 
     async def aclose(self) -> None:
-        """After gRPC has ended its connections: callers have `LAST_S` to take their last bytes."""
+        """Closes, after gRPC has ended its connections: callers have `LAST_S` to take their last bytes."""
         if self._callers:
             await asyncio.wait([caller.gone for caller in self._callers], timeout=LAST_S)
         for caller in self._callers:

@@ -47,7 +47,7 @@ class HttpEndpoint:
 
 
 def described(endpoints: Sequence[HttpEndpoint], *, keys: bool, root: str = "") -> list[HttpEndpoint]:
-    """These endpoints and two more: the document that describes all of them, and the page that shows it.
+    """Adds two endpoints: the document that describes all of them, and the page that shows it.
 
     `keys`: whether any API key is configured. `root`: the path under which a proxy shows them.
     """

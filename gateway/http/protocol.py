@@ -236,7 +236,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._stalled = None
 
     def timeout_keep_alive_handler(self) -> None:
-        """No further request came in time: the connection closes, once the client has taken everything."""
+        """Closes the idle connection, once the client has taken everything."""
         super().timeout_keep_alive_handler()
         self._watch()  # it closes when the client has taken everything; that has a time limit too
 

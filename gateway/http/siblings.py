@@ -32,16 +32,16 @@ class GatewaySiblings:
         self._answers: dict[str, Callable[[bytes], bytes]] = {}
 
     def on(self, question: str, answer: Callable[[bytes], bytes]) -> None:
-        """From now on this process answers a question of that name; `answer` is given what it is about."""
+        """Answers questions of that name in this process from now on; `answer` gets their content."""
         self._answers[question] = answer
 
     async def start(self) -> None:
-        """From now on the others hear answers. Replaces what an earlier process left."""
+        """Starts to answer the other processes. Replaces an earlier process's socket."""
         self._socket.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._hear, self._socket)
 
     async def ask(self, question: str, about: bytes = b"", within_s: float = ANSWER_S) -> dict[str, bytes]:
-        """By process: what the others answer; nothing for one that is silent or does not know."""
+        """Returns the answers of the other processes, by process; nothing for a silent one."""
         sockets = sorted({*self._socket.parent.glob(f"*{SUFFIX}")} - {self._socket})
         answers = await asyncio.gather(*(_ask(socket, question, about, within_s) for socket in sockets))
         return {socket.stem: answer for socket, answer in zip(sockets, answers, strict=True)}

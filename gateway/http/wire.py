@@ -75,7 +75,7 @@ class PendingBodies:
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[Callable[[int], None]]:
-        """Around one body; the function counts bytes of it. Raises Overloaded if it is given up."""
+        """Accounts for one body; the function counts its bytes. Raises Overloaded if it is given up."""
         async with asyncio.timeout(None) as body:
             self._bodies[body] = 0
             try:
@@ -155,7 +155,7 @@ class WireReply:
         await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
 
     async def write(self, part: bytes) -> None:
-        """More of the body, if any; waits while the client reads slowly."""
+        """Writes more of the body, if any; waits while the client reads slowly."""
         if not part:
             return
         if self.parts is None:

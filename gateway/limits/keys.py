@@ -25,7 +25,7 @@ _log = logging.getLogger("eyas.gateway")
 
 @dataclass(frozen=True)
 class ApiCaller:
-    """Who calls, as limits and metrics may say: the name of its key; "" where no key is needed."""
+    """The caller in limits and metrics: the name of its key; "" where no key is needed."""
 
     name: str
 
@@ -40,7 +40,7 @@ class KeyRing:
         self.needed = bool(self._keys) or self._file is not None
 
     def caller(self, headers: Mapping[str, str]) -> ApiCaller:
-        """Who sends these headers or metadata, by names in lower case. Raises Unauthorized without a key."""
+        """Returns the sender of these headers (names in lower case). Raises Unauthorized without a key."""
         return self._who(_key_in(headers))
 
     def reader(self, headers: Mapping[str, str], method: str) -> ApiCaller:

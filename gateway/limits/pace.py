@@ -38,7 +38,7 @@ Holder = tuple[str, bool]  # a caller, and whether its pieces are large
 # (`gateway.limits.turns`), and so do the small and the large pieces of one. What is new is bounded in bytes:
 # past the bound, who holds most for its weight loses its newest. Pure values: no clock, no event loop.
 class BoundedQueue(Generic[Item]):
-    """At most `most` bytes of new pieces wait."""
+    """A queue in which at most `most` bytes of new pieces wait."""
 
     def __init__(self, most: int, small: int, weight: Callable[[str], float]) -> None:
         """`small`: bytes of the largest piece that is small."""
@@ -87,7 +87,7 @@ class BoundedQueue(Generic[Item]):
         return item
 
     def remove(self, item: Item) -> None:
-        """It waits no more. Nothing if it did not."""
+        """Removes an item that waits; nothing if it does not."""
         self._started.remove(item)
         self._new.remove(item)
         self._started_sizes.pop(item, None)

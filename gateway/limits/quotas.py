@@ -208,7 +208,7 @@ class QuotaUse:
 
 
 class MeteredCall:
-    """Around one call: what it has entered by its end, it leaves. (A class: every request pays for it.)"""
+    """The context of one call, which leaves its account. (A class: every request pays for it.)"""
 
     def __enter__(self) -> None:
         self._token = current.set(None)

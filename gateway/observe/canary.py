@@ -34,7 +34,7 @@ _log = logging.getLogger("eyas.gateway")
 
 @dataclass(frozen=True)
 class CanarySchedule:
-    """When the canary runs, in seconds. A broken path is noticed within `every_s` + `timeout_s`."""
+    """The schedule of the canary, in seconds. A broken path is noticed within `every_s` + `timeout_s`."""
 
     every_s: float = 6.0  # it runs when the newest proof is this old
     rest_s: float = 30.0  # the longest pause while real requests are the proof
@@ -82,13 +82,13 @@ class CanaryBackend(PassingBackend):
     # --- what real requests show ---------------------------------------------------------------------------
 
     def proved(self) -> None:
-        """Called when some request has got tokens from decode."""
+        """Notes that some request has got tokens from decode."""
         self._proofs += 1
         self._problem = ""
         self._due_at = min(self._clock() + self._schedule.every_s, self._last_run_at + self._schedule.rest_s)
 
     def closed(self, stream: ObservedStream) -> None:
-        """Called when a real request's stream is closed."""
+        """Notes that a real request's stream is closed."""
         self._running.discard(stream)
         self._read += stream.tokens
 
@@ -137,7 +137,7 @@ class CanaryBackend(PassingBackend):
             self._failed(problem)
 
     def _waited(self) -> None:
-        """It stood in a queue in front of which real requests get their tokens: that is busy, not broken."""
+        """Notes that the canary waited in a queue while real requests got their tokens: busy, not broken."""
         self._problem = ""
         self._due_at = self._clock() + self._schedule.rest_s
         self._metrics.canary_runs.labels("waited").inc()
@@ -197,7 +197,7 @@ class CanaryRun:
         return "decode" if self._heard(Role.DECODE) else "transfer"
 
     def detour(self, links: Sequence[RouterCandidate]) -> str:
-        """Which part of the path a successful run did without, as a sentence; empty if none."""
+        """Returns the part of the path that a successful run went around, as a sentence; empty if none."""
         alone = any(link.can(Role.PREFILL) and link.can(Role.DECODE) for link in links)
         if alone or any(leg.transfer_path for leg in self._trace.legs):
             return ""

@@ -221,7 +221,7 @@ class GatewayMetrics:
             self._sampling.cancel()
 
     async def page(self) -> bytes:
-        """Its figures in Prometheus' text; beside siblings, those of all of them."""
+        """Returns its figures in Prometheus' text; beside siblings, those of all of them."""
         return generate_latest(self.exported) if self.siblings is None else await self.siblings.page()
 
     def meter(self) -> CallMeter:
@@ -230,7 +230,7 @@ class GatewayMetrics:
 
 
 class TokenRhythm:
-    """When the tokens of one choice come. `last`: when its last tokens came, monotonic seconds; 0 before.
+    """The rhythm of one choice's tokens. `last`: when its last tokens came, monotonic seconds; 0 before.
 
     `observe` counts the seconds per token that they took.
     """

@@ -124,7 +124,7 @@ class CallSpan:
             self.failed(str(status))
 
     def is_rpc(self, method: str) -> None:
-        """It is a gRPC call of this method."""
+        """Marks the span as a gRPC call of this method."""
         self._span.set_attributes({"rpc.system": "grpc", "rpc.method": method})
 
     def failed(self, error: str) -> None:

@@ -12,13 +12,13 @@ import msgspec
 
 
 class ReasoningText(msgspec.Struct, frozen=True):
-    """More of what the model thinks before it answers."""
+    """Another piece of the reasoning before the answer."""
 
     text: str
 
 
 class ContentText(msgspec.Struct, frozen=True):
-    """More of the answer."""
+    """Another piece of the answer."""
 
     text: str
 
@@ -31,7 +31,7 @@ class CallStarted(msgspec.Struct, frozen=True):
 
 
 class CallArguments(msgspec.Struct, frozen=True):
-    """More of a call's arguments: the text of a JSON object, as far as the model keeps to JSON."""
+    """Another piece of a call's arguments: the text of a JSON object, as far as the model keeps to JSON."""
 
     index: int
     text: str

@@ -36,7 +36,7 @@ class ParsedOutput:
         return events
 
     def reasoning(self, text: str) -> None:
-        """More reasoning."""
+        """Adds reasoning."""
         self._reasoning.add(text)
 
     def reasoned(self) -> None:
@@ -45,11 +45,11 @@ class ParsedOutput:
         self._content.trim()
 
     def think_on(self) -> None:
-        """Until a call begins all that comes is reasoning."""
+        """Takes all text as reasoning until a call begins."""
         self.thinks_on = True
 
     def content(self, text: str) -> None:
-        """More content."""
+        """Adds content."""
         (self._reasoning if self.thinks_on else self._content).add(text)
 
     def begin(self, name: str) -> None:
@@ -64,7 +64,7 @@ class ParsedOutput:
             self._events.append(CallStarted(self._calls - 1, name))
 
     def arguments(self, text: str) -> None:
-        """More arguments of the call that is open."""
+        """Adds arguments of the open call."""
         if text:
             self._has_arguments = True
             if not self._drops:

@@ -14,7 +14,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 
 def text(value: str) -> Format:
-    """This text."""
+    """The format of a literal text."""
     return {"type": "const_string", "value": value}
 
 
@@ -34,7 +34,7 @@ def either(elements: Sequence[Format]) -> Format:
 
 
 def optional(content: Format) -> Format:
-    """This or nothing."""
+    """The format of this or nothing."""
     return {"type": "optional", "content": content}
 
 

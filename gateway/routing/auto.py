@@ -70,7 +70,7 @@ class AutoLayout(RequestLayout):
     # --- requests -------------------------------------------------------------------------------------------
 
     def route(self, prompt: int, workers: Sequence[RouterCandidate]) -> RequestRoute | None:
-        """By prediction. By roles if no rates are known, or every worker is full: one then refuses it."""
+        """Routes by prediction; by roles without rates, or if every worker is full: one then refuses it."""
         rates = self._rates(workers)
         placement = None
         if rates is not None:

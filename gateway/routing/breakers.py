@@ -36,13 +36,13 @@ class CircuitBreaker:
         return now >= self.closed_at and not on_trial
 
     def sent(self, now: float) -> CircuitBreaker:
-        """It is sent a request: its trial, if it is time for one."""
+        """Notes a request that is sent to it: its trial, if it is time for one."""
         if not self.pause_s or not self.allows(now):
             return self
         return CircuitBreaker(self.failures, self.pause_s, self.closed_at, trial_at=now)
 
     def failed(self, now: float) -> CircuitBreaker:
-        """It failed a request. What was sent to it before it was passed over prolongs nothing."""
+        """Notes a failed request. One that was sent before it was passed over prolongs nothing."""
         failures = self.failures + 1
         if failures < FAILURES or (self.pause_s and self.trial_at is None):
             return CircuitBreaker(failures, self.pause_s, self.closed_at, self.trial_at)
@@ -50,7 +50,7 @@ class CircuitBreaker:
         return CircuitBreaker(failures, pause, now + pause)
 
     def succeeded(self) -> CircuitBreaker:
-        """It did what it was sent."""
+        """Notes a request that succeeded."""
         return CircuitBreaker()
 
 

@@ -71,7 +71,7 @@ class WorkerPages:
 
 
 class CachedPrefixes:
-    """By worker: the newest pool that it has told of."""
+    """The cached prefixes of workers: the newest pool that each has reported."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerPages] = {}
@@ -91,5 +91,5 @@ class CachedPrefixes:
         return known if known is not None and known.epoch == epoch else None
 
     def forget(self, worker: str) -> None:
-        """Nothing is known of it any more."""
+        """Forgets a worker."""
         self._workers.pop(worker, None)

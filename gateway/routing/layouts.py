@@ -30,13 +30,13 @@ class RequestLayout(Protocol):
 
 
 class StaticLayout(RequestLayout):
-    """By roles: a decode worker, and a prefill worker if that one computes no prompts."""
+    """Routing by roles: a decode worker, and a prefill worker if that one computes no prompts."""
 
     def route(self, prompt: int, workers: Sequence[RouterCandidate]) -> RequestRoute | None:
         return router.route(workers)
 
     def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:
-        """Nothing follows from it."""
+        """Does nothing."""
 
     def ended(self, route: RequestRoute, pace: TokenTimes) -> None:
-        """Nothing follows from it."""
+        """Does nothing."""

@@ -38,7 +38,7 @@ class UnderWay:
 
 
 class InFlightLedger:
-    """By worker: the load now, and the load at the worker's last report."""
+    """The loads of workers: now, and at each worker's last report."""
 
     def __init__(self) -> None:
         self._now: dict[str, UnderWay] = {}
@@ -74,13 +74,13 @@ class LegLoad:
         change(part, 1)
 
     def computed(self) -> None:
-        """Its prompt is computed. Idempotent."""
+        """Notes that its prompt is computed. Idempotent."""
         if self._part.queued:
             done = UnderWay(queued=self._part.queued)
             self._part = self._part.plus(done, -1)
             self._change(done, -1)
 
     def close(self) -> None:
-        """It has nothing there any more. Idempotent."""
+        """Takes its load away. Idempotent."""
         part, self._part = self._part, UnderWay()
         self._change(part, -1)

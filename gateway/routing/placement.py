@@ -99,7 +99,7 @@ class RequestPlacement:
 def place(
     prompt: int, places: Sequence[WorkerPlace], rates: MeasuredRates, apart: bool = True
 ) -> RequestPlacement | None:
-    """Where a prompt of `prompt` tokens is computed and decoded; None: every worker or pair of them is full.
+    """Chooses the workers of a prompt of `prompt` tokens; None: every worker or pair of them is full.
 
     Placements that keep both targets come first, then those that miss none by far; among them the ones that
     move no pages, unless some worker prefers prompts; then the one that is furthest from its targets. So
@@ -167,7 +167,7 @@ def _apart(
 
 
 def _option(placement: RequestPlacement, rates: MeasuredRates, moved: int, missing: int) -> _Option:
-    """With its sort key: the best is the smallest. `missing`: tokens to compute, a cost by themselves."""
+    """The option with its sort key: the smallest is best. `missing`: tokens to compute, which cost too."""
     ratio = max(placement.ttft_s / rates.targets.ttft_s, placement.tpot_s / rates.targets.tpot_s)
     own = prompt_s(rates.times, rates.budget, missing, 0, 0) / rates.targets.ttft_s
     weighted = CLEAR * ratio if moved == UNASKED else ratio

@@ -94,9 +94,9 @@ class CallerText:
         return value
 
     def _places(self, text: str) -> set[int]:
-        """Where signs belong beside those in whole control tokens: behind the first character of one that is
-        cut off at the end, in front of the rest of one, and behind all first characters if the template
-        cuts words out of this text.
+        """Returns the places of signs beside those in whole control tokens: behind the first character of one
+        that is cut off at the end, in front of the rest of one, and behind all first characters if the
+        template cuts words out of this text.
         """
         places = self._places_at_ends(text, 0)
         if text[:1] in self._cuts.ends or text[-1:] in self._cuts.ends:

@@ -54,7 +54,7 @@ class CleanUp:
         return text
 
     def flush(self) -> str:
-        """At the end of a text, or of a part that was shown as a whole: gives what is left."""
+        """Returns the rest at the end of a text, or of a part that was shown as a whole."""
         text = ""
         for stage in self._stages:
             text = stage.feed(text) + stage.flush()
@@ -88,9 +88,9 @@ class _TextReplacer:
 
 
 class _TokenTexts(dict[int, str | None]):
-    """By id: the text of a token that stands alone; None for one with half a character, and for unknown ids.
+    """The texts of tokens that stand alone, by id; None for one with half a character, and for unknown ids.
 
-    It is filled as it is asked, so that streams share what they see.
+    It is filled on use, so that streams share what they see.
     """
 
     def __init__(self, entries: Sequence[bytes]) -> None:
@@ -135,7 +135,7 @@ class TokenBytes:
         return next((id for id in self._special if self._names[id] == name), None)
 
     def showing(self, names: frozenset[str]) -> TokenBytes:
-        """This table, but special tokens of these names show as any other token does. It is made once."""
+        """Returns this table with special tokens of these names shown as any other token. It is made once."""
         if names not in self._views:
             view = copy.copy(self)
             view._special = {id for id in self._special if self._names[id] not in names}
@@ -152,7 +152,7 @@ class TokenBytes:
         return self._table if skip_special else self._shown
 
     def alone(self, skip_special: bool) -> Mapping[int, str | None]:
-        """By id: the text of a token after others, None where it cannot be told from the token alone."""
+        """Returns, by id, the text of a token after others; None where it depends on them."""
         return self._alone[skip_special]
 
     def piece(self, id: int, skip_special: bool) -> str | None:

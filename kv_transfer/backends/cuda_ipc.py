@@ -98,7 +98,7 @@ class CudaIpcBackend(BlockingBackend):
         self._peers: dict[tuple[HostFile, int], MappedMemory] = {}  # by its socket and our rank
 
     def export(self, rank: int = 0) -> Export | None:
-        """Where a rank's pool is handed over, on which GPU it is, and which heads it has."""
+        """Returns a rank's handover socket, its GPU, and its heads."""
         if not self._devices or (area := self._devices[rank]).allocation is None:
             return None
         return {

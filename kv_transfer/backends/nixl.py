@@ -145,7 +145,7 @@ class NixlBackend(TransferBackend):
 
 
 def _pause(reads: NixlReads, quiet: float) -> float | None:
-    """Until the next look: the longer nothing has happened, the longer; None without anything to look at."""
+    """Returns the pause until the next poll: longer the longer nothing has happened; None without work."""
     if not reads.busy:
         return None
     return min(max(quiet / 8, _EAGER_S), _PATIENT_S) if reads.urgent else _IDLE_S

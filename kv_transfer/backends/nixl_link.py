@@ -26,7 +26,7 @@ _log = logging.getLogger("eyas.pulls")
 
 
 class LinkPhase(enum.Enum):
-    """Where a link stands; the module's picture shows the ways between them."""
+    """The state of a link; the module's picture shows the ways between them."""
 
     GREETING = "greeting"
     OPEN = "open"
@@ -50,7 +50,7 @@ class NixlPeer(PeerSource):
 
 
 class NixlLink:
-    """To `remote`, by `agent`. Times are monotonic seconds.
+    """A link to `remote`, by `agent`. Times are monotonic seconds.
 
     `reads`: the pulls' own READs over it that have not stopped. `at_fault`: it broke, and not because the
     peer was gone or late.
@@ -73,7 +73,7 @@ class NixlLink:
 
     @property
     def idle(self) -> bool:
-        """No READ of it runs."""
+        """Whether no READ of it runs."""
         return self.reads == 0 and self._greeting is None
 
     def step(self, now: float) -> None:
@@ -97,7 +97,7 @@ class NixlLink:
         return error
 
     def broke(self, error: EyasError, *, at_fault: bool = False) -> None:
-        """Nothing more begins over it."""
+        """Breaks the link: nothing more begins over it."""
         if self.phase is not LinkPhase.BROKEN:
             self.phase, self.error, self.at_fault = LinkPhase.BROKEN, error, at_fault
 

@@ -196,7 +196,7 @@ class NixlReads:
 
 
 def _cut(job: CopyJob, page_bytes: int) -> deque[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Its pages, there and here, as READs of a bounded size."""
+    """Cuts a job's pages, there and here, into READs of a bounded size."""
     count = max(1, READ_BYTES // page_bytes)
     src, dst = job.source.pages, job.dst_pages
     return deque((src[i : i + count], dst[i : i + count]) for i in range(0, len(src), count))

@@ -22,7 +22,7 @@ from kv_transfer.layout import window_pages
 
 
 class StagedPhase(enum.Enum):
-    """Where a job stands; the module's picture shows the ways between them."""
+    """The state of a job; the module's picture shows the ways between them."""
 
     REQUESTED = "asked"
     READING = "reading"

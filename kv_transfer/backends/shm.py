@@ -51,7 +51,7 @@ class ShmBackend(BlockingBackend):
         return HostFile.at(self._path).export() if self._path else None
 
     def open(self, export: Export) -> PeerSource:
-        """Only if the name leads to the very file that the peer has (containers share names, not files)."""
+        """Opens the file only if it is the very one that the peer has (containers share names, not files)."""
         path = HostFile.find(export, self._pool_dir).path
         try:
             return map_file(path, self.area.pages.shape[1])

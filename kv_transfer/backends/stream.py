@@ -27,7 +27,7 @@ class StreamBackend(TransferBackend):
         self._reachable = bool(site.area.path)
 
     def export(self, rank: int = 0) -> Export | None:
-        """Nothing is needed: the front has its members, and asks the one that owns the handle."""
+        """Returns no fields: the front has its members, and asks the one that owns the handle."""
         return {} if self._reachable else None
 
     def open(self, export: Export) -> PeerSource:

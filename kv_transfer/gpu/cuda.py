@@ -115,7 +115,7 @@ class CudaDriver:
         return "this process does not see the peer's GPU"
 
     def allocate(self, size: int) -> GpuMemory:
-        """At least `size` bytes of this GPU, not initialised, that can be exported."""
+        """Allocates at least `size` bytes of this GPU, not initialised, that can be exported."""
         with self._here():
             prop = self._prop()
             size = self._whole(size, prop)
@@ -142,7 +142,7 @@ class CudaDriver:
         return descriptor.value
 
     def map(self, descriptor: int, size: int) -> GpuMemory:
-        """Another process's memory, mapped here; its handle is let go at once, since the mapping holds it."""
+        """Maps another process's memory; its handle is let go at once, since the mapping holds it."""
         handle = ctypes.c_uint64()
         with self._here():
             self._call(

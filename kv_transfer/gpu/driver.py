@@ -47,7 +47,7 @@ class GpuDriver(Protocol):
         ...
 
     def allocate(self, size: int) -> GpuMemory:
-        """At least `size` bytes of this GPU, not initialised, that can be exported."""
+        """Allocates at least `size` bytes of this GPU, not initialised, that can be exported."""
         ...
 
     def export(self, memory: GpuMemory) -> int:
@@ -55,7 +55,7 @@ class GpuDriver(Protocol):
         ...
 
     def map(self, descriptor: int, size: int) -> GpuMemory:
-        """Another process's memory, mapped here. It lives as long as any process has it mapped."""
+        """Maps another process's memory. It lives as long as any process has it mapped."""
         ...
 
     def unmap(self, memory: GpuMemory) -> None:
@@ -88,7 +88,7 @@ class DeviceAllocation:
 
     @classmethod
     def new(cls, driver: GpuDriver, size: int) -> DeviceAllocation:
-        """At least `size` bytes, not initialised. Raises DriverError."""
+        """Allocates at least `size` bytes, not initialised. Raises DriverError."""
         return cls(driver, driver.allocate(size))
 
     def export(self) -> int:

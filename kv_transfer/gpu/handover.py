@@ -44,7 +44,7 @@ class DescriptorGiver:
         self._thread.start()
 
     def close(self) -> None:
-        """No process gets the memory any more, and the ones that have it are told that we are leaving."""
+        """Ends the handover: no process gets the memory any more; those that have it hear of the end."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread

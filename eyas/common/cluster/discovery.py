@@ -44,7 +44,7 @@ _log = logging.getLogger("eyas.discovery")
 
 
 class WorkerRegistry(Protocol):
-    """Where workers are found. All but `start` and `aclose` answer from the last snapshot and never wait."""
+    """The registry of workers. All but `start` and `aclose` answer from the last snapshot and never wait."""
 
     async def start(self) -> None:
         """Asks every address once, then keeps asking until `aclose`."""
@@ -102,7 +102,7 @@ class StaticRegistry(WorkerRegistry):
         await self._roster.follow(self._addresses)
 
     def workers(self) -> list[WorkerInfo]:
-        """In the order of the list."""
+        """Returns the workers, in the order of the list."""
         return sorted(self._roster.workers(), key=lambda info: self._addresses.index(info.worker))
 
     def find(self, name: str) -> str | None:

@@ -48,7 +48,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 @contextlib.contextmanager
 def _naming(host: str, port: int, flag: str) -> Iterator[None]:
-    """Around what listens: what fails is told as the flag's, an address that is not here as --host's."""
+    """Reports errors of listening with the flag's name; of an address that is not here, as --host's."""
     try:
         yield
     except OSError as error:

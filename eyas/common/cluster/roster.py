@@ -144,7 +144,7 @@ class WorkerRoster:
         self._known[address] = _KnownWorker(here, info.worker, time.monotonic())
 
     def _starts(self, address: str, here: WorkerInfo) -> None:
-        """Its front answers, and its engine loads."""
+        """Handles a worker whose front answers and whose engine loads."""
         if (known := self._known.pop(address, None)) is not None:
             _log.info("worker %s is gone: it starts again", address)
         last = self._returning.get(address, (here, 0.0))[0] if known is None else known.info
@@ -157,7 +157,7 @@ class WorkerRoster:
         self._returning = recent | {address: (info, now)}
 
     def _miss(self, address: str, reason: str) -> None:
-        """No worker answers there. Logged once: at once for a known worker, else after `COMPLAIN_S`."""
+        """Handles a silent address. Logged once: at once for a known worker, else after `COMPLAIN_S`."""
         now = time.monotonic()
         silence = self._silent.setdefault(address, _SilentAddress(now))
         silence.reason = reason

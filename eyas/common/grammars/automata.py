@@ -31,7 +31,7 @@ Edges = list[tuple[Ranges, int]]
 
 
 class NoText(UnsupportedPattern):
-    """No text fits."""
+    """The error of a pattern that no text fits."""
 
 
 class Automaton(NamedTuple):
@@ -334,7 +334,7 @@ def _smallest(edges: list[Edges], ends: set[int]) -> Automaton:
 
 
 def _by_group(steps: list[tuple[int, int]], group: dict[int, int]) -> dict[int, int]:
-    """By which atoms each group is entered."""
+    """Returns the atoms that enter each group."""
     parts = dict[int, int]()
     for atoms_of, at in steps:
         parts[group[at]] = parts.get(group[at], 0) | atoms_of

@@ -211,7 +211,7 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _without(*names: str) -> Iterator[None]:
-    """While it lasts, modules of these names are empty shells."""
+    """Replaces modules of these names by empty shells inside the `with`."""
     sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None: its import fails
     try:
         with contextlib.suppress(ImportError):

@@ -121,13 +121,13 @@ def _character(escape: re.Match[str]) -> str:
 
 @dataclass(frozen=True, order=True)
 class NestingDepth:
-    """In how many values a place may lie."""
+    """The number of values around a place, at least and at most."""
 
     least: int
     most: int
 
     def inside(self, more: int) -> NestingDepth:
-        """This nesting, `more` values deeper."""
+        """Returns this nesting, `more` values deeper."""
         return NestingDepth(*(min(max(depth + more, 0), MAX_INDENTED) for depth in (self.least, self.most)))
 
 

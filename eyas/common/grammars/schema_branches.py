@@ -76,7 +76,7 @@ def _exclude(root: Any, one: Any, other: Any) -> bool:
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
-    """Its types; numbers count as integers too, because some are. Empty: not known."""
+    """Returns the schema's types; numbers count as integers too, because some are. Empty: unknown."""
     if (values := _values(schema)) is not None:
         return set().union(*(type_of_value(json.loads(value)) for value in values))
     given = schema.get("type", [])

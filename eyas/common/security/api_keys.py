@@ -22,7 +22,7 @@ def from_environment() -> tuple[str, ...]:
 
 
 def environment(keys: Sequence[str]) -> dict[str, str]:
-    """This process's environment for a child that gets `keys` and no others."""
+    """Returns this process's environment for a child that gets `keys` and no others."""
     left = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return left | ({VARIABLE: "\n".join(keys)} if keys else {})
 

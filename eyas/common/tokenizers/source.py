@@ -47,7 +47,7 @@ def digest(paths: Iterable[Path]) -> str:
 
 
 def cached_path(sources: Iterable[Path]) -> Path:
-    """Where the tokenizer that is made of these files is, or will be."""
+    """Returns the path in the cache of the tokenizer that is made of these files."""
     return cache_home() / "tokenizers" / f"{digest(sources)}-{tokenizers.__version__}.json"
 
 

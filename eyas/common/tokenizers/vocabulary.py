@@ -20,7 +20,7 @@ _NO_TEXT = b"\xff"
 
 
 def pieces(folder: Path) -> list[bytes]:
-    """By id, the bytes that it adds to a text; empty where the vocabulary has holes.
+    """Returns, by id, the bytes that it adds to a text; empty where the vocabulary has holes.
 
     Raises InvalidRequest if the folder has no tokenizer, or one whose texts are only known at their end.
     """

@@ -53,7 +53,7 @@ def _place(descriptor: Any, data: memoryview, path: str, seen: Iterator[int]) ->
 
 
 def _past(data: memoryview, at: int, kind: int) -> int:
-    """Where the value at `at` ends."""
+    """Returns the end of the value at `at`."""
     if kind == _VARINT:
         return _varint(data, at)[1]
     if kind not in (_FIXED64, _FIXED32):

@@ -77,7 +77,7 @@ class DecodeSession:
     def attach(
         self, id: str, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...]
     ) -> None:
-        """Where the pages of a waiting request are; without handles the worker computes the prompt."""
+        """Sends the places of a waiting request's pages; without handles the worker computes the prompt."""
         attach = decode_pb2.Attach(
             id=id,
             attempt=attempt,
@@ -113,7 +113,7 @@ class DecodeSession:
 
 
 def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionEvent | None:
-    """None for a message kind of a newer version."""
+    """Converts a session's message; None for a kind of a newer version."""
     match message.WhichOneof("message"):
         case "step":
             return StepReply(step_from_pb(message.step))

@@ -104,7 +104,7 @@ def _points(curve: PiecewiseCurve) -> list[worker_pb2.CurvePoint]:
 
 
 def _curve(points: Iterable[worker_pb2.CurvePoint]) -> PiecewiseCurve:
-    """At least two points, x and time rising: a time is then never below 0."""
+    """Checks a curve: at least two points, x and time rising, so that no time is below 0."""
     pairs = tuple((point.x, point.y) for point in points)
     rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(pairs, pairs[1:], strict=False))
     if not (2 <= len(pairs) <= MOST_POINTS and rising and pairs[0][1] >= 0.0 and math.isfinite(pairs[-1][1])):
@@ -197,7 +197,7 @@ def prompt_from_pb(pb: common_pb2.PromptLogprobs) -> PromptTokenLogprobs:
 
 
 def finish_to_pb(finish: FinishCause | None) -> common_pb2.Finish:
-    """None becomes the unspecified value."""
+    """Converts a finish; None becomes the unspecified value."""
     return _FINISH_TO_PB[finish]
 
 
@@ -209,7 +209,7 @@ def finish_from_pb(wire: common_pb2.Finish) -> FinishCause | None:
 
 
 def timings_to_pb(timings: EngineTimings) -> common_pb2.Timings:
-    """Without what the gateway fills in."""
+    """Converts timings without the fields that the gateway fills in."""
     return common_pb2.Timings(
         queue_ms=timings.queue_ms,
         prefill_ms=timings.prefill_ms,
@@ -221,7 +221,7 @@ def timings_to_pb(timings: EngineTimings) -> common_pb2.Timings:
 
 
 def timings_from_pb(pb: common_pb2.Timings) -> EngineTimings:
-    """Without what the gateway fills in."""
+    """Converts timings without the fields that the gateway fills in."""
     return EngineTimings(
         queue_ms=pb.queue_ms,
         prefill_ms=pb.prefill_ms,
@@ -378,7 +378,7 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
 
 
 def news_to_pb(news: CacheNews) -> worker_pb2.CachedResponse:
-    """Without `until`, which only the worker counts by."""
+    """Converts news without `until`, which only the worker counts by."""
     return worker_pb2.CachedResponse(
         epoch=news.epoch,
         page_size=news.shape.size,

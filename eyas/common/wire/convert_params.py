@@ -60,7 +60,7 @@ def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
 
 
 def grammar_to_pb(grammar: Grammar) -> common_pb2.Grammar:
-    """Its notation and its text."""
+    """Converts a grammar: its notation and its text."""
     return common_pb2.Grammar(kind=_KIND_TO_PB[grammar.kind], text=grammar.text)
 
 

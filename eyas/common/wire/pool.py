@@ -55,7 +55,7 @@ class PoolGeometry(msgspec.Struct, frozen=True):
 
     @property
     def pool_bytes(self) -> int:
-        """Without the proof page."""
+        """The bytes of a pool without its proof page."""
         return self.pages * self.page_bytes
 
 

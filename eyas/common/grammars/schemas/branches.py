@@ -30,7 +30,7 @@ Scopes = tuple[int, ...]
 
 
 class EmptyCase(Exception):
-    """No value is in this case."""
+    """The error of a case without values."""
 
 
 @dataclass
@@ -131,7 +131,7 @@ class ValueCase:
             raise EmptyCase
 
     def count(self, least: int, most: int | None) -> None:
-        """So many items or properties."""
+        """Bounds the number of items or properties."""
         self.least = max(self.least, least)
         if most is not None:
             self.most = most if self.most is None else min(self.most, most)
@@ -161,7 +161,7 @@ class ValueCase:
         self.number = replace(self.number, excluded=(*self.number.excluded, value))
 
     def say(self, **said: Any) -> None:
-        """Something else of the number or the text."""
+        """Adds constraints on the number or the text."""
         if self.kind == "number":
             self.number = replace(self.number, **said)
         else:

@@ -135,7 +135,7 @@ class _DigitStates:
         self._todo: list[tuple[object, ...]] = []
 
     def add(self, start: object) -> None:
-        """From `start` on, a magnitude is read."""
+        """Adds the states that read a magnitude from `start` on."""
         low, high = self._range.low, self._range.high
         least = len(str(low // self._unit))
         most = least + 1 if high is None else len(str(high // self._unit))

@@ -55,7 +55,7 @@ class SchemaValidator:
         return _SchemaVerdict(True, frozenset(names), frozenset(items))
 
     def _by_itself(self, node: SchemaNode, value: Any) -> bool:
-        """By keywords that hold no schemas."""
+        """Whether the value fits the keywords without schemas."""
         schema, kind = node.schema, kind_of(value)
         if node.old and "$ref" in schema:
             return True
@@ -110,7 +110,7 @@ class SchemaValidator:
                     yield self._verdict(self._document.node(node, word, name), value, depth)
 
     def _fits_array(self, node: SchemaNode, value: list[Any], seen: set[int], depth: int) -> bool:
-        """By the schemas of items; adds which were looked at."""
+        """Whether an array fits the schemas of items; adds the evaluated ones to `seen`."""
         if node.old and "$ref" in node.schema:
             return True
         first, rest = items_of(self._document, node)
@@ -138,7 +138,7 @@ class SchemaValidator:
         return True
 
     def _fits_object(self, node: SchemaNode, value: dict[str, Any], seen: set[str], depth: int) -> bool:
-        """By the schemas of properties; adds which were looked at."""
+        """Whether an object fits the schemas of properties; adds the evaluated ones to `seen`."""
         schema = node.schema
         if node.old and "$ref" in schema:
             return True

@@ -15,7 +15,7 @@ Moves = dict[Hashable, list[tuple[str, str, Hashable]]]
 
 
 class DigitMachine(NamedTuple):
-    """Where it starts, its moves, and the states in which a text may end."""
+    """A state machine of digits: its start, its moves, and the states in which a text may end."""
 
     start: Hashable
     moves: Moves
@@ -80,7 +80,7 @@ def _alive(machine: DigitMachine) -> tuple[set[Hashable], bool]:
 
 
 def _blocks(machine: DigitMachine) -> tuple[dict[Hashable, int], list[Hashable]]:
-    """Which states read the same texts: a number for each; and the states that lead to an end."""
+    """Returns a number per state, equal if they read the same texts, and the states that reach an end."""
     living = _alive(machine)[0]
     alive = [state for state in {**machine.moves, **dict.fromkeys(machine.ends)} if state in living]
     block: dict[Hashable, int] = {state: int(state in machine.ends) for state in alive}

@@ -82,7 +82,7 @@ def others(terms: SchemaTerms, case: ValueCase) -> list[OtherProperties]:
 def _by_patterns(
     terms: SchemaTerms, case: ValueCase, name: StringRules
 ) -> Iterator[tuple[tuple[str, ...], StringRules]]:
-    """Which patterns names match, and the names."""
+    """Returns combinations of matched patterns, and the names of each."""
     patterns = terms.patterns(case)
     if len(patterns) <= _MOST_PATTERNS and all(map(strings.is_exact, patterns)):
         for signs in itertools.product((True, False), repeat=len(patterns)):
