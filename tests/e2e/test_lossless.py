@@ -37,6 +37,7 @@ def problem(variant: Variant) -> str:
     return run(variant, requests, expected, lambda: None).problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", each(VARIANTS))
 def test_no_token_differs(variant: Variant) -> None:
     assert problem(variant) == ""

@@ -118,6 +118,7 @@ def _has_room(worker: RouterCandidate) -> bool:
     return worker.info.serving and worker.info.backlog.prefill_room > 0
 
 
+@pytest.mark.slow
 async def test_answers_do_not_depend_on_where_prompts_are_computed(
     config: EngineConfig, tmp_path: Path, expected: list[list[int]]
 ) -> None:

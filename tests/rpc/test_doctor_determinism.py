@@ -45,6 +45,7 @@ async def examined(app: ASGIApp, *flags: str) -> int:
         await server.aclose()
 
 
+@pytest.mark.slow
 async def test_a_cpus_cluster_is_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with real_cluster(tiny_config(tmp_path), tmp_path, SPLIT) as cluster:
         metrics = GatewayMetrics(CollectorRegistry())

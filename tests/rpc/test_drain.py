@@ -163,6 +163,7 @@ def hangups() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(
     "words",
@@ -186,6 +187,7 @@ async def test_a_second_signal_does_not_wait(words: list[signal.Signals], tmp_pa
         assert not engine.is_running()
 
 
+@pytest.mark.slow
 async def test_the_drain_time_is_an_end(tmp_path: Path) -> None:
     async with (
         process("decode", tmp_path, limits=("1", "60")) as p,

@@ -189,6 +189,7 @@ def texts(answer: bytes) -> Iterator[str]:
         yield json.loads(line)["choices"][0]["text"]
 
 
+@pytest.mark.slow
 async def test_a_client_that_pauses_gets_everything_in_order(taken: list[bool]) -> None:
     body = TEXT | {"max_tokens": LONG * (MAX_BUFFERED_STEPS - 1)}
     async with workers(UNIFIED) as started, doors(started) as (quick, slow):

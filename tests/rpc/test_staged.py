@@ -128,6 +128,7 @@ async def test_a_call_to_stage_that_asks_for_nothing_ends(
         assert type(rpc.map_rpc_error(ended.value)) is RequestTimeout
 
 
+@pytest.mark.slow
 async def test_more_prompts_than_staging_holds_take_turns(
     config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path
 ) -> None:

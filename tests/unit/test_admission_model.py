@@ -179,6 +179,7 @@ def test_every_run_ends(name: str) -> None:
     assert any(graph.over) and not list(stuck(graph))
 
 
+@pytest.mark.slow
 def test_a_rule_that_deadlocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sequences that hold all pages, and a scheduler that takes none back."""
 

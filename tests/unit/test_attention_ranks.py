@@ -77,6 +77,7 @@ def test_a_cancelled_request_leaves_its_rank_idle(two: Ranked) -> None:
     _assert_nothing_held(two.cluster)
 
 
+@pytest.mark.slow
 def test_a_prompt_is_found_where_it_was_computed(two: Ranked) -> None:
     """Its second part runs on the rank that has the first one in its cache."""
     prompt = request("first", 64, 2, seed=5).prompt_ids

@@ -133,6 +133,7 @@ def test_pages_travel_from_ranks_and_to_ranks(config: EngineConfig, which: str) 
     cluster.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_engine_in_words(config: EngineConfig, monkeypatch) -> None:
     """While it computes. The engine's process says so to its front, which answers every request."""
     engine = ranked(monkeypatch, config, 2)

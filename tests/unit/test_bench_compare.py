@@ -83,6 +83,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "RESAMPLES", 800)
 
 
+@pytest.mark.slow
 def test_small_effects_are_mostly_found_and_chance_is_mostly_silent() -> None:
     """The power check: of 10 pairs of runs 5 % apart nearly all are told, of 10 equal ones nearly none."""
     told = [verdicts([saved(2 * i)], [saved(2 * i + 1, 1.05)])["tpot mean"] for i in range(10)]

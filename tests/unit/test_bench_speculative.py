@@ -103,6 +103,7 @@ def run_here(parts: Iterable[ChildPart], tell: Tell) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_a_short_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

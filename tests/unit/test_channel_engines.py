@@ -84,6 +84,7 @@ def test_no_token_is_another_by_either_path(
     assert mapped() == 0
 
 
+@pytest.mark.slow
 def test_no_token_is_another_where_steps_have_little_room(base: EngineConfig, expected: Answers) -> None:
     """Rounds are plain, and take turns, until few sequences are left: those have drafts again."""
     cluster = Pair(replace(base, speculation=CHAIN))

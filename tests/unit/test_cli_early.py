@@ -51,6 +51,7 @@ def test_http_and_grpc_take_a_port_each() -> None:
     assert len(done.stderr.splitlines()) == 1 and "--grpc-port: cannot listen" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_tells_by_its_flag_where_it_cannot_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -97,6 +97,7 @@ def expected(case: Case, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
     return _plain(engine(case.folder, tmp_path_factory.mktemp("pools")), ASKED)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("spec", "split"),

@@ -41,6 +41,7 @@ def timings(result: Result) -> EngineTimings:
     return next(entry.timings for entry in result.entries if entry.timings)
 
 
+@pytest.mark.slow
 def test_chats_of_several_turns_move_only_new_pages(
     config: EngineConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:

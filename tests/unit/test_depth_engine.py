@@ -200,6 +200,7 @@ def alike(base: EngineConfig, always: Told, patch: pytest.MonkeyPatch) -> float:
     return sum(mine == theirs[: len(mine)] for mine, theirs in pairs) / len(pairs)
 
 
+@pytest.mark.slow
 def test_plain_rounds_leave_no_gap_in_draft_kv(
     base: EngineConfig, always: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

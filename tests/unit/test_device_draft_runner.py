@@ -117,6 +117,7 @@ def pages() -> list[list[int]]:
     return [random.Random(seed).sample(range(64), 64) for seed in (1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batches",
     [
@@ -184,6 +185,7 @@ def test_no_proposal_is_larger_than_asked(runners: list[BatchRunner]) -> None:
     assert lengths == [2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runners", [TREE], indirect=True)
 def test_who_asks_for_a_chain_gets_the_best_path_of_a_tree(runners: list[BatchRunner]) -> None:
     asked = Follower("a", 0).commit(3, runners, pages())[1]

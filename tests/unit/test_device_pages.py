@@ -219,6 +219,7 @@ def fill_the_context(world: World) -> None:
     assert [world.tokens[f"r{i}", 0] for i in range(4)] == [55, 58, 57, 52]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "agreement", ["always", *(pytest.param(a, marks=pytest.mark.slow) for a in ("now and then", "never"))]
 )

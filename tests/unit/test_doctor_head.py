@@ -111,6 +111,7 @@ def test_the_cluster_is_still_examined(capsys: pytest.CaptureFixture[str]) -> No
     assert "127.0.0.1:9" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_named_layers_are_read_in_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The embedded head, whose config.json names its layers as those whose output is captured."""
     head = tmp_path / "head"
@@ -124,6 +125,7 @@ def test_named_layers_are_read_in_both_ways(tmp_path: Path, capsys: pytest.Captu
     assert len(lengths) == 3 and lengths[0] > max(lengths[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "other"),
     [

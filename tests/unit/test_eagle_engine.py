@@ -75,6 +75,7 @@ def test_a_head_changes_no_token(
     cluster.close()
 
 
+@pytest.mark.slow
 def test_features_of_another_width_cross_the_wire(
     base: EngineConfig, expected: list[dict[int, list[int]]], tmp_path: Path
 ) -> None:

@@ -223,6 +223,7 @@ def turns(base: EngineConfig) -> tuple[list[GenerationRequest], list[dict]]:
     return [first, follow], _plain(base, [first, follow])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_prompt_is_cached_while_its_answer_goes_on(
     base: EngineConfig, turns: tuple[list[GenerationRequest], list[dict]], draft: bool
@@ -276,6 +277,7 @@ def test_cancelled_requests_leave_nothing(base: EngineConfig, split: bool) -> No
     cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "cancelled"),
     crossed([False, True], [0, 1], quick=lambda split, cancelled: split and cancelled == 1),

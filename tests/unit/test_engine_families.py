@@ -81,6 +81,7 @@ def test_a_family_is_served_as_transformers_generates(tmp_path: Path, name: str)
     assert served(Loopback(*split_configs(config_of(tmp_path))[:2]), split=True) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [

@@ -85,6 +85,7 @@ def test_drafts_change_nothing_and_every_answer_is_valid(base: EngineConfig, dra
     assert accepted > 0  # drafts were verified beside masks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", [SpeculationConfig(), pytest.param(LOOKUP, marks=pytest.mark.slow)])
 def test_what_a_grammar_forces_costs_fewer_rounds(
     base: EngineConfig, speculation: SpeculationConfig, monkeypatch: pytest.MonkeyPatch
@@ -117,6 +118,7 @@ def some_and_long() -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.slow
 def test_short_of_pages_it_is_the_same(base: EngineConfig) -> None:
     requests = some_and_long()
     alone = tokens(run(Loopback(replace(base, draft=None)), requests))

@@ -201,6 +201,7 @@ def test_synthetic_verdict(grow, rates: tuple[float, ...]) -> None:
                 assert int(case.tables.root[slot]) == tokens[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "length, rounds, error",
     [(3.0, 1, 0.0), (2.4, 8, 0.15), pytest.param(2.4, 32, 0.08, marks=pytest.mark.slow)],

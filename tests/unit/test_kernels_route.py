@@ -110,6 +110,7 @@ def test_a_logit_that_is_no_number_chooses_nothing_out_of_bounds() -> None:
         assert found.experts.tolist() == [[0, 1]] * 2
 
 
+@pytest.mark.slow
 def test_forced_routing_is_uniform_and_takes_no_expert_twice() -> None:
     router = ROUTERS["v3"]
     alike = logits_of(1, router.experts).expand(160, -1).contiguous()

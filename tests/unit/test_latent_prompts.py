@@ -100,6 +100,7 @@ def test_it_is_the_absorbed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(again, absorbed), "what was not planned is not expanded"
 
 
+@pytest.mark.slow
 def test_a_wrong_page_a_wrong_start_and_a_wrong_turn_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     right = scene.attended()

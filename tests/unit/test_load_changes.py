@@ -55,6 +55,7 @@ def test_long_prompts_after_bursts_are_parted(monkeypatch: pytest.MonkeyPatch) -
         assert ratio(names, 0.92) < 0.9, "fading alone would have done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "share", [pytest.param(share, marks=() if share == SHARES[0] else pytest.mark.slow) for share in SHARES]
 )

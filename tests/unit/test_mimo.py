@@ -55,6 +55,7 @@ def test_logits_are_those_of_a_qwen2(folder: Path) -> None:
     assert (torch.cat(parts) - expected).abs().max() < CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("load_format", ["auto", pytest.param("dummy", marks=pytest.mark.slow)])
 def test_it_is_served_with_its_own_head_and_without(folder: Path, load_format: str) -> None:

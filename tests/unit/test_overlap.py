@@ -144,6 +144,7 @@ def test_masks_that_do_not_wait_for_their_tokens_are_noticed(monkeypatch: pytest
         World(0, Setting(width=1)).run(some_requests(0, 30, held=0.6))
 
 
+@pytest.mark.slow
 def test_what_a_grammar_forces_is_drafted_and_harms_nothing_if_it_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

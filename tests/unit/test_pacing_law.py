@@ -39,6 +39,7 @@ def least(engine: Engine, batches: tuple[int, ...], rate: float, ms: float = 300
     return min(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batches", "learn", "count"),
     [
@@ -107,6 +108,7 @@ def test_moments_of_all_batches(seed: int) -> None:
     assert min(found.values()) >= 0.96, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 64])
 def test_acceptance_that_goes_and_returns(batch: int) -> None:
     engine = Engine(started(), seed=3)

@@ -34,6 +34,7 @@ def fields(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
+@pytest.mark.slow
 def test_the_table_says_that_splitting_wins_where_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     args = ("--gpus", "2", "--input-len", "8192", "--output-len", "256", "--slo", "ttft=1s,tpot=8ms")
     assert main(["plan", *args, *QUICK]) == 0

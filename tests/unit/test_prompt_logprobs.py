@@ -160,6 +160,7 @@ def test_a_prompt_may_fill_the_context(base: EngineConfig, unified: Loopback) ->
     assert len(told(result)) == base.context_length - 1
 
 
+@pytest.mark.slow
 def test_preemption_loses_and_repeats_nothing(base: EngineConfig) -> None:
     """Two prompts that are scored in small chunks beside one that grows and takes their pages."""
     small = replace(base, draft=None, chunk_tokens=4)

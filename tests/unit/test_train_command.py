@@ -82,6 +82,7 @@ def test_a_head_is_trained_and_served(
     assert "Acceptance by depth" in plot.read_text()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("eagle3", target, data, tmp_path) == 0
     before = (tmp_path / "model.safetensors").read_bytes()

@@ -298,6 +298,7 @@ def test_trimmed_late_proposals_are_as_good_as_fresh_ones() -> None:
     assert sum(s.rounds for s in spec) < sum(s.rounds for s in plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", [2, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_trees_deeper_than_the_budget(max_tokens: int) -> None:
     """A perfect chain of eight, and one in a tree: cut by the limit or before it, the same output."""
