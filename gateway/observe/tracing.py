@@ -75,11 +75,11 @@ class RequestTracer:
         attributes = {"eyas.request_id": request_id.get()}
         span = self._tracer.start_span(name, context, SpanKind.SERVER, attributes)
         call = CallSpan(self._tracer, span)
-        headers: dict[str, str] = {}
-        self._propagator.inject(headers, call.context)
+        outgoing: dict[str, str] = {}
+        self._propagator.inject(outgoing, call.context)
         tokens = (
             current.set(call),
-            traceparent.set(headers.get("traceparent", "")),
+            traceparent.set(outgoing.get("traceparent", "")),
         )  # none where the SDK is turned off
         try:
             yield call
