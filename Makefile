@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+CODE := eyas gateway prefill_svc decode_svc draft_svc kv_transfer protos tests tools
 SHAPE := $(addprefix tests/unit/test_,architecture.py shape.py docs_name_what_exists.py protos.py protos_fresh.py)
 
 # Where a system forbids it, each process that a test starts compiles all of Eyas once more.
@@ -22,10 +23,12 @@ demo: $(STAMP)
 serve: $(STAMP)
 	@exec $(BIN)/eyas serve
 
-# Three at a time on two cores: a test waits a third of its time. What fails beside neighbours runs once more,
-# alone: a busy machine may be slower than a test allows, a defect fails twice.
+# Three at a time on two cores: a test waits a third of its time. Compiled before, or each of the three would do
+# that. What fails beside neighbours runs once more, alone, and says in detail why: a busy machine may be slower
+# than a test allows, a defect fails twice.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n 3 $(SHAPE:%=--ignore=%) || { [ $$? -eq 1 ] && \
+	@$(BIN)/python -m compileall -q -j 0 $(CODE)
+	@$(BIN)/python -m pytest -n 3 --assert=plain $(SHAPE:%=--ignore=%) || { [ $$? -eq 1 ] && \
 	echo "Once more, alone:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(SHAPE:%=--ignore=%); }
 
 test-slow: $(STAMP)
