@@ -23,7 +23,7 @@ DONE = b"[DONE]"
 
 @dataclass(frozen=True)
 class TargetServer:
-    """A server, how it is asked, and what every request says."""
+    """A server, the way to ask it, and the fields of every request."""
 
     server: MeasuredServer
     backend: ServerBackend

@@ -65,7 +65,7 @@ class LoadMeasurement:
         return made
 
     async def run(self, on_record: OnRecord) -> RunRecord:
-        """One run. Raises nothing for failed requests."""
+        """Runs the load once. Raises nothing for failed requests."""
         plan = self._plan
         load = Workload(self._jobs, plan.rate, plan.max_concurrency, plan.draw.seed)
         settings = {

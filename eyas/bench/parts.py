@@ -88,7 +88,7 @@ def _run(part: ChildPart, tell: Tell, silence_s: float) -> str | None:
 
 
 def _end(process: BaseProcess, grace_s: float) -> None:
-    """It leaves within `grace_s`, or is asked to, or is made to."""
+    """Lets the process leave within `grace_s`, then asks it to, then makes it."""
     process.join(grace_s)
     for end in (process.terminate, process.kill):
         if process.is_alive():

@@ -22,7 +22,7 @@ class LatencySlo:
 
     @classmethod
     def parse(cls, text: str) -> LatencySlo:
-        """From text like ttft=200ms,tpot=20ms,e2e=5s. Raises ConfigError."""
+        """Parses text like ttft=200ms,tpot=20ms,e2e=5s. Raises ConfigError."""
         bounds: dict[str, float] = {}
         for part in text.split(","):
             match = re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)(us|ms|s)", part.strip())

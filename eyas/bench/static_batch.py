@@ -81,12 +81,12 @@ class BatchTrace:
 
     @property
     def prefill_s(self) -> float:
-        """Until the last request had its first token."""
+        """Seconds until the last request had its first token."""
         return max(at for at, entries in self.steps if any(e.index == 0 for e in entries)) - self.began
 
     @property
     def total_s(self) -> float:
-        """Until the last token."""
+        """Seconds until the last token."""
         return self.steps[-1][0] - self.began
 
     def rounds(self) -> list[tuple[float, float]]:

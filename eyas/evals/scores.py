@@ -33,7 +33,7 @@ class JudgedOutcome:
 
     @property
     def errors(self) -> list[str]:
-        """Why the others did not."""
+        """The errors of the requests that were not answered."""
         return [answer.error for answer in self.outcome.answers if answer.error]
 
     def scores(self) -> list[GroupScore]:

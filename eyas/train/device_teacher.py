@@ -26,7 +26,7 @@ from kv_transfer.layout import pages_for
 
 
 class DeviceTeacher(TeacherModel):
-    """One slot per text, all rows in one forward."""
+    """A teacher on a device: one slot per text, all rows in one forward."""
 
     def __init__(self, config: ModelConfig, placement: WeightPlacement, room: BatchLimit) -> None:
         device = placement.device

@@ -35,7 +35,7 @@ def sizes_of(config: LlamaShape) -> dict[str, object]:
 
 
 def write_json(path: Path, content: dict[str, object]) -> None:
-    """One JSON object, for people and programs."""
+    """Writes one JSON object, for people and programs."""
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -86,7 +86,7 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """Every measurement, a JSON line each."""
+        """The file of all measurements, a JSON line each."""
         return self.out / "training" / "log.jsonl"
 
 

@@ -50,7 +50,7 @@ class HeadSettings:
 
 @dataclass(frozen=True)
 class RunIntervals:
-    """After how many steps the head is measured, and the run's state is saved."""
+    """The numbers of steps after which the head is measured, and the run's state is saved."""
 
     measured: int
     saved: int

@@ -26,7 +26,7 @@ class TrainingExample:
     answer: np.ndarray
 
     def cut(self, length: int) -> TrainingExample:
-        """Its first `length` tokens."""
+        """A copy of its first `length` tokens."""
         return TrainingExample(self.ids[:length], self.answer[:length])
 
 

@@ -38,7 +38,7 @@ SPEC = ExpertsSpec(
     scale=2.5,
     corrected=True,
     groups=4,
-    kept_groups=2,
+    topk_groups=2,
     group_best=2,
 )
 

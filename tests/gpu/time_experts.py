@@ -61,7 +61,7 @@ def _spec(experts: int, per_row: int, width: int, **more: Any) -> ExpertsSpec:
 
 
 V3: dict[str, Any] = {"scores": "sigmoid", "scale": 2.5, "corrected": True}
-V3 |= {"groups": 8, "kept_groups": 4, "group_best": 2}
+V3 |= {"groups": 8, "topk_groups": 4, "group_best": 2}
 CASES = (
     Case("R8 fp8", 7168, _spec(256, 8, 256, **V3), True),
     Case("R8 ue8m0", 7168, _spec(256, 8, 256, **V3), True, True),
@@ -210,10 +210,10 @@ def plain_choice(layer: Layer, logits: torch.Tensor) -> tuple[torch.Tensor, torc
     spec, logits = layer.case.spec, logits[:, : layer.case.spec.experts]
     scores = 1.0 / (1.0 + torch.exp(-logits)) if spec.scores == "sigmoid" else logits.softmax(1)
     wanted = scores if layer.correction is None else scores + layer.correction
-    if spec.kept_groups < spec.groups:
+    if spec.topk_groups < spec.groups:
         grouped = wanted.unflatten(1, (spec.groups, -1))
         good = grouped.topk(spec.group_best, -1).values.sum(-1)
-        kept = good.sort(stable=True, descending=True).indices[:, : spec.kept_groups]
+        kept = good.sort(stable=True, descending=True).indices[:, : spec.topk_groups]
         closed = torch.ones_like(good, dtype=torch.bool).scatter_(1, kept, False)
         wanted = grouped.masked_fill(closed[..., None], -torch.inf).flatten(1)
     experts = wanted.sort(stable=True, descending=True, dim=1).indices[:, : spec.per_row]

@@ -238,7 +238,7 @@ MISTAKES = {
     "the norm counts the rotated key": Mistake(mixing=_norm_of_all),
     "queries without their norm": Mistake(mixing=_no_query_norm),
     "the bias counts in the weights": Mistake(routing=_bias_in_weights),
-    "groups do not limit": experts(kept_groups=SMALL["n_group"], groups=SMALL["n_group"]),
+    "groups do not limit": experts(topk_groups=SMALL["n_group"], groups=SMALL["n_group"]),
     "a group is its best expert": experts(group_best=1),
     "weights are not normalised": experts(normalised=False),
     "weights are not scaled": experts(scale=1.0),
@@ -309,7 +309,7 @@ def test_near_ties_are_decided_in_float32(shift: float, short: bool) -> None:
     gate = torch.randn(1, 16, generator=generator) + 1e-3 * torch.randn(8, 16, generator=generator)
     bias = torch.full((8,), shift)
     tensors = {"g.weight": gate, "g.e_score_correction_bias": bias}
-    router = router_of(tensors, corrected=True, groups=4, kept_groups=2, group_best=2, scale=2.5)
+    router = router_of(tensors, corrected=True, groups=4, topk_groups=2, group_best=2, scale=2.5)
     routes = (_short_router if short else routed)(x, router)
     found = [dict(zip(*row, strict=True)) for row in zip(*(part.tolist() for part in routes), strict=True)]
     exact = (x.double() @ gate.double().T).tolist()

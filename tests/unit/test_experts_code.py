@@ -37,7 +37,7 @@ V3 = ExpertsSpec(
     scale=2.5,
     corrected=True,
     groups=8,
-    kept_groups=4,
+    topk_groups=4,
     group_best=2,
 )
 PLAIN = ExpertsSpec(width=256, experts=8, per_row=2, scores="softmax", normalised=True)

@@ -27,8 +27,8 @@ ROUTERS = {
     "shares": spec(8, 2),
     "mixtral": spec(8, 2, normalised=True),
     "v2-lite": spec(64, 6, scale=1.0),
-    "v2": spec(160, 6, scale=16.0, groups=8, kept_groups=3),
-    "v3": spec(256, 8, groups=8, kept_groups=4, group_best=2, **V3),
+    "v2": spec(160, 6, scale=16.0, groups=8, topk_groups=3),
+    "v3": spec(256, 8, groups=8, topk_groups=4, group_best=2, **V3),
     "kimi": spec(384, 8, **V3),
 }
 

@@ -255,7 +255,7 @@ def test_published_configurations(
     assert first.attention.rope.attention_factor == 1.0
     assert sum(not isinstance(layer.feed_forward, ExpertsSpec) for layer in config.layers) == dense
     assert config.kv_format.row_bytes(2) == row_bytes
-    names = "experts per_row scores normalised scale corrected groups kept_groups group_best shared_width"
+    names = "experts per_row scores normalised scale corrected groups topk_groups group_best shared_width"
     assert tuple(getattr(last.feed_forward, name) for name in names.split()) == experts
     assert bool(config.quantized) == bool(raw["quantization_config"])
     assert config.context_length == raw["max_position_embeddings"]

@@ -259,7 +259,7 @@ def common(**fields: Any) -> Change:
         pytest.param("gemma3", norms(after_feed_forward=""), marks=pytest.mark.slow),
         pytest.param("gemma3", common(norm_offset=0.0), marks=pytest.mark.slow),
         ("gemma3", common(embedding_scale=1.0)),
-        pytest.param("deepseek_v2", feed_forward(kept_groups=4), marks=pytest.mark.slow),
+        pytest.param("deepseek_v2", feed_forward(topk_groups=4), marks=pytest.mark.slow),
         pytest.param("deepseek_v2", feed_forward(group_best=2), marks=pytest.mark.slow),
         pytest.param("deepseek_v2", feed_forward(scale=1.0), marks=pytest.mark.slow),
         ("deepseek_v2_lite", feed_forward(normalised=True)),

@@ -130,7 +130,7 @@ def test_exact_arithmetic_refuses_what_runs_by_defaults(
     assert "feed-forward" in inexact(changed(usual, **dict([change])), config)
 
 
-V3: dict[str, Any] = {"groups": 4, "kept_groups": 2, "group_best": 2, "scale": 2.5, "corrected": True}
+V3: dict[str, Any] = {"groups": 4, "topk_groups": 2, "group_best": 2, "scale": 2.5, "corrected": True}
 
 
 @pytest.mark.parametrize("scores", ["sigmoid", "softmax"])

@@ -30,7 +30,7 @@ FIELDS = ("temperature", "top_p", "min_p", "top_k", "seed")
 
 
 def cases(setting: KernelSetting) -> Iterator[KernelCase]:
-    """Every way by rows."""
+    """The cases: every way of sampling, by rows."""
     for count in ROWS:
         for name, params in WAYS.items():
             title = f"{name}, {count} x {setting.model.vocab_size}"

@@ -110,7 +110,7 @@ class _TreePart:
 
 @dataclass(frozen=True)
 class _TreeStem:
-    """Up to a tile of a tree's nodes: the blocks that all of them see, and their tips."""
+    """A stem of a tree, up to a tile of its nodes: the blocks that all of them see, and their tips."""
 
     tile: _QueryTile
     tips: tuple[_QueryTile, ...]
@@ -128,7 +128,7 @@ class KeyVisibility(NamedTuple):
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Self:
-        """A layer's."""
+        """The visibility of a layer's keys."""
         return cls(spec.window, spec.unseen)
 
 
@@ -504,7 +504,7 @@ def _shared(
 
 
 def _seen(tile: _QueryTile, window: int) -> _QueryTile:
-    """Without the blocks before its first query's window; 0: it sees all keys."""
+    """A copy of the tile without the blocks before its first query's window; 0: it sees all keys."""
     return replace(tile, first=max(tile.visible - window, 0) // BLOCK) if window else tile
 
 

@@ -28,7 +28,7 @@ class GenerationKind(enum.Enum):
 
 @dataclass(eq=False)
 class Generation:
-    """One accepted request. Times are monotonic seconds."""
+    """An accepted request. Times are monotonic seconds."""
 
     request: GenerationRequest
     attempt: int
@@ -107,7 +107,7 @@ class RingPlace(NamedTuple):
 
 @dataclass(eq=False)
 class Sequence:
-    """One choice that is being generated.
+    """A choice that is being generated.
 
     `kv_len` rows of its tokens have KV; while it decodes these are all but the last token.
     """
@@ -144,17 +144,20 @@ class Sequence:
 
     @property
     def mailed(self) -> bool:
-        """Does the device tell a drafter far away of its rounds, and take its drafts, by itself?"""
+        """True if the device itself sends its rounds to a drafter far away, and takes its drafts."""
         return self.ring is not None and self.ring.mailbox != 0
 
     @property
     def in_prompt(self) -> bool:
-        """Are its next rows a chunk? The last row of a prompt of its own is a round like any other."""
+        """True if its next rows are a chunk.
+
+        The last row of a prompt of its own is a round like any other.
+        """
         return self.missing > (0 if self.is_shared else 1)
 
     @property
     def is_shared(self) -> bool:
-        """Do others start from its prompt: choices here, or another worker?"""
+        """True if others start from its prompt: choices here, or another worker."""
         return bool(self.forks) or self.generation.kind is GenerationKind.PREFILL
 
     @property
@@ -169,7 +172,7 @@ class Sequence:
 
     @property
     def special(self) -> bool:
-        """Does its next token need more than temperature and filters: processors, logprobs, forks?"""
+        """True if its next token needs more than temperature and filters: processors, logprobs, forks."""
         params = self.generation.request.params
         return bool(self.next_forks) or params.reads_history or len(self.output) < params.min_tokens
 
@@ -213,11 +216,11 @@ class SequenceWork:
 
     @property
     def followed(self) -> bool:
-        """Does a draft head inside the step follow it? Not where its request turned drafting off."""
+        """True if a draft head inside the step follows it; False where its request turned drafting off."""
         return not self.round or self.seq.generation.request.speculative
 
     def waits(self, depth: int | None) -> bool:
-        """Is it a round of a step that drafts nothing, where others may? The head takes its row later."""
+        """True for a round of a step that drafts nothing, where others may. The head takes its row later."""
         return self.round and depth == 0
 
     def score_request(self, first: int = 0) -> ScoreRequest | None:

@@ -39,7 +39,7 @@ class StepResult(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Were all its logits numbers? Else what they gave is no answer."""
+        """True if all its logits were finite; else its tokens are no answer."""
         firsts = (token for token, _ in self.forks.values())
         return min(*self.tokens, *firsts, 0, 0) >= 0
 

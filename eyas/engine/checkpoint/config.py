@@ -104,7 +104,7 @@ class ExpertsSpec(FeedForwardSpec):
 
     `scores`: of its logits, a name in `eyas.engine.layers.routing`. `router_bias`: logits have a stored bias.
     `corrected`: a stored bias is added to the scores that choose, not to the weights. `groups`: experts stand
-    in as many groups, of which the `kept_groups` best alone are chosen from; a group is as good as the sum of
+    in as many groups, of which the `topk_groups` best alone are chosen from; a group is as good as the sum of
     its `group_best` best scores. The weights of the chosen are their scores, divided by their sum if
     `normalised`, times `scale`. `shared_width`: of a feed-forward that every row takes (0: there is none).
     """
@@ -117,7 +117,7 @@ class ExpertsSpec(FeedForwardSpec):
     corrected: bool = False
     router_bias: bool = False
     groups: int = 1
-    kept_groups: int = 1
+    topk_groups: int = 1
     group_best: int = 1
     shared_width: int = 0
 
@@ -131,10 +131,10 @@ class ExpertsSpec(FeedForwardSpec):
             yield f"n_group {self.groups} does not divide the {self.experts} experts"
         elif self.group_best > self.experts // self.groups:
             yield f"n_group {self.groups} leaves groups of fewer than {self.group_best} experts"
-        elif not 1 <= self.kept_groups <= self.groups:
-            yield f"topk_group {self.kept_groups} is not between 1 and n_group {self.groups}"
-        elif self.per_row > self.kept_groups * (self.experts // self.groups):
-            yield f"topk_group {self.kept_groups} leaves fewer than {self.per_row} experts to choose"
+        elif not 1 <= self.topk_groups <= self.groups:
+            yield f"topk_group {self.topk_groups} is not between 1 and n_group {self.groups}"
+        elif self.per_row > self.topk_groups * (self.experts // self.groups):
+            yield f"topk_group {self.topk_groups} leaves fewer than {self.per_row} experts to choose"
 
     @property
     def with_shared(self) -> tuple[int, int]:
@@ -157,7 +157,7 @@ class NormNames:
 
     @property
     def around(self) -> bool:
-        """Is what a half adds to the residual normalised as well?"""
+        """True if the sum that a half adds to the residual is normalised as well."""
         return bool(self.after_attention or self.after_feed_forward)
 
 

@@ -36,7 +36,7 @@ class QuantizedConfig:
 
     `kind`: what a safetensors file calls the dtype of the numbers; `dtype`: what torch does. `rows`: what of
     the rows that they multiply has one scale, when those are rounded like them: 128 elements ("block"), a row
-    ("token"), or all rows there are, by a stored number ("tensor"); "": rows are left as they are. `kept`:
+    ("token"), or all rows there are, by a stored number ("tensor"); "": rows are left as they are. `ignored`:
     modules that are not stored so, as the config.json names them.
     """
 
@@ -44,16 +44,16 @@ class QuantizedConfig:
     dtype: ClassVar[str]
     weights: WeightScales
     rows: RowScales = ""
-    kept: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+    ignored: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
 
     def keeps(self, tensor: str) -> bool:
-        """Is the module of this tensor, by its stored name, one that is not stored so?
+        """True if the module of this tensor, by its stored name, is not quantized.
 
         "re:" begins a pattern that a name begins with; other entries are a module, its last parts, or what it
         is in.
         """
         module = tensor.removesuffix(".weight")
-        return any(_named(entry, module) for entry in self.kept)
+        return any(_named(entry, module) for entry in self.ignored)
 
     def with_rows_as_they_are(self) -> Self:
         """A copy for the same weights that rounds no rows."""
@@ -83,8 +83,8 @@ class Fp8Config(QuantizedConfig):
 
 
 def read_quantized(raw: Raw) -> QuantizedConfig | None:
-    """None: weights are stored in 16 or 32 bits. Scales of an FP8 KV cache are passed over: the cache has the
-    model's type here, which is what numbers with those scales come near to.
+    """Reads the quantization; None: weights are stored in 16 or 32 bits. Scales of an FP8 KV cache are passed
+    over: the cache has the model's type here, which is what numbers with those scales come near to.
 
     Raises ConfigError, which names the kind, for weights that are stored in any other way.
     """
@@ -108,10 +108,10 @@ def _fp8(raw: Raw) -> Fp8Config:
         raise _refused(f"activation_scheme {scheme!r}")
     if not block:
         # A scale of all rows of a step would tie a row to its company: dynamic ones are each row's own.
-        return Fp8Config("tensor", "token" if scheme == "dynamic" else "tensor", kept=ignored)
+        return Fp8Config("tensor", "token" if scheme == "dynamic" else "tensor", ignored=ignored)
     if block != [FP8_SIDE, FP8_SIDE] or scheme != "dynamic":
         raise _refused(f"{scheme} FP8 with weight_block_size {block}")
-    return Fp8Config("block", "block", powers, kept=ignored)
+    return Fp8Config("block", "block", powers, ignored=ignored)
 
 
 def _compressed(raw: Raw) -> Fp8Config:
@@ -130,7 +130,7 @@ def _compressed(raw: Raw) -> Fp8Config:
     if len(kinds) != 1:
         raise _refused(f"compressed-tensors with {len(kinds)} kinds of config_groups")
     ((weights, rows),) = kinds
-    return Fp8Config(weights, rows, kept=_ignored(raw))
+    return Fp8Config(weights, rows, ignored=_ignored(raw))
 
 
 def _group(name: str, group: Raw) -> tuple[WeightScales, RowScales]:

@@ -56,7 +56,7 @@ class RopeConfig:
 
     @property
     def follows_length(self) -> bool:
-        """Are its angles others for a longer context that is served?"""
+        """True if its angles depend on the length of the context that is served."""
         return self.kind in ("dynamic", "longrope")
 
     def complaints(self) -> Iterator[str]:

@@ -34,7 +34,7 @@ class WeightBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes of all weights."""
         return self.experts + self.rest
 
     def of_rank(self, ranks: int, sharers: int) -> int:

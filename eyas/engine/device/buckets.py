@@ -117,7 +117,7 @@ class GraphBuckets:
         return StepShape(batch, self.width, chunk, self._tiles(chunk), MAX_ENDS)
 
     def _tiles(self, chunk: int) -> int:
-        """Every prompt in a chunk may leave one tile partly empty."""
+        """The most tiles of a chunk: every prompt in it may leave one tile partly empty."""
         return -(-chunk // self.tile_rows) + MAX_ENDS
 
 

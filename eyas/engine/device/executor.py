@@ -38,7 +38,7 @@ class DeviceEvent(Protocol):
         ...
 
     def query(self) -> bool:
-        """Has the device passed it?"""
+        """True if the device has passed it."""
         ...
 
 
@@ -90,7 +90,7 @@ class StepExecutor:
 
     @torch.inference_mode()
     def join(self, joined: JoinBatch) -> None:
-        """Before the next step: what the tables are told, and drafts for those that join.
+        """Writes the tables and drafts for the sequences that join, before the next step.
 
         Where there is no head, these are looked up alone, and have features of no width.
         """
@@ -106,7 +106,7 @@ class StepExecutor:
 
     @torch.inference_mode()
     def catch_up(self, batch: CatchUp) -> None:
-        """Before the next step: the draft head takes rows that wait for it."""
+        """Lets the draft head take rows that wait for it, before the next step."""
         self._catch_up(batch)
 
     def _catch_up(self, batch: CatchUp) -> None:
@@ -190,7 +190,9 @@ class StepExecutor:
         return self._fetch(self._program.result_words)
 
     def _graphs(self, step: StepInput) -> CapturedStep | None:
-        """None for a shape that has none, and where rows are needed that a graph keeps to itself."""
+        """The graphs of a step; None for a shape that has none, and where rows are needed that a graph keeps
+        to itself.
+        """
         return None if step.scored else self._captured.get(step.shape)
 
     @torch.inference_mode()
@@ -306,7 +308,7 @@ class StepExecutor:
         self.wait()
 
     def wait(self) -> None:
-        """Until the device has done all that was launched."""
+        """Waits until the device has done all that was launched."""
         if self.state.device != "cpu":
             torch.cuda.synchronize()
 

@@ -38,7 +38,7 @@ class PromptFeatures:
     rows: torch.Tensor
 
     def by_work(self) -> dict[int, torch.Tensor]:
-        """Its row of each work, by the work's `id`."""
+        """The feature row of each work, by the work's `id`."""
         return {id(work): row[None] for work, row in zip(self.works, self.rows, strict=True)}
 
 
@@ -80,7 +80,7 @@ class LaunchedStep:
 
     @property
     def over(self) -> bool:
-        """Has the device done it? Asked without waiting."""
+        """True if the device has done it; does not wait."""
         if self._results is None:
             return False
         return self._results.event is None or self._results.event.query()

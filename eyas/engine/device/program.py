@@ -57,7 +57,7 @@ class DeviceState:
 
     @property
     def trees(self) -> bool:
-        """May drafts branch? Chains need neither masks nor rows moved."""
+        """True if drafts may branch. Chains need neither masks nor rows moved."""
         return self.head is not None and self.head.trees
 
     @property
@@ -137,8 +137,9 @@ class StepProgram:
             self._part[name].fill_(value)
 
     def forward(self) -> torch.Tensor:
-        """Up to the logits of the rows that give a token: float32 [sampled, vocab]. Returns all rows, as the
-        model's `logits` takes them.
+        """Computes up to the logits of the rows that give a token: float32 [sampled, vocab].
+
+        Returns all rows, as the model's `logits` takes them.
         """
         shape, part, state = self._shape, self._part, self._state
         rounds = self._decode_rows("slots", 0, shape.width) if shape.batch else None

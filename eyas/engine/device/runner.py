@@ -123,7 +123,9 @@ class DeviceRunner:
     def _join(
         self, joining: SequenceOf[list[SequenceWork]], writes: SequenceOf[np.ndarray], width: int
     ) -> list[np.ndarray]:
-        """All is told before the step, and drafted for those that join: on all ranks at once, for as many."""
+        """Applies the writes before the step and drafts for the sequences that join: on all ranks at once,
+        for as many.
+        """
         joined = [
             rank.joined(own, width, own_writes)
             for rank, own, own_writes in zip(self._ranks, joining, writes, strict=True)
@@ -275,11 +277,11 @@ class DeviceRunner:
         self._executor.copy_page(source - first, target - first, rank)
 
     def wait(self) -> None:
-        """Until the device has done all that was launched."""
+        """Waits until the device has done all that was launched."""
         self._executor.wait()
 
     def close(self) -> bool:
-        """After the last step. False: a device may hang."""
+        """Closes the executor after the last step. False: a device may hang."""
         return self._executor.close()
 
 
@@ -300,7 +302,7 @@ def common_shape(least: SequenceOf[StepShape]) -> StepShape:
 
 
 def filled(lists: SequenceOf[SequenceOf[int]], padding: int) -> SequenceOf[SequenceOf[int]]:
-    """All as long as the longest."""
+    """Pads all lists to the length of the longest."""
     most = max(map(len, lists))
     return [[*own, *[padding] * (most - len(own))] for own in lists]
 

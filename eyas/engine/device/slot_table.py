@@ -183,7 +183,9 @@ class SlotTable:
         return not self._drafts or seq.draft_len >= work.start
 
     def _joins(self, work: SequenceWork) -> bool:
-        """Is this its first round, after a prompt whose last feature alone came here, or nothing at all?"""
+        """True if this is its first round, after a prompt whose last feature alone came here, or nothing at
+        all.
+        """
         seq = work.seq
         if not work.round or not seq.generation.request.speculative:
             return False

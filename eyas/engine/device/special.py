@@ -74,7 +74,7 @@ class SpecialRows:
         self._add(place, width, seq, position=-1)
 
     def add_end(self, place: int, seq: Sequence) -> None:
-        """A prompt's last row."""
+        """Adds a prompt's last row."""
         self._add(place, 1, seq, position=len(seq))
 
     def add_masks(self, place: int, masks: SequenceOf[np.ndarray | None]) -> None:
@@ -185,7 +185,8 @@ class SpecialSampler:
     def sample(
         self, logits: torch.Tensor, positions: torch.Tensor, settled: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Up to SLICE rows int32 [n, columns]: their reports [n, REPORT_WORDS], until the next call.
+        """Samples up to SLICE rows int32 [n, columns]; gives their reports [n, REPORT_WORDS], valid until the
+        next call.
 
         The first columns are COLUMNS; the others, if there are any, the rows' masks. `logits` float32
         [N, vocab] of the step's sampled rows; `positions` int32 of the first of them, those of rounds. Tokens
@@ -218,7 +219,7 @@ def padding_rows(count: int, padding_slot: int, vocab_size: int) -> np.ndarray:
 
 
 def reads_text(params: SamplingParams) -> bool:
-    """Does a token depend on those before it by more than the model?"""
+    """True if a token depends on those before it by more than the model."""
     penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1.0
     return any(penalties) or bool(params.bad_words)
 

@@ -79,7 +79,7 @@ class StepShape:
 
     @property
     def drafts(self) -> bool:
-        """Is there anything in it that a draft head follows?"""
+        """True if it has rows that a draft head follows."""
         return bool(self.batch or self.chunk)
 
     @property

@@ -48,7 +48,7 @@ class GrammarManager:
 
     @property
     def working(self) -> bool:
-        """Is a grammar being compiled, or followed, beside the step loop?"""
+        """True if a grammar is being compiled, or followed, beside the step loop."""
         if any(not future.done() for future in self._compiled.values()):
             return True
         return any(state.looking for state in self._states.values())
@@ -60,7 +60,7 @@ class GrammarManager:
         self._compiling_thread().submit(self._loaded_compiler)
 
     def holds(self, seq: Sequence) -> bool:
-        """Must its next round wait: for its grammar, or for tokens of its own that may force others?
+        """True if its next round must wait: for its grammar, or for tokens of its own that may force others.
 
         Nothing is drafted for one that is slow to follow: its next mask is filled before its step begins.
         """
@@ -73,7 +73,7 @@ class GrammarManager:
         return bool(waits and seq.in_flight) or self._state(seq) is None
 
     def awaits(self, seq: Sequence) -> bool:
-        """Does the mask of its next token wait for tokens of its own that are in flight?"""
+        """True if the mask of its next token waits for tokens of its own that are in flight."""
         return seq.generation.request.params.grammar is not None and seq.in_flight > 0
 
     def masks(self, seq: Sequence, tree: DraftTree | None) -> list[np.ndarray | None]:
@@ -110,7 +110,8 @@ class GrammarManager:
         return DraftTree(forced, range(ROOT, len(forced) - 1))
 
     def forced(self, seq: Sequence, most: int) -> DraftTree | None:
-        """Up to `most` tokens that its grammar forces, where they are better than drafts that are not known.
+        """Finds up to `most` tokens that its grammar forces, where they are better than drafts that are not
+        known.
 
         These may reach `most` tokens and be wrong: half as many are as good, or as few as end the output.
         None: the others are better. Of one that is slow to follow nothing is verified.

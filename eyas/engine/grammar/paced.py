@@ -52,16 +52,16 @@ class PacedState:
 
     @property
     def slow(self) -> bool:
-        """Are its next calls made aside?"""
+        """True if its next calls are made aside."""
         return self._looks_left > 0
 
     @property
     def looking(self) -> bool:
-        """Is a call being made aside?"""
+        """True while a call is being made aside."""
         return self._look is not None and not self._look.done()
 
     def ready(self, output: SequenceOf[int]) -> bool:
-        """Is its next mask known, after `output`? If not it is brought there aside.
+        """True if its next mask is known, after `output`. If not it is brought there aside.
 
         Raises GrammarTooSlow once its budget is spent, and what the state raises; so do all others.
         """

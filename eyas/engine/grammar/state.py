@@ -59,7 +59,7 @@ class GrammarState:
             self._next = None
 
     def knows(self, output: SequenceOf[int]) -> bool:
-        """Does it stand after `output`, and was its next mask asked for?"""
+        """True if it stands after `output` and its next mask has been computed."""
         ready = self._next is not None or self._matcher.is_terminated()
         return self.followed == len(output) and bool(ready)
 
@@ -141,7 +141,7 @@ class GrammarState:
         return visited
 
     def _go(self, path: list[int], target: list[int], tokens: SequenceOf[int]) -> list[int]:
-        """From the end of one path of nodes, all of them allowed, to that of another."""
+        """Moves from the end of one path of nodes, all of them allowed, to that of another."""
         same = 0
         while same < min(len(path), len(target)) and path[same] == target[same]:
             same += 1

@@ -81,11 +81,11 @@ class EngineClient:
 
     @ready.setter
     def ready(self, ready: EngineReady) -> None:
-        """From now on the engine is loaded."""
+        """Takes the description of the engine, which is loaded from now on."""
         self._ready = ready
 
     def pages(self, group: KvKind) -> Pages:
-        """Its pool of a group, or the staging beside it, mapped into this process when first needed.
+        """The pool of a group, or the staging beside it, mapped into this process when first needed.
 
         Raises Unavailable until the engine is loaded, TransferFailed if the file is gone.
         """

@@ -32,7 +32,7 @@ _ANSWER = Struct("<Q")  # bytes of the ring of rows; 0: there is none
 
 
 class MailChannel:
-    """One engine's end, used by the engine's thread only.
+    """An engine's end of a channel, used by the engine's thread only.
 
     `gone`: the other end has let go, or its process has ended. `rows`: where features are, if the decode
     engine's GPU writes rounds and takes drafts; None: its host does.
@@ -48,7 +48,7 @@ class MailChannel:
 
     @property
     def descriptor(self) -> int:
-        """It can be read when there is something to look for, or the other end has gone."""
+        """A file descriptor that can be read when there is mail to look for, or the other end has gone."""
         return self._socket.fileno()
 
     def take_place(self) -> int:
@@ -56,11 +56,14 @@ class MailChannel:
         return self._free.pop() if self._free else -1
 
     def give_back(self, place: int) -> None:
-        """Its sequence is followed no more. What is still written there is read by none."""
+        """Frees the place of a sequence that is followed no more.
+
+        What is still written there is read by none.
+        """
         self._free.append(place)
 
     def wake(self) -> None:
-        """The other end looks into its mailboxes."""
+        """Wakes the other end, which then looks into its mailboxes."""
         try:
             self._socket.send(b"\0")
         except BlockingIOError:
@@ -69,7 +72,7 @@ class MailChannel:
             self.gone = True
 
     def listen(self) -> None:
-        """Whatever has woken this end is done with; or the other has gone."""
+        """Clears the wake-up of this end, or notices that the other end has gone."""
         try:
             while self._socket.recv(_BYTES):
                 pass
@@ -107,7 +110,7 @@ class OfferedChannel:
 
     @property
     def descriptor(self) -> int:
-        """It can be read when `accept` has something to do."""
+        """A file descriptor that can be read when `accept` has something to do."""
         return self._socket.fileno()
 
     def accept(self) -> MailChannel | None:
@@ -145,7 +148,7 @@ class OfferedChannel:
             raise ConfigError(str(error)) from None
 
     def _meet(self) -> None:
-        """From now on the socket is the connection: one peer may answer."""
+        """Makes the socket the connection: from now on one peer may answer."""
         peer, _ = self._socket.accept()
         self.close()
         self._socket, self._answered = peer, True

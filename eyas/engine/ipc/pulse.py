@@ -1,7 +1,7 @@
 """The pulse of an engine: a loop that takes long tells the front now and then that it goes on.
 
-Whoever computes beats it: after a part of a layer, a sequence, a launch, a landing. What takes long and is
-well then never looks like what hangs.
+The computing code beats it: after a part of a layer, a sequence, a launch, a landing. So a slow but healthy
+engine never looks like one that hangs.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Beat = Callable[[], None]
 
 
 class EngineHeartbeat:
-    """Called as often as one likes, by the engine's thread alone. It says nothing before the first `loop`."""
+    """The heartbeat, called as often as one likes by the engine's thread alone; silent before the first `loop`."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
         self._due = math.inf
 
     def loop(self) -> None:
-        """A loop begins, whose end tells of itself."""
+        """Starts the clock of a loop."""
         self._due = time.monotonic() + PULSE_S
 
     def __call__(self) -> None:
-        """Something was done."""
+        """Sends a sign of life if one is due."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + PULSE_S
@@ -38,4 +38,4 @@ class EngineHeartbeat:
 
 
 def no_pulse() -> None:
-    """The beat of what no front watches."""
+    """The beat of a process that no front watches."""

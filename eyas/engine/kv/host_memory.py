@@ -75,7 +75,7 @@ class HostMemory:
 
     @property
     def copying(self) -> bool:
-        """Is there a copy that `poll` has not told of?"""
+        """True while there is a copy that `poll` has not reported."""
         return bool(self._then)
 
     def close(self, deadline: float) -> bool:

@@ -34,7 +34,7 @@ class TierMemory(Protocol):
 
     @property
     def copying(self) -> bool:
-        """Is there a copy that `poll` has not told of?"""
+        """True while there is a copy that `poll` has not reported."""
         ...
 
     def copy_out(self, pages: Sequence[int], slots: Sequence[int], then: Then) -> None:
@@ -154,7 +154,9 @@ class HostTier:
         return oldest.slot
 
     def _touch(self, names: Sequence[bytes]) -> None:
-        """They are dropped after all others, and a prefix after what follows it."""
+        """Moves pages to the end of the eviction order: they are dropped after all others, and a prefix after
+        what follows it.
+        """
         for name in reversed(names):
             self._pages.move_to_end(name)
 

@@ -92,7 +92,7 @@ class LeaseTable:
             self.owner.filled(handle.id, min(rows, handle.tokens), time.monotonic())
 
     def finished(self, generation: Generation, first: tuple[FirstToken, ...], feature: bytes) -> None:
-        """All rows are, and this is what the prompt gave besides."""
+        """Marks all rows as filled; also takes the first tokens of the prompt."""
         for handle in self._handles.pop(generation.id, []):
             self.owner.finished(handle.id, first, feature, time.monotonic())
 

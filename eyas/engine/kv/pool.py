@@ -158,7 +158,7 @@ class KvPool:
         return self.shape.page_size
 
     def hand_over(self, path: Path) -> None:
-        """From now on other processes can map the pool, if it is a GPU's, by the socket `path`."""
+        """Lets other processes map the pool from now on, if it is a GPU's, by the socket `path`."""
         if self._allocation is not None:
             torch.cuda.synchronize(self.shape.device)  # they find it filled
             self._giver = str(path)

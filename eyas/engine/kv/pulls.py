@@ -79,7 +79,9 @@ class PullDestination(Protocol):
         ...
 
     def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
-        """It was lent none, and is still first: this may cancel its pull, or another one that waits."""
+        """Handles an owner that was lent no pages and is still first: this may cancel its pull, or another
+        one that waits.
+        """
         ...
 
     def arrived(self, owner: Hashable, arrival: PullArrival) -> None:

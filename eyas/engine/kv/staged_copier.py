@@ -140,7 +140,7 @@ class StagedCopier(PageCopier):
         self._settle(landing)
 
     def _settle(self, landing: _StagedJob) -> None:
-        """Without pages that wait, a job leaves the queue; when its last window has landed it is over."""
+        """Removes a job without waiting pages from the queue; when its last window has landed it is over."""
         if landing.left:
             return
         if landing in self._queue:

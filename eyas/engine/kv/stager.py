@@ -52,7 +52,7 @@ class PageStager:
 
     @property
     def copying(self) -> bool:
-        """Will `poll` have something to tell soon, without anything else happening?"""
+        """True if `poll` will have something to report soon, without anything else happening."""
         return any(staged.copying for staged in self._calls.values())
 
     def stage(self, command: StagePages) -> None:

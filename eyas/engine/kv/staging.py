@@ -63,7 +63,7 @@ class PageStaging:
 
     @property
     def copying(self) -> bool:
-        """Is there a copy that `poll` has not told of?"""
+        """True while there is a copy that `poll` has not reported."""
         return bool(self._running)
 
     def stop(self, deadline: float) -> bool:

@@ -71,11 +71,11 @@ def in_order(terms: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 def allowed(wanted: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
     """Scores [R, experts], -inf in all groups but the best."""
-    if spec.groups == spec.kept_groups:
+    if spec.groups == spec.topk_groups:
         return wanted
     grouped = wanted.view(wanted.shape[0], spec.groups, -1)
     best = grouped.topk(spec.group_best, -1).values
-    kept = _best(in_order(best.unbind(-1)), spec.kept_groups)
+    kept = _best(in_order(best.unbind(-1)), spec.topk_groups)
     closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, kept, False)
     return grouped.masked_fill(closed[..., None], -torch.inf).view_as(wanted)
 

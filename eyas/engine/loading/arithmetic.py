@@ -56,7 +56,10 @@ class RankArithmetic:
 
     @classmethod
     def of(cls, loaded: EngineSpec) -> RankArithmetic:
-        """Before any weight is read. Raises ConfigError for what the exact arithmetic does not cover."""
+        """Chooses the arithmetic before any weight is read.
+
+        Raises ConfigError for what the exact arithmetic does not cover.
+        """
         config = loaded.config
         fast = skinny.ProductLaunch.on(config.device, pdl=pdl_of(config))
         if not config.deterministic:

@@ -289,7 +289,7 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
 
 
 def _scheduler(config: EngineConfig, core: _StepCore, pulls: PullManager) -> Schedulers:
-    """One, or one for each attention rank, with an equal share of the pool's pages."""
+    """Builds one scheduler, or one for each attention rank, with an equal share of the pool's pages."""
     ranks, pools, holds = config.dp_attention, core.pools, core.grammars.holds
     each = _pages_of_rank(config)
     pages = [PagePool(each, each * rank) for rank in range(ranks)]

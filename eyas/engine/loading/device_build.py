@@ -211,7 +211,7 @@ def build_state(
 
 
 def _lookup(loaded: EngineSpec, tables: SlotTables, drafter: DeviceDrafter | None) -> DeviceLookup | None:
-    """Wherever anything is drafted in the step: any request may bring a prediction."""
+    """The lookup, wherever anything is drafted in the step: any request may bring a prediction."""
     if not loaded.config.speculates:
         return None
     trees = drafter is not None and drafter.trees

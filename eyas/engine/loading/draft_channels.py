@@ -46,7 +46,10 @@ def decode_channels(loaded: EngineSpec) -> DecodeChannels:
 
 
 def from_gpu_to_gpu(loaded: EngineSpec) -> bool:
-    """May features go past the host? Not with several ranks: who waits for one has to look after others."""
+    """True if features may go past the host.
+
+    Not with several ranks: who waits for one has to look after others.
+    """
     config = loaded.config
     kernels = config.device != "cpu" and config.attention_backend != "torch"
     others = config.transfer == AUTO and torch.cuda.device_count() > 1

@@ -147,7 +147,7 @@ class EngineSpec:
 
     @property
     def drafts_here(self) -> bool:
-        """Does this engine run the draft head, if there is one? Else draft workers do."""
+        """True if this engine runs the draft head, if there is one. Else draft workers do."""
         return self.head is not None and bool({Role.DRAFT, Role.PREFILL} & set(self.config.roles))
 
     @property
@@ -172,7 +172,7 @@ class EngineSpec:
 
     @property
     def uniform_experts(self) -> bool:
-        """Does chance choose experts? Only those of the fast path."""
+        """True if chance chooses experts; only those of the fast path."""
         chance = self.config.uniform_experts and self.config.attention_backend != "torch"
         return chance and bool(self.experts(KvKind.TARGET))
 

@@ -144,7 +144,9 @@ class _StepTimer:
         return first if first > AGAIN_S else min(first, self._second_of_two(works))
 
     def _second_of_two(self, works: list[SequenceWork]) -> float:
-        """From the end of a step to that of the next one: launched before it, if the runner does that."""
+        """Seconds from the end of a step to that of the next one: launched before it, if the runner does
+        that.
+        """
         before = self._runner.launch(works)
         if not self._runner.ahead:
             before.land()

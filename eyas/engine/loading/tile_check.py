@@ -46,7 +46,7 @@ class CheckedProduct:
     like: GroupedShape | None = None
 
     def tiles(self, table: Table) -> list[GroupedTile]:
-        """All that it takes, each once."""
+        """All tiles that it takes, each once."""
         tiles: dict[GroupedTile, None] = {}
         for choices in CHOICES:
             rows = exact_tile_for(self.like, choices, table).rows if self.like else 0

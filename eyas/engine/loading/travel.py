@@ -45,7 +45,8 @@ _log = logging.getLogger("eyas.engine")
 
 @dataclass(frozen=True)
 class PageTransfer:
-    """Made once per engine; everything by group. Where pages cannot travel there are no `infos`.
+    """The transfer of pages, made once per engine; everything by group. Where pages cannot travel there are
+    no `infos`.
 
     `board`: of the leases, where there will be some.
     """

@@ -160,7 +160,7 @@ class DraftCoordinator:
             self.drafter.post(commits)
 
     def stop(self, seq: Sequence) -> None:
-        """It has ended, or lost its place."""
+        """Stops drafting for a sequence that has ended, or lost its place."""
         if self.drafter is not None:
             self.drafter.close(seq)
         seq.drafting = False
@@ -168,11 +168,11 @@ class DraftCoordinator:
     # --- proposals -------------------------------------------------------------------------------------
 
     def owed(self) -> bool:
-        """Is a proposal outstanding that is worth waiting for, for `wait_s`?"""
+        """True if a proposal is outstanding that is worth waiting for, for `wait_s`."""
         return self.drafter is not None and not self.plain and self.drafter.owed()
 
     def awaits(self) -> bool:
-        """Is a drafter to hear of a step before the next one is composed? Its drafts come in time."""
+        """True if a drafter is to hear of a step before the next one is composed. Its drafts come in time."""
         return self.drafter is not None and self.drafter.in_time()
 
     @property

@@ -33,7 +33,7 @@ class StepForward(Protocol):
         """
 
     def close(self) -> bool:
-        """After the last step. False: what it holds is lost, so nothing was waited for."""
+        """Closes the forward after the last step. False: its memory is lost, so nothing was waited for."""
 
 
 class LocalForward:

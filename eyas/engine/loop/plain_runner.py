@@ -40,7 +40,7 @@ class ComputedStep:
     over: bool = True
 
     def complete(self) -> None:
-        """It is."""
+        """Does nothing: the step is complete."""
 
     def land(self) -> SequenceOf[StepResult]:
         """The results, one per work."""
@@ -80,13 +80,16 @@ class PlainRunner:
             pool.copy_page(source, target)
 
     def wait(self) -> None:
-        """Until copies of pages have been made; steps have been computed before."""
+        """Waits until copies of pages have been made; steps have been computed before."""
         pages = self._pools[0].pages
         if pages.is_cuda:
             torch.cuda.current_stream(pages.device).synchronize()
 
     def close(self) -> bool:
-        """After the last step: other ranks leave, if there are some. Whether they could."""
+        """Closes the forward after the last step: other ranks leave, if there are some.
+
+        True if they could.
+        """
         return self._forward.close()
 
     @torch.inference_mode()

@@ -39,7 +39,7 @@ class InFlightStep(Protocol):
 
     @property
     def over(self) -> bool:
-        """Has it been computed? Asked without waiting."""
+        """True if it has been computed; does not wait."""
         ...
 
     def complete(self) -> None:
@@ -68,12 +68,12 @@ class StepRunner(Protocol):
 
     @property
     def drafts(self) -> bool:
-        """Do its steps draft by themselves, draft KV under the target's page numbers?"""
+        """True if its steps draft by themselves, draft KV under the target's page numbers."""
         ...
 
     @property
     def ahead(self) -> bool:
-        """May a step be launched while the one before it is in flight?"""
+        """True if a step may be launched while the one before it is in flight."""
         ...
 
     def launch(self, works: SequenceOf[SequenceWork]) -> InFlightStep:
@@ -85,9 +85,12 @@ class StepRunner(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until all that was launched has been done, copies of pages too."""
+        """Waits until all that was launched has been done, copies of pages too."""
         ...
 
     def close(self) -> bool:
-        """After the last step. False: the device may hang, so nothing waits for it any more."""
+        """Closes the runner after the last step.
+
+        False: the device may hang, so nothing waits for it any more.
+        """
         ...

@@ -46,7 +46,7 @@ class StepClock:
         self._since = 0.0
 
     def composed(self, began: float) -> None:
-        """A step was composed and launched; that began at `began`."""
+        """Takes note of a step that was composed and launched; composing began at `began`."""
         self._composing_s = self._now() - began
 
     def ended(self) -> None:
@@ -79,7 +79,7 @@ class StepCounts:
     sequences: Histogram = field(default_factory=lambda: Histogram(STEP_SEQUENCES))
 
     def landed(self, sequences: int, seconds: float) -> None:
-        """A step has landed, `seconds` after its launch."""
+        """Counts a step that has landed, `seconds` after its launch."""
         self.seconds.add(seconds)
         self.sequences.add(sequences)
 

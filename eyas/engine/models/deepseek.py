@@ -78,7 +78,7 @@ def _experts(raw: values.Raw) -> ExpertsSpec:
         scale=values.number(raw, "routed_scaling_factor"),
         corrected=method == "noaux_tc",
         groups=values.whole(raw, "n_group") if best else 1,
-        kept_groups=values.whole(raw, "topk_group") if best else 1,
+        topk_groups=values.whole(raw, "topk_group") if best else 1,
         group_best=best or 1,
         shared_width=width * values.whole(raw, "n_shared_experts", 0, most=keys.MOST_LAYERS),
     )

@@ -59,11 +59,11 @@ class RankLeader:
         self._followers.close()
 
     def tell(self, call: RankCall) -> None:
-        """Every follower will do `call`. Raises EngineError if one is gone."""
+        """Sends `call` to every follower. Raises EngineError if one is gone."""
         self._followers.broadcast(call)
 
     def tell_each(self, messages: SequenceOf[RankCall]) -> None:
-        """Every follower will do its own, rank 1's first. Raises EngineError if one is gone."""
+        """Sends every follower its own call, rank 1's first. Raises EngineError if one is gone."""
         for rank, call in enumerate(messages, start=1):
             self._followers.send(rank, call)
 
@@ -73,9 +73,10 @@ class RankLeader:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Around what all ranks are told and do. Raises EngineError, in plain words, if an exchange fails, or
-        this rank's device. Whatever it raises, the others have begun what this rank has not done: nothing is
-        done together any more.
+        """Guards a call that all ranks receive and execute.
+
+        Raises EngineError, in plain words, if an exchange fails, or this rank's device. Whatever it raises,
+        the others have begun what this rank has not done: nothing is done together any more.
         """
         try:
             yield
@@ -91,8 +92,9 @@ class RankLeader:
             raise
 
     def wait(self, event: torch.cuda.Event) -> None:
-        """Until the device has passed `event`. Raises EngineError after STEP_S, or once a follower or the
-        device is lost.
+        """Waits until the device has passed `event`.
+
+        Raises EngineError after STEP_S, or once a follower or the device is lost.
         """
         began = looked = time.monotonic()
         with self.together():
@@ -125,7 +127,7 @@ class WatchedEvent:
         self._leader.wait(self._event)
 
     def query(self) -> bool:
-        """Has the device passed it? A follower that has ended is noticed by `synchronize`."""
+        """True if the device has passed it. A follower that has ended is noticed by `synchronize`."""
         with self._leader.together():
             return bool(self._event.query())
 

@@ -229,7 +229,7 @@ class _FollowerProcess:
             self._process.join()
 
     def _reason(self) -> str:
-        """Why a process has ended: its last message, or else its exit code."""
+        """The reason why a process has ended: its last message, or else its exit code."""
         return _words(self._reports.read()) or self._exit()
 
     def _exit(self) -> str:

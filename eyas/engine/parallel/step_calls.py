@@ -59,7 +59,7 @@ def rows_of(call: RankCall) -> StepRows:
 
 
 def _words(span: QuerySpan) -> list[int]:
-    """Its sizes, its pages, and of each of its paths the length and the rows."""
+    """Encodes a span: its sizes, its pages, and of each of its paths the length and the rows."""
     paths = span.paths or ()
     sizes = [span.start, span.count, span.offset, len(span.pages), len(paths)]
     return [*sizes, *span.pages, *(word for path in paths for word in (len(path), *path))]

@@ -108,11 +108,11 @@ class WaitingQueue:
         insort(self._lines.setdefault(generation.share, []), entry)
 
     def yields(self, running: Sequence, seq: Sequence) -> bool:
-        """Does a sequence whose prompt is being computed yield to `seq`, which waits?"""
+        """True if a sequence whose prompt is being computed yields to `seq`, which waits."""
         return self._due(seq) < self._due(running)
 
     def _due(self, seq: Sequence) -> float:
-        """Its arrival, and for how long its prompt yields."""
+        """The time of its arrival, plus the time for which its prompt yields."""
         return seq.generation.place + (len(seq.prompt) / self._rate if self._rate else 0.0)
 
     def remove(self, seq: Sequence) -> None:

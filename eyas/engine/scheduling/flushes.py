@@ -26,7 +26,7 @@ class CacheFlushes:
     _waiting: list[tuple[int, float]] = field(default_factory=list)  # (call, monotonic seconds)
 
     def begin(self, command: FlushCache) -> None:
-        """One `CacheFlushed` follows."""
+        """Queues a flush; one `CacheFlushed` follows."""
         self._waiting.append((command.call, time.monotonic() + command.wait_s))
 
     def poll(self, now: float) -> None:

@@ -68,12 +68,12 @@ class HostLoads:
 
     @property
     def loading(self) -> bool:
-        """Are pages on their way from the host into the cache?"""
+        """True if pages are on their way from the host into the cache."""
         return bool(self._loads)
 
     @property
     def copying(self) -> bool:
-        """Will `poll` have something to do soon, without anything else happening?"""
+        """True if `poll` will have something to do soon, without anything else happening."""
         return self.tier.memory.copying
 
     def ask(self, sequence: Sequence, tokens: SequenceOf[int], pages: int) -> LoadDecision:
@@ -120,7 +120,7 @@ class HostLoads:
             self._back.append(load.sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """It goes. What is being loaded for it still comes into the cache."""
+        """Forgets a sequence that goes. The pages being loaded for it still come into the cache."""
         for load in self._loads:
             if load.sequence is sequence:
                 load.sequence = None

@@ -35,11 +35,11 @@ class RankedPages:
 
     @property
     def copying(self) -> bool:
-        """Does the device copy pages, and no step follows yet?"""
+        """True while the device copies pages and no step follows yet."""
         return any(pool.copying for pool in self._pools)
 
     def launched(self) -> None:
-        """A step is in flight: of all ranks, an idle one too."""
+        """Counts a launched step: of all ranks, an idle one too."""
         for pool in self._pools:
             pool.launched()
 

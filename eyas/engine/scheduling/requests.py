@@ -214,7 +214,10 @@ class RequestTable:
         return self.scheduler.first(_generations(owners))
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
-        """All pages of the prompt and how many of them are cached (those are not moved); None: no room."""
+        """Lends all pages of the prompt; also gives how many of them are cached (those are not moved).
+
+        None: no room.
+        """
         assert isinstance(owner, Generation)
         lent = self.scheduler.lend(owner, handle.tokens)
         if lent is not None:
@@ -245,7 +248,7 @@ class RequestTable:
             self.scheduler.pool.drop(arrival.pages)
 
     def _compute_instead(self, owner: Generation, first_tokens: tuple[FirstToken, ...]) -> None:
-        """Its pages are not waited for any more."""
+        """Computes the prompt here: its pages are not waited for any more."""
         with serving(owner.request.request_id, owner.request.traceparent):
             _log.warning("request %s: leases leave no room for its KV: computed here", owner.id)
         self._forget_handles(owner)

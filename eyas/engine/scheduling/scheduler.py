@@ -287,7 +287,10 @@ class Scheduler:
         return SequenceWork(seq, seq.kv_len, tokens, seq.tree, sample=True, round=True)
 
     def _chunk(self, seq: Sequence, budget: int) -> SequenceWork | None:
-        """Its next rows; the last one gives a token, and waits if that must. None: nothing can run."""
+        """The sequence's next rows; the last one gives a token, and waits if that must.
+
+        None: nothing can run.
+        """
         if self._turns is not None:
             budget = self._turns.room.rows_within(budget, seq.kv_len)
         stop = min(seq.kv_len + budget, len(seq))

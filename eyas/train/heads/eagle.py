@@ -37,7 +37,7 @@ live with features that it predicted itself (section 4.2).
 
 
 def taps(target: ModelConfig) -> tuple[int, ...]:
-    """None: the feature has passed the final norm."""
+    """Taps none: the feature has passed the final norm."""
     return ()
 
 
@@ -69,7 +69,10 @@ class FirstLayer(nn.Module):
 
 
 class EagleHead(DraftHead):
-    """Its state is the feature: the target's hidden state after the final norm, or the prediction of it."""
+    """An EAGLE head.
+
+    Its state is the feature: the target's hidden state after the final norm, or the prediction of it.
+    """
 
     def __init__(self, shape: LlamaShape, ends: SharedTensors) -> None:
         """`ends`: the target's, of which it uses the output head."""
@@ -80,7 +83,7 @@ class EagleHead(DraftHead):
         self.output = SharedOutput(ends)
 
     def enter(self, features: Tensor) -> Tensor:
-        """They are what the head works on; in training, with noise."""
+        """The features that the head works on; in training, with noise."""
         if not self.training:
             return features
         return features + (torch.rand_like(features) - 0.5) * (NOISE / features.shape[1])

@@ -31,7 +31,7 @@ UNROLL = 4
 
 
 def taps(target: ModelConfig) -> tuple[int, ...]:
-    """None: the feature has passed the final norm."""
+    """Taps none: the feature has passed the final norm."""
     return ()
 
 
@@ -96,7 +96,7 @@ class MimoStack(nn.Module):
 
 
 class MtpHead(DraftHead):
-    """Its state is the hidden state after the final norm: the target's, then its own."""
+    """An MTP head. Its state is the hidden state after the final norm: the target's, then its own."""
 
     cos: Tensor
     sin: Tensor
@@ -121,7 +121,7 @@ class MtpHead(DraftHead):
         return layer
 
     def enter(self, features: Tensor) -> Tensor:
-        """They are what the head works on."""
+        """The features that the head works on."""
         return features
 
     def forward(self, embeds: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:

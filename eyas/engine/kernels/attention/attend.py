@@ -98,7 +98,7 @@ class _AttendLayout:
 
     @property
     def narrow(self) -> bool:
-        """Are there rows before a sequence's end that its queries do not see?"""
+        """True if there are rows before a sequence's end that its queries do not see."""
         return self.window > 0 or self.bounded
 
     @property

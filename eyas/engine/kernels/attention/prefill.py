@@ -57,7 +57,7 @@ class _PrefillLayout:
 
     @property
     def narrow(self) -> bool:
-        """Are there rows before a query's own that it does not see?"""
+        """True if there are rows before a query's own that it does not see."""
         return self.window > 0 or self.bounded
 
     @property

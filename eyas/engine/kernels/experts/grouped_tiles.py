@@ -126,7 +126,7 @@ def key_of(shape: GroupedShape, choices: int) -> Key:
 
 
 def tile_for(shape: GroupedShape, choices: int, table: Table, rows: int = 0) -> GroupedTile:
-    """Always one that fits the shape and an SM; with `rows`, if they are given.
+    """A tile that fits the shape and an SM; with `rows`, if they are given.
 
     Raises ValueError if a side is not a multiple of 16.
     """
@@ -150,7 +150,7 @@ def exact_tile_for(shape: GroupedShape, choices: int, table: Table, rows: int = 
 
 
 def stretches_of(shape: GroupedShape) -> int:
-    """Into how many stretches, one or two, the exact arithmetic cuts k: by the weight alone.
+    """The number of stretches, one or two, into which the exact arithmetic cuts k: by the weight alone.
 
     Two of a dense weight that is too narrow for as many programs as a GPU has room for.
     """
@@ -231,7 +231,7 @@ def _count(shape: GroupedShape, choices: int, rows: int, columns: int) -> int:
 
 
 def _split(programs: int) -> int:
-    """Into how many parts k is cut, for enough programs."""
+    """The number of parts into which k is cut, for enough programs."""
     split = 1
     while split < 8 and programs * split < _ENOUGH:
         split *= 2

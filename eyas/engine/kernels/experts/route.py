@@ -86,7 +86,7 @@ def choose_local(
         NORMALISED=spec.normalised,
         SCALE=spec.scale,
         GROUPS=spec.groups,
-        TOPK_GROUPS=spec.kept_groups,
+        TOPK_GROUPS=spec.topk_groups,
         BEST=spec.group_best,
         ROWS=power_of_2(spec.groups),
         SIDE=power_of_2(spec.experts // spec.groups),

@@ -122,7 +122,7 @@ def room_for(rows: torch.Tensor, rounding: RowRounding) -> Fp8Rows:
 
 
 def mode_of(rounding: RowRounding) -> str:
-    """Its name in kernels."""
+    """The name of a rounding in kernels."""
     return "powers" if rounding.rows == "block" and rounding.powers else rounding.rows
 
 

@@ -116,7 +116,8 @@ def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) 
 
 
 def stretches_of(shape: ProductShape) -> int:
-    """Into how many equal stretches the exact arithmetic cuts k: by the weight alone, never by the rows.
+    """The number of equal stretches into which the exact arithmetic cuts k: by the weight alone, never by the
+    rows.
 
     Each stretch is added up from its beginning to its end, then they are, in order. A product of many rows
     pays for each by a pass over its results; one of few rows gains programs. So where k is longer than n

@@ -281,7 +281,7 @@ def _draw(
 
 @triton.jit
 def _is_broken(best):
-    """Is the best of a row's keys that of NaN or +infinity?"""
+    """True if the best of a row's keys is that of NaN or +infinity."""
     return value_of(best) == float("inf")
 
 
