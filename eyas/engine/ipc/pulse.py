@@ -19,7 +19,9 @@ Beat = Callable[[], None]
 
 
 class EngineHeartbeat:
-    """The heartbeat, called as often as one likes by the engine's thread alone; silent before the first `loop`."""
+    """The heartbeat, called as often as one likes by the engine's thread alone; silent before the
+    first `loop`.
+    """
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
