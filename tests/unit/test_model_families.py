@@ -327,3 +327,5 @@ def test_layers_that_cannot_share_a_pool_are_refused_by_name(tmp_path: Path) -> 
         odd = dataclasses.replace(first, attention=dataclasses.replace(first.attention, **{field: 4}))
         with pytest.raises(ConfigError, match=f"{name} differs between layers: 4 and "):
             dataclasses.replace(config, layers=(odd, *rest))
+    with pytest.raises(ConfigError, match="it has no layers"):
+        dataclasses.replace(config, layers=())

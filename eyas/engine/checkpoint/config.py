@@ -315,8 +315,10 @@ class ModelConfig:
         is none.
         """
         distinct = dict.fromkeys(value(layer) for layer in self.layers)
+        if not distinct:
+            raise ConfigError(f"config.json of {self.folder}: it has no layers")
         if len(distinct) != 1:
-            values = " and ".join(map(str, distinct)) or "no layers"
+            values = " and ".join(map(str, distinct))
             raise ConfigError(f"config.json of {self.folder}: {name} differs between layers: {values}")
         return next(iter(distinct))
 
