@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +15,6 @@ from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, RingRow
-from eyas.engine.speculation.sized_programs import SizedPrograms
 from tests.gpu.test_engine_on_gpu import on_gpu
 
 pytestmark = [
@@ -41,7 +38,7 @@ class Rounds:
 
     def __init__(self, runner: DeviceDraftRunner) -> None:
         self._runner = runner
-        self._width = runner.short._state.width
+        self._width = runner._state.width
         self._draws = random.Random(3)
         self._bases = [0] * SEQUENCES
         self._rings: list[torch.Tensor] = []  # kept: the runner has addresses
@@ -79,24 +76,16 @@ class Rounds:
         return [RingRow(row.data_ptr(), tag) for row, tag in zip(ring, tags, strict=True)]
 
 
-def both_ways(runner: DeviceDraftRunner, run: Callable[[], Any], *programs: SizedPrograms) -> Any:
-    """What `run` finds by the graphs of these programs. Single launches find it, and leave the same pool."""
-    assert all(len(each.graphs) > 2 for each in programs)
-    found, pools = [], []
-    for _ in range(2):
-        runner.pool.tensor.zero_()
-        found.append(run())
-        pools.append(runner.pool.tensor.cpu())
-        for each in programs:
-            each.graphs.clear()
-    runner.pool.close()
-    assert found[0] == found[1] and torch.equal(*pools)
-    return found[0]
-
-
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chains", "trees"])
 def test_graphs_draft_as_single_launches(spec: SpeculationConfig) -> None:
     runner = draft_worker(EngineSpec.of(settings(spec))).runner
-    assert isinstance(runner, DeviceDraftRunner)
-    found = both_ways(runner, lambda: Rounds(runner).run(spec), runner.short.programs)
-    assert len({tokens for batch in found for tokens in batch}) > 20
+    assert isinstance(runner, DeviceDraftRunner) and len(runner.graphs) > 2
+    drafted, pools = [], []
+    for _ in range(2):
+        runner.pool.tensor.zero_()
+        drafted.append(Rounds(runner).run(spec))
+        pools.append(runner.pool.tensor.cpu())
+        runner.graphs.clear()
+    runner.pool.close()
+    assert drafted[0] == drafted[1] and torch.equal(*pools)
+    assert len({tokens for batch in drafted[0] for tokens in batch}) > 20

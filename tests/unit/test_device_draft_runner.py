@@ -19,11 +19,10 @@ from eyas.common.types import Role
 from eyas.engine.ipc.row_ring import RowRing, tag
 from eyas.engine.loading.draft_build import draft_worker, warm_up
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
+from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner, DraftSeats
 from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, RingRow
 from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
-from eyas.engine.speculation.draft_worker.seats import DraftSeats
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_mtp import write_tiny_mimo
@@ -127,7 +126,7 @@ def pages() -> list[list[int]]:
     ids=["short", "long"],
 )
 def test_chains_are_the_plain_runners(runners: list[BatchRunner], batches: tuple[str, ...]) -> None:
-    """Short and long runs side by side, windows within a page, a page that is full, more rows than a tile."""
+    """Short and long runs side by side, windows within a page, a page that is full."""
     free = pages()
     seeded = SamplingParams(temperature=0.9, seed=2**63 + 5)
     named = {"a": Follower("prompt", 0), "b": Follower("window", 37), "c": Follower("seeded", 20, seeded)}

@@ -14,7 +14,7 @@ from eyas.common.config import RESERVE_BYTES, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import KvKind
-from eyas.engine.attention.device import chunk_tile_rows, row_attention
+from eyas.engine.attention.device import row_attention
 from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.buckets import default_batches
@@ -31,10 +31,9 @@ from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer
-from eyas.engine.speculation.draft_worker.device_runner import MOST_PASSES, DeviceDraftRunner
+from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner, DraftState
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner, RingRow
 from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
-from eyas.engine.speculation.draft_worker.short_runs import DraftState
 from kv_transfer.layout import pages_for
 
 
@@ -74,14 +73,13 @@ def _device_worker(loaded: EngineSpec, start: EngineStart) -> DraftWorker:
     """
     with start.phases("weights"):
         loaded, state = draft_state(loaded)
-    config, sizes = loaded.config, batch_sizes(loaded.config)
-    runner = DeviceDraftRunner(state, sizes, chunk_tile_rows(loaded.decoder(KvKind.DRAFT)))
-    slowest = 0.0
+    config, slowest = loaded.config, 0.0
+    runner = DeviceDraftRunner(state, batch_sizes(config))
     if config.device != "cpu":  # an interpreted device has nothing to compile, to load or to capture
         with start.phases("kernels"):
             start.wait_for_kernels()
         with start.phases("capture"):
-            runner.short.capture()
+            runner.capture()
             slowest = warm_up(runner, state.width, config.speculation)
     return DraftWorker(loaded, runner, slowest)
 
@@ -114,29 +112,25 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
 
 
 def batch_sizes(config: EngineConfig) -> tuple[int, ...]:
-    """Batches of sequences whose short runs have a graph, as the rounds of a target engine have."""
+    """Batches of sequences that have a graph, as the rounds of a target engine have."""
     most = min(config.cuda_graph_max_bs, config.max_running)
     sizes = config.cuda_graph_bs or (default_batches(most) if most else ())
     return tuple(size for size in sizes if size <= config.max_running)
 
 
 def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> float:
-    """Drafts for made-up sequences, in pages without an owner: one row, whose feature comes from the host,
-    then from a ring that does not exist; and as many as need every kernel.
-
-    Seconds of the slower one when it is warm.
+    """Drafts for made-up sequences of one row, in pages without an owner: its feature comes from the host,
+    then from a ring that does not exist. Seconds of the slower one when it is warm.
     """
     shape, behind = runner.pool.shape, runner.draft_rows(spec)
     slowest = 0.0
-    long = max(skinny.MAX_ROWS, MOST_PASSES * runner.short.few) + 1
-    most = min(long, shape.pages * shape.page_size - behind)
-    for rows, ringed in ((1, 0), (1, 1), (most, 0)):
-        pages = range(pages_for(rows + behind, shape.page_size))
-        features = torch.zeros(rows - ringed, width)
-        new = DraftExtension(pages, 0, [0] * rows, features, ringed=[RingRow(0, 0)] * ringed)
+    for ringed in (0, 1):
+        pages = range(pages_for(1 + behind, shape.page_size))
+        features = torch.zeros(1 - ringed, width)
+        new = DraftExtension(pages, 0, [0], features, ringed=[RingRow(0, 0)] * ringed)
         for _ in range(2):
             began = time.monotonic()
-            runner.draft([DraftInput(rows, new, SamplingParams(), choice=0)], spec)
+            runner.draft([DraftInput(ringed, new, SamplingParams(), choice=0)], spec)
         slowest = max(slowest, time.monotonic() - began)
     return slowest
 

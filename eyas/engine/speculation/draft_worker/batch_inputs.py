@@ -14,37 +14,41 @@ from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput
 
+WRITES = 4
+"""Changes to the tables that a batch has room for, per sequence: new pages. More go there before it."""
+
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Of a batch of `batch` sequences with up to `few` rows each, in words of 4 bytes. `writes`: changes to
-    the tables that it has room for.
-    """
+    """Of a batch of `batch` sequences with up to `few` rows each, in words of 4 bytes."""
 
     batch: int
     few: int
-    writes: int
 
     @property
     def rows(self) -> int:
         """Of all sequences."""
         return self.batch * self.few
 
+    @property
+    def writes(self) -> int:
+        """Changes to the tables that it has room for."""
+        return WRITES * self.batch
+
     @cached_property
     def sections(self) -> dict[str, tuple[int, int]]:
         """First word and number of words of each part. `ends`: rows that each sequence then has; `last`: its
         newest of these rows; `rings`: int64 [2, rows], address and tag; `places`, `words`: of table writes.
         """
-        whole = ("tokens", "positions", "kv_rows")
-        each = ("slots", "starts", "ends", "last", "lowest")
-        counts = dict.fromkeys(whole, self.rows) | dict.fromkeys(each, self.batch) | {"rings": 4 * self.rows}
-        counts |= dict.fromkeys(("places", "words"), self.writes)
+        counts = dict.fromkeys(("tokens", "positions", "kv_rows"), self.rows)
+        counts |= dict.fromkeys(("slots", "starts", "ends", "last", "lowest"), self.batch)
+        counts |= {"rings": 4 * self.rows, "places": self.writes, "words": self.writes}
         return sections(counts)
 
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """What batches are told, in one block: `words` int32 from `begin` on, features before it. So a batch's
+    """The memory of batches in one block: `words` int32 from `begin` on, features before it. So a batch's
     part is one piece, with its features or without, and no float of one is a whole number of another.
     """
 
@@ -63,37 +67,54 @@ class BatchMemory:
         own = self.words[self.begin :]
         return {name: own[first : first + count] for name, (first, count) in layout.sections.items()}
 
-    def near(self, layout: BatchLayout, width: int) -> torch.Tensor:
+    def features(self, layout: BatchLayout, width: int) -> torch.Tensor:
         """Float32 [rows, width]: features that come from the host."""
         own = self.words[self.begin - layout.rows * width : self.begin]
         return own.view(torch.float32).view(-1, width)
 
-    def told(self, layout: BatchLayout, width: int) -> torch.Tensor:
+    def block(self, layout: BatchLayout, width: int) -> torch.Tensor:
         """All words of a batch, behind its features of `width`; 0: without these."""
         return self.words[self.begin - layout.rows * width : self.begin + layout.sections["all"][1]]
 
 
 class BatchBuffer:
-    """Both sides of the memory: what the host writes down, and `there`, what the device reads."""
+    """Both sides of the memory: what the host fills, and `device`, what the device reads."""
 
-    def __init__(self, largest: BatchLayout, width: int, page_size: int, device: str) -> None:
-        self.there = BatchMemory.of(largest, width, device)
-        self._here = BatchMemory.of(largest, width, "cpu", pinned=device != "cpu")
-        self._width, self._page_size = width, page_size
+    def __init__(self, largest: BatchLayout, width: int, tables: SlotTables, page_size: int) -> None:
+        device = str(tables.memory.device)
+        self.device = BatchMemory.of(largest, width, device)
+        self._host = BatchMemory.of(largest, width, "cpu", pinned=device != "cpu")
+        self._width, self._tables, self._page_size = width, tables, page_size
         self._views: dict[int, dict[str, np.ndarray]] = {}  # by batch
 
-    def parts(self, layout: BatchLayout) -> dict[str, np.ndarray]:
-        """Of what the host sends. `addresses` and `tags`: those of `rings`."""
-        found = self._views.get(layout.batch)
-        if found is None:
-            found = {name: words.numpy() for name, words in self._here.parts(layout).items()}
-            found["addresses"], found["tags"] = found["rings"].view(np.int64).reshape(2, -1)
-            self._views[layout.batch] = found
-        return found
+    def send(
+        self, layout: BatchLayout, inputs: SequenceOf[DraftInput], slots: SequenceOf[int], writes: np.ndarray
+    ) -> None:
+        """All of a batch goes to the device, with the features that the host has, if it has any. `writes`
+        int32 [2, n], for `SlotTables.apply`: what is new about the sequences, but for lengths.
+        """
+        part = self._parts(layout)
+        runs = [one.extension for one in inputs]
+        self._sequences(part, layout, inputs, slots)
+        self._rows(part, layout, runs)
+        self._writes(part, layout, writes)
+        width = self._features(layout, runs)
+        self.device.block(layout, width).copy_(self._host.block(layout, width), non_blocking=True)
 
-    def rows(self, layout: BatchLayout, runs: SequenceOf[DraftExtension]) -> None:
-        """Writes down all rows of the batch; those behind a run's own are empty."""
-        part, few, size = self.parts(layout), layout.few, self._page_size
+    def _parts(self, layout: BatchLayout) -> dict[str, np.ndarray]:
+        """Of what the host sends. `addresses` and `tags`: those of `rings`."""
+        part = self._views.get(layout.batch)
+        if part is None:
+            part = {name: words.numpy() for name, words in self._host.parts(layout).items()}
+            part["addresses"], part["tags"] = part["rings"].view(np.int64).reshape(2, -1)
+            self._views[layout.batch] = part
+        return part
+
+    def _rows(
+        self, part: dict[str, np.ndarray], layout: BatchLayout, runs: SequenceOf[DraftExtension]
+    ) -> None:
+        """All rows of the batch; those behind a run's own are empty."""
+        few, size = layout.few, self._page_size
         tokens: list[int] = []
         positions: list[int] = []
         kv_rows: list[int] = []
@@ -109,61 +130,57 @@ class BatchBuffer:
             kv_rows += [-1] * (few - count)
             addresses += [*near, *[row[0] for row in new.ringed], *nowhere]
             tags += [*near, *[row[1] for row in new.ringed], *nowhere]
-        end = len(tokens)
         lists = {"tokens": tokens, "positions": positions, "addresses": addresses, "tags": tags}
-        for name, values in lists.items():
-            part[name][:end], part[name][end:] = values, 0
-        part["kv_rows"][:end], part["kv_rows"][end:] = kv_rows, -1
+        for name, values in (lists | {"kv_rows": kv_rows}).items():
+            part[name][: len(values)], part[name][len(values) :] = values, -1 if name == "kv_rows" else 0
 
-    def sequences(
-        self, layout: BatchLayout, asked: SequenceOf[DraftInput], slots: SequenceOf[int], padding: int
+    def _sequences(
+        self,
+        part: dict[str, np.ndarray],
+        layout: BatchLayout,
+        inputs: SequenceOf[DraftInput],
+        slots: SequenceOf[int],
     ) -> None:
-        """Writes down where each one's certain rows begin and end. `padding`: the slot that fills up."""
-        part, count = self.parts(layout), len(asked)
-        starts = [one.extension.offset + one.extension.base for one in asked]
-        counts = [len(one.extension.tokens) for one in asked]
-        part["slots"][:count], part["slots"][count:] = slots, padding
-        for name, values in {
-            "starts": starts,
-            "ends": [start + rows for start, rows in zip(starts, counts, strict=True)],
-            "last": [i * layout.few + rows - 1 for i, rows in enumerate(counts)],
-            "lowest": [one.lowest for one in asked],
-        }.items():
-            part[name][:count], part[name][count:] = values, 0
+        """Where each one's certain rows begin and end. The padding slot fills up."""
+        starts = [one.extension.offset + one.extension.base for one in inputs]
+        counts = [len(one.extension.tokens) for one in inputs]
+        for name, values, other in (
+            ("slots", slots, self._tables.padding_slot),
+            ("starts", starts, 0),
+            ("ends", [start + rows for start, rows in zip(starts, counts, strict=True)], 0),
+            ("last", [i * layout.few + rows - 1 for i, rows in enumerate(counts)], 0),
+            ("lowest", [one.lowest for one in inputs], 0),
+        ):
+            part[name][: len(values)], part[name][len(values) :] = values, other
 
-    def writes(self, layout: BatchLayout, tables: SlotTables, writes: np.ndarray) -> None:
-        """Writes down changes to the tables, int32 [2, n]; more than there is room for are made at once."""
-        if writes.shape[1] > layout.writes:
+    def _writes(self, part: dict[str, np.ndarray], layout: BatchLayout, writes: np.ndarray) -> None:
+        """Changes to the tables; more than there is room for are made at once."""
+        tables, some = self._tables, writes.shape[1]
+        if some > layout.writes:
             tables.apply(torch.from_numpy(writes).to(tables.memory.device))
-            writes = writes[:, :0]
-        part, some = self.parts(layout), writes.shape[1]
+            writes, some = writes[:, :0], 0
         part["places"][:some], part["words"][:some] = writes
         part["places"][some:] = tables.places("choice", tables.padding_slot, 0, 1)[0]  # which is always 0
         part["words"][some:] = 0
 
-    def send(self, layout: BatchLayout, runs: SequenceOf[DraftExtension]) -> None:
-        """All of it goes there, with the features that the host has, if it has any."""
-        width = self._features(layout, runs)
-        self.there.told(layout, width).copy_(self._here.told(layout, width), non_blocking=True)
-
     def _features(self, layout: BatchLayout, runs: SequenceOf[DraftExtension]) -> int:
-        """Writes down those that the host has; their width, 0 if it has none."""
+        """Those that the host has; their width, 0 if it has none."""
         if not any(new.features.shape[0] for new in runs):
             return 0
-        near = self._here.near(layout, self._width).numpy()
+        features = self._host.features(layout, self._width).numpy()
         for i, new in enumerate(runs):
             if count := new.features.shape[0]:  # else it may have no width either
-                near[i * layout.few : i * layout.few + count] = new.features.numpy()
+                features[i * layout.few : i * layout.few + count] = new.features.numpy()
         return self._width
 
 
 class BatchInputs:
     """A batch's rows as its launches read them, from memory that stays where it is."""
 
-    def __init__(self, layout: BatchLayout, there: BatchMemory, width: int, dtype: torch.dtype) -> None:
-        self.part = there.parts(layout)
-        self._near = there.near(layout, width)
-        device = there.words.device
+    def __init__(self, layout: BatchLayout, memory: BatchMemory, width: int, dtype: torch.dtype) -> None:
+        self.part = memory.parts(layout)
+        self._near = memory.features(layout, width)
+        device = memory.words.device
         self.features = torch.empty(layout.rows, width, dtype=dtype, device=device)
         self.lost = torch.zeros(layout.batch, dtype=torch.int32, device=device)
         self._owners = torch.arange(layout.rows, device=device) // layout.few
@@ -173,11 +190,11 @@ class BatchInputs:
         some were in no ring. Returns the slots, int64 [batch]. `firsts` as of `DeviceProposer`.
         """
         part = self.part
-        whose = part["slots"].long()
+        slots = part["slots"].long()
         tables.apply(torch.stack((part["places"], part["words"])))
-        tables.length.index_copy_(0, whose, part["ends"])
-        firsts.index_copy_(0, whose, part["lowest"])
+        tables.length.index_copy_(0, slots, part["ends"])
+        firsts.index_copy_(0, slots, part["lowest"])
         self.features.copy_(self._near)
         self.lost.zero_()
         row_ring.take(part["rings"].view(torch.int64).view(2, -1), self._owners, self.features, self.lost)
-        return whose
+        return slots

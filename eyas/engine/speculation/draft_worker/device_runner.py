@@ -2,46 +2,134 @@
 
 The tables are those of a target engine's steps, each sequence in a slot of its own: what changes there per
 batch is the length and the pages that are new. A sequence that has lost its slot to others is simply written
-down again. How short runs become launches is the business of
-`eyas.engine.speculation.draft_worker.short_runs`.
+down again. A batch has up to as many rows of each sequence as a round can make certain; longer runs, such as
+windows, take several batches. Everything that a batch needs goes to the device by one copy, everything it
+gives comes back by another; between them it is a graph, where its size has one.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-import numpy as np
 import torch
 
-from eyas.common.config import SpeculationConfig
-from eyas.engine.batch.rows import ForwardRows
+from eyas.common.config import MOST_STEPS, SpeculationConfig
+from eyas.engine.batch.rows import DecodeRows, ForwardRows
+from eyas.engine.batch.tables import SlotTables, TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.kernels.exchange import row_ring
+from eyas.engine.kernels.launch.launching import CAPTURE
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.speculation.device import DeviceProposer
+from eyas.engine.speculation.draft_worker.batch_inputs import (
+    BatchBuffer,
+    BatchInputs,
+    BatchLayout,
+    BatchMemory,
+)
 from eyas.engine.speculation.draft_worker.draft_runner import DraftInput, ProposedTree
-from eyas.engine.speculation.draft_worker.seats import SeatTables
-from eyas.engine.speculation.draft_worker.short_runs import DraftState, ShortRuns
 
-MOST_PASSES = 4
-"""Short batches, one behind another, that a run is worth which one alone has no room for."""
+
+@dataclass(frozen=True)
+class DraftState:
+    """What the batches of a draft worker share on its device. `firsts`: as of `DeviceProposer`.
+    `width`: of the head's features.
+    """
+
+    proposer: DeviceProposer
+    tables: SlotTables
+    firsts: torch.Tensor
+    width: int
+
+    @property
+    def device(self) -> str:
+        """As torch names it."""
+        return self.proposer.pool.shape.device
+
+    @property
+    def page_size(self) -> int:
+        """Rows of a page."""
+        return self.proposer.pool.page_size
+
+    @property
+    def result_words(self) -> int:
+        """Of each sequence: 1 where a feature was lost; then the drafts and their parents."""
+        return 1 + 2 * self.tables.drafts.shape[1]
+
+
+class BatchProgram:
+    """The launches for one layout, on memory that stays where it is. `results` int32 [batch or more,
+    `DraftState.result_words`].
+    """
+
+    def __init__(
+        self, state: DraftState, layout: BatchLayout, memory: BatchMemory, results: torch.Tensor
+    ) -> None:
+        self._state, self._few = state, layout.few
+        self._inputs = BatchInputs(layout, memory, state.width, state.proposer.pool.shape.dtype)
+        self._results = results[: layout.batch]
+
+    def run(self) -> None:
+        """The tables' new entries, features, rows and proposals; then what became of it. The same calls run
+        at once and into a graph.
+        """
+        state, inputs, part = self._state, self._inputs, self._inputs.part
+        slots = inputs.take(state.tables, state.firsts)
+        rounds = DecodeRows(part["slots"], part["starts"], self._few)
+        rows = ForwardRows(part["tokens"], part["positions"], part["kv_rows"], rounds, firsts=state.firsts)
+        state.proposer.draft(inputs.features, rows, part["last"], part["slots"], state.proposer.spec)
+        both = [table.index_select(0, slots) for table in (state.tables.drafts, state.tables.parents)]
+        self._results.copy_(torch.cat((inputs.lost[:, None], *both), 1))
+
+
+@dataclass(eq=False)
+class DraftSeat:
+    """A sequence's slot, for as long as it has one, and how many of its pages the tables know."""
+
+    slot: int
+    pages: int = 0
+
+
+class DraftSeats:
+    """Assigns slots: the least recently used makes room for a new sequence."""
+
+    def __init__(self, slots: int) -> None:
+        self._free = list(range(slots - 1, -1, -1))
+        self._taken: OrderedDict[Hashable, DraftSeat] = OrderedDict()
+        self.count = slots
+
+    def of(self, owner: Hashable) -> DraftSeat:
+        """Its seat, a new one if it has none. Between two calls for it there may be `count` - 1 others."""
+        seat = self._taken.pop(owner, None)
+        if seat is None:
+            slot = self._free.pop() if self._free else self._taken.popitem(last=False)[1].slot
+            seat = DraftSeat(slot)
+        self._taken[owner] = seat
+        return seat
 
 
 class DeviceDraftRunner:
-    """Short runs go by `ShortRuns`, in batches of `sizes`; long ones, such as a window, by launches of their
-    own. `tile_rows`: of a long run's tile, at most.
+    """`sizes`: ascending batches that have a graph once `capture` has run, and that others are filled up to;
+    a larger batch is taken as it is.
     """
 
-    def __init__(self, state: DraftState, sizes: SequenceOf[int], tile_rows: int) -> None:
-        self._state = state
-        self._proposer = state.proposer
-        self.tables = state.tables
-        self._tile_rows = tile_rows
-        self.short = ShortRuns(state, sizes)
+    def __init__(self, state: DraftState, sizes: SequenceOf[int]) -> None:
+        self._state, self._proposer, self.tables = state, state.proposer, state.tables
+        self._sizes = sizes
+        self._few = state.proposer.path_rows
         self.alignment = state.page_size  # a page table has a place per page of positions
-        self.seating = SeatTables(state.tables, self.alignment)
+        self._seats = DraftSeats(state.tables.padding_slot)
+        self._buffer = BatchBuffer(
+            self._layout(self._seats.count), state.width, state.tables, state.page_size
+        )
+        sizes_of = self._seats.count, state.result_words
+        self._results = torch.zeros(sizes_of, dtype=torch.int32, device=state.device)
+        self._landed = torch.zeros(sizes_of, dtype=torch.int32, pin_memory=state.device != "cpu")
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, BatchProgram]] = {}  # which has what that uses
 
     @property
     def pool(self) -> KvPool:
@@ -54,13 +142,12 @@ class DeviceDraftRunner:
         return own.steps * own.topk
 
     @torch.inference_mode()
-    def draft(self, asked: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
+    def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
         """As `DraftRunner.draft`, of this engine's own shape, cut to `spec`."""
         proposed: list[ProposedTree] = []
-        for first in range(0, len(asked), self.seating.seats.count):
-            some = asked[first : first + self.seating.seats.count]
-            for tree, whole in self._batch(some):
-                proposed.append(ProposedTree(self._cut(tree, spec), whole))
+        for first in range(0, len(inputs), self._seats.count):
+            some = self._runs(inputs[first : first + self._seats.count])
+            proposed += [ProposedTree(self._cut(tree, spec), whole) for tree, whole in some]
         return proposed
 
     def _cut(self, tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
@@ -70,46 +157,73 @@ class DeviceDraftRunner:
             return tree
         return tree.truncate_depth(spec.steps).thin(spec.topk).narrow(spec.width - 1)
 
-    def _batch(self, asked: SequenceOf[DraftInput]) -> list[tuple[DraftTree, bool]]:
-        """For at most as many sequences as there are slots: the proposal of each, and whether it is whole."""
-        few = self.short.few
-        found: dict[Hashable, tuple[DraftTree, bool]] = {}
-        runs = [_cut_up(one, few) for one in asked if len(one.extension.tokens) <= MOST_PASSES * few]
+    def _runs(self, inputs: SequenceOf[DraftInput]) -> list[ProposedTree]:
+        """Of at most as many sequences as there are slots: the proposal below all rows of each."""
+        proposed: dict[Hashable, ProposedTree] = {}
+        runs = [_cut_up(one, self._few) for one in inputs]
         for some in zip_longest(*runs):  # the first rows of all runs, then the next ones
             now = [one for one in some if one is not None]
-            slots, writes = self.seating.take(now)
-            for one, (tree, whole) in zip(now, self.short.draft(now, slots, writes), strict=True):
-                found[one.owner] = tree, whole and found.get(one.owner, (tree, True))[1]
-        if long := [one for one in asked if one.owner not in found]:
-            found |= self._long(long)
-        return [found[one.owner] for one in asked]
+            for one, (tree, whole) in zip(now, self._batch(now), strict=True):
+                before = proposed.get(one.owner)
+                proposed[one.owner] = ProposedTree(tree, whole and (before is None or before.whole))
+        return [proposed[one.owner] for one in inputs]
 
-    def _long(self, asked: SequenceOf[DraftInput]) -> dict[Hashable, tuple[DraftTree, bool]]:
-        """By owner, as `_batch`."""
-        slots, writes = self.seating.take(asked)
-        packed = _PackedRows(asked, slots, self.alignment)
-        told = packed.words(self._tile_rows) | {"places": writes[0], "words": writes[1]}
-        on = _sent(told, self.pool.shape.device)
-        whose = on["slots"].long()
-        self.tables.apply(torch.stack((on["places"], on["words"])))
-        self.tables.length.index_copy_(0, whose, on["ends"])
-        self._state.firsts.index_copy_(0, whose, on["lowest"])
-        tiles, firsts = on["tiles"].view(-1, 4), self._state.firsts
-        rows = ForwardRows(on["tokens"], on["positions"], on["kv_rows"], tiles=tiles, firsts=firsts)
-        features, lost = self._features(packed, len(asked))
-        self._proposer.draft(features, rows, on["last"], on["slots"], self._proposer.spec)
-        answers = self.short.answers(whose, lost)
-        return {one.owner: answer for one, answer in zip(asked, answers, strict=True)}
+    def _batch(self, inputs: SequenceOf[DraftInput]) -> list[ProposedTree]:
+        """Of up to `_few` rows each. Waits."""
+        size = self._fill(self._size(len(inputs)), inputs)
+        if (captured := self.graphs.get(size)) is not None:
+            captured[0].replay()
+        else:
+            self._program(size).run()
+        landed = self._landed[: len(inputs)]
+        landed.copy_(self._results[: len(inputs)], non_blocking=True)
+        if self._state.device != "cpu":
+            torch.cuda.current_stream().synchronize()
+        proposed, most = [], self.tables.drafts.shape[1]
+        for lost, *words in landed.tolist():
+            drafts, parents = words[:most], words[most:]
+            nodes = drafts.index(-1) if -1 in drafts else most
+            proposed.append(ProposedTree(DraftTree(drafts[:nodes], parents[:nodes]), not lost))
+        return proposed
 
-    def _features(self, packed: _PackedRows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, width], from the host and from rings; and int32 [count]: 1 where some were in none."""
-        shape = self.pool.shape
-        lost = torch.zeros(count, dtype=torch.int32, device=shape.device)
-        features = packed.features(self._state.width).to(shape.device, shape.dtype)
-        if (ringed := packed.ringed()) is not None:
-            there = torch.from_numpy(ringed).to(shape.device)
-            row_ring.take(there[:2], there[2], features, lost)
-        return features, lost
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Records a graph for each size, all in one pool of memory; no two are replayed at once."""
+        pool = torch.cuda.graph_pool_handle()
+        for size in reversed(self._sizes):
+            program = self._program(self._fill(size, ()))
+            program.run()  # compiles and loads what it needs
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode=CAPTURE):
+                program.run()
+            self.graphs[size] = graph, program
+
+    def _size(self, count: int) -> int:
+        """The least that has room for this number of sequences."""
+        place = bisect_left(self._sizes, count)
+        return self._sizes[place] if place < len(self._sizes) else count
+
+    def _layout(self, size: int) -> BatchLayout:
+        return BatchLayout(size, self._few)
+
+    def _program(self, size: int) -> BatchProgram:
+        return BatchProgram(self._state, self._layout(size), self._buffer.device, self._results)
+
+    def _fill(self, size: int, inputs: SequenceOf[DraftInput]) -> int:
+        """Sends these inputs to the device, in the memory of a batch of this size."""
+        writes, slots = TableWrites(self.tables), []
+        for one in inputs:
+            seat, new = self._seats.of(one.owner), one.extension
+            if not seat.pages:
+                writes.occupy(seat.slot, one.params, one.choice, speculative=MOST_STEPS)
+            if seat.pages < len(new.pages):
+                first = new.offset // self.alignment
+                writes.put("pages", seat.slot, new.pages[seat.pages :], start=first + seat.pages)
+                seat.pages = len(new.pages)
+            slots.append(seat.slot)
+        self._buffer.send(self._layout(size), inputs, slots, writes.array())
+        return size
 
 
 def _cut_up(one: DraftInput, few: int) -> list[DraftInput]:
@@ -125,75 +239,3 @@ def _cut_up(one: DraftInput, few: int) -> list[DraftInput]:
         piece = replace(new, base=new.base + first, tokens=tokens, features=features, ringed=ringed)
         pieces.append(replace(one, extension=piece))
     return pieces
-
-
-class _PackedRows:
-    """Sequences with their slots, and all rows of one behind those of another."""
-
-    def __init__(self, asked: SequenceOf[DraftInput], slots: SequenceOf[int], page_size: int) -> None:
-        self._asked, self._slots, self._page_size = asked, slots, page_size
-        self._counts = [len(one.extension.tokens) for one in asked]
-        self._firsts = np.cumsum([0, *self._counts]).tolist()  # each one's first row, and the number of rows
-        self.count = self._firsts[-1]
-
-    def words(self, tile_rows: int) -> dict[str, np.ndarray]:
-        """int32 arrays, by what they are."""
-        tokens, positions, kv_rows = np.zeros((3, self.count), np.int32)
-        for one, first, count in zip(self._asked, self._firsts, self._counts, strict=False):
-            new, here = one.extension, slice(first, first + count)
-            rows = np.arange(new.base, new.base + count)
-            tokens[here], positions[here] = new.tokens, new.offset + rows
-            pages = np.array(new.pages[new.base // self._page_size :])
-            inside = rows // self._page_size - new.base // self._page_size
-            kv_rows[here] = pages[inside] * self._page_size + rows % self._page_size
-        starts = [one.extension.offset + one.extension.base for one in self._asked]
-        small = {
-            "slots": self._slots,
-            "ends": [start + count for start, count in zip(starts, self._counts, strict=True)],
-            "last": [end - 1 for end in self._firsts[1:]],
-            "lowest": [one.lowest for one in self._asked],
-            "tiles": self._tiles(starts, tile_rows),
-        }
-        arrays = {name: np.array(values, np.int32) for name, values in small.items()}
-        return {"tokens": tokens, "positions": positions, "kv_rows": kv_rows} | arrays
-
-    def _tiles(self, starts: list[int], tile_rows: int) -> list[int]:
-        """(slot, first row, its position, rows) of each tile, one after the other."""
-        tiles: list[int] = []
-        for slot, first, start, count in zip(self._slots, self._firsts, starts, self._counts, strict=False):
-            for at in range(0, count, tile_rows):
-                tiles += [slot, first + at, start + at, min(tile_rows, count - at)]
-        return tiles
-
-    def features(self, width: int) -> torch.Tensor:
-        """float32 [rows, width]: those that the host has; zeros for others."""
-        features = torch.zeros(self.count, width)
-        for one, first in zip(self._asked, self._firsts, strict=False):
-            if len(near := one.extension.features):
-                features[first : first + len(near)] = near
-        return features
-
-    def ringed(self) -> np.ndarray | None:
-        """Int64 [3, rows]: the address (0: none) and the tag of each in a ring, and whose it is; None: all
-        are from the host.
-        """
-        if not any(one.extension.ringed for one in self._asked):
-            return None
-        found = np.zeros((3, self.count), np.int64)
-        for owner, (one, first) in enumerate(zip(self._asked, self._firsts, strict=False)):
-            start = first + one.extension.features.shape[0]
-            here = found[:, start : start + len(one.extension.ringed)]
-            if one.extension.ringed:
-                here[:2], here[2] = np.array(one.extension.ringed, np.int64).T, owner
-        return found
-
-
-def _sent(arrays: dict[str, np.ndarray], device: str) -> dict[str, torch.Tensor]:
-    """The arrays on the device, by one copy; each stands on 16 bytes there."""
-    ends = np.cumsum([-(-len(array) // 4) * 4 for array in arrays.values()]).tolist()
-    told = np.zeros(ends[-1], np.int32)
-    for first, array in zip([0, *ends], arrays.values(), strict=False):
-        told[first : first + len(array)] = array
-    there = torch.from_numpy(told).to(device)
-    parts = zip(arrays.items(), [0, *ends], strict=False)
-    return {name: there[first : first + len(array)] for (name, array), first in parts}
