@@ -15,8 +15,9 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.fused_step import LayerContext
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.train.heads.base import SharedTensors
@@ -42,9 +43,10 @@ class DeviceTeacher(TeacherModel):
         with FolderWeights(
             folder, names, placement, quantized=config.quantized, fused=config.fused
         ) as weights:
-            self._model = FusedDecoder(config, weights, context)
+            self._model = Decoder(config, weights, DeviceMachine(context))
             gain = final_gain(config, weights)
-        super().__init__(config, SharedTensors(self._model.embedding, self._model.lm_head, gain), placement)
+        ends = self._model.ends
+        super().__init__(config, SharedTensors(ends.embedding, ends.lm_head, gain), placement)
 
     def close(self) -> None:
         self._pool.close()

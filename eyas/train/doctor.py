@@ -16,8 +16,9 @@ from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.inspection import CheckpointInspection
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import PoolShape
-from eyas.engine.models.decoder import EmbeddingAndHead
+from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import head_family, read_head, target_alike
+from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
 from eyas.train.acceptance import ByDepth
@@ -100,12 +101,13 @@ def _built(
     """Builds the head of its tensors, and says what that was not possible for."""
     family = head_family(head.algorithm)
     backend = TorchAttention.of(head.decoder, PoolShape(head.pool_format(16), pages=1, page_size=16))
+    machine = TorchMachine(head.decoder, backend)
     with FolderWeights(target.folder, target.spelling, quantized=target.quantized) as weights:
-        ends = EmbeddingAndHead.load(target, weights)
+        ends = ModelEnds.load(target, weights, machine)
     with CheckpointInspection(head.folder, family.spelling, head.decoder.quantized, blank=blank) as inspected:
         try:
-            family.load_tap(head, inspected, lambda rows: rows)
-            family.load_draft(head, inspected, ends, backend)
+            family.load_tap(head, inspected, lambda rows: rows, machine)
+            family.load_draft(head, inspected, ends, machine)
         except ConfigError as error:
             return inspected, error
         return inspected, None

@@ -11,6 +11,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.train.heads.base import SharedTensors
 from eyas.train.packing import PackedBatch
 from eyas.train.teacher import PAGE, BatchLimit, TeacherModel, final_gain, first_pages
@@ -27,7 +28,7 @@ class PlainTeacher(TeacherModel):
         with FolderWeights(
             folder, names, placement, quantized=config.quantized, fused=config.fused
         ) as weights:
-            self._model = Decoder(config, weights, self._backend)
+            self._model = Decoder(config, weights, TorchMachine(config, self._backend))
             # The decoder packs its output head; a head needs it as it is.
             name = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
             lm_head = weights.take(name, (config.vocab_size, config.hidden_size))

@@ -20,8 +20,9 @@ from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.fused_step import LayerContext
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
@@ -58,7 +59,7 @@ class Model:
         group = group or ProcessGroup(RankInfo(), device)
         context = LayerContext.on(device, config, group, launch, attention)
         with FolderWeights(folder, config.spelling, placement, quantized=config.quantized) as weights:
-            self._model = FusedDecoder(config, weights, context)
+            self._model = Decoder(config, weights, DeviceMachine(context))
         self._tile = chunk_tile_rows(share)
         self._tokens = self._ints(torch.randint(config.vocab_size, (PAGES * PAGE,), generator=random))
 

@@ -6,6 +6,8 @@ torch added positions, copied taps and picked rows. It serves `time_chain`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +20,7 @@ from eyas.engine.kernels.sampling.ranking import LOWEST_KEY, key_of, value_of
 from eyas.engine.kernels.sampling.sample import FEW_ROWS, UNFUSED, find_peaks, token_of
 from eyas.engine.kernels.sampling.survivors import score_of
 from eyas.engine.models.base import Drafted
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.speculation.device import DeviceProposer
 
 LANES = 128
@@ -37,13 +39,9 @@ def chain(self: DeviceProposer, last: Drafted, batch: RoundBatch, steps: int) ->
             last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts))
 
 
-def keep(
-    self: FusedDecoder, tapped: torch.Tensor, taps: tuple[int, ...], layer: int, x: torch.Tensor
-) -> None:
-    """In place of `FusedDecoder._keep`."""
-    for place, wanted in enumerate(taps):
-        if wanted == layer:
-            tapped[:, place].copy_(x)
+def put(self: DeviceOps[Any, Any], x: torch.Tensor, room: torch.Tensor, place: int) -> None:
+    """In place of `DeviceOps.put`."""
+    room[:, place].copy_(x)
 
 
 def picked(self: DeviceProposer, drafted: Drafted, index: torch.Tensor) -> Drafted:

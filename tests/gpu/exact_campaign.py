@@ -43,7 +43,7 @@ from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.products.skinny_tiles import tile_for
 from eyas.engine.loading import arithmetic
 from eyas.engine.loading.startup import EngineStart
-from eyas.engine.models import fused
+from eyas.engine.models.ops import device_machine
 from eyas.engine.models.ops.many_rows import ManyRows
 from tests.gpu import atomic_sums
 from tests.gpu.exact_rig import KINDS, ONE_WAY, Bed, Engine, Ledger, Way, asked
@@ -94,7 +94,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "today's attention": lambda: patch.multiple(
         arithmetic, ExactAttention=PagedAttention, ExactLatents=PagedLatents
     ),
-    "today's wide rows": lambda: patch.object(fused, "ExactRows", ManyRows),
+    "today's wide rows": lambda: patch.object(device_machine, "ExactRows", ManyRows),
     ATOMICS: lambda: patch.object(dense, "exact_wide", atomic_sums.instead()),
 }
 BY_WAYS = ("k cut by rows", "today's wide rows", ATOMICS)

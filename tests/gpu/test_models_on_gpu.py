@@ -24,8 +24,9 @@ from eyas.engine.kernels.attention.prefill import tile_rows
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.fused_step import LayerContext
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
@@ -120,7 +121,7 @@ class Device:
         with FolderWeights(
             folder, config.spelling, WeightPlacement(device, dtype), fused=config.fused
         ) as weights:
-            self.model = FusedDecoder(config, weights, context)
+            self.model = Decoder(config, weights, DeviceMachine(context))
         self._device = device
 
     def prompts(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -34,7 +34,7 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer
@@ -127,7 +127,7 @@ def captured(state: DeviceState, way: Way, batch: int) -> Callable[[], None]:
         if way.before:
             stack.enter_context(mock.patch.object(DeviceProposer, "_chain", chain_before.chain))
             stack.enter_context(mock.patch.object(DeviceProposer, "picked", chain_before.picked))
-            stack.enter_context(mock.patch.object(FusedDecoder, "_keep", chain_before.keep))
+            stack.enter_context(mock.patch.object(DeviceOps, "put", chain_before.put))
         program = program_of(variant(state, way), way, batch)
 
         def step() -> None:

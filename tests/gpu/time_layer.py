@@ -34,8 +34,9 @@ from eyas.engine.kernels.latent import latent_attend, latent_products, latent_ro
 from eyas.engine.kernels.products import blocks, few, single, skinny
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.fused_step import LayerContext
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
@@ -83,7 +84,7 @@ class Bench:
         launch, group = skinny.ProductLaunch.on(device, pdl=on_gpu), ProcessGroup(RankInfo(), device)
         whole = LayerContext.on(device, config, group, launch, attention)
         weights = DummyWeights(placement=WeightPlacement(device, torch.bfloat16), quantized=config.quantized)
-        self._model = FusedDecoder(config, weights, replace(whole, uniform_experts=True))
+        self._model = Decoder(config, weights, DeviceMachine(replace(whole, uniform_experts=True)))
         self._pool = None if device == "meta" else KvPool(shape)
 
     def step(self, batch: int) -> Callable[[], object]:

@@ -16,6 +16,7 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.base import Drafted
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family, read_head
+from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.engine.models.table import read_model
 
 
@@ -36,7 +37,7 @@ class Rig:
         self.backend = TorchAttention.of(self.config, shape)
         known = self.config
         with FolderWeights(folder, known.spelling, quantized=known.quantized, fused=known.fused) as weights:
-            self.model = Decoder(self.config, weights, self.backend)
+            self.model = Decoder(self.config, weights, TorchMachine(self.config, self.backend))
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
         self._free = order.tolist()
 
@@ -66,8 +67,9 @@ class HeadRig:
         self.backend = TorchAttention.of(self.config.decoder, shape)
         kind = head_family(self.config.algorithm)
         with FolderWeights(folder, kind.spelling, quantized=self.config.decoder.quantized) as weights:
-            self.capture = kind.load_tap(self.config, weights, target.model.final_norm)
-            self.head = kind.load_draft(self.config, weights, target.model.ends, self.backend)
+            machine = TorchMachine(self.config.decoder, self.backend)
+            self.capture = kind.load_tap(self.config, weights, target.model.final_norm, machine)
+            self.head = kind.load_draft(self.config, weights, target.model.ends, machine)
 
     def drafted(
         self, features: torch.Tensor, spans: Sequence[QuerySpan], tokens: Sequence[int], depth: int = 0

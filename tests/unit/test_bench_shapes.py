@@ -20,6 +20,7 @@ from eyas.engine.models import llama
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap
 from eyas.engine.models.heads import read_head
+from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.engine.models.table import read_model
 from gateway.text.tokenizer import Tokenizer
 
@@ -98,11 +99,11 @@ def test_a_dummy_model_and_its_head_are_built(folders: tuple[Path, Path]) -> Non
     draft = read_head(folders[1], target, "dummy")
     shape = PoolShape(target.kv_format, 8, 16)
     backend = TorchAttention.of(target, shape)
-    model = Decoder(target, DummyWeights(), backend)
+    model = Decoder(target, DummyWeights(), TorchMachine(target, backend))
     weights = DummyWeights(optional=draft.dummy_tensors)
-    Eagle3Tap(draft, weights)
-    head = Eagle3Draft(
-        draft, weights, model.ends, TorchAttention.of(draft.decoder, PoolShape(draft.pool_format(16), 8, 16))
-    )
+    backend = TorchAttention.of(draft.decoder, PoolShape(draft.pool_format(16), 8, 16))
+    machine = TorchMachine(draft.decoder, backend)
+    Eagle3Tap(draft, weights, machine)
+    head = Eagle3Draft(draft, weights, model.ends, machine)
     assert head.logits(torch.randn(3, target.hidden_size)).shape == (3, 512)
     assert head.token_map is not None and head.token_map.tolist() == list(range(512))

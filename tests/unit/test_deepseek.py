@@ -27,7 +27,8 @@ from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.latent_attention import LatentMixer
 from eyas.engine.models.ops import torch_ops
 from eyas.engine.models.ops.parts import LatentPart, RouterPart
-from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps, routed
+from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchOps, routed
 from eyas.engine.models.table import read_model
 from tests.unit import model_rig
 from tests.unit.families import write_family
@@ -119,7 +120,7 @@ def mistaken(case: Case, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> R
 
     monkeypatch.setattr(model_rig, "FolderWeights", Changed)
     rig = case.rig(config)
-    for layer in rig.model._layers:
+    for layer in rig.model.layers:
         assert isinstance(layer._attention, LatentMixer)
         mistake.mixing(layer._attention)
     monkeypatch.setattr(torch_ops, "routed", mistake.routing)
@@ -283,7 +284,9 @@ def router_of(tensors: dict[str, torch.Tensor], **fields: Any) -> RouterPart:
             assert dtype == torch.float32 and tensors[name].shape == shape
             return tensors[name]
 
-    blocks = Blocks(SimpleNamespace(hidden_size=16), Given(), TorchMachine())  # type: ignore[arg-type]
+    config = SimpleNamespace(hidden_size=16, layers=(), context_length=0)
+    machine = TorchMachine(config, SimpleNamespace(device="cpu"))  # type: ignore[arg-type]
+    blocks = Blocks(config, Given(), machine)  # type: ignore[arg-type]
     return mixture._router(blocks, spec, "g", False)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.weights import WeightPlacement
-from eyas.engine.models import fused
+from eyas.engine.models.ops import device_machine
 from eyas.engine.models.ops.many_rows import ManyRows
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
@@ -115,5 +115,5 @@ def test_by_the_kernels_of_today_they_do(tmp_path: Path) -> None:
 def test_todays_wide_rows_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which round in other places than narrow ones."""
     write_family(tmp_path, "llama_biases", vocab_size=128, num_hidden_layers=1)
-    monkeypatch.setattr(fused, "ExactRows", ManyRows)
+    monkeypatch.setattr(device_machine, "ExactRows", ManyRows)
     assert said(tmp_path, WIDE)

@@ -15,7 +15,8 @@ from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
@@ -90,7 +91,7 @@ def logits_differ(fused: Path, plain: Path) -> float:
     assert refusal(rig.config, rig.config.vocab_size) == ""
     twin = Twin(rig.config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
     with FolderWeights(fused, quantized=rig.config.quantized) as weights:
-        model = FusedDecoder(rig.config, weights, twin.context)
+        model = Decoder(rig.config, weights, DeviceMachine(twin.context))
     assert model.few_rows == 0
     differences: list[torch.Tensor] = []
     for rounds, chunks, spans, tokens in Steps(rig, FIRST["narrow"]):
@@ -116,7 +117,7 @@ def test_chance_may_choose_experts_for_benchmarks(tmp_path: Path) -> None:
     found = []
     for context in (twin.context, replace(twin.context, uniform_experts=True)):
         with FolderWeights(tmp_path / "experts", rig.config.spelling) as weights:
-            model = FusedDecoder(rig.config, weights, context)
+            model = Decoder(rig.config, weights, DeviceMachine(context))
         rounds, chunks, _, tokens = next(iter(Steps(rig, FIRST["narrow"])))
         found.append(model.forward(with_tokens(twin.rows(rounds, chunks), tokens.tolist()), twin.pool)[0])
     assert found[1].isfinite().all() and not torch.allclose(*found)

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from eyas.engine.checkpoint.fp8 import widened
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, WeightSource
 from eyas.engine.formats.table import loader_of
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
@@ -43,7 +44,7 @@ def differ(fused: Path, plain: Path, first: int = FEW) -> float:
     assert refusal(config, config.vocab_size) == ""
     twin = Twin(config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
     with FolderWeights(fused, config.spelling, quantized=config.quantized) as weights:
-        model = FusedDecoder(config, weights, twin.context)
+        model = Decoder(config, weights, DeviceMachine(twin.context))
     differences: list[torch.Tensor] = []
     for rounds, chunks, spans, tokens in Steps(rig, first):
         expected = rig.model.logits(rig.forward(spans, tokens.tolist())[0])
@@ -181,7 +182,7 @@ def test_dummies_are_in_fp8_where_the_config_says_so(tmp_path: Path, name: str) 
     assert weights.rounding(["model.layers.0.mlp.down_proj.weight"]) is None
     rig = Rig(tmp_path / "fp8")
     twin = Twin(config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
-    model = FusedDecoder(config, weights, twin.context)
+    model = Decoder(config, weights, DeviceMachine(twin.context))
     rounds, chunks, _, tokens = next(iter(Steps(rig, FEW)))
     found, _ = model.forward(with_tokens(twin.rows(rounds, chunks), tokens.tolist()), twin.pool)
     assert found.isfinite().all()

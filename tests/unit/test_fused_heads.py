@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from eyas.engine.checkpoint.weights import FolderWeights
-from eyas.engine.models import fused_eagle, fused_head
-from eyas.engine.models.fused import FusedDecoder
-from eyas.engine.models.heads import device_head, head_family
+from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.heads import head_family
+from eyas.engine.models.ops import device_machine
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_models_fused import FIRST, SLOTS, Steps, Twin, close, same_rows_written, with_tokens
 from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
@@ -78,7 +79,8 @@ def test_the_comparison_notices_a_lost_bias(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = eagle(tmp_path / "head", target)
-    monkeypatch.setattr(fused_eagle, "product", lambda x, fc, launch, bias: fused_head.product(x, fc, launch))
+    product = DeviceMachine.product
+    monkeypatch.setattr(DeviceMachine, "product", lambda self, x, fc, bias=None: product(self, x, fc))
     assert not same_drafts(target, head, FIRST["narrow"])
 
 
@@ -86,8 +88,8 @@ def test_the_comparison_notices_a_lost_bias(
 def test_the_comparison_notices_joined_rows_that_are_normed(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head, join = eagle(tmp_path / "head", target), fused_eagle.join
-    monkeypatch.setattr(fused_eagle, "join", lambda t, e, f, eps, pdl: join(t, e, f, 1e-5, pdl))
+    head, join = eagle(tmp_path / "head", target), device_machine.join
+    monkeypatch.setattr(device_machine, "join", lambda t, e, f, eps, pdl, _: join(t, e, f, 1e-5, pdl))
     assert not same_drafts(target, head, FIRST["narrow"])
 
 
@@ -98,13 +100,13 @@ def same_drafts(target: Path, folder: Path, first: int) -> bool:
     plain.pool.tensor.fill_(float("nan"))
     twin = Twin(rig.config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
     with FolderWeights(target) as weights:
-        model = FusedDecoder(rig.config, weights, twin.context)
+        model = Decoder(rig.config, weights, twin.machine)
     twin = Twin(plain.config.decoder, plain.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
     algorithm = plain.config.algorithm
-    kind = device_head(algorithm)
-    with FolderWeights(folder, head_family(algorithm).spelling) as weights:
-        tap = kind.load_tap(plain.config, weights, model.final_norm, twin.context)
-        head = kind.load_draft(plain.config, weights, model.ends, twin.context)
+    kind = head_family(algorithm)
+    with FolderWeights(folder, kind.spelling) as weights:
+        tap = kind.load_tap(plain.config, weights, model.final_norm, twin.machine)
+        head = kind.load_draft(plain.config, weights, model.ends, twin.machine)
     assert tap.layers == plain.capture.layers
     same = []
     for rounds, chunks, spans, tokens in Steps(rig, first):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels.drafts.join import join
-from eyas.engine.models import fused_mtp
-from eyas.engine.models.fused import FusedDecoder
-from eyas.engine.models.mtp_names import MIMO, NEXTN, Dialect
+from eyas.engine.models import mtp
+from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.mtp_names import MIMO, NEXTN, Dialect, dialect_of
+from eyas.engine.models.ops import device_machine
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_models_fused import (
     FIRST,
@@ -57,17 +61,14 @@ def test_a_head_is_a_head(folder: Path, first: int) -> None:
 
 @pytest.mark.parametrize("folder", ["mimo", "nextn"], indirect=True)
 @pytest.mark.parametrize("change", ["feature_first", "first_is_blank"])
-def test_the_comparison_notices_the_other_dialects_order(
-    folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_comparison_notices_the_other_dialects_order(folder: Path, change: str) -> None:
     """Power check."""
 
     def other(prefix: str) -> Dialect:
         dialect = MIMO if prefix.startswith(MIMO.stem) else NEXTN
         return replace(dialect, **{change: not getattr(dialect, change)})
 
-    monkeypatch.setattr(fused_mtp, "dialect_of", other)
-    assert not same_drafts(folder, FIRST["narrow"])
+    assert not same_drafts(folder, FIRST["narrow"], other)
 
 
 @pytest.mark.parametrize("folder", ["three"], indirect=True)
@@ -77,24 +78,27 @@ def test_the_comparison_notices_wrong_stages(
 ) -> None:
     """Power check: rows that are none, seen; each row fed with its own state; none left to the next step."""
     if wrong == "unseen":
-        monkeypatch.setattr(fused_mtp.FusedMtpLayer, "_bounded", lambda self, rows: rows)
+        monkeypatch.setattr(DeviceMachine, "bounded", lambda self, rows, unseen: rows)
     elif wrong == "before":
-        monkeypatch.setattr(fused_mtp.newest, "before", lambda gave, *rest: gave)
+        monkeypatch.setattr(device_machine.newest, "before", lambda gave, *rest: gave)
     else:
-        monkeypatch.setattr(fused_mtp.newest, "keep", lambda *all: None)
+        monkeypatch.setattr(device_machine.newest, "keep", lambda *all: None)
     assert not same_drafts(folder, FIRST["narrow"])
 
 
-def same_drafts(folder: Path, first: int) -> bool:
-    """Whether the fused head's rows, KV and logits are the plain one's, of the same features."""
+def same_drafts(folder: Path, first: int, dialect: Callable[[str], Dialect] = dialect_of) -> bool:
+    """Whether the fused head's rows, KV and logits are the plain one's, of the same features.
+
+    `dialect`: by which the fused one reads its tensors.
+    """
     rig = Rig(folder)
     plain = HeadRig(folder, rig)
     plain.pool.tensor.fill_(float("nan"))
     twin = Twin(plain.config.decoder, plain.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
-    with FolderWeights(folder) as weights:
-        model = FusedDecoder(rig.config, weights, twin.context)
-        tap = fused_mtp.load_tap(plain.config, weights, model.final_norm, twin.context)
-        head = fused_mtp.load_draft(plain.config, weights, model.ends, twin.context)
+    with FolderWeights(folder) as weights, patch.object(mtp, "dialect_of", dialect):
+        model = Decoder(rig.config, weights, twin.machine)
+        tap = mtp.load_tap(plain.config, weights, model.final_norm, twin.machine)
+        head = mtp.load_draft(plain.config, weights, model.ends, twin.machine)
     assert tap.layers == plain.capture.layers == (SIZES["layers"],)
     same = []
     for rounds, chunks, spans, tokens in Steps(rig, first):

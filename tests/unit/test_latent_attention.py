@@ -20,10 +20,10 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.layers.linear import Linear
 from eyas.engine.layers.rotary import Rotary, tables
-from eyas.engine.layers.step import Step
 from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.latent_attention import LatentMixer
-from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
+from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import Step, TorchOps
 from eyas.engine.models.table import read_model
 
 HIDDEN, ROWS, PAGE = 48, 150, 16
@@ -90,7 +90,8 @@ def _turned(spec: LatentSpec, x: torch.Tensor) -> torch.Tensor:
 def mixer(spec: LatentSpec, weights: Noise) -> LatentMixer[Linear]:
     layer = LayerSpec(spec, FeedForwardSpec(HIDDEN))
     config = ModelConfig(Path(), "", 8, HIDDEN, 1e-5, (layer,), ROWS)
-    return LatentMixer(Blocks(config, weights, TorchMachine()), spec, "a", None)
+    machine = TorchMachine(config, TorchAttention(spec.num_heads, PoolShape(config.kv_format, 1, PAGE)))
+    return LatentMixer(Blocks(config, weights, machine), spec, "a", None)
 
 
 def absorbed(spec: LatentSpec, block: LatentMixer[Linear], x: torch.Tensor, cuts: list[int]) -> torch.Tensor:

@@ -20,12 +20,13 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, NormNames
 from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.eagle3 import spelling
-from eyas.engine.models.fused import FusedDecoder
-from eyas.engine.models.fused_eagle3 import FusedEagle3Draft, FusedEagle3Tap
+from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap, spelling
 from eyas.engine.models.fused_step import LayerContext
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
@@ -76,6 +77,7 @@ class Twin:
         attention = row_attention(tables, config.num_heads, pool.shape, RowLimits(SLOTS, 3), pdl=False)
         launch = skinny.ProductLaunch.on("cpu", pdl=False)
         self.context = LayerContext.on("cpu", config, ProcessGroup(RankInfo(), "cpu"), launch, attention)
+        self.machine = DeviceMachine(self.context)
 
     def rows(self, rounds: Placed, chunks: Placed) -> ForwardRows:
         """Of tokens 0."""
@@ -265,7 +267,7 @@ def test_sizes_that_no_kernel_has_are_refused_by_name(target: Path) -> None:
 
 def same_forwards(
     target: Path, first: int, config: ModelConfig | None = None, rig: Rig | None = None
-) -> FusedDecoder:
+) -> Decoder[Projection]:
     """The plain model's are the fused one's, whose configuration `config` is, if it is given."""
     rig = rig or Rig(target)
     config = config or rig.config
@@ -273,7 +275,7 @@ def same_forwards(
     tables = torch.zeros(SLOTS, 16, dtype=torch.int32)
     twin = Twin(config, rig.pool, tables)
     with FolderWeights(target, config.spelling, quantized=config.quantized, fused=config.fused) as weights:
-        model = FusedDecoder(config, weights, twin.context)
+        model = Decoder(config, weights, twin.machine)
     for rounds, chunks, spans, tokens in Steps(rig, first):
         residual, expected = rig.forward(spans, tokens.tolist(), capture)
         rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
@@ -296,10 +298,10 @@ def test_a_head_is_a_head(target: Path, tmp_path: Path, first: int, draft_vocab:
     tables = torch.zeros(SLOTS, 8, dtype=torch.int32)
     twin = Twin(plain.config.decoder, plain.pool, tables)
     with FolderWeights(target) as weights:
-        model = FusedDecoder(rig.config, weights, twin.context)
+        model = Decoder(rig.config, weights, twin.machine)
     with FolderWeights(folder, spelling) as weights:
-        tap = FusedEagle3Tap(plain.config, weights, twin.context)
-        head = FusedEagle3Draft(plain.config, weights, model.ends, twin.context)
+        tap = Eagle3Tap(plain.config, weights, twin.machine)
+        head = Eagle3Draft(plain.config, weights, model.ends, twin.machine)
     assert tap.layers == CAPTURE
     for rounds, chunks, spans, tokens in Steps(rig, first):
         captured = torch.randn(len(tokens), len(CAPTURE) * rig.config.hidden_size)

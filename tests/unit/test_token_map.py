@@ -18,8 +18,9 @@ from eyas.engine.checkpoint.token_map import read_token_map
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.base import DraftModel
-from eyas.engine.models.fused import FusedEnds
-from eyas.engine.models.heads import head_family, load_device_draft, load_draft
+from eyas.engine.models.decoder import ModelEnds
+from eyas.engine.models.heads import head_family, load_draft
+from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftRequest, DraftRunner
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.model_rig import HeadRig, Rig
@@ -129,7 +130,7 @@ def test_few_rows_draft_what_the_whole_head_drafts_of_these_ids(
 def narrowed(rig: HeadRig, target: Rig, folder: Path) -> DraftModel:
     config = dataclasses.replace(rig.config, token_ids=IDS)
     with FolderWeights(folder, head_family(config.algorithm).spelling) as weights:
-        return load_draft(config, weights, target.model.ends, rig.backend)
+        return load_draft(config, weights, target.model.ends, TorchMachine(config.decoder, rig.backend))
 
 
 def proposed(head: DraftModel, rig: HeadRig, params: SamplingParams, spec: SpeculationConfig) -> DraftTree:
@@ -150,10 +151,10 @@ def test_a_device_drafts_with_the_same_rows(folders: tuple[Path, Path]) -> None:
     twin = Twin(rig.config.decoder, rig.pool, torch.zeros(4, 8, dtype=torch.int32))
     with FolderWeights(target) as weights:
         lm_head = weights.take("lm_head.weight", (VOCAB, 64))
-        ends = FusedEnds(weights.take("model.embed_tokens.weight", (VOCAB, 64)), lm_head)
+        ends = ModelEnds(weights.take("model.embed_tokens.weight", (VOCAB, 64)), lm_head)
     config = dataclasses.replace(rig.config, token_ids=IDS)
     with FolderWeights(folder, head_family(config.algorithm).spelling) as weights:
-        head = load_device_draft(config, weights, ends, twin.context)
+        head = load_draft(config, weights, ends, twin.machine)
     rows = torch.randn(5, 64, generator=torch.Generator().manual_seed(2))
     assert torch.allclose(head.logits(rows), narrow.logits(rows), atol=1e-4)
     assert torch.equal(head.token_map, narrow.token_map)

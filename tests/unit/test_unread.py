@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.weights import FolderWeights
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.table import read_model
 from tests.unit.families import VOCAB, write_family
 from tests.unit.model_rig import Rig
@@ -91,7 +92,7 @@ def test_the_same_on_a_device(tmp_path: Path) -> None:
     def load() -> None:
         config = read_model(tmp_path)
         with FolderWeights(tmp_path, config.spelling) as weights:
-            FusedDecoder(config, weights, context)
+            Decoder(config, weights, DeviceMachine(context))
 
     load()
     store(tmp_path, {f"{LAYER}self_attn.q_proj.bias": torch.zeros(64)})

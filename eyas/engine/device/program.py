@@ -21,7 +21,7 @@ from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.exchange import mailbox, row_ring
 from eyas.engine.kernels.sampling import sample
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import DeviceModel
+from eyas.engine.models.base import DecoderModel
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import SLICE
 from eyas.engine.speculation.device import AcceptedChunk, DeviceDrafter, DeviceTap
@@ -38,7 +38,7 @@ class DeviceState:
     does. `sharers`: attention ranks, if there are several; each has steps of the same shape.
     """
 
-    model: DeviceModel
+    model: DecoderModel[ForwardRows]
     pool: KvPool
     tables: SlotTables
     special: SpecialSampler

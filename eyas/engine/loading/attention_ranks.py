@@ -14,16 +14,20 @@ from eyas.common.types import KvKind
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.layers.linear import Linear
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.forwards import DataParallelForward, RankForward, serve
 from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankChannel, RankInfo
 from kv_transfer.own_files import new_path
 
+PlainDecoder = Decoder[Linear]
 
-def attention_ranks(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder, DataParallelForward]:
+
+def attention_ranks(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[PlainDecoder, DataParallelForward]:
     """The model of rank 0, and all ranks as what computes its steps. `pool`: a file, with all ranks' pages.
 
     `beat`: of rank 0, which waits for the others in every layer. Raises EngineError if a rank cannot load.
@@ -47,11 +51,14 @@ def _main(loaded: EngineSpec, path: Path, rank_info: RankInfo, channel: RankChan
     serve(part, rank_info, channel)
 
 
-def _part(loaded: EngineSpec, pool: KvPool, rank_info: RankInfo, beat: Beat) -> tuple[Decoder, RankForward]:
-    backend, experts = loaded.backend(KvKind.TARGET, beat), ExpertRanks(rank_info, _experts(loaded.target))
+def _part(
+    loaded: EngineSpec, pool: KvPool, rank_info: RankInfo, beat: Beat
+) -> tuple[PlainDecoder, RankForward]:
+    experts = ExpertRanks(rank_info, _experts(loaded.target))
+    machine = TorchMachine(loaded.target, loaded.backend(KvKind.TARGET, beat), experts)
     with loaded.weights(KvKind.TARGET) as weights:
-        model = Decoder(loaded.target, weights, backend, experts)
-    return model, RankForward(model, pool, backend, experts)
+        model = Decoder(loaded.target, weights, machine)
+    return model, RankForward(model, pool, machine, experts)
 
 
 def _experts(config: ModelConfig) -> int:

@@ -38,10 +38,11 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import PullManager
 from eyas.engine.kv.stager import PageStager
+from eyas.engine.layers.linear import Linear
 from eyas.engine.loading import follower
 from eyas.engine.loading.attention_ranks import attention_ranks
 from eyas.engine.loading.device_build import build_device, rounds_ahead
-from eyas.engine.loading.draft_build import draft_worker, plain_runner
+from eyas.engine.loading.draft_build import draft_worker, plain_machine, plain_runner
 from eyas.engine.loading.draft_channels import decode_channels, gpu_of
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
 from eyas.engine.loading.row_costs import context_of_a_row
@@ -56,6 +57,7 @@ from eyas.engine.loop.runner import StepRunner
 from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family
+from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, BatchLimits
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
@@ -168,7 +170,9 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
     _log.info("arithmetic: %s (plain torch)", config.arithmetic)
     pool = loaded.pool(KvKind.TARGET)
     model, forward = _plain_model(loaded, pool, beat)
-    draft_runner = plain_runner(loaded, model.ends, beat) if loaded.drafts_here else None
+    draft_runner = None
+    if loaded.drafts_here:
+        draft_runner = plain_runner(loaded, model.ends, plain_machine(loaded, beat))
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
     grammars = _grammars(loaded)
     tap = _tap(loaded, model) if loaded.head else None
@@ -195,13 +199,13 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
     )
 
 
-def _plain_model(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder, StepForward]:
+def _plain_model(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder[Linear], StepForward]:
     """The model here, and what computes steps: it alone, or with other ranks."""
     if loaded.config.dp_attention > 1:
         return attention_ranks(loaded, pool, beat)
     backend = loaded.backend(KvKind.TARGET, beat)
     with loaded.weights(KvKind.TARGET) as weights:
-        model = Decoder(loaded.target, weights, backend)
+        model = Decoder(loaded.target, weights, TorchMachine(loaded.target, backend))
     return model, LocalForward(model, pool, backend)
 
 
@@ -344,10 +348,11 @@ def _draft_parts(loaded: EngineSpec, start: EngineStart, beat: Beat) -> DraftPar
     )
 
 
-def _tap(loaded: EngineSpec, model: Decoder) -> FeatureTap:
+def _tap(loaded: EngineSpec, model: Decoder[Linear]) -> FeatureTap:
     assert loaded.head is not None
     with loaded.weights(KvKind.DRAFT) as weights:
-        return head_family(loaded.head.algorithm).load_tap(loaded.head, weights, model.final_norm)
+        kind = head_family(loaded.head.algorithm)
+        return kind.load_tap(loaded.head, weights, model.final_norm, model.machine)
 
 
 def _drafter(loaded: EngineSpec, draft_runner: DraftRunner | None) -> Drafter | None:

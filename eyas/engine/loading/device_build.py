@@ -22,6 +22,7 @@ from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
 from eyas.common.types import GenerationRequest, KvKind
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.buckets import GraphBuckets
@@ -32,6 +33,7 @@ from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.device.runner import DeviceRunner, catch_up_sizes
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepLayout, StepShape
+from eyas.engine.formats.projection import Projection
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
@@ -50,10 +52,11 @@ from eyas.engine.loading.step_shapes import (
     largest,
     rehearsed,
 )
-from eyas.engine.models.base import DeviceDraft, FeatureTap
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.base import DraftModel, FeatureTap
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.fused_step import LayerContext, RowAttention
-from eyas.engine.models.heads import device_head, load_device_draft
+from eyas.engine.models.heads import head_family, load_draft
+from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankInfo
@@ -284,22 +287,19 @@ def table_sizes(loaded: EngineSpec) -> TableSizes:
 
 def _models(
     arithmetic: RankArithmetic, ranks: ProcessGroup, attentions: dict[KvKind, RowAttention]
-) -> tuple[FusedDecoder, FeatureTap | None, DeviceDraft | None]:
+) -> tuple[Decoder[Projection], FeatureTap | None, DraftModel[ForwardRows] | None]:
     """The target, and as much of the head as runs here."""
     loaded, alone = arithmetic.loaded, ProcessGroup(RankInfo(), arithmetic.loaded.config.device)
     whole, sharers = (ranks, alone) if loaded.config.dp_attention == 1 else (alone, ranks)
 
-    def context(group: KvKind, launch: skinny.ProductLaunch) -> LayerContext:
+    def machine(group: KvKind, launch: skinny.ProductLaunch) -> DeviceMachine:
         shared = (whole, launch, attentions[group])
         made = LayerContext.on(loaded.config.device, loaded.decoder(group), *shared)
-        return replace(
-            made,
-            uniform_experts=loaded.uniform_experts,
-            sharers=sharers if loaded.experts(group) else alone,  # of dense layers each rank has all
-        )
+        sharing = sharers if loaded.experts(group) else alone  # of dense layers each rank has all
+        return DeviceMachine(replace(made, uniform_experts=loaded.uniform_experts, sharers=sharing))
 
     with loaded.weights(KvKind.TARGET) as weights:
-        model = FusedDecoder(loaded.target, weights, context(KvKind.TARGET, arithmetic.products))
+        model = Decoder(loaded.target, weights, machine(KvKind.TARGET, arithmetic.products))
     log = logging.getLogger("eyas.engine")
     if not model.few_rows and any(layer.attention.output_bias for layer in loaded.target.layers):
         text = "steps of few rows are slower than they could be: no kernel adds this model's output biases"
@@ -308,13 +308,13 @@ def _models(
         log.warning("chance chooses experts (--uniform-experts): answers mean nothing")
     if loaded.head is None:
         return model, None, None
-    kind, group = device_head(loaded.head.algorithm), KvKind.DRAFT if loaded.drafts_here else KvKind.TARGET
-    beside = context(group, arithmetic.drafts)
+    kind, group = head_family(loaded.head.algorithm), KvKind.DRAFT if loaded.drafts_here else KvKind.TARGET
+    beside = machine(group, arithmetic.drafts)
     with loaded.weights(KvKind.DRAFT) as weights:
         tap = kind.load_tap(loaded.head, weights, model.final_norm, beside)
         if not loaded.drafts_here:
             return model, tap, None
-        return model, tap, load_device_draft(loaded.head, weights, model.ends, beside)
+        return model, tap, load_draft(loaded.head, weights, model.ends, beside)
 
 
 def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:

@@ -24,10 +24,11 @@ from eyas.engine.loading.device_build import table_sizes
 from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
-from eyas.engine.models.decoder import EmbeddingAndHead
-from eyas.engine.models.fused import FusedEnds
+from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.fused_step import LayerContext
-from eyas.engine.models.heads import load_device_draft, load_draft
+from eyas.engine.models.heads import load_draft
+from eyas.engine.models.ops.device_machine import DeviceMachine
+from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer
@@ -49,22 +50,28 @@ class DraftWorker:
 def draft_worker(loaded: EngineSpec, start: EngineStart | None = None, beat: Beat = no_pulse) -> DraftWorker:
     """`beat`: of the engine. Raises ConfigError if the head, or any page, does not fit."""
     if loaded.config.attention_backend == "torch":
+        machine = plain_machine(loaded, beat)
         with loaded.weights(KvKind.TARGET) as weights:
-            ends = EmbeddingAndHead.load(loaded.target, weights)
-        return DraftWorker(loaded, plain_runner(loaded, ends, beat))
+            ends = ModelEnds.load(loaded.target, weights, machine)
+        return DraftWorker(loaded, plain_runner(loaded, ends, machine))
     if loaded.config.tensor_parallel_size > 1:
         flag = "tensor-parallel-size"
         raise ConfigError(f"--{flag}: a draft worker has one GPU", param=flag)
     return _device_worker(loaded, start or EngineStart())
 
 
-def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead, beat: Beat) -> DraftRunner:
-    """The head in plain torch, with a pool of its own. `beat`: of the engine."""
+def plain_machine(loaded: EngineSpec, beat: Beat) -> TorchMachine:
+    """What a head's own layers run on in plain torch. `beat`: of the engine."""
     assert loaded.head is not None
-    backend = loaded.backend(KvKind.DRAFT, beat)
+    return TorchMachine(loaded.head.decoder, loaded.backend(KvKind.DRAFT, beat))
+
+
+def plain_runner(loaded: EngineSpec, ends: ModelEnds, machine: TorchMachine) -> DraftRunner:
+    """The head in plain torch, with a pool of its own."""
+    assert loaded.head is not None
     with loaded.weights(KvKind.DRAFT) as weights:
-        head = load_draft(loaded.head, weights, ends, backend)
-    return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
+        head = load_draft(loaded.head, weights, ends, machine)
+    return DraftRunner(head, loaded.pool(KvKind.DRAFT), machine.backend)
 
 
 def _device_worker(loaded: EngineSpec, start: EngineStart) -> DraftWorker:
@@ -96,13 +103,12 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     most = RowLimits(config.max_running, max(loaded.width, spec.topk))
     shape = loaded.with_pages(1).shape(KvKind.DRAFT)
     attention = row_attention(tables.pages, decoder.num_heads, shape, most, pdl=pdl)
-    context = LayerContext.on(
-        config.device, decoder, ProcessGroup(RankInfo(), config.device), launch, attention
-    )
+    group = ProcessGroup(RankInfo(), config.device)
+    machine = DeviceMachine(LayerContext.on(config.device, decoder, group, launch, attention))
     with loaded.weights(KvKind.TARGET) as weights:
-        ends = FusedEnds.load(loaded.target, weights)
+        ends = ModelEnds.load(loaded.target, weights, machine)
     with loaded.weights(KvKind.DRAFT) as weights:
-        head = load_device_draft(loaded.head, weights, ends, context)
+        head = load_draft(loaded.head, weights, ends, machine)
     if config.num_pages is None:
         loaded = loaded.with_pages(_pages(loaded))
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -34,8 +35,8 @@ from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import StartPhases
 from eyas.engine.loading.step_shapes import buckets_of, by_depth, captured, rehearsed
-from eyas.engine.models.base import DeviceModel
-from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.base import DecoderModel
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import RankInfo
@@ -74,9 +75,9 @@ def launches(config: EngineConfig) -> None:
                 state.drafter.catch_up(torch.empty(2, count, dtype=torch.int32, device="meta"), width)
 
 
-def _keep_one_of_each(model: DeviceModel) -> None:
+def _keep_one_of_each(model: DecoderModel[Any]) -> None:
     """The first layer, and the first of each kind among the others: these launch all that the rest does."""
-    assert isinstance(model, FusedDecoder)
+    assert isinstance(model, Decoder)
     each = [(spec, layer.formats) for spec, layer in zip(model.config.layers, model.layers, strict=True)]
     kinds = dict(reversed([*zip(each, range(model.config.num_layers), strict=True)][1:]))
     model.layers = [model.layers[i] for i in (0, *sorted(kinds.values()))]

@@ -15,8 +15,10 @@ import torch
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch, build_batch
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.layers.linear import Linear
 from eyas.engine.models.base import DecoderModel
 from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import LOAD_S, STEP_S, RankLeader, join_leader
@@ -57,9 +59,12 @@ class LocalForward:
 class RankForward:
     """One rank's part of every step."""
 
-    def __init__(self, model: Decoder, pool: KvPool, backend: AttentionBackend, experts: ExpertRanks) -> None:
-        self._model = model
-        self._local = LocalForward(model, pool, backend)
+    def __init__(
+        self, model: Decoder[Linear], pool: KvPool, machine: TorchMachine, experts: ExpertRanks
+    ) -> None:
+        """`machine`: the model's, whose ranks are `experts`."""
+        self._model, self._machine = model, machine
+        self._local = LocalForward(model, pool, machine.backend)
         self._pages = pool.shape.pages
         self._experts = experts
 
@@ -78,8 +83,8 @@ class RankForward:
     def _forward(self, share: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         if share.tokens:
             return self._local(share)
-        self._model.serve_others()
         nothing = self._model.ends.embedding.new_empty(0, self._model.config.hidden_size)
+        self._machine.serve_others(self._model.layers, nothing)
         return nothing, nothing.repeat(1, len(share.taps))
 
 

@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
-from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
@@ -24,7 +23,9 @@ FinalNorm = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DecoderModel(Protocol[RowsT]):
-    """A target model over a paged pool. It keeps no state between calls."""
+    """A target model over a paged pool. It keeps no state between calls, and on a device reads nothing of it:
+    its launches can be captured.
+    """
 
     config: ModelConfig
 
@@ -41,19 +42,12 @@ class DecoderModel(Protocol[RowsT]):
         tapped layer, before any norm (past the last: leaving it).
         """
 
-    def logits(self, residual: torch.Tensor, picked: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows as `forward` gave them, all or those `picked` (integers [r]) -> float32 [r, vocab]."""
-
-
-class DeviceModel(DecoderModel[ForwardRows], Protocol):
-    """A target model whose launches can be captured: it reads nothing of the device, and may be told where to
-    put its largest result.
-    """
-
     def logits(
         self, residual: torch.Tensor, picked: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `DecoderModel.logits`, `picked` int32; in `out`, if it is given."""
+        """Rows as `forward` gave them, all or those `picked` (integers [r]; int32 on a device) -> float32
+        [r, vocab], in `out` if it is given.
+        """
 
 
 class FeatureTap(Protocol):
@@ -83,18 +77,14 @@ class DraftModel(Protocol[RowsT]):
     token_map: torch.Tensor | None
 
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: RowsT, pool: KvPool) -> Drafted:
-        """features [R, width] joined with tokens int64 [R]; writes the KV of `rows`.
+        """features [R, width] joined with tokens [R], int64 or on a device int32; writes the KV of `rows`.
 
         Certain rows (`rows.depth` 0) have the target's features, others the `Drafted.features` of the row
         before them on their path.
         """
 
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: RowsT, pool: KvPool) -> None:
+        """`forward` of certain rows whose result is not wanted: it writes their KV."""
+
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [r, ...] -> float32 [r, draft vocab]."""
-
-
-class DeviceDraft(DraftModel[ForwardRows], Protocol):
-    """One on a device."""
-
-    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardRows, pool: KvPool) -> None:
-        """`forward` of certain rows whose result is not wanted: it writes their KV."""

@@ -1,129 +1,139 @@
-"""The plain decoder: any `ModelConfig` in torch operations whose rows do not depend on their company.
+"""Any decoder: embedding, layers, the norm and the product behind them, over a machine's verbs.
 
-It is the specification that the device path is held to. A layer is `eyas.engine.models.layer`'s, over verbs
-in plain torch. It knows specifications, never families: what is special about one is a number or a name in
-it.
+In plain torch it is the specification that a GPU is held to. It knows specifications, never families: what is
+special about one is a number or a name in it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Generic
 
 import torch
 
-from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.attention.soft_cap import soft_cap
+from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.linear import Linear
-from eyas.engine.layers.norm import RmsNorm
-from eyas.engine.layers.rotary import Rotary
-from eyas.engine.layers.step import Step
+from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.layer import load_layers, run_layers
-from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
-from eyas.engine.models.unread import check_layers, check_tied
-from eyas.engine.parallel.expert_ranks import ExpertRanks
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.machine import Machine
+from eyas.engine.parallel.shards import config_of_rank
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_ASIDE = ("scale", "scale_inv", "inv_freq", "cos_cached", "sin_cached")
+"""Ends of names that no equation here needs: scales of other quantities than weights, tables of RoPE."""
 
 
 @dataclass(frozen=True)
-class EmbeddingAndHead:
-    """A model's two ends, embedding [vocab, hidden] and output head; draft heads share them."""
+class ModelEnds:
+    """A model's embedding [vocab, hidden], and a rank's rows of its output head; draft heads share them."""
 
     embedding: torch.Tensor
-    lm_head: Linear
+    lm_head: Any
 
     @classmethod
-    def load(cls, config: ModelConfig, weights: WeightSource) -> EmbeddingAndHead:
+    def load(cls, config: ModelConfig, weights: WeightSource, machine: Machine[Any]) -> ModelEnds:
         """Takes both ends from `weights`; a tied head is the embedding itself."""
         shape = (config.vocab_size, config.hidden_size)
-        check_tied(config, weights)
-        embedding = weights.take("model.embed_tokens.weight", shape)
-        head = embedding if config.tied_head else weights.take("lm_head.weight", shape)
-        return cls(embedding, Linear(head))
+        _check_tied(config, weights)
+        embedding = weights.take(EMBEDDING, shape)
+        head = machine.own_rows(embedding) if config.tied_head else weights.take_rows(HEAD, shape)
+        return cls(embedding, machine.matrix(head))
 
-    def limited_to(self, ids: tuple[int, ...]) -> EmbeddingAndHead:
-        """With those rows of the output head alone, in this order; (): with all."""
-        if not ids:
-            return self
-        return EmbeddingAndHead(self.embedding, self.lm_head.in_order(torch.tensor(ids)))
+    def limited_to(self, ids: tuple[int, ...], machine: Machine[Any]) -> ModelEnds:
+        """With a rank's share of those rows of the output head alone, in this order; (): of all."""
+        return ModelEnds(self.embedding, machine.some_rows(self.lm_head, ids)) if ids else self
 
 
-class Decoder:
+class Decoder(Generic[ProjectionT]):
     """A `DecoderModel` over a paged pool. It takes its tensors from `weights`; no state between calls.
 
-    `ranks`: over which the experts of its layers are spread; None: all are here.
+    `few_rows`: as `Machine.most_rows` of its layers. Raises ValueError for what the exact arithmetic cannot
+    compute yet, if the machine is to be exact.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: WeightSource,
-        backend: AttentionBackend,
-        ranks: ExpertRanks | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightSource, machine: Machine[ProjectionT]) -> None:
         self.config = config
-        self.ends = EmbeddingAndHead.load(config, weights)
-        self._machine = TorchMachine(ranks)
-        self._layers = load_layers(Blocks(config, weights, self._machine))
-        self._norm = RmsNorm.load(config, weights, "model.norm.weight", config.hidden_size)
-        check_layers(config, weights)
-        self._rotaries = rotaries(config, weights.placement.device)
-        self._backend = backend
-
-    @property
-    def kv_format(self) -> KvFormat:
-        """What one row of KV holds in every layer."""
-        return self.config.kv_format
+        self.kv_format: KvFormat = config_of_rank(config, weights.placement.ranks).kv_format
+        self.machine = machine
+        self.ends = ModelEnds.load(config, weights, machine)
+        self.layers = load_layers(Blocks(config, weights, machine))
+        self.few_rows = machine.most_rows(self.layers)
+        self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
+        _check_layers(config, weights)
 
     @torch.inference_mode()
     def forward(
-        self, rows: ForwardBatch, pool: KvPool, taps: tuple[int, ...] = ()
+        self, rows: Any, pool: KvPool, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs R rows and writes their KV.
 
         Returns the residual rows that leave the last layer [R, hidden], before any norm, and
         [R, len(taps) * hidden]: those that enter each tapped layer (past the last: leave it).
         """
-        count = rows.tokens.shape[0]
-        ops = TorchOps(
-            Step.of(rows, pool, self._rotaries, self._backend), self.config.norm_eps, self._machine.ranks
+        ops = self.machine.ops(rows, pool, self.config.norm_eps, self.few_rows)
+        tapped = ops.room((len(taps), self.config.hidden_size), like=self.ends.embedding)
+        entering = partial(_tap, ops, tapped, taps)
+        # No name for the embedded rows: their memory is free for the layers behind the first.
+        x = run_layers(
+            self.layers, ops, ops.embed(self.ends.embedding, self.config.embedding_scale), entering
         )
-        tapped = self.ends.embedding.new_empty(count, len(taps), self.config.hidden_size)
-        embedding, scale = self.ends.embedding, self.config.embedding_scale
-        x = run_layers(self._layers, ops, ops.embed(embedding, scale), partial(_keep, tapped, taps))
-        return x[:count], tapped.view(count, -1)
-
-    @torch.inference_mode()
-    def serve_others(self) -> None:
-        """A step without rows on this rank: layer by layer its experts take the rows of the other ranks."""
-        self._machine.serve_others(self._layers, self.ends.embedding.new_empty(0, self.config.hidden_size))
+        return x, tapped.view(tapped.shape[0], -1)
 
     @torch.inference_mode()
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Residual rows [r, hidden] that left the last layer -> what the output head reads."""
-        return self._norm(residual)
+        return self.machine.norm(residual, self._gain, self.config.norm_eps)
 
     @torch.inference_mode()
-    def logits(self, residual: torch.Tensor, picked: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows as `forward` gave them, all or those `picked` (int64 [r]) -> float32 [r, vocab]."""
-        logits = self.ends.lm_head(self.final_norm(residual if picked is None else residual[picked])).float()
-        return soft_cap(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits
+    def logits(
+        self, residual: torch.Tensor, picked: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Rows as `forward` gave them, all or those `picked` (integers [r]) -> float32 [r, vocab].
+
+        `out`: where that is put, if it is given.
+        """
+        if picked is not None:
+            residual = self.machine.picked(residual, picked)
+        logits = self.machine.logits(self.final_norm(residual), self.ends.lm_head, out)
+        return self.machine.capped(logits, cap) if (cap := self.config.logit_soft_cap) else logits
 
 
-def rotaries(config: ModelConfig, device: str) -> dict[RopeConfig, Rotary]:
-    """The tables of each RoPE that a layer has."""
-    ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
-    dim = config.layers[0].attention.rotated_dim  # the same in all layers, as head_dim is
-    return {rope: Rotary(rope, dim, config.context_length, device) for rope in ropes}
+def _tap(
+    ops: Ops[Any, Any, Any], tapped: torch.Tensor, taps: tuple[int, ...], layer: int, x: torch.Tensor
+) -> None:
+    for place, tap in enumerate(taps):
+        if tap == layer:
+            ops.put(x, tapped, place)
 
 
-def _keep(tapped: torch.Tensor, taps: tuple[int, ...], layer: int, x: torch.Tensor) -> None:
-    for place, wanted in enumerate(taps):
-        if wanted == layer:
-            tapped[:, place] = x[: tapped.shape[0]]
+def _check_tied(config: ModelConfig, weights: WeightSource) -> None:
+    """Raises ConfigError if the output head is the embedding by its config.json, and differs from it."""
+    if config.tied_head and HEAD in weights and not weights.alike(HEAD, EMBEDDING):
+        raise ConfigError(
+            f"config.json of {config.folder}: tie_word_embeddings says that {HEAD} is {EMBEDDING}, "
+            "and a different one is stored: set it to false to serve that one"
+        )
+
+
+def _check_layers(config: ModelConfig, weights: WeightSource) -> None:
+    """Raises ConfigError, which names it, for a tensor of the layers or the ends that was not taken.
+
+    A bias, a norm or a correction of scores that nothing reads leaves fluent answers that are wrong: it says
+    that this is another model. Experts may be another rank's. What stands behind the last layer is a draft
+    head's.
+    """
+    parts = ("lm_head.", "model.norm.", *(f"model.layers.{i}." for i in range(config.num_layers)))
+    unread = [n for n in weights.left(parts) if ".experts." not in n and not n.endswith(_ASIDE)]
+    if unread:
+        others = f" and {len(unread) - 1} others" if unread[1:] else ""
+        raise ConfigError(
+            f"{config.folder} holds a tensor {unread[0]}{others}, which a {config.architecture} "
+            "with its config.json does not read: it is another model"
+        )

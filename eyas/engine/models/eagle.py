@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any, Generic
 
 import torch
-import torch.nn.functional as F
 
-from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, NormNames
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.linear import Linear, pad_rows
-from eyas.engine.layers.step import Step
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.blocks import Blocks
-from eyas.engine.models.decoder import EmbeddingAndHead, rotaries
+from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.head_parts import (
     NO_SHAPE,
+    HeadLayers,
     LastHiddenTap,
     own_decoder,
     stored_layers,
@@ -33,8 +31,8 @@ from eyas.engine.models.head_parts import (
     token_embedding,
 )
 from eyas.engine.models.keys import Fit
-from eyas.engine.models.layer import load_layer, run_layers
-from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
+from eyas.engine.models.ops.machine import Machine
+from eyas.engine.models.ops.parts import JoinPart
 
 NAME = "an EAGLE-1/2 head"
 UNREAD = ("layers.0.input_layernorm.weight", "norm.weight")
@@ -75,59 +73,57 @@ def spelling(name: str) -> str:
     return name.removeprefix("model.")
 
 
-class EagleDraft:
+class EagleDraft(Generic[ProjectionT]):
     """Decoder layers over fc [token embedding ; feature], the first of them without a norm before it."""
 
+    token_map: torch.Tensor | None = None
+
     def __init__(
-        self, config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
+        self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]
     ) -> None:
         """`ends` are the target's; an lm_head in the file, a copy of the target's, is not read."""
-        decoder = config.decoder
-        self.token_map = None
-        self._embedding = token_embedding(config, weights, ends.embedding)
-        self._lm_head = ends.lm_head
-        fc, self._bias = fc_tensors(config, weights)
-        self._fc, self._eps = Linear(fc), decoder.norm_eps
-        blocks = Blocks(decoder, weights, TorchMachine())
-        self._layers = [load_layer(blocks, i, f"layers.{i}") for i in range(decoder.num_layers)]
-        self._rotaries = rotaries(decoder, weights.placement.device)
-        self._backend = backend
+        decoder, hidden = config.decoder, config.decoder.hidden_size
+        self._machine, self._lm_head = machine, ends.lm_head
+        self._join = JoinPart(token_embedding(config, weights, ends.embedding), decoder.norm_eps)
+        self._fc = machine.matrix(weights.take("fc.weight", (hidden, 2 * hidden)))
+        self._bias = weights.take("fc.bias", (hidden,)) if "fc.bias" in weights else None
+        self._layers = HeadLayers(Blocks(decoder, weights, machine), gain=None)
 
     @torch.inference_mode()
-    def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardBatch, pool: KvPool
-    ) -> Drafted:
-        """features [R, hidden] joined with tokens int64 [R] -> features of the next positions [R, hidden].
+    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:
+        """features [R, hidden] joined with tokens [R] -> features of the next positions [R, hidden].
 
         They are both what `logits` takes and what the next, recurrent rows are made of: no norm follows.
         """
-        count = tokens.shape[0]
-        embedded = F.embedding(pad_rows(tokens), self._embedding)
-        x = self._fc(torch.cat((embedded, pad_rows(features)), dim=-1), self._bias)
-        ops = TorchOps(Step.of(rows, pool, self._rotaries, self._backend), self._eps)
-        x = run_layers(self._layers, ops, ops.residual(x))
-        return Drafted(x[:count], x[:count])
+        x = self._entering(features, tokens, rows)
+        x = self._layers(x, x, rows, pool)
+        return Drafted(x, x)
+
+    @torch.inference_mode()
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> None:
+        """As of `DraftModel`."""
+        x = self._entering(features, tokens, rows)
+        self._layers.keep(x, x, rows, pool)
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [r, hidden] as `forward` gave them -> float32 [r, vocab]."""
-        return self._lm_head(rows).float()
+        return self._machine.logits(rows, self._lm_head)
+
+    def _entering(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any) -> torch.Tensor:
+        joined = self._machine.join(features, tokens, rows.positions, self._join)
+        return self._machine.product(joined, self._fc, self._bias)
 
 
-def fc_tensors(config: DraftConfig, weights: WeightSource) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weight [hidden, 2 * hidden] of fc, and its bias [hidden], if the head has one."""
-    hidden = config.decoder.hidden_size
-    weight = weights.take("fc.weight", (hidden, 2 * hidden))
-    return weight, weights.take("fc.bias", (hidden,)) if "fc.bias" in weights else None
-
-
-def load_tap(config: DraftConfig, _: WeightSource, final_norm: FinalNorm) -> LastHiddenTap:
+def load_tap(
+    config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, machine: Machine[Any]
+) -> LastHiddenTap:
     """The half beside the target, which has no tensors of its own."""
     return LastHiddenTap(config, final_norm)
 
 
 def load_draft(
-    config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
-) -> EagleDraft:
+    config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]
+) -> EagleDraft[Any]:
     """The half that drafts. `ends`: the target's."""
-    return EagleDraft(config, weights, ends, backend)
+    return EagleDraft(config, weights, ends, machine)

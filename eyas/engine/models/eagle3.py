@@ -11,26 +11,23 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any, Generic
 
 import torch
-import torch.nn.functional as F
 
 from eyas.common.errors import ConfigError
-from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.linear import Linear, pad_rows
-from eyas.engine.layers.norm import RmsNorm
-from eyas.engine.layers.step import Step
 from eyas.engine.models.base import Drafted, FeatureTap, FinalNorm
 from eyas.engine.models.blocks import Blocks
-from eyas.engine.models.decoder import EmbeddingAndHead, rotaries
+from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.head_parts import (
     NO_SHAPE,
+    HeadLayers,
     LastHiddenTap,
     Shapes,
     own_decoder,
@@ -39,8 +36,8 @@ from eyas.engine.models.head_parts import (
     token_embedding,
 )
 from eyas.engine.models.keys import MOST_COLUMNS, Fit
-from eyas.engine.models.layer import head_layers, run_layers
-from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
+from eyas.engine.models.ops.machine import Machine
+from eyas.engine.models.ops.parts import JoinPart
 
 NAME = "an EAGLE-3 head"
 OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
@@ -96,98 +93,100 @@ def spelling(name: str) -> str:
 class Eagle3Tap:
     """Which layers' inputs are tapped, and how they become one feature."""
 
-    def __init__(self, config: DraftConfig, weights: WeightSource) -> None:
-        names, width = fc_norms(config, weights), config.captured_width
+    def __init__(self, config: DraftConfig, weights: WeightSource, machine: Machine[Any]) -> None:
+        names, width = _fc_norms(config, weights), config.captured_width
         self.layers = config.capture_layers
-        self._fc = Linear(weights.take("fc.weight", (config.decoder.hidden_size, width)))
-        self._norms = [RmsNorm.load(config.decoder, weights, name, width // len(names)) for name in names]
+        self._machine, self._eps = machine, config.decoder.norm_eps
+        self._fc = machine.matrix(weights.take("fc.weight", (config.decoder.hidden_size, width)))
+        self._gains = [weights.take(name, (width // len(names),)) for name in names]
 
     @torch.inference_mode()
     def features(self, tapped: torch.Tensor) -> torch.Tensor:
         """tapped [R, layers * target's hidden], low to high -> features [R, hidden]."""
-        if self._norms:
-            chunks = tapped.chunk(len(self._norms), dim=-1)
-            tapped = torch.cat([norm(c) for norm, c in zip(self._norms, chunks, strict=True)], dim=-1)
-        return self._fc(tapped)
+        if self._gains:
+            tapped = self._machine.norms(tapped, self._gains, self._eps)
+        return self._machine.product(tapped, self._fc)
 
 
-class Eagle3Draft:
+class Eagle3Draft(Generic[ProjectionT]):
     """Decoder layers, of which the first reads [token embedding ; feature]."""
 
     def __init__(
-        self, config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
+        self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]
     ) -> None:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder, hidden = config.decoder, config.decoder.hidden_size
-        gains = feature_gains(config, weights)
-        self.token_map = token_map(config, weights)
-        self._variants = config.variants
-        self._embedding = token_embedding(config, weights, ends.embedding)
-        self._lm_head = ends.lm_head
+        self._machine, self._eps, self._variants = machine, decoder.norm_eps, config.variants
+        self.token_map = _token_map(config, weights)
+        embedding, self._lm_head = token_embedding(config, weights, ends.embedding), ends.lm_head
         if "lm_head.weight" in weights:
-            self._lm_head = Linear(weights.take("lm_head.weight", (config.draft_vocab_size, hidden)))
-        self._token_norm, self._feature_norm = (RmsNorm(gain, decoder.norm_eps) for gain in gains)
-        self._layers = head_layers(Blocks(decoder, weights, TorchMachine()), torch.cat(gains))
-        self._norm = RmsNorm.load(decoder, weights, "norm.weight", hidden)
-        self._rotaries = rotaries(decoder, weights.placement.device)
-        self._backend = backend
+            shape = (config.draft_vocab_size, hidden)
+            self._lm_head = machine.matrix(weights.take_rows("lm_head.weight", shape))
+        names = "layers.0.input_layernorm.weight", _FEATURE_NORM
+        gains = weights.take(names[0], (hidden,)), weights.take(names[1], (hidden,))
+        self._join, self._feature_gain = JoinPart(embedding, decoder.norm_eps, gains), gains[1]
+        self._layers = HeadLayers(Blocks(decoder, weights, machine), torch.cat(gains))
+        self._gain = weights.take("norm.weight", (hidden,))
 
     @torch.inference_mode()
-    def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardBatch, pool: KvPool
-    ) -> Drafted:
-        """features [R, hidden] joined with tokens int64 [R] -> hidden [R, hidden].
+    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:
+        """features [R, hidden] joined with tokens [R] -> hidden [R, hidden].
 
         That is both what `logits` takes and the feature of the next, recurrent row: before the head's norm,
         or with `norm_output` after it.
         """
-        count = tokens.shape[0]
-        x = pad_rows(features)
-        embedded = F.embedding(pad_rows(tokens), self._embedding)
-        normed = self._feature_norm(x)
-        joined = torch.cat((self._token_norm(embedded), normed), dim=-1)
-        ops = TorchOps(Step.of(rows, pool, self._rotaries, self._backend), self._norm.eps)
-        residual = normed if "norm_before_residual" in self._variants else x
-        x = run_layers(self._layers, ops, ops.residual(residual), given=ops.given(joined))
+        joined, residual = self._entering(features, tokens, rows)
+        x = self._layers(joined, residual, rows, pool)
         if "norm_output" in self._variants:
-            x = self._norm(x)
-        return Drafted(x[:count], x[:count])
+            x = self._machine.norm(x, self._gain, self._eps)
+        return Drafted(x, x)
+
+    @torch.inference_mode()
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> None:
+        """As of `DraftModel`."""
+        self._layers.keep(*self._entering(features, tokens, rows), rows, pool)
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [r, hidden] as `forward` gave them -> float32 [r, draft vocab]."""
-        normed = rows if "norm_output" in self._variants else self._norm(rows)
-        return self._lm_head(normed).float()
+        if "norm_output" not in self._variants:
+            rows = self._machine.norm(rows, self._gain, self._eps)
+        return self._machine.logits(rows, self._lm_head)
+
+    def _entering(
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the first layer's attention reads [R, 2 * hidden], and the residual [R, hidden]."""
+        joined = self._machine.join(features, tokens, rows.positions, self._join)
+        if "norm_before_residual" in self._variants:
+            features = self._machine.norm(features, self._feature_gain, self._eps)
+        return joined, features
 
 
-def load_tap(config: DraftConfig, weights: WeightSource, final_norm: FinalNorm) -> FeatureTap:
+def load_tap(
+    config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, machine: Machine[Any]
+) -> FeatureTap:
     """The half beside the target. Captured layers are tapped before any norm, the last hidden state after."""
     if "last_hidden" in config.variants:
         return LastHiddenTap(config, final_norm)
-    return Eagle3Tap(config, weights)
+    return Eagle3Tap(config, weights, machine)
 
 
 def load_draft(
-    config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
-) -> Eagle3Draft:
+    config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]
+) -> Eagle3Draft[Any]:
     """The half that drafts. `ends`: the target's."""
-    return Eagle3Draft(config, weights, ends, backend)
+    return Eagle3Draft(config, weights, ends, machine)
 
 
-def feature_gains(config: DraftConfig, weights: WeightSource) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the norms of a token's embedding and of a feature, [hidden] each."""
-    shape = (config.decoder.hidden_size,)
-    return weights.take("layers.0.input_layernorm.weight", shape), weights.take(_FEATURE_NORM, shape)
-
-
-def fc_norms(config: DraftConfig, weights: WeightSource) -> list[str]:
+def _fc_norms(config: DraftConfig, weights: WeightSource) -> list[str]:
     """The names of the norms before fc, each over an equal part of what is captured; mostly there is none."""
     if "fc_norm.0.weight" in weights:  # EAGLE-3.1
         return [f"fc_norm.{i}.weight" for i in range(len(config.capture_layers))]
     return ["input_norm.weight"] if "input_norm.weight" in weights else []  # speculators
 
 
-def token_map(config: DraftConfig, weights: WeightSource) -> torch.Tensor | None:
+def _token_map(config: DraftConfig, weights: WeightSource) -> torch.Tensor | None:
     """Target id of each draft id, int64 [draft vocab], from the stored offsets; None: they are the same."""
     size, vocab = config.draft_vocab_size, config.decoder.vocab_size
     if "d2t" not in weights:

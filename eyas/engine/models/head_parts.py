@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Generic
 
 import torch
 
@@ -18,9 +19,13 @@ from eyas.engine.checkpoint.config import DraftConfig, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.projection import ProjectionT
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.models import llama
 from eyas.engine.models.base import FinalNorm
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.keys import Fit
+from eyas.engine.models.layer import head_layers, keep_layers, run_layers
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of stored tensors, by the names by which a kind's classes ask for them."""
@@ -89,6 +94,28 @@ def token_embedding(config: DraftConfig, weights: WeightSource, target: torch.Te
     if "embed_tokens.weight" not in weights:
         return target
     return weights.take("embed_tokens.weight", (config.decoder.vocab_size, config.decoder.hidden_size))
+
+
+class HeadLayers(Generic[ProjectionT]):
+    """A head's layers, `layers.0` and on. The first reads rows that are given, the others the residual.
+
+    `gain`: of the norm that the given rows have passed without one; None: there was none.
+    """
+
+    def __init__(self, blocks: Blocks[ProjectionT], gain: torch.Tensor | None) -> None:
+        self._machine, self._eps = blocks.machine, blocks.config.norm_eps
+        self._layers = head_layers(blocks, gain)
+        self._few_rows = self._machine.most_rows(self._layers)
+
+    def __call__(self, given: torch.Tensor, x: torch.Tensor, rows: Any, pool: KvPool) -> torch.Tensor:
+        """given [R, width], the residual x [R, hidden], which stays -> the residual after all layers."""
+        ops = self._machine.ops(rows, pool, self._eps, self._few_rows)
+        return run_layers(self._layers, ops, ops.residual(x), given=ops.given(given))
+
+    def keep(self, given: torch.Tensor, x: torch.Tensor, rows: Any, pool: KvPool) -> None:
+        """The same, as far as it writes the rows' KV."""
+        ops = self._machine.ops(rows, pool, self._eps, self._few_rows, whole=False)
+        keep_layers(self._layers, ops, ops.residual(x), ops.given(given))
 
 
 class LastHiddenTap:

@@ -8,34 +8,25 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.token_map import read_token_map, refused
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.models import llama
-from eyas.engine.models.base import DeviceDraft, DraftModel, FeatureTap, FinalNorm
-from eyas.engine.models.decoder import EmbeddingAndHead
-from eyas.engine.models.fused import FusedEnds
-from eyas.engine.models.fused_step import LayerContext
+from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
+from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.keys import reading
+from eyas.engine.models.ops.machine import Machine
 
-HEADS = {
-    "mtp": "fused_mtp",
-    "eagle": "fused_eagle",
-    "eagle3": "fused_eagle3",
-}
-"""The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they are asked; and the
-`DeviceHead` of each ("": it has none, and is refused by name where there is a device).
-"""
+HEADS = ("mtp", "eagle", "eagle3")
+"""The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they see a folder."""
 
 MOST_LAYERS = 128
 
@@ -57,29 +48,15 @@ class HeadFamily(Protocol):
     def spelling(self, name: str) -> str:
         """The name by which the head's classes ask for the tensor that is stored as `name`."""
 
-    def load_tap(self, config: DraftConfig, weights: WeightSource, final_norm: FinalNorm) -> FeatureTap:
-        """The half beside the target, whose `final_norm` some heads' features have passed."""
-
-    def load_draft(
-        self, config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
-    ) -> DraftModel[ForwardBatch]:
-        """The half that drafts. `ends`: the target's, for a head without its own."""
-
-
-class DeviceHead(Protocol):
-    """What the module of a kind of head on a device holds."""
-
     def load_tap(
-        self, config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, context: LayerContext
+        self, config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, machine: Machine[Any]
     ) -> FeatureTap:
         """The half beside the target, whose `final_norm` some heads' features have passed."""
 
     def load_draft(
-        self, config: DraftConfig, weights: WeightSource, ends: FusedEnds, context: LayerContext
-    ) -> DeviceDraft:
-        """The half that drafts. `ends`: the target's, for a head without its own; `context`: of the head's
-        own layers.
-        """
+        self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]
+    ) -> DraftModel[Any]:
+        """The half that drafts. `ends`: the target's, for a head without its own."""
 
 
 def read_head(
@@ -159,44 +136,15 @@ def head_family(algorithm: str) -> HeadFamily:
     return cast(HeadFamily, importlib.import_module(f"eyas.engine.models.{algorithm}"))
 
 
-def device_head(algorithm: str) -> DeviceHead:
-    """The module that runs a kind of head on a device. Raises ConfigError if there is none."""
-    module = HEADS[algorithm]
-    if not module:
-        name = head_family(algorithm).NAME
-        raise ConfigError(
-            f"{name} has no implementation for a GPU (docs/adding-a-draft-head.md)", param="draft"
-        )
-    return cast(DeviceHead, importlib.import_module(f"eyas.engine.models.{module}"))
-
-
 def load_draft(
-    config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
-) -> DraftModel[ForwardBatch]:
-    """The half that drafts, of any kind of head. `ends`: the target's, for a head without its own."""
-    kind = head_family(config.algorithm)
-    return _mapped(
-        kind.load_draft(config, weights, ends.limited_to(config.token_ids), backend), config, weights
-    )
+    config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]
+) -> DraftModel[Any]:
+    """The half that drafts, of any kind of head; the parameters are those of `HeadFamily.load_draft`.
 
-
-def load_device_draft(
-    config: DraftConfig, weights: WeightSource, ends: FusedEnds, context: LayerContext
-) -> DeviceDraft:
-    """The same on a device. `context`: of the head's own layers."""
-    kind = device_head(config.algorithm)
-    return _mapped(
-        kind.load_draft(config, weights, ends.limited_to(config.token_ids, context.group), context),
-        config,
-        weights,
-    )
-
-
-Draft = TypeVar("Draft", bound=DraftModel[ForwardBatch] | DeviceDraft)
-
-
-def _mapped(draft: Draft, config: DraftConfig, weights: WeightSource) -> Draft:
-    """A head that drafts with some rows of the target's output head has their ids for its map."""
+    One that drafts with some rows of the target's output head has their ids for its map.
+    """
+    ends = ends.limited_to(config.token_ids, machine)
+    draft = head_family(config.algorithm).load_draft(config, weights, ends, machine)
     if config.token_ids:
         draft.token_map = torch.tensor(config.token_ids, device=weights.placement.device)
     return draft

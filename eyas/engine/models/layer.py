@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Generic
 
 import torch
@@ -113,10 +114,23 @@ def run_layers(
         if entering is not None:
             entering(i, ops.leave(residual))
         residual = layer(read, residual, i, ops)
+    del read  # its memory is free for what leaves the last layer
     x = ops.leave(residual)
     if entering is not None:
         entering(len(layers), x)
     return x
+
+
+def keep_layers(
+    layers: Sequence[DecoderLayer[Any]], ops: Ops[Any, Any, Any], residual: Any, given: Any
+) -> None:
+    """The same as far as it writes the rows' KV: nothing of the last layer reads it."""
+    read = given
+    for i, (layer, after) in enumerate(pairwise(layers)):
+        residual = layer(read, residual, i, ops)
+        read, residual = ops.norm(residual, after.norm)
+    del residual  # its memory is free for what the last layer makes
+    layers[-1].keep(read, len(layers) - 1, ops)
 
 
 def _gain(blocks: Blocks[ProjectionT], prefix: str, name: str) -> torch.Tensor | None:

@@ -16,29 +16,27 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any, Generic
 
 import torch
-import torch.nn.functional as F
 
-from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.linear import Linear, pad_rows
-from eyas.engine.layers.norm import RmsNorm
-from eyas.engine.layers.step import Step
+from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.blocks import Blocks
-from eyas.engine.models.decoder import EmbeddingAndHead, rotaries
+from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.keys import Fit, width_of
 from eyas.engine.models.layer import load_layer
 from eyas.engine.models.mtp_names import dialect_of, prefixes_among, prefixes_told, told_layers
-from eyas.engine.models.newest import Newest
-from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.machine import Machine
+from eyas.engine.models.ops.parts import JoinPart
 
 NAME = "an MTP head"
 
@@ -94,99 +92,134 @@ def spelling(name: str) -> str:
     return name
 
 
-class MtpLayer:
-    """f: features, e: embeddings. z = join [norm(e) ; norm(f)], g = norm(layer(z)): g is row and feature."""
+class MtpLayer(Generic[ProjectionT]):
+    """f: features, e: embeddings. z = join [norm(e) ; norm(f)], g = norm(layer(z)): g is row and feature.
 
-    def __init__(self, config: ModelConfig, stage: int, weights: WeightSource, prefix: str) -> None:
-        """`prefix`: before the names of its tensors."""
-        hidden = config.hidden_size
+    It is over the pool's layer of its number, `stage`. Every rank joins whole rows.
+    """
 
-        def norm(name: str) -> RmsNorm:
-            return RmsNorm.load(config, weights, f"{prefix}{name}.weight", hidden)
+    def __init__(
+        self, config: DraftConfig, stage: int, blocks: Blocks[ProjectionT], embedding: torch.Tensor
+    ) -> None:
+        decoder, weights, prefix = blocks.config, blocks.weights, config.prefixes[stage].removesuffix(".")
+        hidden, dialect = decoder.hidden_size, dialect_of(prefix)
 
-        self._stage = stage
-        self._dialect = dialect = dialect_of(prefix)
-        self._token_norm, self._feature_norm = norm(dialect.token_norm), norm(dialect.feature_norm)
-        self._join = Linear(weights.take(f"{prefix}{dialect.join}.weight", (hidden, 2 * hidden)))
-        self._layer = load_layer(Blocks(config, weights, TorchMachine()), stage, prefix.removesuffix("."))
-        self._norm = norm(dialect.final_norm)
+        def gain(name: str) -> torch.Tensor:
+            return load_gain(decoder, weights, f"{prefix}.{name}.weight", hidden)
 
-    def __call__(
-        self, features: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, step: Step
-    ) -> torch.Tensor:
-        """features [R, hidden], embedded [R', hidden] of R rows padded to R' -> [R, hidden]."""
-        if self._dialect.first_is_blank:
-            embedded = embedded.masked_fill((pad_rows(positions) <= self._stage)[:, None], 0.0)
-        halves = [self._token_norm(embedded), self._feature_norm(pad_rows(features))]
-        if self._dialect.feature_first:
-            halves.reverse()
-        ops = TorchOps(step, self._norm.eps)
-        read, residual = ops.norm(self._join(torch.cat(halves, dim=-1)), self._layer.norm)
-        x = self._norm(ops.leave(self._layer(read, residual, self._stage, ops)))
-        return x[: features.shape[0]]
+        self._machine, self._eps, self._stage = blocks.machine, decoder.norm_eps, stage
+        self._part = JoinPart(
+            embedding,
+            decoder.norm_eps,
+            gains=(gain(dialect.token_norm), gain(dialect.feature_norm)),
+            blank=stage if dialect.first_is_blank else None,
+            feature_first=dialect.feature_first,
+        )
+        stored = weights.take(f"{prefix}.{dialect.join}.weight", (hidden, 2 * hidden))
+        self._join = self._machine.joining(stored, self._part)
+        self._layer = load_layer(blocks, stage, prefix)
+        self._few_rows = self._machine.most_rows([self._layer])
+        self._gain = gain(dialect.final_norm)
+
+    def __call__(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> torch.Tensor:
+        """features [R, hidden] joined with tokens [R] -> [R, hidden], after the layer's norm."""
+        joined = self._machine.join(features, tokens, rows.positions, self._part)
+        ops = self._ops(rows, pool)
+        read, residual = ops.norm(ops.joined(joined, self._join), self._layer.norm)
+        x = ops.leave(self._layer(read, residual, self._stage, ops))
+        return self._machine.norm(x, self._gain, self._eps)
+
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> None:
+        """As of `DraftModel`."""
+        joined = self._machine.join(features, tokens, rows.positions, self._part)
+        ops = self._ops(rows, pool, whole=False)
+        self._layer.keep(ops.norm(ops.joined(joined, self._join), self._layer.norm)[0], self._stage, ops)
+
+    def _ops(self, rows: Any, pool: KvPool, *, whole: bool = True) -> Ops[Any, Any, Any]:
+        rows = self._machine.bounded(rows, self._layer.spec.attention.unseen)
+        return self._machine.ops(rows, pool, self._eps, self._few_rows, whole=whole)
 
 
-class MtpDraft:
+class MtpDraft(Generic[ProjectionT]):
     """The `DraftModel`. A row's features are those that its layers gave, [R, layers * hidden]."""
 
     token_map: torch.Tensor | None = None
 
     def __init__(
-        self, config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
+        self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]
     ) -> None:
         """`ends`: the target's."""
-        decoder = config.decoder
-        self._ends = ends
-        self._layers = [MtpLayer(decoder, i, weights, prefix) for i, prefix in enumerate(config.prefixes)]
-        self._rotaries = rotaries(decoder, weights.placement.device)
-        self._backend = backend
+        blocks = Blocks(config.decoder, weights, machine)
+        self._layers = [MtpLayer(config, stage, blocks, ends.embedding) for stage in range(config.stages)]
+        self._machine, self._lm_head = machine, ends.lm_head
 
     @torch.inference_mode()
-    def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardBatch, pool: KvPool
-    ) -> Drafted:
-        """features [R, hidden] joined with tokens int64 [R]: through all layers.
+    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:
+        """features [R, hidden] joined with tokens [R]: through all layers.
 
         Below certain rows, features [R, layers * hidden]: through the layers that draft so deep or deeper.
         Rows are [R, hidden], after the last norm of the first layer that they went through.
         """
-        embedded = F.embedding(pad_rows(tokens), self._ends.embedding)
-        step = Step.of(rows, pool, self._rotaries, self._backend)
         last = len(self._layers) - 1
-        first = min(rows.depth, last)
-        if rows.depth:
-            gave = list(features.split(embedded.shape[1], -1))
-            fed = gave[-1:] if rows.depth > last else gave[first - 1 :]
-            for stage, entering in zip(range(first, last + 1), fed, strict=False):
-                gave[stage] = self._layers[stage](entering, embedded, rows.positions, step)
+        if not last:
+            x = self._layers[0](features, tokens, rows, pool)
+            return Drafted(x, x)
+        made = self._below if rows.depth else self._certain
+        gave = made(features, tokens, rows, pool)
+        return Drafted(gave[:, min(rows.depth, last)].contiguous(), gave.flatten(1))
+
+    @torch.inference_mode()
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> None:
+        """As of `DraftModel`. Of several layers each reads what the one before it gave: all are run."""
+        if len(self._layers) == 1:
+            self._layers[0].keep(features, tokens, rows, pool)
         else:
-            newest = Newest(rows.spans, pool, last, features.shape[1])
-            gave = [self._layers[0](features, embedded, rows.positions, step)]
-            for stage in range(1, last + 1):
-                entering = newest.before(gave[-1], stage - 1)
-                gave.append(self._layers[stage](entering, embedded, rows.positions, step))
-            newest.keep(gave[:last])
-        return Drafted(gave[first], gave[0] if not last else torch.cat(gave, -1))
+            self.forward(features, tokens, rows, pool)
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [r, hidden] as `forward` gave them -> float32 [r, vocab]."""
-        return self._ends.lm_head(rows).float()
+        return self._machine.logits(rows, self._lm_head)
+
+    def _certain(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> torch.Tensor:
+        """What each layer gave, [R, layers, hidden]; of all but the last its pages' newest rows' stays."""
+        stages = len(self._layers) - 1
+        newest = self._machine.newest(rows, pool, stages, features.shape[1])
+        x = self._layers[0](features, tokens, rows, pool)
+        gave = [x]
+        for stage, layer in enumerate(self._layers[1:]):
+            x = layer(newest.before(x, stage), tokens, rows, pool)
+            gave.append(x)
+        every = torch.stack(gave, 1)
+        newest.keep(every[:, :stages])
+        return every
+
+    def _below(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> torch.Tensor:
+        """The same, anything for the layers that were left out."""
+        gave = list(features.unflatten(1, (len(self._layers), -1)).unbind(1))
+        last = len(self._layers) - 1
+        first = min(rows.depth, last)
+        fed = gave[-1:] if rows.depth > last else gave[first - 1 :]
+        for stage, entering in zip(range(first, last + 1), fed, strict=False):
+            gave[stage] = self._layers[stage](entering.contiguous(), tokens, rows, pool)
+        return torch.stack(gave, 1)
 
 
-def load_tap(config: DraftConfig, _: WeightSource, final_norm: FinalNorm) -> LastHiddenTap:
+def load_tap(
+    config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, machine: Machine[Any]
+) -> LastHiddenTap:
     """The half beside the target, whose `final_norm` the feature has passed."""
     return LastHiddenTap(config, final_norm)
 
 
 def load_draft(
-    config: DraftConfig, weights: WeightSource, ends: EmbeddingAndHead, backend: AttentionBackend
-) -> MtpDraft:
+    config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]
+) -> MtpDraft[Any]:
     """The half that drafts. `ends`: the target's."""
-    return MtpDraft(config, weights, ends, backend)
+    return MtpDraft(config, weights, ends, machine)
 
 
 def _stages(layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
-    """Of `count` MTP layers, each like `layer`."""
+    """The specifications of `count` MTP layers, each like `layer`."""
     each = (dataclasses.replace(layer.attention, unseen=stage) for stage in range(count))
     return tuple(dataclasses.replace(layer, attention=attention) for attention in each)

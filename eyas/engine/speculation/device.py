@@ -19,7 +19,7 @@ from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.products.rows import gather_rows
 from eyas.engine.kernels.sampling import couple
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import DeviceDraft, Drafted, FeatureTap
+from eyas.engine.models.base import Drafted, DraftModel, FeatureTap
 from eyas.engine.speculation.depths.depth import ladder, shallower
 from eyas.engine.speculation.drafters.mailing import mail_place, may_mail
 from eyas.engine.speculation.feature_ring import RING_ROWS, FeatureRing
@@ -47,7 +47,7 @@ class DeviceDrafter:
 
     def __init__(
         self,
-        head: tuple[FeatureTap, DeviceDraft],
+        head: tuple[FeatureTap, DraftModel[ForwardRows]],
         pool: KvPool,
         tables: SlotTables,
         spec: SpeculationConfig,
@@ -194,7 +194,7 @@ class DeviceProposer:
 
     def __init__(
         self,
-        head: DeviceDraft,
+        head: DraftModel[ForwardRows],
         pool: KvPool,
         tables: SlotTables,
         spec: SpeculationConfig,

@@ -1,7 +1,7 @@
 """Hidden states of MTP layers: that of the row before each accepted row, and that of each page's newest row.
 
-The plain twin is `eyas.engine.models.newest`, which says what for. Rows are told apart by the physical row
-that each one writes.
+`NewestRows` of `eyas.engine.models.ops.machine` says what for; `PagedRows` is a CPU's. Rows
+are told apart by the physical row that each one writes.
 """
 
 from __future__ import annotations

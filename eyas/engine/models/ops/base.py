@@ -41,6 +41,10 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """Rows x [m, hidden], which stay as they are."""
 
     @abstractmethod
+    def joined(self, x: torch.Tensor, matrix: Any) -> ResidualT:
+        """Rows x [m, k] times a draft head's matrix, as `Machine.joining` gave it."""
+
+    @abstractmethod
     def given(self, x: torch.Tensor) -> ReadT:
         """Rows x [m, k] that products read as they are."""
 
@@ -53,6 +57,14 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
     @abstractmethod
     def leave(self, residual: ResidualT) -> torch.Tensor:
         """The residual's rows [m, hidden]."""
+
+    @abstractmethod
+    def room(self, sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """Room for something of each row, [m, *sizes]."""
+
+    @abstractmethod
+    def put(self, x: torch.Tensor, room: torch.Tensor, place: int) -> None:
+        """Copies rows x [m, hidden] into their place of a room [m, places, hidden]."""
 
     @abstractmethod
     def product(self, read: ReadT, projection: ProjectionT, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -6,8 +6,6 @@ residual is kept as its kernels want it is a way's own: `few_rows`, `many_rows`,
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
@@ -38,9 +36,11 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         launch = self.step.context.launch
         return NormedRows(x) if norm is None else row_kernels.normed(x, norm, launch.pdl, launch.exact)
 
-    @abstractmethod
-    def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> ResidualT:
-        """x [m, k] . matrix [hidden, k]^T."""
+    def room(self, sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        return empty_padded(self.step.rows.count, *sizes, like=like)
+
+    def put(self, x: torch.Tensor, room: torch.Tensor, place: int) -> None:
+        row_kernels.put_rows(x, room, place, self.step.context.launch.pdl)
 
     def product(self, read: ReadT, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Of what products read of the residual, by the kernel that the weight's format chooses."""

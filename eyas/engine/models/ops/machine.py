@@ -1,18 +1,44 @@
-"""Where a model runs: what its weights become there. `torch_ops` has a CPU's, `device_machine` a GPU's."""
+"""Where a model or a draft head runs: what its weights become there, and what it computes beside its layers.
+
+`torch_machine` has a CPU's, which is the specification, and `device_machine` a GPU's.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol
+
+import torch
 
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionLoader, ProjectionT
 from eyas.engine.kernels.products.skinny_tiles import Table
+from eyas.engine.kv.pool import KvPool
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.parts import JoinPart
+
+
+class NewestRows(Protocol):
+    """What the newest certain row of each page gave at the stages of a draft head, kept in the page itself.
+
+    Of such a head the row before is needed to make the next: it may be one of an earlier step, of a prefix
+    that was cached, or of a prompt that another worker sent. Kept with the page, it is wherever the row's KV
+    is.
+    """
+
+    def before(self, gave: torch.Tensor, stage: int) -> torch.Tensor:
+        """gave [R, width]: what the rows gave at a stage -> what the row before each did; zeros: none."""
+
+    def keep(self, gave: torch.Tensor) -> None:
+        """What the rows gave at all stages, [R, stages, width]."""
 
 
 class Machine(ABC, Generic[ProjectionT]):
-    """What a model's layers and ends are loaded and computed by. `groups_experts`: whether a shared expert as
-    wide as the others is one more of them.
+    """Loads and computes a model with its layers, or a draft head.
+
+    Matrices, as `product` and `logits` take them, are of the machine's own kind. `groups_experts`: whether a
+    shared expert as wide as the others is one more of them.
     """
 
     groups_experts: bool
@@ -28,3 +54,72 @@ class Machine(ABC, Generic[ProjectionT]):
     @abstractmethod
     def own_experts(self, weights: WeightSource, experts: int) -> range:
         """The numbers of a layer's `experts` that are here, if ranks share them out."""
+
+    @abstractmethod
+    def matrix(self, rows: torch.Tensor) -> Any:
+        """A matrix of these rows [n, k]."""
+
+    @abstractmethod
+    def own_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """A rank's share of rows that every rank has."""
+
+    @abstractmethod
+    def some_rows(self, matrix: Any, ids: tuple[int, ...]) -> Any:
+        """A rank's share of some rows of a matrix of which each rank has as many, in this order."""
+
+    @abstractmethod
+    def joining(self, stored: torch.Tensor, part: JoinPart) -> Any:
+        """The matrix [hidden, 2 * hidden] behind `join`, as `Ops.joined` takes it."""
+
+    @abstractmethod
+    def most_rows(self, layers: Sequence[Any]) -> int:
+        """Of how many rows, at most, a forward goes through these `DecoderLayer`s by verbs of their own."""
+
+    @abstractmethod
+    def ops(
+        self, rows: Any, pool: KvPool, eps: float, few_rows: int = 0, *, whole: bool = True
+    ) -> Ops[Any, Any, Any]:
+        """The verbs of a forward. `few_rows`: as `most_rows` of its layers. `whole`: whether it goes beyond
+        the attention of its last layer.
+        """
+
+    @abstractmethod
+    def bounded(self, rows: Any, unseen: int) -> Any:
+        """The rows for a layer that has none below `unseen`."""
+
+    @abstractmethod
+    def join(
+        self, features: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, part: JoinPart
+    ) -> torch.Tensor:
+        """features [R, hidden] and the embeddings of tokens [R], side by side, [R, 2 * hidden]."""
+
+    @abstractmethod
+    def norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+        """Rows x [R, n] over their root mean square, times gain [n]."""
+
+    @abstractmethod
+    def norms(self, x: torch.Tensor, gains: Sequence[torch.Tensor], eps: float) -> torch.Tensor:
+        """Rows x [R, n] in equal parts, each with a norm of its own."""
+
+    @abstractmethod
+    def product(self, x: torch.Tensor, matrix: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [R, k] times a matrix [n, k] transposed, plus bias [n]: [R, n]."""
+
+    @abstractmethod
+    def picked(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Some rows of x, by their numbers [r]."""
+
+    @abstractmethod
+    def logits(self, x: torch.Tensor, head: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x [r, hidden], a rank's rows of an output head -> float32 [r, vocab], the same on every rank.
+
+        `out`: where that is put, if it is given.
+        """
+
+    @abstractmethod
+    def capped(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap * tanh(logits / cap), in place."""
+
+    @abstractmethod
+    def newest(self, rows: Any, pool: KvPool, stages: int, width: int) -> NewestRows:
+        """For a forward of certain rows. `stages`: before a head's last one, whose rows are `width` wide."""

@@ -124,3 +124,18 @@ class ExpertsPart(Generic[ProjectionT]):
     def known(self) -> bool:
         """Whether kernels know all that stands between and behind the products."""
         return self.gated.gate is not None and self.out.bias is None
+
+
+@dataclass(frozen=True)
+class JoinPart:
+    """How a draft head joins a token's embedding, of a table [vocab, hidden], with a feature.
+
+    `gains`: of the norms that they pass first, the token's and the feature's; None: there are none. `blank`:
+    up to this position an embedding counts as zeros, if there is one. `feature_first`: before the embedding.
+    """
+
+    embedding: torch.Tensor
+    eps: float
+    gains: tuple[torch.Tensor, torch.Tensor] | None = None
+    blank: int | None = None
+    feature_first: bool = False

@@ -6,26 +6,53 @@ size, and nothing else looks at a row's place. Rows are padded to whole blocks; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.attention.base import AttentionBackend, AttentionPlan
+from eyas.engine.attention.forward import ForwardBatch
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
-from eyas.engine.kernels.products.skinny_tiles import Table
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.activations import Activation
-from eyas.engine.layers.linear import Linear, LinearExperts, LinearLoader, in_blocks, per_head
+from eyas.engine.layers.linear import Linear, LinearExperts, in_blocks, pad_rows, per_head
 from eyas.engine.layers.norm import rms_norm
-from eyas.engine.layers.rotary import Rotary
+from eyas.engine.layers.rotary import Angles, Rotary
 from eyas.engine.layers.routing import SCORES, Routes, choose, in_order
-from eyas.engine.layers.step import Step
-from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops.base import Ops
-from eyas.engine.models.ops.machine import Machine
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, OutPart, QkvPart, RouterPart
 from eyas.engine.parallel.expert_ranks import ExpertRanks
+
+
+@dataclass(frozen=True)
+class Step:
+    """What every layer of one forward shares. `tokens` [R'], padded to whole blocks. `slots` [R]:
+    `KvPool.slots` of the rows being written. `angles`: of each RoPE that a layer has.
+    """
+
+    pool: KvPool
+    tokens: torch.Tensor
+    slots: torch.Tensor
+    plan: AttentionPlan
+    angles: Mapping[RopeConfig, Angles]
+    backend: AttentionBackend
+
+    @classmethod
+    def of(
+        cls,
+        rows: ForwardBatch,
+        pool: KvPool,
+        rotaries: Mapping[RopeConfig, Rotary],
+        backend: AttentionBackend,
+    ) -> Step:
+        """A forward of `rows`."""
+        positions = pad_rows(rows.positions)
+        angles = {rope: rotary.angles(positions) for rope, rotary in rotaries.items()}
+        return cls(pool, pad_rows(rows.tokens), pool.slots(rows.kv_rows), rows.plan, angles, backend)
 
 
 class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
@@ -42,10 +69,13 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
 
     def residual(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+        return pad_rows(x)
+
+    def joined(self, x: torch.Tensor, matrix: Linear) -> torch.Tensor:
+        return matrix(x)
 
     def given(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+        return pad_rows(x)
 
     def norm(
         self, residual: torch.Tensor, norm: row_kernels.NormInput | None
@@ -56,7 +86,13 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         return rms_norm(residual, norm.gain, norm.eps), residual
 
     def leave(self, residual: torch.Tensor) -> torch.Tensor:
-        return residual
+        return residual[: self.step.slots.shape[0]]
+
+    def room(self, sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        return like.new_empty(self.step.slots.shape[0], *sizes)
+
+    def put(self, x: torch.Tensor, room: torch.Tensor, place: int) -> None:
+        room[:, place] = x
 
     def product(
         self, read: torch.Tensor, projection: Linear, bias: torch.Tensor | None = None
@@ -165,33 +201,3 @@ def _gated(x: torch.Tensor, activation: Activation, forth: Biased, back: Biased)
         return down(activation(*gate_up(rows, bias).chunk(2, dim=-1)), down_bias)
 
     return in_blocks(block, x)
-
-
-class TorchMachine(Machine[Linear]):
-    """A CPU. Weights of other formats are widened as they are read; a router's are float32."""
-
-    groups_experts = False
-
-    def __init__(self, ranks: ExpertRanks | None = None) -> None:
-        """`ranks`: over which experts are spread, whole; None: all are here."""
-        self.ranks = ranks
-
-    def loader(self, weights: WeightSource, names: list[str]) -> LinearLoader:
-        return LinearLoader.of(weights, names)
-
-    def router(self, weights: WeightSource, name: str, shape: tuple[int, int]) -> tuple[Linear, Table]:
-        return Linear(weights.take(name, shape, torch.float32)), {}
-
-    def own_experts(self, weights: WeightSource, experts: int) -> range:
-        return range(experts) if self.ranks is None else self.ranks.own
-
-    @torch.inference_mode()
-    def serve_others(self, layers: Sequence[DecoderLayer[Linear]], nothing: torch.Tensor) -> None:
-        """A step without rows on this rank: layer by layer its experts take the rows of the other ranks.
-
-        `nothing`: rows [0, hidden].
-        """
-        for part in (layer.experts for layer in layers):
-            if part is not None and self.ranks is not None:
-                chosen = torch.empty(0, part.per_row, dtype=torch.int64, device=nothing.device)
-                made_by_experts(nothing, chosen, part, self.ranks)
