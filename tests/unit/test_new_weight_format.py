@@ -1,4 +1,4 @@
-"""A format of weights that is made up: INT8 with a scale for each row, which multiplies rows as they are.
+"""The format of weights that docs/adding-a-weight-format.md makes up: INT8 with a scale for each row.
 
 A CPU needs a `QuantizedConfig` and what reads it from a config.json; so does a GPU, where weights are then
 widened as they are loaded. One that a GPU multiplies as it is stored is a `Projection` and its loader beside
@@ -8,10 +8,11 @@ that: the products of few and of many rows, and all of the layer around them, as
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import pytest
 import torch
@@ -37,14 +38,17 @@ KEPT = ("lm_head", "embed_tokens", "norm")
 TOLD = {"quant_method": "int8_rows", "ignore": ["lm_head"]}
 
 
-@dataclass(frozen=True)
-class Int8Config(quantized.QuantizedConfig):
-    kind: ClassVar[str] = "I8"
-    dtype: ClassVar[str] = "int8"
+def of_the_page() -> dict[str, Any]:
+    """What the page's example defines where it says that it belongs."""
+    page = Path(__file__).parents[2] / "docs" / "adding-a-weight-format.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = dict(vars(quantized))
+    exec(example, names)
+    return names
 
 
-def read(told: quantized.Raw) -> Int8Config:
-    return Int8Config("channel", kept=tuple(told["ignore"]))
+PAGE = of_the_page()
+Int8Config, read = PAGE["Int8Config"], PAGE["_int8"]
 
 
 class Int8Projection(Projection):
