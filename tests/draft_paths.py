@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from eyas.common.config import EngineConfig, WorkerConfig
-from eyas.common.params import SamplingParams
 from eyas.common.types import Role
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
@@ -28,14 +27,12 @@ from eyas.engine.ipc.messages import (
     DraftChannel,
     DraftCommit,
     DraftDown,
-    DraftOpen,
     DraftProposal,
     DraftUp,
     EngineLoad,
     EngineReady,
     ShutdownEngine,
 )
-from eyas.engine.speculation.draft_worker.posted import AwaitedRows
 from eyas.engine.speculation.drafters.channels import GRPC, SHM, DecodeChannels, DraftChannels
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker
@@ -96,18 +93,18 @@ class Mails:
         mailbox = channels.mailbox(peer)
         assert mailbox is not None
         self._mailbox = mailbox
-        opens = [DraftOpen(seq, 1, 0, SamplingParams(), 0, place=seq) for seq in range(max(BATCHES))]
-        self._awaited = AwaitedRows(mailbox, [(opened, 0) for opened in opens])
+        self._positions = [0] * max(BATCHES)  # of the next row of each
 
     def answer(self) -> None:
         """Every round that has come."""
-        here, _ = self._awaited.look()
-        firsts = self._awaited.positions[here].tolist()
-        for seq, first, tokens in zip(here, firsts, self._awaited.rounds(here), strict=True):
-            features = self._mailbox.features(seq, 1, first, len(tokens))
-            assert features is not None
-            self._mailbox.propose(seq, _proposal(DraftCommit(seq, 1, first, tokens, features, STEPS)))
-        if here:
+        some = False
+        for seq, first in enumerate(self._positions):
+            if tokens := self._mailbox.rounds(seq, 1, first):
+                features = self._mailbox.features(seq, 1, first, len(tokens))
+                assert features is not None
+                self._mailbox.propose(seq, _proposal(DraftCommit(seq, 1, first, tokens, features, STEPS)))
+                self._positions[seq], some = first + len(tokens), True
+        if some:
             self._channels.wake([self._peer])
 
 

@@ -15,15 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc.draft_channel import MailChannel, answer
-from eyas.engine.ipc.messages import DraftChannel, DraftOpen, DraftProposal
+from eyas.engine.ipc.messages import DraftChannel, DraftProposal
 from eyas.engine.ipc.row_memory import RowMemory
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch
 from eyas.engine.kernels.exchange import mailbox
 from eyas.engine.kernels.exchange.mailbox import MailLimits
-from eyas.engine.speculation.draft_worker.posted import AwaitedRows
 from tests.gpu.channel_pair import PLACES, THEIRS, gpu, pair
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -47,14 +45,13 @@ def drafter(offer: DraftChannel, folder: str, every: int) -> None:
     torch.cuda.set_device(THEIRS)
     there = answer(offer, SHAPE.width, folder, RowMemory.new(offer, gpu(THEIRS, SHAPE)))
     box = there.mailbox
-    opens = [DraftOpen(place, 1 + place, 0, SamplingParams(), 0, place=place) for place in range(PLACES)]
-    awaited, answered = AwaitedRows(box, [(opened, 0) for opened in opens]), 0
+    positions, answered = [0] * PLACES, 0
     while not there.gone:
         there.listen()
-        here, _ = awaited.look()
-        firsts = awaited.positions[here].tolist()
-        for place, first, tokens in zip(here, firsts, awaited.rounds(here), strict=True):
-            base, generation = first + len(tokens), 1 + place
+        for place, first in enumerate(positions):
+            generation = 1 + place
+            tokens = box.rounds(place, generation, first) or ()
+            positions[place] = base = first + len(tokens)
             right = tuple(token(generation, position) for position in range(first + 1, base + 1))
             answered += bool(tokens)
             if tokens and tokens == right and answered % every:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from eyas.engine.ipc.messages import DraftProposal
 from eyas.engine.ipc.row_memory import LocalGpu
-from eyas.engine.ipc.row_ring import GOLDEN, WORD_BYTES, tag
+from eyas.engine.ipc.row_ring import WORD_BYTES, tag
 
 PAGE = 4096
 """Bytes: the memory begins and ends at a page, since drivers lock whole ones."""
@@ -40,6 +40,10 @@ waits once more after 8, 16, 32 of them: where it does not wait, hardly any can 
 HALF = 0xFFFFFFFF
 NEWEST = 1 << 31
 """In the lower half of a row's word, whose other bits are a token."""
+LAPS = 1 << 20
+"""Positions by which a word can be ahead of the one that is looked for. Tags of other sequences are further
+away, but by chance.
+"""
 
 Words = NDArray[np.uint64]
 
@@ -80,13 +84,6 @@ class MailedProposal(NamedTuple):
     base: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-
-
-def tags(generations: Sequence[int] | NDArray[np.int64], positions: NDArray[np.int64]) -> Words:
-    """The tags of rows, as `row_ring.tag`, but as numbers of 32 bits that are not negative."""
-    sums = np.asarray(generations, np.int64).astype(np.uint64) * np.uint64(GOLDEN)
-    result: Words = (sums + positions.astype(np.uint64) + np.uint64(1)) & np.uint64(HALF)
-    return result
 
 
 class DraftMailbox:
@@ -137,6 +134,26 @@ class DraftMailbox:
         for j, (word, token) in enumerate(zip(at, tokens, strict=True)):
             above = (tag(generation, base + j) & HALF) << 32
             stores[word] = above | token | (NEWEST if j == newest else 0)
+
+    def rounds(self, number: int, generation: int, base: int) -> tuple[int, ...] | None:
+        """The tokens of rows from position `base` on, up to the newest of a round; perhaps none. None: that
+        row has given way to one of a later lap.
+        """
+        rows, first, stores = self.place.rows, number * self.place.words, self._stores
+        expected = tag(generation, base) & HALF
+        ahead = (stores[first + base % rows] >> 32) - expected & HALF
+        if ahead:
+            return None if ahead < LAPS and ahead % rows == 0 else ()
+        tokens: list[int] = []
+        whole = 0
+        for i in range(rows):
+            word = stores[first + (base + i) % rows]
+            if word >> 32 != expected + i & HALF:
+                break
+            tokens.append(word & (NEWEST - 1))
+            if word & NEWEST:
+                whole = i + 1
+        return tuple(tokens[:whole])
 
     def features(self, number: int, generation: int, base: int, count: int) -> bytes | None:
         """The features of rows whose words are present; None: they are gone."""

@@ -37,8 +37,6 @@ from eyas.engine.ipc.pulse import EngineHeartbeat
 from eyas.engine.ipc.row_memory import LocalGpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import PULL_REPORTS, PullManager
-from eyas.engine.speculation.draft_worker.draft_commits import DraftRefused
-from eyas.engine.speculation.draft_worker.draft_runner import DraftInput
 from eyas.engine.speculation.draft_worker.draft_sequences import (
     BatchRunner,
     DraftedSequence,
@@ -55,10 +53,10 @@ MAILBOX_S = 0.001  # between two looks into mailboxes that have been quiet for a
 LOAD_S = 0.5
 STOP_S = 5.0
 
-Asking = tuple[Key, DraftedSequence]
+DraftingSequence = tuple[Key, DraftedSequence]
 
 ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
-"""Of rows that are written though nothing is wanted below them: the smallest proposal, which is dropped."""
+"""The shape for rows that ask for no proposal: the smallest one, which is dropped."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class DraftEngine:
         self._stopping = False
         self._progress = 0
         self._heard = 0  # commands carried out
-        self._told_at = 0.0
+        self._reported = 0.0
         self._step_seconds = Histogram(STEP_SECONDS)
         self._step_sequences = Histogram(STEP_SEQUENCES)
         self._handlers: dict[type, Callable[..., None]] = {
@@ -126,7 +124,7 @@ class DraftEngine:
                 self._channels.listen()
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
-                self._tell()
+                self._report()
         finally:
             self._close()
         self._link.send([EngineStopped()])
@@ -152,10 +150,10 @@ class DraftEngine:
     @torch.inference_mode()
     def _step(self) -> None:
         """Answers all commits, by the shape they ask for."""
-        groups: dict[SpeculationConfig, list[Asking]] = defaultdict(list)
+        groups: dict[SpeculationConfig, list[DraftingSequence]] = defaultdict(list)
         followed = self._sequences.followed.items()
         for key, one in [(key, one) for key, one in followed if one.is_here and one.is_due]:
-            spec = one.wanted or ROWS_ALONE
+            spec = one.requested or ROWS_ALONE
             if self._sequences.reserve(key, spec):
                 groups[spec].append((key, one))
         for spec, group in groups.items():
@@ -165,32 +163,27 @@ class DraftEngine:
             self._step_seconds.add(time.monotonic() - began)
             self._step_sequences.add(len(group))
 
-    def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
+    def _draft(self, spec: SpeculationConfig, group: list[DraftingSequence]) -> None:
         """Writes the rows of their commits, and proposes below them."""
-        asked = self._asked(group)
-        if not asked:
+        inputs = {}
+        for key, followed in group:
+            one = followed.draft_input(key, self._channels.rows(key[0]))
+            if one is None:
+                self._sequences.close(key, "its features are in no ring that is known here")
+            else:
+                inputs[key] = one
+        if not inputs:
             return
-        proposed = self._parts.runner.draft(list(asked.values()), spec)
-        for key, one in zip(asked, proposed, strict=True):
-            if not one.whole:  # the decode engine has them still, and opens it anew
+        for key, proposed in zip(inputs, self._parts.runner.draft(list(inputs.values()), spec), strict=True):
+            if not proposed.whole:  # the decode engine has them still, and opens it anew
                 self._sequences.close(key, "its features were not in its ring any more")
                 continue
             followed = self._sequences.followed[key]
-            wanted = followed.wanted is not None
+            requested = followed.requested is not None
             followed.written()
-            if wanted:
-                self._propose(key, followed, one.tree)
+            if requested:
+                self._propose(key, followed, proposed.tree)
         self._send_replies()  # before the next shape is computed
-
-    def _asked(self, group: list[Asking]) -> dict[Key, DraftInput]:
-        """By sequence; one whose features are nowhere is closed."""
-        asked = {}
-        for key, followed in group:
-            try:
-                asked[key] = followed.draft_input(key, self._channels.rows(key[0]))
-            except DraftRefused as error:
-                self._sequences.close(key, str(error))
-        return asked
 
     def _propose(self, key: Key, followed: DraftedSequence, tree: DraftTree) -> None:
         peer, seq = key
@@ -206,13 +199,13 @@ class DraftEngine:
 
     # --- answers, and the end ------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Everything since the last time, and now and then the load."""
         self._progress += 1
         self._send_replies()
         now = time.monotonic()
-        if now - self._told_at > LOAD_S:
-            self._told_at = now
+        if now - self._reported > LOAD_S:
+            self._reported = now
             self._link.send([self._load()])
 
     def _send_replies(self) -> None:
@@ -244,7 +237,6 @@ class DraftEngine:
         )
 
     def _close(self) -> None:
-        self._posted.leave()
         self._channels.close()
         if self._parts.copier.close(time.monotonic() + STOP_S):
             self._parts.runner.pool.close()

@@ -5,6 +5,7 @@ It checks what decode engines send and owns every page. `commits` wait here unti
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Hashable
@@ -12,6 +13,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, SpeculationConfig
@@ -23,10 +25,15 @@ from eyas.engine.ipc.row_ring import WAITING_ROWS
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import PullArrival, PullManager
-from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES, features_of, ring_rows, wanted_by
-from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, ProposedTree
+from eyas.engine.speculation.draft_worker.draft_runner import (
+    DraftExtension,
+    DraftInput,
+    ProposedTree,
+    RingRow,
+)
 from kv_transfer.layout import pages_for
 
+NO_FEATURES = torch.empty(0, 0)
 NO_PAGES = "the draft worker has no free pages"
 PULL_S = 30.0  # draft KV that takes longer to arrive is of no use any more
 
@@ -82,29 +89,30 @@ class DraftedSequence:
         return last[0].base_len + len(last[0].tokens) - self.first if last else self.rows
 
     @property
-    def wanted(self) -> SpeculationConfig | None:
+    def requested(self) -> SpeculationConfig | None:
         """The proposal that its newest commit asks for; None: none."""
-        return wanted_by(self.commits[-1])
+        newest = self.commits[-1]
+        return _spec(newest.steps, newest.topk, newest.draft_tokens) if newest.steps else None
 
     @property
     def is_due(self) -> bool:
-        """Are there commits that may not wait? Rows below which nothing is wanted do, until they are many."""
+        """Are there commits that may not wait? Rows that ask for no proposal do, until they are many."""
         return bool(self.commits) and (self.commits[-1].steps > 0 or self.end - self.rows >= WAITING_ROWS)
 
-    def unwritten(self, rows: RowMemory | None = None) -> DraftExtension:
-        """The rows of its commits as one run; at least one.
+    def draft_input(self, key: Key, rows: RowMemory | None) -> DraftInput | None:
+        """The rows of its commits as one run; at least one. None: their features are nowhere.
 
-        `rows`: where its peer's device writes features. Raises DraftRefused for features that are nowhere.
+        `rows`: where its peer's device writes features.
         """
-        near = [commit for commit in self.commits if commit.place < 0]
-        features = torch.cat([features_of(commit) for commit in near]) if near else NO_FEATURES
-        ringed = [row for commit in self.commits[len(near) :] for row in ring_rows(commit, rows)]
-        tokens = [token for commit in self.commits for token in commit.tokens]
-        return DraftExtension(self.pages, self.rows, tokens, features, self.first, ringed)
-
-    def draft_input(self, key: Key, rows: RowMemory | None = None) -> DraftInput:
-        """`unwritten`, as a runner wants it."""
-        opened, new = self.open, self.unwritten(rows)
+        opened, tokens = self.open, [token for commit in self.commits for token in commit.tokens]
+        near = [_features(commit) for commit in self.commits if commit.place < 0]
+        features, ringed = torch.cat(near) if near else NO_FEATURES, list[RingRow]()
+        for commit in self.commits[len(near) :]:
+            if rows is None or commit.place >= rows.ring.places:
+                return None
+            positions = range(commit.base_len, commit.base_len + len(commit.tokens))
+            ringed += [RingRow(*at) for at in rows.located(commit.place, commit.generation, positions)]
+        new = DraftExtension(self.pages, self.rows, tokens, features, self.first, ringed)
         return DraftInput((*key, opened.generation), new, opened.params, opened.choice, self.lowest)
 
     def written(self) -> None:
@@ -124,7 +132,7 @@ class BatchRunner(Protocol):
     def draft_rows(self, spec: SpeculationConfig) -> int:
         """How many rows behind the certain ones `draft` may write: pages are reserved for them."""
 
-    def draft(self, asked: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
+    def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
         """As `DraftRunner.draft`; a proposal may be of another shape than `spec`, but not larger."""
 
 
@@ -136,7 +144,6 @@ class DraftSequences:
 
     def __init__(self, ready: EngineReady, pool: PagePool, pulls: PullManager, runner: BatchRunner) -> None:
         self.followed: dict[Key, DraftedSequence] = {}
-        self.changes = 0  # of what is in mailboxes: which sequences, and which of their rows come next
         self._closed: list[tuple[int, DraftClosed]] = []
         self._prompts: dict[Hashable, PromptKv] = {}  # by `_name`
         self._ready = ready
@@ -229,7 +236,6 @@ class DraftSequences:
         else:
             followed.latest = commit
             followed.commits.append(commit)
-            self.changes += followed.mailed
 
     def _makes_sense(self, commit: DraftCommit) -> bool:
         ready, near = self._ready, len(commit.tokens) if commit.place < 0 else 0
@@ -331,7 +337,6 @@ class DraftSequences:
         followed = self.followed.pop(key, None)
         if followed is None:
             return
-        self.changes += followed.mailed
         self._pool.drop(followed.pages)
         handle = followed.open.handle
         if followed.prompt is not None and handle is not None:
@@ -342,3 +347,14 @@ class DraftSequences:
 def _name(handle: KvHandle) -> tuple[str, int, int]:
     """The key of a prompt, the same for all choices of a request."""
     return handle.worker, handle.epoch, handle.id
+
+
+def _features(commit: DraftCommit) -> torch.Tensor:
+    """float32 [rows, head width]."""
+    return torch.from_numpy(np.frombuffer(commit.features, np.float32).copy()).view(len(commit.tokens), -1)
+
+
+@functools.lru_cache(64)
+def _spec(steps: int, topk: int, draft_tokens: int) -> SpeculationConfig:
+    """Most commits ask for the same."""
+    return SpeculationConfig(steps, topk, draft_tokens)
