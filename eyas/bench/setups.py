@@ -37,7 +37,7 @@ class ClusterSetup:
 
 
 def cases_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """The names of the cases: those that were asked for, else what suits the device."""
+    """The names of the requested cases, else of those that suit the device."""
     return tuple(args.cases) or (ON_GPU if args.device == "cuda" else ON_CPU)
 
 

@@ -186,7 +186,9 @@ def _config(args: argparse.Namespace, setting: DraftSetting) -> EngineConfig:
 
 
 def prompts_of(args: argparse.Namespace) -> list[EnginePrompt]:
-    """The questions of a file, or held-out ones of the embedded model: as many as are wanted, then again."""
+    """The questions of a file, or held-out ones of the embedded model, repeated up to the requested
+    number.
+    """
     from eyas.bench.answering import EnginePrompt
     from eyas.cluster.hub import model_folder
     from eyas.configuration import is_nano

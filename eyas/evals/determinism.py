@@ -101,7 +101,7 @@ async def _examine(server: ServerAddress, args: argparse.Namespace) -> int:
 
 
 def made(model: dict[str, Any], count: int, max_tokens: int) -> list[ProbeRequest]:
-    """`count` requests of very different lengths, every second one seeded."""
+    """Makes `count` requests of very different lengths, every second one seeded."""
     dice, most = random.Random(SEED), min(LONGEST, model["max_model_len"] // 2 - max_tokens - TURN)
     if most < 1:
         raise EyasError(f"--max-tokens: {max_tokens} leaves no room for a prompt and a second turn")

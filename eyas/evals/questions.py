@@ -17,7 +17,7 @@ Judge = Callable[[str, str], bool]
 
 @dataclass(frozen=True)
 class EvalQuestion:
-    """One prompt and what its answer must contain or conclude. `group` is what it is counted under."""
+    """A prompt, and the words or the result that its answer must have. `group`: the score that counts it."""
 
     prompt: str
     expected: str

@@ -18,7 +18,7 @@ from eyas.train.unroll import UnrollBatch, unrolled
 
 @dataclass
 class ByDepth:
-    """Chains that had a draft of each depth, and those whose drafts were right up to it."""
+    """Counts, by depth, of chains with a draft there, and of chains whose drafts were right up to there."""
 
     offered: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)

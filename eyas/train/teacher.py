@@ -51,7 +51,7 @@ class BatchLimit:
 
 
 class TeacherModel(ABC):
-    """A loaded target. `config`, `ends` and `placement` say what it is, what heads share, and where it is."""
+    """A loaded target: its `config`, the `ends` that heads share, and its `placement`."""
 
     def __init__(self, config: ModelConfig, ends: SharedTensors, placement: WeightPlacement) -> None:
         self.config = config

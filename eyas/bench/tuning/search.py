@@ -96,8 +96,8 @@ def gated_pair(experts: int, width: int, hidden: int, itemsize: int) -> tuple[Gr
 
 
 def dense_shapes(layer: LayerSpec, hidden: int) -> Iterator[GroupedShape]:
-    """The shapes of a layer's dense products in FP8 blocks; a shared expert like the others is one
-    of those.
+    """The shapes of a layer's dense products in FP8 blocks, with the shared expert that is like the
+    others.
     """
     attention, spec = layer.attention, layer.feed_forward
     if isinstance(attention, LatentSpec):

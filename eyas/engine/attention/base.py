@@ -23,7 +23,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, spans: Sequence[QuerySpan]) -> AttentionPlan:
-        """Host work of a forward whose rows are those of `spans`, in order."""
+        """Does the host work of a forward with the rows of `spans`, in order."""
 
     @abstractmethod
     def run(

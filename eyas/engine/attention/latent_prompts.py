@@ -34,7 +34,10 @@ class ExpandedPrompts:
         self._tiles = torch.empty(0, 4, dtype=torch.int32, device=shape.device)
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
-        """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
+        """Lays out a step with the prompt rows of `spans`, in order.
+
+        False: another attention must run them.
+        """
         if not spans or not self.pays(spans):
             return False
         lists = page_lists(spans, self._shape.page_size)

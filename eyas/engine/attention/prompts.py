@@ -17,7 +17,10 @@ class PromptPlan(Protocol):
     """An attention that decides, step by step, whether it attends the prompt rows."""
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
-        """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
+        """Lays out a step with the prompt rows of `spans`, in order.
+
+        False: another attention must run them.
+        """
         ...
 
 
@@ -49,7 +52,10 @@ class PromptAttention:
         self._usable: bool | None = None  # not known yet
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
-        """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
+        """Lays out a step with the prompt rows of `spans`, in order.
+
+        False: another attention must run them.
+        """
         if self._usable is None:
             self._usable = self._check_ready()
         if not spans or not self._usable:

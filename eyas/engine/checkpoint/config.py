@@ -138,7 +138,9 @@ class ExpertsSpec(FeedForwardSpec):
 
     @property
     def with_shared(self) -> tuple[int, int]:
-        """Experts, and those of a row, if a shared one that is like the others is counted among them."""
+        """The numbers of experts, and of experts per row, with a shared one that is like the others counted
+        in.
+        """
         shared = int(self.shared_width == self.width)
         return self.experts + shared, self.per_row + shared
 

@@ -62,7 +62,7 @@ class QuantizedConfig:
 
 @dataclass(frozen=True)
 class Fp8Config(QuantizedConfig):
-    """In FP8 (e4m3). `powers`: scales of rows are powers of two."""
+    """Weights stored in FP8 (e4m3). `powers`: scales of rows are powers of two."""
 
     kind: ClassVar[str] = "F8_E4M3"
     dtype: ClassVar[str] = "float8_e4m3fn"
@@ -83,8 +83,8 @@ class Fp8Config(QuantizedConfig):
 
 
 def read_quantized(raw: Raw) -> QuantizedConfig | None:
-    """Reads the quantization; None: weights are stored in 16 or 32 bits. Scales of an FP8 KV cache are passed
-    over: the cache has the model's type here, which is what numbers with those scales come near to.
+    """Reads the quantization; None: weights are stored in 16 or 32 bits. Scales of an FP8 KV cache are
+    ignored: the cache has the model's type here, and scaled FP8 numbers approximate that.
 
     Raises ConfigError, which names the kind, for weights that are stored in any other way.
     """

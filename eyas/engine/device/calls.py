@@ -93,7 +93,7 @@ def catch_up_of(call: RankCall) -> CatchUp:
 
 
 def features(rows: SequenceOf[int]) -> RankCall:
-    """`rows`: those of the step that was begun whose features are wanted."""
+    """Encodes a request for features. `rows`: rows of the step in progress."""
     return RankCall(FEATURES, tuple(rows))
 
 

@@ -143,8 +143,8 @@ class StepExecutor:
             captured.forward.replay()
 
     def drafts(self) -> np.ndarray:
-        """Int32 [ranks, n, 2, drafts]: of each `held` slot of the step that was begun the drafts, which that
-        step verifies, and their parents, as `SlotTables` has them. Waits for the steps before, not for its
+        """The drafts that the step in progress verifies for each of its `drafted_slots`, and their parents,
+        as `SlotTables` has them: int32 [ranks, n, 2, drafts]. Waits for the steps before, not for its
         forward.
         """
         assert self._drafts is not None

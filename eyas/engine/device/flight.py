@@ -149,5 +149,5 @@ class LaunchedStep:
 
 
 def _rows(words: np.ndarray, count: int) -> list[list[int]]:
-    """`count` rows of equal length."""
+    """Cuts `count` rows of equal length."""
     return words.reshape(count, -1).tolist() if count else []

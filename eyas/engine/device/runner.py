@@ -308,7 +308,7 @@ def filled(lists: SequenceOf[SequenceOf[int]], padding: int) -> SequenceOf[Seque
 
 
 def slots_with_grammar(placed: PlacedBatch, shape: StepShape) -> list[int]:
-    """Slots of the rounds whose drafts must be known here: those of outputs that are held to a grammar."""
+    """Slots of the rounds whose outputs have a grammar: their drafts must be known here."""
     seqs = (work.seq for work in placed.rounds if work.seq.generation.request.params.grammar is not None)
     return [seq.slot for seq in seqs] if shape.width > 1 else []
 

@@ -102,8 +102,8 @@ class SlotTable:
         return [QuerySpan(self._own(work.seq.pages), work.start, len(work.tokens)) for work in chunks]
 
     def shared_rows(self, chunks: SequenceOf[SequenceWork], first: int) -> list[tuple[SequenceWork, int]]:
-        """The last rows of prompts that others start from, whose features they need; the chunks' rows stand
-        in the step from row `first` on.
+        """The last rows of prompts from which others start, and whose features these need; the chunks' rows
+        stand in the step from row `first` on.
         """
         rows = []
         for work in chunks:
@@ -208,8 +208,8 @@ class SlotTable:
         return tree.narrow(self._state.tables.sizes.width - 1)
 
     def _forced(self, work: SequenceWork) -> DraftTree | None:
-        """The tokens that a grammar forces, in place of those drafted by the step before; None:
-        those stay.
+        """The tokens that a grammar forces, in place of the drafts of the step before; None: those drafts
+        stay.
         """
         request = work.seq.generation.request
         if request.params.grammar is None or not (work.round and request.speculative):

@@ -42,7 +42,7 @@ class StepShape:
 
     @property
     def rows(self) -> int:
-        """All rows of a step: those of its rounds, and those of its chunks."""
+        """All rows of a step: of its rounds, and of its chunks."""
         return self.round_rows + self.chunk
 
     @property
@@ -151,7 +151,7 @@ class JoinBatch:
     writes: np.ndarray
 
     def filled(self, count: int, head_width: int, slot: int) -> JoinBatch:
-        """`count` sequences: those behind its own are padding, in `slot`, without a row to be kept."""
+        """A copy with `count` sequences: the added ones are padding, in `slot`, without a row."""
         missing = count - self.words.shape[1]
         padding = np.array([[slot], [0], [0], [-1]], np.int32).repeat(missing, 1)
         features = np.zeros((count, head_width), np.float32)
@@ -170,7 +170,7 @@ class CatchUp:
 
     @staticmethod
     def padding(count: int, width: int, slot: int) -> CatchUp:
-        """`count` sequences in the slot of padding, which have nothing to catch up with."""
+        """A batch of `count` sequences in the padding slot, which have no waiting rows."""
         return CatchUp(np.array([[slot] * count, [0] * count], np.int32), width)
 
     @property

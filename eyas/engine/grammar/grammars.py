@@ -33,7 +33,7 @@ class GrammarManager:
     def __init__(
         self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...], *, drafts: bool = False
     ) -> None:
-        """`eos_ids`: what ends an answer of the model. `drafts`: what a grammar forces can be drafted."""
+        """`eos_ids`: the ids that end an answer of the model. `drafts`: forced tokens can be drafted."""
         self._folder = folder
         self._vocab_size = vocab_size
         self.eos_ids = eos_ids

@@ -157,7 +157,7 @@ class OfferedChannel:
             raise ConfigError("the draft worker runs as another user")
 
     def close(self) -> None:
-        """No draft worker can answer any more."""
+        """Withdraws the offer: no draft worker can answer any more."""
         self._socket.close()
         self._path.unlink(missing_ok=True)
 

@@ -53,8 +53,8 @@ class RouteTrial:
             self._copier.cancel(self._number)
 
     def stopped(self, result: CopyResult) -> list[CopyResult]:
-        """Takes a result of the copier; gives those of the copies that the pull itself requested, and what
-        ended with it.
+        """Takes a result of the copier; gives the results of the pull's own copies, and of those that ended
+        with it.
         """
         if result.job.proof is not None:
             return self._judge(result)

@@ -154,9 +154,7 @@ class HostTier:
         return oldest.slot
 
     def _touch(self, names: Sequence[bytes]) -> None:
-        """Moves pages to the end of the eviction order: they are dropped after all others, and a prefix after
-        what follows it.
-        """
+        """Moves pages to the end of the eviction order, a prefix behind its continuation."""
         for name in reversed(names):
             self._pages.move_to_end(name)
 

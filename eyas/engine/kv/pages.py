@@ -71,7 +71,7 @@ class PagePool:
             self._settled.append(self._limbo.popleft())
 
     def take(self, count: int, *, settled: bool = False) -> list[int]:
-        """`count` pages with one owner each. The caller has checked `free`.
+        """Takes `count` pages with one owner each. The caller has checked `free`.
 
         `settled`: a copy will write them, so they must not be in limbo; the caller has checked `settled`.
         Others get what is in limbo first.

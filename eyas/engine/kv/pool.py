@@ -113,7 +113,7 @@ class ClosableResource(Protocol):
     """A resource that ends with a pool."""
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees its resources."""
         ...
 
 

@@ -186,7 +186,7 @@ class PullManager:
             self._act(active)
 
     def preempt(self, among: Callable[[Any], bool] = lambda owner: True) -> bool:
-        """Take back the pages of the youngest running pull whose owner is `among` those asked; False if none
+        """Takes back the pages of the youngest running pull whose owner satisfies `among`; False if none
         gives any back.
 
         They are free at once, or, while copies into them run, when those have stopped.
@@ -255,7 +255,7 @@ class PullManager:
             self._act(active)
 
     def _act(self, active: _RunningPull) -> None:
-        """Carry out what the machine wants; what fails at once may make it want more."""
+        """Carries out the actions of the state machine; a failure may cause further ones."""
         while actions := active.pull.take_actions():
             for action in actions:
                 self._do(active, action)

@@ -23,7 +23,7 @@ class SlotAllocator:
         return len(self._free) + len(self._taken)
 
     def take(self, count: int) -> list[int] | None:
-        """`count` slots; None: not now. Raises AssertionError if there will never be as many."""
+        """Takes `count` slots; None: not now. Raises AssertionError if there will never be as many."""
         if count > self.total:
             raise AssertionError(f"{count} staging slots asked for, there are {self.total}")
         if count > len(self._free):

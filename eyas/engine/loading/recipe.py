@@ -135,7 +135,7 @@ def wide_rows(decoder: ModelConfig, most: int) -> Iterator[int]:
 
 
 class MetaSpec(EngineSpec):
-    """An engine whose tensors are those that its folders name, and have no memory."""
+    """An engine whose tensors have the shapes of its folders, and no memory."""
 
     @contextlib.contextmanager
     def weights(self, group: KvKind) -> Iterator[WeightSource]:

@@ -197,7 +197,7 @@ class EngineSpec:
         return self.shape(group).geometry
 
     def layout_hash(self, group: KvKind) -> str:
-        """Names what the group's pages mean; pages travel only between workers whose hashes are equal."""
+        """A hash of the meaning of the group's pages; pages travel only between workers with equal hashes."""
         geometry, decoder = self.geometry(group), self.decoder(group)
         fingerprint = self.target.fingerprint
         if group is KvKind.DRAFT and self.head is not None:

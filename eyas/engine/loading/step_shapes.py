@@ -91,7 +91,7 @@ def rehearsed(loaded: EngineSpec, buckets: GraphBuckets) -> Iterator[StepShape]:
 
 
 def largest(loaded: EngineSpec, buckets: GraphBuckets) -> StepShape:
-    """No step has more of anything, with or without a graph."""
+    """The largest step shape, with or without a graph: no step has more of anything."""
     config = loaded.config
     batch = max(config.max_running, config.cuda_graph_max_bs)
     ends = max(batch, MAX_ENDS)  # a chunk's graph has room for MAX_ENDS, whatever the batch

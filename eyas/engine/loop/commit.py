@@ -40,7 +40,7 @@ class StepCommitter:
     on_broken: Callable[[Generation], None]
 
     def commit(self, landed: SequenceOf[StepResult]) -> None:
-        """Apply one step; what it gave to those who were cancelled meanwhile is dropped.
+        """Applies one step; results of requests cancelled meanwhile are dropped.
 
         A prompt's rows have their draft KV before its pages are offered or copied, and no page is
         given back before that is done.

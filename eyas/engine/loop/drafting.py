@@ -181,7 +181,9 @@ class DraftCoordinator:
         return self.patience.draft_wait_s
 
     def adopt(self) -> None:
-        """The next step verifies what is left of the proposals that have come, and what grammars force."""
+        """Sets the drafts that the next step verifies: the remaining proposals, and the tokens that grammars
+        force.
+        """
         for draft in self.drafter.take() if self.drafter is not None else ():
             self._adopt(draft)
         grown, self._grown_by_grammar = self._grown_by_grammar, []

@@ -70,8 +70,7 @@ class RankForward:
 
     @torch.inference_mode()
     def run(self, group: ProcessGroup, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """All ranks call it with the same rows. Rank 0 gets what a `StepForward` gives, the others no
-        rows."""
+        """Runs the same rows on all ranks. Rank 0 gets the result of a `StepForward`, the others no rows."""
         shares = rows.shares(group.ranks, self._pages // group.ranks)
         counts = [len(share.tokens) for share in shares]
         self._experts.begin(group, counts)

@@ -20,7 +20,7 @@ any proposal to come in time, no step would show that proposals have become wort
 
 
 class DraftWait:
-    """Running averages of what a step takes and of what a proposal saves."""
+    """Running averages of the time of a step and of the time that a proposal saves."""
 
     def __init__(self) -> None:
         self._gain = GAIN

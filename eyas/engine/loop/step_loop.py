@@ -113,7 +113,7 @@ class StepLoop:
         return min(self._clock.spare_s, LOOK_S)
 
     def step(self) -> bool:
-        """Launch what can run, then land what was launched before; False when there was neither."""
+        """Launches the next step if there is one, then lands the one before; False when there was neither."""
         began = time.monotonic()
         works = self.scheduler.schedule()
         self.committer.drafting.plain = self.scheduler.crowded
@@ -137,7 +137,7 @@ class StepLoop:
             self.committer.drafting.stop(seq)
 
     def _settle(self) -> None:
-        """Copies of pages that no step follows are waited for: others may wait for those pages."""
+        """Waits for copies of pages that no step follows: sequences may wait for those pages."""
         if self.scheduler.pool.copying:
             self.runner.wait()
             self.scheduler.pool.launched()

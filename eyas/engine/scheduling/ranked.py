@@ -207,7 +207,7 @@ class DataParallelScheduler:
         return max(rank.unowned for rank in self._ranks)
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
-        """The generation whose turn it is, by what all ranks together have of each call."""
+        """The generation whose turn it is, by the shares of all ranks together."""
         return min(generations, key=CallShares.together(rank.shares() for rank in self._ranks).turn)
 
     def remember(self, seq: Sequence, below: int | None = None) -> None:

@@ -337,7 +337,9 @@ class RequestTable:
         self.pulls.open(generation, target, generation.attempt, generation.deadline)
 
     def _compute_here(self, generation: Generation, first_tokens: tuple[FirstToken, ...]) -> None:
-        """No pages will come: every choice goes on from its token 0, if it was already delivered."""
+        """Computes the prompt here, as no pages will come: every choice goes on from its token 0, if it was
+        already delivered.
+        """
         if not all(self.admission.is_token(first.token) for first in first_tokens):
             message = "first_tokens has a token id outside the vocabulary"
             self.fail(generation, InvalidRequest(message, param="first_tokens"))

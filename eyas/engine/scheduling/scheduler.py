@@ -375,9 +375,7 @@ class Scheduler:
     # --- shares ----------------------------------------------------------------------------------------
 
     def shares(self) -> CallShares:
-        """The numbers of sequences of each call: running ones, joining ones, and those whose pages are
-        coming.
-        """
+        """The numbers of sequences of each call: running, joining, and with pages on their way."""
         joining = (seq.generation for seq in self.joining)
         shares = self._running_shares.plus(itertools.chain(joining, self._incoming.coming()))
         for seq in self.running:

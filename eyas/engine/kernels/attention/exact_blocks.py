@@ -66,7 +66,7 @@ class BlockLayout:
 
     @property
     def tiles(self) -> int:
-        """Tiles of those rows."""
+        """The number of tiles of the query rows."""
         return -(-self.rows // self.tile)
 
     @property

@@ -31,7 +31,7 @@ def combine(
 def combine_local(
     made: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, pdl: bool = False
 ) -> torch.Tensor:
-    """Combines as `combine`, only those choices whose expert is here: experts int32 [m, per_row], else -1."""
+    """Combines as `combine`, but only choices with a local expert: experts int32 [m, per_row], else -1."""
     return _launch((made, weights, None, experts), None, None, pdl, exact=False)
 
 

@@ -103,7 +103,7 @@ class GroupedProducts:
     def _tile(
         self, weight: StoredWeight, grouped: GroupedChoices, gate: GateActivation | None
     ) -> GroupedTile:
-        """The tile of a product, whose rows are those of the blocks."""
+        """The tile of a product, with as many rows as the blocks have."""
         return self._tile_for(shape_of(weight, gate), grouped.order.shape[0], grouped.rows)
 
     def _tile_for(self, shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:

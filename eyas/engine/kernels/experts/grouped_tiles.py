@@ -91,7 +91,7 @@ def measured(device: str) -> Table:
 
 
 def read_table(path: Path) -> dict[Key, GroupedTile]:
-    """Reads what `write_table` wrote."""
+    """Reads a table that `write_table` wrote."""
     return {key: GroupedTile(**tile) for key, tile, _ in _lines(path)}
 
 

@@ -203,7 +203,7 @@ def _attend_chunks(q, pool, tables, table_stride, tiles, out, scale, layout: tl.
 
 @triton.jit
 def _queries(q, place, real, layout: tl.constexpr):
-    """Heads at `place` [tile] of q: what meets latents, and what meets rotated keys."""
+    """The heads at `place` [tile] of q: the part for latents, and the part for rotated keys."""
     at = q + place.to(tl.int64)[:, None] * layout.row
     latent = tl.load(at + tl.arange(0, layout.dim)[None, :], mask=real[:, None], other=0.0)
     rotated = layout.dim + tl.arange(0, layout.rotated)[None, :]

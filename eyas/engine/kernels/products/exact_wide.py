@@ -105,8 +105,8 @@ def settle(
     post: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """residual [m, hidden] += `added`, or its norm with gain `post` [hidden]; in place and rounded. `added`:
-    [m, hidden], or what `shares` gave, whose total is rounded first.
+    """Computes residual [m, hidden] += `added`, or its norm with gain `post` [hidden]; in place and rounded.
+    `added`: [m, hidden], or the result of `shares`, whose total is rounded first.
 
     Returns 1 / rms of the residual's rows, float32 [m]. pdl: the kernel may be launched before the one before
     it has ended, and waits for it.
