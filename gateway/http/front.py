@@ -63,8 +63,8 @@ from gateway.http.wire import (
 from gateway.limits.keys import KeyRing
 from gateway.limits.quotas import CallerQuotas, pay
 from gateway.observe.console import ConsoleEndpoints
-from gateway.observe.metric_names import GatewayPage
 from gateway.observe.metrics import CallMeter, GatewayMetrics
+from gateway.observe.metrics_page import GatewayPage
 from gateway.observe.tracing import failed
 from gateway.text.entries import TextDelta
 from gateway.text.tokenizer import Tokenizer
