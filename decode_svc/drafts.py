@@ -181,7 +181,7 @@ def _up_to_pb(up: DraftUp, owed: list[DraftClose]) -> draft_pb2.DraftServiceSess
     return draft_pb2.DraftServiceSessionRequest(
         opens=[_open_to_pb(o) for o in up.opens],
         commits=[_commit_to_pb(c) for c in up.commits],
-        closes=[draft_pb2.DraftClose(seq=c.seq, generation=c.generation) for c in (*owed, *up.closes)],
+        closes=[draft_pb2.DraftClose(**msgspec.structs.asdict(close)) for close in (*owed, *up.closes)],
         channel=draft_pb2.DraftChannel(**msgspec.structs.asdict(up.channel)) if up.channel else None,
     )
 
@@ -200,16 +200,9 @@ def _open_to_pb(open: DraftOpen) -> draft_pb2.DraftOpen:
 
 
 def _commit_to_pb(commit: DraftCommit) -> draft_pb2.DraftCommit:
-    return draft_pb2.DraftCommit(
-        seq=commit.seq,
-        generation=commit.generation,
-        base_len=commit.base_len,
-        tokens=commit.tokens,
-        features=commit.features,
-        steps=commit.steps,
-        topk=commit.topk,
-        draft_tokens=commit.draft_tokens,
-    )
+    fields = msgspec.structs.asdict(commit)
+    del fields["place"]  # rows whose features do not come by this stream have one
+    return draft_pb2.DraftCommit(**fields)
 
 
 def _proposal_from_pb(pb: draft_pb2.Proposal) -> DraftProposal:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import TypeAlias
 
 import grpc
+from msgspec.structs import asdict
 
 from eyas.common.wire import convert, rpc
 from eyas.common.wire.buffer import StreamBuffer
@@ -19,12 +20,10 @@ from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     DraftChannel,
     DraftClose,
-    DraftClosed,
     DraftCommit,
     DraftDown,
     DraftOpen,
     DraftPeerGone,
-    DraftProposal,
     DraftUp,
     EngineStopped,
 )
@@ -135,21 +134,7 @@ def _commit_from_pb(pb: draft_pb2.DraftCommit) -> DraftCommit:
 
 def _down_to_pb(down: DraftDown) -> draft_pb2.DraftServiceSessionResponse:
     return draft_pb2.DraftServiceSessionResponse(
-        proposals=[_proposal_to_pb(proposal) for proposal in down.proposals],
-        closed=[_closed_to_pb(closed) for closed in down.closed],
+        proposals=[draft_pb2.Proposal(**asdict(proposal)) for proposal in down.proposals],
+        closed=[draft_pb2.DraftClosed(**asdict(closed)) for closed in down.closed],
         no_channel=down.no_channel,
     )
-
-
-def _proposal_to_pb(proposal: DraftProposal) -> draft_pb2.Proposal:
-    return draft_pb2.Proposal(
-        seq=proposal.seq,
-        generation=proposal.generation,
-        base_len=proposal.base_len,
-        tokens=proposal.tokens,
-        parents=proposal.parents,
-    )
-
-
-def _closed_to_pb(closed: DraftClosed) -> draft_pb2.DraftClosed:
-    return draft_pb2.DraftClosed(seq=closed.seq, generation=closed.generation, reason=closed.reason)

@@ -173,7 +173,7 @@ class Ends:
         while waiting:
             self.ear.recv(self.channels.descriptors)
             self.channels.listen()
-            waiting -= {seq for seq in waiting if mailbox.proposal(seq, 1, self.bases[seq])}
+            waiting -= {seq for seq in waiting if mailbox.proposal(seq, seq, 1, self.bases[seq])}
 
 
 def _line(width: int, batch: int, took: dict[str, list[float]]) -> str:

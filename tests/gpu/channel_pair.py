@@ -18,7 +18,7 @@ import torch
 
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import LocalGpu
+from eyas.engine.ipc.row_ring import LocalGpu
 from kv_transfer.gpu.cuda import CudaDriver
 
 PLACES = 32

@@ -18,7 +18,7 @@ import torch
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc.draft_channel import MailChannel, answer
 from eyas.engine.ipc.messages import DraftChannel, DraftProposal
-from eyas.engine.ipc.row_memory import RowMemory
+from eyas.engine.ipc.row_ring import RowMemory
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch
 from eyas.engine.kernels.exchange import mailbox
 from eyas.engine.kernels.exchange.mailbox import MailLimits

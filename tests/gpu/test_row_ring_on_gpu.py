@@ -21,7 +21,7 @@ import torch
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc.draft_channel import MailChannel, answer
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import RowMemory
+from eyas.engine.ipc.row_ring import RowMemory
 from eyas.engine.kernels.exchange import row_ring
 from tests.gpu.channel_pair import PLACES, THEIRS, gpu, pair
 

@@ -26,8 +26,7 @@ from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.ipc.mailbox import DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftDown, DraftProposal, Event
-from eyas.engine.ipc.row_memory import LocalGpu
-from eyas.engine.ipc.row_ring import tag
+from eyas.engine.ipc.row_ring import LocalGpu, tag
 from eyas.engine.kernels.drafts.rounds import RoundBatch
 from eyas.engine.kernels.exchange import mailbox, row_ring
 from eyas.engine.kernels.exchange.mailbox import MailLimits

@@ -21,7 +21,7 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.program import StepProgram
 from eyas.engine.device.step import FeatureRequest
-from eyas.engine.ipc.row_memory import LocalGpu
+from eyas.engine.ipc.row_ring import LocalGpu
 from eyas.engine.kernels.exchange import mailbox
 from eyas.engine.loading import build, device_build, draft_channels
 from eyas.engine.loading.spec import EngineSpec

@@ -19,7 +19,7 @@ from shared_child import Child
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc import draft_channel
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
-from eyas.engine.ipc.mailbox import NEWEST, PAGE, DraftMailbox, MailedProposal, MailLayout
+from eyas.engine.ipc.mailbox import NEWEST, PAGE, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel, DraftProposal
 from eyas.engine.ipc.row_ring import tag
 
@@ -108,14 +108,14 @@ def test_what_is_overwritten_while_it_is_copied_is_not_taken() -> None:
 def test_a_proposal_comes_out_as_it_went_in(nodes: list[tuple[int, int]]) -> None:
     mail = box()
     tokens, parents = (tuple(part) for part in zip(*nodes, strict=True))
-    assert mail.proposal(1, 7, 9) is None
+    assert mail.proposal(1, 5, 7, 9) is None
     assert mail.propose(1, DraftProposal(1, 7, 9, tokens, parents))
     for newest in (9, 10, 9 + KEPT - 1):
-        assert mail.proposal(1, 7, newest) == MailedProposal(9, tokens, parents), (
+        assert mail.proposal(1, 5, 7, newest) == DraftProposal(5, 7, 9, tokens, parents), (
             "a late one says where it belongs"
         )
     for number, generation, newest in ((1, 7, 8), (1, 7, 9 + KEPT), (1, 8, 9), (0, 7, 9)):
-        assert mail.proposal(number, generation, newest) is None
+        assert mail.proposal(number, 5, generation, newest) is None
 
 
 def test_a_proposal_that_is_being_written_is_none() -> None:
@@ -123,9 +123,9 @@ def test_a_proposal_that_is_being_written_is_none() -> None:
     mail.propose(1, DraftProposal(1, 7, 9, (5, 6), (-1, 0)))
     header = mail.place.header
     mail.words[1, header + 2] ^= np.uint64(1 << 40)
-    assert mail.proposal(1, 7, 9) is None
+    assert mail.proposal(1, 5, 7, 9) is None
     mail.words[1, header] = np.uint64((tag(7, 9) & 0xFFFFFFFF) << 32 | (NODES + 1))
-    assert mail.proposal(1, 7, 9) is None
+    assert mail.proposal(1, 5, 7, 9) is None
 
 
 @pytest.mark.parametrize(("number", "nodes"), [(PLACES, 1), (-1, 1), (0, NODES + 1)])
@@ -151,7 +151,7 @@ def test_both_ends_see_one_memory(tmp_path: Path) -> None:
         assert np.array_equal(theirs.mailbox.words, ours.mailbox.words)
         assert theirs.mailbox.features(2, 7, 9, 1) == rows(1).tobytes()
         theirs.mailbox.propose(2, DraftProposal(1, 7, 10, (8,), (-1,)))
-        assert ours.mailbox.proposal(2, 7, 10) == MailedProposal(10, (8,), (-1,))
+        assert ours.mailbox.proposal(2, 5, 7, 10) == DraftProposal(5, 7, 10, (8,), (-1,))
         assert ours.rows is None and theirs.rows is None
 
 
@@ -217,12 +217,12 @@ def test_a_peer_that_is_killed_while_it_writes_leaves_whole_proposals_alone(
         assert ours is not None
         while found < 300:
             newest += 1
-            one = ours.mailbox.proposal(1, 2, newest)
+            one = ours.mailbox.proposal(1, 5, 2, newest)
             if one is None:  # it is ahead: it is looked for where it is
                 newest = int(ours.mailbox.words[1, ours.mailbox.place.header + 1]) & 0xFFFFFFFF
             else:
                 found += 1
-                assert one == MailedProposal(one.base, (one.base,) * NODES, (-1,) * NODES)
+                assert one == DraftProposal(5, 2, one.base_len, (one.base_len,) * NODES, (-1,) * NODES)
         child.kill()
         assert rung(ours.descriptor)
         ours.listen()

@@ -11,8 +11,7 @@ from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 
 from eyas.engine.ipc.mailbox import NEWEST, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, DraftProposal
-from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
-from eyas.engine.ipc.row_ring import tag
+from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, tag
 from eyas.engine.speculation.draft_worker import posted
 
 PLACES, KEPT = 3, 8

@@ -7,8 +7,7 @@ from fake_gpu import FakeDriver
 from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
-from eyas.engine.ipc.row_ring import tag
+from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, tag
 from eyas.engine.speculation.draft_worker.draft_runner import ProposedTree
 
 OFFER = DraftChannel({}, WIDTH, 6, 3, 8, gpu=b"gpu-a", dtype="float32")

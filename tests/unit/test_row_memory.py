@@ -14,10 +14,10 @@ from fake_gpu import FakeDriver
 from shared_child import Child
 
 from eyas.common.errors import ConfigError
-from eyas.engine.ipc import row_memory
+from eyas.engine.ipc import row_ring
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
+from eyas.engine.ipc.row_ring import LocalGpu, RowMemory
 
 WIDTH = 4
 SHAPE = DraftChannel({}, WIDTH, 6, 3, 32, gpu=b"gpu-a", dtype="bfloat16")
@@ -101,7 +101,7 @@ def test_where_there_can_be_no_ring_it_says_why(
     reason: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(row_memory, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(row_ring, "MOST_BYTES", 1 << 20)
     with pytest.raises(ConfigError, match=reason):
         RowMemory.new(msgspec.structs.replace(SHAPE, **changes), theirs())
 
@@ -128,7 +128,7 @@ sys.path.insert(0, sys.argv[3])
 from fake_gpu import FakeDriver
 from eyas.engine.ipc.draft_channel import answer
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
+from eyas.engine.ipc.row_ring import LocalGpu, RowMemory
 offer = msgspec.json.decode(sys.argv[1], type=DraftChannel)
 rows = RowMemory.new(offer, LocalGpu(FakeDriver(b"gpu-b"), "bfloat16", lambda: None))
 there = answer(offer, 4, sys.argv[2], rows)

@@ -20,7 +20,7 @@ from eyas.common.config import MOST_NODES
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc.mailbox import STORES_IN_ORDER, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
+from eyas.engine.ipc.row_ring import LocalGpu, RowMemory
 from kv_transfer.gpu.driver import DriverError
 from kv_transfer.host_file import HostFile
 from kv_transfer.host_socket import is_ours, listen_at

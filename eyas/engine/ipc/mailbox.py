@@ -18,14 +18,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eyas.engine.ipc.messages import DraftProposal
-from eyas.engine.ipc.row_memory import LocalGpu
-from eyas.engine.ipc.row_ring import WORD_BYTES, tag
+from eyas.engine.ipc.row_ring import WORD_BYTES, LocalGpu, tag
 
 PAGE = 4096
 """Bytes: the memory begins and ends at a page, since drivers lock whole ones."""
@@ -76,14 +74,6 @@ class MailLayout:
     def nbytes(self, places: int) -> int:
         """Bytes of this number of places."""
         return self.features_at(places) + 4 * places * self.rows * self.width
-
-
-class MailedProposal(NamedTuple):
-    """A proposal as it lies in a place."""
-
-    base: int
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
 
 
 class DraftMailbox:
@@ -191,8 +181,8 @@ class DraftMailbox:
         stores[header] = above | nodes
         return True
 
-    def proposal(self, number: int, generation: int, newest: int) -> MailedProposal | None:
-        """The proposal for a root at position `newest`, or up to `kept` before it; None: there is none."""
+    def proposal(self, number: int, seq: int, generation: int, newest: int) -> DraftProposal | None:
+        """A proposal of `seq` for a root at position `newest`, or up to `rows` before it; None: there is none."""
         header = number * self.place.words + self.place.header
         above, nodes = self._stores[header] >> 32, self._stores[header] & HALF
         back = ((tag(generation, newest) & HALF) - above) & HALF
@@ -203,7 +193,8 @@ class DraftMailbox:
         if any(word >> 32 != above for word in (*tokens, *parents)):
             return None  # the next one is being written
         signed = [(word & HALF) - ((word & NEWEST) << 1) for word in parents]
-        return MailedProposal(newest - back, tuple(word & HALF for word in tokens), tuple(signed))
+        ids = tuple(word & HALF for word in tokens)
+        return DraftProposal(seq, generation, newest - back, ids, tuple(signed))
 
     def close(self) -> None:
         """Lets go of the memory, once no kernel that was launched uses it."""

@@ -1,9 +1,10 @@
 """A ring of feature rows per sequence, in a draft worker's GPU, into which a decode engine's device writes.
 
-`eyas.engine.kernels.exchange.row_ring` writes and reads the rows; `eyas.engine.ipc.row_memory` owns the
-memory.
+`eyas.engine.kernels.exchange.row_ring` writes and reads the rows. The draft worker's GPU has the memory, and
+the decode engine maps it there; it may write to it while it is mapped, even after the draft worker's death:
+none reads then.
 
-Every sequence that uses it has a place, and there a ring: its row of position p is row p mod `kept`. A row
+Every sequence that uses it has a place, and there a ring: its row of position p is row p mod `rows`. A row
 consists of words of 8 bytes, each 4 bytes of the feature with a tag of its sequence and position above them.
 A word is stored as one. So a reader that finds its tag in a word has those 4 bytes too, whatever else has
 been written when: no flag, no fence and no wait (the idea of NCCL's protocol LL).
@@ -11,13 +12,20 @@ been written when: no flag, no fence and no wait (the idea of NCCL's protocol LL
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from eyas.common.errors import ConfigError
+from eyas.engine.ipc.messages import DraftChannel
+from kv_transfer.gpu.driver import DriverError, GpuDriver, GpuMemory
 
 WORD_BYTES = 8
 GOLDEN = 0x9E3779B1  # odd: 2^32 over the golden ratio, so that generations lie far from each other
 WAITING_ROWS = 16
 """Rows of a sequence that a draft worker may leave there, beside those of two rounds, until its head takes
 them: many at once cost hardly more than one."""
+MOST_BYTES = 1 << 30
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -31,12 +39,7 @@ class RowRing:
     @property
     def nbytes(self) -> int:
         """Bytes of all rows."""
-        return self.places * self.place_bytes
-
-    @property
-    def place_bytes(self) -> int:
-        """Bytes of one sequence's rows."""
-        return self.rows * self.row_bytes
+        return self.places * self.rows * self.row_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -45,7 +48,7 @@ class RowRing:
 
     def at(self, place: int, position: int) -> int:
         """The first byte of a sequence's row."""
-        return place * self.place_bytes + position % self.rows * self.row_bytes
+        return (place * self.rows + position % self.rows) * self.row_bytes
 
 
 def tag(generation: int, position: int) -> int:
@@ -59,3 +62,85 @@ def tag(generation: int, position: int) -> int:
 def ring_rows(round_rows: int) -> int:
     """Rows that a ring keeps per sequence, if a round makes up to `round_rows` certain."""
     return 1 << (WAITING_ROWS + 2 * round_rows - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class LocalGpu:
+    """The GPU of this engine. `dtype`: of features, as torch names it. `wait`: until all that was launched
+    there has run. `shared`: a decode engine on this same GPU may write features here.
+    """
+
+    driver: GpuDriver
+    dtype: str
+    wait: Callable[[], None]
+    shared: bool = False
+
+
+class RowMemory:
+    """A ring's memory as this process sees it, until `close`."""
+
+    def __init__(self, ring: RowRing, gpu: LocalGpu, memory: GpuMemory) -> None:
+        self.ring = ring
+        self._gpu = gpu
+        self._memory = memory
+
+    @classmethod
+    def new(cls, offer: DraftChannel, gpu: LocalGpu | None) -> RowMemory:
+        """The draft worker's, in its GPU, with whatever is there. Raises ConfigError, saying why not."""
+        if gpu is None:
+            raise ConfigError("the draft worker has no GPU for them")
+        if offer.dtype != gpu.dtype:
+            raise ConfigError(f"they are {offer.dtype}, the draft worker's {gpu.dtype}")
+        if (
+            offer.gpu == gpu.driver.uuid and not gpu.shared
+        ):  # a step that waits would hold up the drafter there
+            raise ConfigError("both workers are on the same GPU; --transfer cuda_ipc of this one allows that")
+        ring = _agreed(offer)
+        if min(ring.places, ring.rows, ring.words) < 1 or ring.nbytes > MOST_BYTES:
+            most = MOST_BYTES / 2**30
+            raise ConfigError(f"{offer.places} x {offer.kept} rows are none, or take more than {most:g} GiB")
+        if reason := gpu.driver.obstacle(offer.gpu):
+            raise ConfigError(reason)
+        try:
+            return cls(ring, gpu, gpu.driver.allocate(ring.nbytes))
+        except DriverError as error:
+            raise ConfigError(str(error)) from None
+
+    @classmethod
+    def mapped(cls, offer: DraftChannel, gpu: LocalGpu, descriptor: int, size: int) -> RowMemory:
+        """The decode engine's, of what a draft worker has exported. Raises ConfigError, saying why not."""
+        ring = _agreed(offer)
+        if size < ring.nbytes:
+            raise ConfigError("the draft worker's ring is not as large as was agreed")
+        try:
+            return cls(ring, gpu, gpu.driver.map(descriptor, size))
+        except DriverError as error:
+            raise ConfigError(str(error)) from None
+
+    @property
+    def size(self) -> int:
+        """Bytes that a peer maps."""
+        return self._memory.size
+
+    def export(self) -> int:
+        """A descriptor for another process; the caller closes it."""
+        return self._gpu.driver.export(self._memory)
+
+    def address(self, place: int, position: int = 0) -> int:
+        """The address of a sequence's row."""
+        return self._memory.address + self.ring.at(place, position)
+
+    def located(self, place: int, generation: int, positions: range) -> list[tuple[int, int]]:
+        """The address and the tag of each of a sequence's rows."""
+        first, rows, size = self.address(place), self.ring.rows, self.ring.row_bytes
+        return [(first + at % rows * size, tag(generation, at)) for at in positions]
+
+    def close(self) -> None:
+        """Lets go of the memory, once no kernel that was launched uses it."""
+        self._gpu.wait()
+        self._gpu.driver.unmap(self._memory)
+
+
+def _agreed(offer: DraftChannel) -> RowRing:
+    """The ring of an offer whose dtype has a size here."""
+    return RowRing(offer.places, offer.kept, offer.width * VALUE_BYTES[offer.dtype] // 4)

@@ -9,7 +9,7 @@ import torch
 
 from eyas.common.machine.gpus import number_of
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import LocalGpu
+from eyas.engine.ipc.row_ring import LocalGpu
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.drafters.channels import DecodeChannels
 from eyas.engine.speculation.drafters.mailing import mail_place, may_mail

@@ -34,7 +34,7 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.pulse import EngineHeartbeat
-from eyas.engine.ipc.row_memory import LocalGpu
+from eyas.engine.ipc.row_ring import LocalGpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import PULL_REPORTS, PullManager
 from eyas.engine.speculation.draft_worker.draft_sequences import (

@@ -20,8 +20,7 @@ from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, Spe
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
 from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftOpen, DraftUp, EngineReady
-from eyas.engine.ipc.row_memory import RowMemory
-from eyas.engine.ipc.row_ring import WAITING_ROWS
+from eyas.engine.ipc.row_ring import WAITING_ROWS, RowMemory
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import PullArrival, PullManager

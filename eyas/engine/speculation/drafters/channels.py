@@ -16,7 +16,7 @@ from eyas.engine.batch.sequence import RingPlace
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.mailbox import DraftMailbox
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_memory import LocalGpu, RowMemory
+from eyas.engine.ipc.row_ring import LocalGpu, RowMemory
 
 SHM, GRPC, MAILBOX = "shm", "grpc", "mailbox"
 """The paths of drafts: by memory that both hosts share; by the fronts; by memory that the decode engine's GPU

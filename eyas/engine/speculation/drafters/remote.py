@@ -53,9 +53,8 @@ class _FollowedSequence:
     requested: int = -1  # base of the newest commit
     answered: int = -1  # base of the newest proposal
     missed_rounds: int = 0  # late rounds in a row
-    started: bool = False  # its first commit has been posted, which goes with its open: by the front
-    proposing: bool = False  # does its last commit by the front ask for a proposal?
-    waiting: AcceptedRows | None = None  # rows below which nothing is wanted: they go with those after them
+    proposing: bool | None = None  # does its last commit by the front, as its first is, ask for a proposal?
+    waiting: AcceptedRows | None = None  # rows that ask for no proposal: they go with those after them
 
     @property
     def mailed(self) -> bool:
@@ -67,8 +66,8 @@ class _FollowedSequence:
         before, self.waiting = self.waiting, None
         if before is not None:
             commit = before.joined(commit)
-        few = len(commit.tokens) < WAITING_ROWS
-        if self.started and commit.spec is None and few and isinstance(commit.features, torch.Tensor):
+        started, few = self.proposing is not None, len(commit.tokens) < WAITING_ROWS
+        if started and commit.spec is None and few and isinstance(commit.features, torch.Tensor):
             self.waiting = commit
             return None
         return commit
@@ -170,23 +169,18 @@ class RemoteDrafter(Drafter):
 
     def _send(self, commit: AcceptedRows, followed: _FollowedSequence) -> bool:
         """By the mailbox (True) if it asks for what the last by the front asked for; else by the front."""
-        wanted = commit.spec is not None
-        place = None if followed.mailed else followed.place
-        if followed.started and place is not None and wanted == followed.proposing:
-            self._mail(commit, followed, place.number)
-            return True
-        self._outbox[followed.worker].commits.append(_message(commit, followed.generation))
-        self._sent[GRPC] += 1
-        followed.started, followed.proposing = True, wanted
-        return False
-
-    def _mail(self, commit: AcceptedRows, followed: _FollowedSequence, place: int) -> None:
-        """By this host."""
+        proposing, place = commit.spec is not None, None if followed.mailed else followed.place
+        if place is None or proposing != followed.proposing:
+            self._outbox[followed.worker].commits.append(_message(commit, followed.generation))
+            self._sent[GRPC] += 1
+            followed.proposing = proposing
+            return False
         mailbox = self._channels.mailbox(followed.worker)
         assert mailbox is not None, "a channel that ends takes its sequences along"
         features = _floats(commit.features)
-        mailbox.post(place, followed.generation, commit.base, commit.tokens, features)
+        mailbox.post(place.number, followed.generation, commit.base, commit.tokens, features)
         self._sent[SHM] += 1
+        return True
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
         """Proposals, and sequences that the worker dropped.
@@ -217,16 +211,16 @@ class RemoteDrafter(Drafter):
     def arrived(self) -> list[DraftDown]:
         gone = DraftClosed(0, 0, "its channel broke")
         downs = [DraftDown(closed=(gone,), worker=worker) for worker in self._channels.listen()]
-        found: dict[str, list[DraftProposal]] = defaultdict(list)
+        proposals: dict[str, list[DraftProposal]] = defaultdict(list)
         for uid, followed in self._followed.items():
             mailbox = self._channels.mailbox(followed.worker)
             place = None if followed.mailed or followed.requested <= followed.answered else followed.place
             if mailbox is None or place is None:
                 continue
-            one = mailbox.proposal(place.number, followed.generation, followed.requested)
-            if one is not None and one.base > followed.answered:
-                found[followed.worker].append(DraftProposal(uid, followed.generation, *one))
-        return [DraftDown(tuple(some), worker=worker) for worker, some in found.items()] + downs
+            one = mailbox.proposal(place.number, uid, followed.generation, followed.requested)
+            if one is not None and one.base_len > followed.answered:
+                proposals[followed.worker].append(one)
+        return [DraftDown(tuple(some), worker=worker) for worker, some in proposals.items()] + downs
 
     def _connected(self, worker: str) -> None:
         self._workers.append(worker)
