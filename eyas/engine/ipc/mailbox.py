@@ -5,12 +5,12 @@ The decode engine's end is its host, or its GPU without the host (`eyas.engine.k
 draft worker's end is its host (`eyas.engine.speculation.draft_worker.posted`). Who writes never waits and
 asks for nothing.
 
-A place has a ring of rows, that of position p in word p mod `kept`: the token of position p + 1, and whether
+A place has a ring of rows, that of position p in word p mod `rows`: the token of position p + 1, and whether
 this was the newest row when it was written. Behind the ring lies one proposal: a header, the number of nodes;
 then each node's token, then each node's parent. Every word has 8 bytes, a tag of the sequence and the
 position (`eyas.engine.ipc.row_ring`) above 4 bytes of content; a proposal's position is that of its root. A
 word is stored as one: who finds a tag has the content too. Where hosts write rows, their features lie behind
-all places, that of position p in row p mod `kept`; a GPU writes them into the draft worker's GPU instead.
+all places, that of position p in row p mod `rows`; a GPU writes them into the draft worker's GPU instead.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class DraftMailbox:
         return True
 
     def proposal(self, number: int, seq: int, generation: int, newest: int) -> DraftProposal | None:
-        """A proposal of `seq` for a root at position `newest`, or up to `rows` before it; None: there is none."""
+        """A proposal of `seq` for a root at position `newest`, or up to `rows` before it; None if none."""
         header = number * self.place.words + self.place.header
         above, nodes = self._stores[header] >> 32, self._stores[header] & HALF
         back = ((tag(generation, newest) & HALF) - above) & HALF
