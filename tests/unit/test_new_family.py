@@ -98,10 +98,10 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 
 def attended(x: torch.Tensor, weights: dict[str, torch.Tensor], window: int) -> torch.Tensor:
     q, k, v = ((x @ weights[f"self_attn.{n}_proj.weight"].T).view(len(x), -1, DIM) for n in "qkv")
-    q, k, v = rotated(q), *(each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (rotated(k), v))
+    k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (rotated(k), v))
     back = torch.arange(len(x))[:, None] - torch.arange(len(x))
     seen = (back >= 0) & (back < window)
-    scores = torch.einsum("qhd,khd->hqk", q, k) / DIM**0.5
+    scores = torch.einsum("qhd,khd->hqk", rotated(q), k) / DIM**0.5
     mixed = torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
     return mixed.flatten(1) @ weights["self_attn.o_proj.weight"].T
 
@@ -134,7 +134,7 @@ TOKENS = list(range(20, 60))
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = SimpleNamespace(describe=describe)
-    monkeypatch.setitem(sys.modules, "eyas.engine.models.kestrel", file)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "eyas.engine.models.kestrel", file)
     monkeypatch.setitem(table.MODELS, "KestrelForCausalLM", "kestrel")
     monkeypatch.setitem(activations.ACTIVATIONS, "clamped_silu", clamped_silu)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
