@@ -14,7 +14,7 @@ from eyas.common.json_object import read_json_object
 from eyas.common.tokenizers.source import TOKENIZER_FILES, read_tokenizer, tokenizer_file
 from eyas.common.tokenizers.text_source import TextSource
 from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
-from eyas.engine.models.mtp_names import prefixes_among, told_layers
+from eyas.engine.models.mtp_names import layer_count, prefixes_among
 from eyas.engine.models.table import read_model
 from gateway.text.sampling_defaults import sampling_defaults
 from gateway.text.tokenizer_files import load_chat_template
@@ -77,7 +77,7 @@ def _check_own_layers(config: EngineConfig) -> None:
     if config.draft is None or Path(config.draft).resolve() != folder.resolve():
         return
     if config.load_format == "dummy":
-        there = told_layers(read_config(folder)) > 0
+        there = layer_count(read_config(folder)) > 0
     else:
         there = any(folder.glob(PICKLED)) or bool(prefixes_among(tensor_shapes(folder)))
     if not there:

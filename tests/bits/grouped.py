@@ -19,7 +19,7 @@ from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products.blocks import StoredWeight
-from eyas.engine.models.fused_step import product_float32
+from eyas.engine.models.ops.device_step import product_float32
 from tests.bits.compare import Composition
 from tests.bits.products import EPS, scale_of
 

@@ -21,8 +21,8 @@ from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.ops.device_machine import DeviceMachine
+from eyas.engine.models.ops.device_step import LayerContext
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo

@@ -17,9 +17,9 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.layers.activations import ACTIVATIONS
-from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device_machine import router_tiles
+from eyas.engine.models.ops.device_step import Forward, LayerContext
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, RouterPart
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo

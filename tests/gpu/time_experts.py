@@ -34,7 +34,7 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight, quantise
 from eyas.engine.kernels.products.skinny import ProductLaunch
-from eyas.engine.models.fused_step import product_float32
+from eyas.engine.models.ops.device_step import product_float32
 from tests.gpu.answer_experts import engine
 from tests.gpu.report import Report
 

@@ -35,8 +35,8 @@ from eyas.engine.kernels.products import blocks, few, single, skinny
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.ops.device_machine import DeviceMachine
+from eyas.engine.models.ops.device_step import LayerContext
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo

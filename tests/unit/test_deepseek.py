@@ -22,7 +22,7 @@ from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 from eyas.engine.layers.routing import Routes, allowed, sigmoid, weights_of
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.models import mixture
+from eyas.engine.models import feed_forward
 from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.latent_attention import LatentMixer
 from eyas.engine.models.ops import torch_ops
@@ -287,7 +287,7 @@ def router_of(tensors: dict[str, torch.Tensor], **fields: Any) -> RouterPart:
     config = SimpleNamespace(hidden_size=16, layers=(), context_length=0)
     machine = TorchMachine(config, SimpleNamespace(device="cpu"))  # type: ignore[arg-type]
     blocks = Blocks(config, Given(), machine)  # type: ignore[arg-type]
-    return mixture._router(blocks, spec, "g", False)
+    return feed_forward._router(blocks, spec, "g", False)
 
 
 def stated(logits: list[float], bias: list[float], groups: int, kept: int, per_row: int) -> dict[int, float]:

@@ -25,8 +25,8 @@ from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap, spelling
-from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.ops.device_machine import DeviceMachine
+from eyas.engine.models.ops.device_step import LayerContext
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup

@@ -43,11 +43,12 @@ class AnyProjection(ABC):
 
     @abstractmethod
     def below(self, lower: Self) -> Self:
-        """With another of the same format and width below it; in blocks this one has whole blocks."""
+        """A matrix with another of the same format and width below it; in blocks this one has whole
+        blocks."""
 
     @abstractmethod
     def in_order(self, rows: torch.Tensor) -> Self:
-        """With those rows, int64 [n], in this order; in blocks no row leaves its block."""
+        """A matrix of those rows, int64 [n], in this order; in blocks no row leaves its block."""
 
     @abstractmethod
     def room(self, count: int) -> Self:
@@ -81,7 +82,8 @@ class Projection(AnyProjection):
 
     @abstractmethod
     def gated(self, x: Rows, products: GroupedProducts, gate: GateActivation) -> Rows:
-        """Of a matrix [gate ; up] act(gate) * up [m, n / 2]; rounded as `gate` says, if done at once."""
+        """The gated product of a matrix [gate ; up], act(gate) * up [m, n / 2]; rounded as `gate` says, if
+        done at once."""
 
     @abstractmethod
     def exact_shares(self, x: Rows, products: GroupedProducts, kind: str, span: int) -> torch.Tensor:

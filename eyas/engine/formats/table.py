@@ -12,5 +12,5 @@ FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, DenseLoade
 
 
 def loader_of(weights: WeightSource, names: list[str]) -> ProjectionLoader[Projection]:
-    """What makes projections of the tensors of products that read the same rows."""
+    """The loader of the tensors of products that read the same rows."""
     return next(loader for kind in FORMATS if (loader := kind.of(weights, names)) is not None)

@@ -1,1 +1,1 @@
-"""What models are made of in plain torch: products, norms, rotation, activations, experts."""
+"""Parts of models in plain torch: products, norms, rotation, activations, routing."""

@@ -44,7 +44,7 @@ def per_head(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 class Linear(AnyProjection):
     """x times weight [N, K] transposed; x is rounded first, if there is a rule for it.
 
-    Where PyTorch has oneDNN the weight is kept in the layout that oneDNN likes for ROWS rows: at this size
+    Where PyTorch has oneDNN the weight is stored in the layout that oneDNN likes for ROWS rows: at this size
     reading the weight is the whole cost, and it halves it. Elsewhere plain `mm` keeps the promise for weights
     whose sides are multiples of 16, as those of real models are (with 7 outputs MKL was seen to break it).
     No gain goes into it: it would change bits.
@@ -60,7 +60,7 @@ class Linear(AnyProjection):
 
     @classmethod
     def load(cls, weights: WeightSource, name: str, shape: tuple[int, int]) -> Self:
-        """Of one tensor."""
+        """One tensor's matrix."""
         return cls(weights.take(name, shape), weights.rounding([name]))
 
     @property
@@ -127,13 +127,13 @@ class LinearLoader:
         return cls(weights, weights.rounding(names))
 
     def rows(self, names: list[str], rows: list[int], columns: int) -> Linear:
-        """As of `ProjectionLoader`, of every row."""
+        """Every row, as of `ProjectionLoader`."""
         return Linear(self.weights.stack_rows(names, rows, columns), self.rounding)
 
     def columns(self, name: str, shape: tuple[int, int]) -> Linear:
-        """As of `ProjectionLoader`, of every column."""
+        """Every column, as of `ProjectionLoader`."""
         return Linear(self.weights.take_columns(name, shape), self.rounding)
 
     def whole(self, name: str, shape: tuple[int, int]) -> Linear:
-        """As of `ProjectionLoader`."""
+        """The whole matrix, as of `ProjectionLoader`."""
         return Linear(self.weights.take(name, shape), self.rounding)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.rope import RopeConfig
 
-_BEYOND = 256  # drafts are computed, though never kept, past the end of the context
+_BEYOND = 256  # drafts are computed, though never read, past the end of the context
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 
@@ -88,15 +88,16 @@ def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Slow pairs are stretched by `factor`, fast ones kept, and those between blended by wavelength."""
+    """Slow pairs are stretched by `factor`, fast ones left alone, and those between blended by wavelength."""
     turns = rope.original_context * plain / (2 * math.pi)  # full turns within the original context
-    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    kept = kept.clamp(0.0, 1.0)
-    return (1 - kept) * plain / rope.factor + kept * plain
+    fast = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    fast = fast.clamp(0.0, 1.0)
+    return (1 - fast) * plain / rope.factor + fast * plain
 
 
 def _yarn(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """As llama3, blended by the pair's number: from the one of beta_fast turns to the one of beta_slow."""
+    """Frequencies as of llama3, blended by the pair's number: from the one of beta_fast turns to the one of
+    beta_slow."""
     head_dim = 2 * plain.shape[0]
 
     def pair_of(turns: float) -> float:

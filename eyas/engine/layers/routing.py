@@ -48,13 +48,13 @@ def choose(scores: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | N
 
     `correction` float32 [experts]: added to what chooses, not to the weights.
     """
-    wanted = scores if correction is None else scores + correction
-    chosen = _best(allowed(wanted, spec), spec.per_row)
+    ranked = scores if correction is None else scores + correction
+    chosen = _best(allowed(ranked, spec), spec.per_row)
     return Routes(chosen, weights_of(scores, chosen, spec))
 
 
 def weights_of(scores: torch.Tensor, chosen: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
-    """Of the chosen experts int64 [R, per_row], float32."""
+    """The weights of the chosen experts int64 [R, per_row], float32."""
     weights = scores.gather(1, chosen)
     if spec.normalised:
         weights = weights / (in_order(weights.unbind(1)) + TINY)[:, None]
@@ -69,15 +69,15 @@ def in_order(terms: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return total
 
 
-def allowed(wanted: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
+def allowed(ranked: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
     """Scores [R, experts], -inf in all groups but the best."""
     if spec.groups == spec.topk_groups:
-        return wanted
-    grouped = wanted.view(wanted.shape[0], spec.groups, -1)
+        return ranked
+    grouped = ranked.view(ranked.shape[0], spec.groups, -1)
     best = grouped.topk(spec.group_best, -1).values
-    kept = _best(in_order(best.unbind(-1)), spec.topk_groups)
-    closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, kept, False)
-    return grouped.masked_fill(closed[..., None], -torch.inf).view_as(wanted)
+    groups = _best(in_order(best.unbind(-1)), spec.topk_groups)
+    closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, groups, False)
+    return grouped.masked_fill(closed[..., None], -torch.inf).view_as(ranked)
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ from eyas.engine.loading.fold_check import unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.tile_check import check_tiles, products_of
 from eyas.engine.models.feed_forward import GATES
-from eyas.engine.models.fused_step import RowAttention
+from eyas.engine.models.ops.device_step import RowAttention
 from eyas.engine.models.ops.expert_products import KNOWN_SCORES
 from eyas.engine.speculation.feature_ring import RING_ROWS
 

@@ -54,9 +54,9 @@ from eyas.engine.loading.step_shapes import (
 )
 from eyas.engine.models.base import DraftModel, FeatureTap
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.fused_step import LayerContext, RowAttention
 from eyas.engine.models.heads import head_family, load_draft
 from eyas.engine.models.ops.device_machine import DeviceMachine
+from eyas.engine.models.ops.device_step import LayerContext, RowAttention
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankInfo

@@ -25,9 +25,9 @@ from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
 from eyas.engine.models.decoder import ModelEnds
-from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.heads import load_draft
 from eyas.engine.models.ops.device_machine import DeviceMachine
+from eyas.engine.models.ops.device_step import LayerContext
 from eyas.engine.models.ops.torch_machine import TorchMachine
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo

@@ -1,4 +1,4 @@
-"""What the loop, the drafters and the start know of models and draft heads; nothing else of them is called.
+"""The interface of models and draft heads to the loop, the drafters and the start.
 
 A model is a `DecoderModel`. A head is two things: a `FeatureTap` beside the target, and a `DraftModel`
 wherever drafts are made. One feature row per committed token passes between them. The rows of a forward are a
@@ -31,7 +31,7 @@ class DecoderModel(Protocol[RowsT]):
 
     @property
     def kv_format(self) -> KvFormat:
-        """Of the pool that `forward` takes."""
+        """The format of the pool that `forward` takes."""
 
     def forward(
         self, rows: RowsT, pool: KvPool, taps: tuple[int, ...] = ()
@@ -51,7 +51,7 @@ class DecoderModel(Protocol[RowsT]):
 
 
 class FeatureTap(Protocol):
-    """A head's half beside the target. `layers`: the taps that the target's `forward` is asked for."""
+    """A head's half beside the target. `layers`: the taps that the target's `forward` is given."""
 
     layers: tuple[int, ...]
 
@@ -60,7 +60,7 @@ class FeatureTap(Protocol):
 
 
 class Drafted(NamedTuple):
-    """What a draft model makes of R rows: `rows` for its `logits`, `features` [R, ...] for the next."""
+    """The results of a draft model for R rows: `rows` for its `logits`, `features` [R, ...] for the next."""
 
     rows: torch.Tensor
     features: torch.Tensor
@@ -84,7 +84,7 @@ class DraftModel(Protocol[RowsT]):
         """
 
     def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: RowsT, pool: KvPool) -> None:
-        """`forward` of certain rows whose result is not wanted: it writes their KV."""
+        """`forward` of certain rows whose result nobody reads: it writes their KV."""
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [r, ...] -> float32 [r, draft vocab]."""

@@ -33,7 +33,7 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """What every row passes by itself."""
+    """A half of a layer that every row passes by itself."""
 
     @property
     def projections(self) -> tuple[AnyProjection, ...]:
@@ -45,7 +45,7 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True)
 class Blocks(Generic[ProjectionT]):
-    """What the blocks of a decoder's layers are made of: the whole decoder's `config`, its tensors, and where
+    """The material of a decoder's layers: the whole decoder's `config`, its tensors, and where
     it runs.
     """
 
@@ -54,7 +54,7 @@ class Blocks(Generic[ProjectionT]):
     machine: Machine[ProjectionT]
 
     def loader(self, names: list[str]) -> ProjectionLoader[ProjectionT]:
-        """What makes projections of the tensors of products that read the same rows."""
+        """The loader of the tensors of products that read the same rows."""
         return self.machine.loader(self.weights, names)
 
 
@@ -63,5 +63,5 @@ Gains = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def norm_before(config: ModelConfig, gain: torch.Tensor, weight: AnyProjection) -> row_kernels.NormInput:
-    """Of what `weight` multiplies, which takes the gain into itself if its format can."""
+    """The norm of what `weight` multiplies, which takes the gain into itself if its format can."""
     return row_kernels.NormInput(config.norm_eps, weight.folded(gain), weight.rounding)

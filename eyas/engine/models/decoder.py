@@ -1,7 +1,7 @@
 """Any decoder: embedding, layers, the norm and the product behind them, over a machine's verbs.
 
-In plain torch it is the specification that a GPU is held to. It knows specifications, never families: what is
-special about one is a number or a name in it.
+In plain torch it is the specification of what a GPU computes. It knows specifications, never families: what
+is special about one is a number or a name in it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ModelEnds:
         return cls(embedding, machine.matrix(head))
 
     def limited_to(self, ids: tuple[int, ...], machine: Machine[Any]) -> ModelEnds:
-        """With a rank's share of those rows of the output head alone, in this order; (): of all."""
+        """The ends with a rank's share of those rows of the output head alone, in this order; (): of all."""
         return ModelEnds(self.embedding, machine.some_rows(self.lm_head, ids)) if ids else self
 
 

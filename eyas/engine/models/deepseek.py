@@ -57,12 +57,12 @@ def _attention(raw: values.Raw) -> LatentSpec:
 
 
 def _experts(raw: values.Raw) -> ExpertsSpec:
-    """What a config.json of transformers leaves out follows from the version."""
+    """The experts; what a config.json of transformers leaves out follows from the version."""
     newer = raw["architectures"][0] == "DeepseekV3ForCausalLM"
     method = raw.get("topk_method") or ("noaux_tc" if newer else "greedy")
-    told = raw.get("scoring_func")
-    if not isinstance(method, str) or method not in METHODS or told not in (None, METHODS[method][0]):
-        raise ConfigError(f"topk_method {method!s:.60} with scoring_func {told!s:.60} is not supported")
+    scoring = raw.get("scoring_func")
+    if not isinstance(method, str) or method not in METHODS or scoring not in (None, METHODS[method][0]):
+        raise ConfigError(f"topk_method {method!s:.60} with scoring_func {scoring!s:.60} is not supported")
     scores, best = METHODS[method]
     normalised = values.switch(raw, "norm_topk_prob", newer)
     if normalised and not newer:

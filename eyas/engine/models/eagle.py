@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Generic
 
 import torch
 
@@ -17,14 +16,12 @@ from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, NormNames
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionT
-from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import ModelEnds
-from eyas.engine.models.head_parts import (
+from eyas.engine.models.heads import (
     NO_SHAPE,
-    HeadLayers,
-    LastHiddenTap,
+    LayeredDraft,
+    last_hidden_tap,
     own_decoder,
     stored_layers,
     stored_shapes,
@@ -73,57 +70,34 @@ def spelling(name: str) -> str:
     return name.removeprefix("model.")
 
 
-class EagleDraft(Generic[ProjectionT]):
+class EagleDraft(LayeredDraft[ProjectionT]):
     """Decoder layers over fc [token embedding ; feature], the first of them without a norm before it."""
-
-    token_map: torch.Tensor | None = None
 
     def __init__(
         self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]
     ) -> None:
         """`ends` are the target's; an lm_head in the file, a copy of the target's, is not read."""
         decoder, hidden = config.decoder, config.decoder.hidden_size
-        self._machine, self._lm_head = machine, ends.lm_head
         self._join = JoinPart(token_embedding(config, weights, ends.embedding), decoder.norm_eps)
         self._fc = machine.matrix(weights.take("fc.weight", (hidden, 2 * hidden)))
         self._bias = weights.take("fc.bias", (hidden,)) if "fc.bias" in weights else None
-        self._layers = HeadLayers(Blocks(decoder, weights, machine), gain=None)
+        super().__init__(Blocks(decoder, weights, machine), ends.lm_head, gain=None)
 
-    @torch.inference_mode()
-    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:
-        """features [R, hidden] joined with tokens [R] -> features of the next positions [R, hidden].
+    def entering(
+        self, features: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """fc [token embedding ; feature], both to be read and as the residual."""
+        joined = self._machine.join(features, tokens, positions, self._join)
+        x = self._machine.product(joined, self._fc, self._bias)
+        return x, x
 
-        They are both what `logits` takes and what the next, recurrent rows are made of: no norm follows.
-        """
-        x = self._entering(features, tokens, rows)
-        x = self._layers(x, x, rows, pool)
-        return Drafted(x, x)
+    def leaving(self, x: torch.Tensor) -> torch.Tensor:
+        """The features of the next positions: no norm follows."""
+        return x
 
-    @torch.inference_mode()
-    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> None:
-        """As of `DraftModel`."""
-        x = self._entering(features, tokens, rows)
-        self._layers.keep(x, x, rows, pool)
-
-    @torch.inference_mode()
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [r, hidden] as `forward` gave them -> float32 [r, vocab]."""
-        return self._machine.logits(rows, self._lm_head)
-
-    def _entering(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any) -> torch.Tensor:
-        joined = self._machine.join(features, tokens, rows.positions, self._join)
-        return self._machine.product(joined, self._fc, self._bias)
+    def scored(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same."""
+        return rows
 
 
-def load_tap(
-    config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, machine: Machine[Any]
-) -> LastHiddenTap:
-    """The half beside the target, which has no tensors of its own."""
-    return LastHiddenTap(config, final_norm)
-
-
-def load_draft(
-    config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]
-) -> EagleDraft[Any]:
-    """The half that drafts. `ends`: the target's."""
-    return EagleDraft(config, weights, ends, machine)
+load_tap, load_draft = last_hidden_tap, EagleDraft

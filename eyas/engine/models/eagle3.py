@@ -3,7 +3,7 @@
 The feature is made of three of the target's residual streams; the draft model joins it with the embedding of
 the next token (EAGLE-3, arXiv 2503.01840, section 3.1). `DraftConfig.variants`: `norm_before_residual`, the
 first layer adds to the normed feature; `norm_output` (EAGLE-3.1), what comes back as a feature is the normed
-output; `last_hidden`, the feature is what the target's output head reads. Norms before fc are told by their
+output; `last_hidden`, the feature is what the target's output head reads. Norms before fc are seen by their
 tensors.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import torch
 
@@ -21,14 +21,13 @@ from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionT
-from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import Drafted, FeatureTap, FinalNorm
+from eyas.engine.models.base import FeatureTap, FinalNorm
 from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import ModelEnds
-from eyas.engine.models.head_parts import (
+from eyas.engine.models.heads import (
     NO_SHAPE,
-    HeadLayers,
     LastHiddenTap,
+    LayeredDraft,
     Shapes,
     own_decoder,
     stored_layers,
@@ -108,59 +107,45 @@ class Eagle3Tap:
         return self._machine.product(tapped, self._fc)
 
 
-class Eagle3Draft(Generic[ProjectionT]):
-    """Decoder layers, of which the first reads [token embedding ; feature]."""
+class Eagle3Draft(LayeredDraft[ProjectionT]):
+    """Decoder layers, of which the first reads [token embedding ; feature], both normed."""
 
     def __init__(
         self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]
     ) -> None:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder, hidden = config.decoder, config.decoder.hidden_size
-        self._machine, self._eps, self._variants = machine, decoder.norm_eps, config.variants
         self.token_map = _token_map(config, weights)
-        embedding, self._lm_head = token_embedding(config, weights, ends.embedding), ends.lm_head
+        self._variants = config.variants
+        embedding, lm_head = token_embedding(config, weights, ends.embedding), ends.lm_head
         if "lm_head.weight" in weights:
             shape = (config.draft_vocab_size, hidden)
-            self._lm_head = machine.matrix(weights.take_rows("lm_head.weight", shape))
+            lm_head = machine.matrix(weights.take_rows("lm_head.weight", shape))
         names = "layers.0.input_layernorm.weight", _FEATURE_NORM
         gains = weights.take(names[0], (hidden,)), weights.take(names[1], (hidden,))
         self._join, self._feature_gain = JoinPart(embedding, decoder.norm_eps, gains), gains[1]
-        self._layers = HeadLayers(Blocks(decoder, weights, machine), torch.cat(gains))
+        super().__init__(Blocks(decoder, weights, machine), lm_head, torch.cat(gains))
         self._gain = weights.take("norm.weight", (hidden,))
 
-    @torch.inference_mode()
-    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:
-        """features [R, hidden] joined with tokens [R] -> hidden [R, hidden].
-
-        That is both what `logits` takes and the feature of the next, recurrent row: before the head's norm,
-        or with `norm_output` after it.
-        """
-        joined, residual = self._entering(features, tokens, rows)
-        x = self._layers(joined, residual, rows, pool)
-        if "norm_output" in self._variants:
-            x = self._machine.norm(x, self._gain, self._eps)
-        return Drafted(x, x)
-
-    @torch.inference_mode()
-    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> None:
-        """As of `DraftModel`."""
-        self._layers.keep(*self._entering(features, tokens, rows), rows, pool)
-
-    @torch.inference_mode()
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [r, hidden] as `forward` gave them -> float32 [r, draft vocab]."""
-        if "norm_output" not in self._variants:
-            rows = self._machine.norm(rows, self._gain, self._eps)
-        return self._machine.logits(rows, self._lm_head)
-
-    def _entering(
-        self, features: torch.Tensor, tokens: torch.Tensor, rows: Any
+    def entering(
+        self, features: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the first layer's attention reads [R, 2 * hidden], and the residual [R, hidden]."""
-        joined = self._machine.join(features, tokens, rows.positions, self._join)
+        """[token embedding ; feature], both normed, and as the residual the feature."""
+        joined = self._machine.join(features, tokens, positions, self._join)
         if "norm_before_residual" in self._variants:
             features = self._machine.norm(features, self._feature_gain, self._eps)
         return joined, features
+
+    def leaving(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows before the head's norm, or with `norm_output` after it."""
+        return self._normed(x) if "norm_output" in self._variants else x
+
+    def scored(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows after the head's norm."""
+        return rows if "norm_output" in self._variants else self._normed(rows)
+
+    def _normed(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._machine.norm(rows, self._gain, self._eps)
 
 
 def load_tap(
@@ -172,11 +157,7 @@ def load_tap(
     return Eagle3Tap(config, weights, machine)
 
 
-def load_draft(
-    config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]
-) -> Eagle3Draft[Any]:
-    """The half that drafts. `ends`: the target's."""
-    return Eagle3Draft(config, weights, ends, machine)
+load_draft = Eagle3Draft
 
 
 def _fc_norms(config: DraftConfig, weights: WeightSource) -> list[str]:
@@ -200,7 +181,7 @@ def _token_map(config: DraftConfig, weights: WeightSource) -> torch.Tensor | Non
 
 
 def _flat(raw: Raw) -> Raw:
-    """One level of keys: speculators nests the layers' sizes; RoPE may be told within or outside."""
+    """One level of keys: speculators nests the layers' sizes; RoPE may stand within or outside."""
     nested = values.section(raw, "transformer_layer_config")
     return {**raw, **{key: value for key, value in nested.items() if value is not None}}
 
@@ -212,8 +193,8 @@ def _is_eagle3(shapes: Shapes) -> bool:
 
 
 def _variants(raw: Raw) -> frozenset[str]:
-    found = {name for name in ("norm_before_residual", "norm_output") if values.switch(raw, name, False)}
-    return frozenset(found | ({"last_hidden"} if _is_last_hidden(raw) else set()))
+    named = {name for name in ("norm_before_residual", "norm_output") if values.switch(raw, name, False)}
+    return frozenset(named | ({"last_hidden"} if _is_last_hidden(raw) else set()))
 
 
 def _is_last_hidden(raw: Raw) -> bool:

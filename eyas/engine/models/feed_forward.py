@@ -1,4 +1,8 @@
-"""A dense feed-forward: how its tensors are loaded, and its equation over the verbs of `ops`."""
+"""Feed-forwards, dense or of many experts, of which each row takes a few (DeepSeekMoE, arXiv 2401.06066): how
+their tensors are loaded, and their equations over the verbs of `ops`.
+
+Ranks divide the width of a feed-forward and of every expert, or share experts out, whole.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,26 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self
 
 import torch
+import torch.nn.functional as F
 
-from eyas.engine.checkpoint.config import FeedForwardSpec
+from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelConfig
+from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.models.blocks import Blocks, Gains
 from eyas.engine.models.ops.base import Ops
-from eyas.engine.models.ops.parts import GatedPart, OutPart
+from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, RouterPart
+from eyas.engine.models.refusal import MOST_CHOSEN
 
 GATES = {"silu": False, "gelu_tanh": True}
 """The activations that kernels know, and whether that is GELU."""
 
 
 def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> GateActivation | None:
-    """What kernels know of an activation that `down` reads; None: they do not know it, or there is a bias."""
+    """The name in kernels of an activation that `down` reads; None: they do not know it, or there is a
+    bias."""
     if spec.bias or spec.activation not in GATES:
         return None
     return GateActivation(GATES[spec.activation], down.rounding)
@@ -59,16 +67,114 @@ class GatedFeedForward(Generic[ProjectionT]):
         return ops.add(residual, ops.gated(read, self._gated), self._down)
 
 
+class Mixture(Generic[ProjectionT]):
+    """The sum of what a row's experts make of its norm, by weight, between norms of these `gains`."""
+
+    def __init__(self, blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, gains: Gains) -> None:
+        config, weights, (gain, post) = blocks.config, blocks.weights, gains
+        every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
+        loaders = GatedLoaders.of(blocks.loader, every)  # of those elsewhere too: all read the same rows
+        joined = _is_alike(blocks, spec, loaders, shared)
+        self._router = _router(blocks, spec, f"{prefix}.gate", joined)
+        names = [*(every[i] for i in self._router.own), *[shared] * joined]
+        gate_up, down = _experts((config.hidden_size, spec.width), names, loaders)
+        bias, down_bias = _biases(config, spec, weights, names)
+        gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate_of(spec, down), False, bias)
+        beside = None
+        self.projections: tuple[AnyProjection, ...] = (gate_up, down)
+        if spec.shared_width and not joined:
+            shape = (config.hidden_size, spec.shared_width)
+            forth, back = GatedLoaders.of(blocks.loader, [shared]).pair(shared, shape)
+            self.projections += (forth, back)
+            plain = FeedForwardSpec(spec.shared_width, spec.activation)
+            beside = GatedPart(forth, gated.activation, gate_of(plain, back), False), back
+        self.part = ExpertsPart(gated, OutPart(down, down_bias, post), spec.per_row + joined, beside)
+        rounding = gate_up.rounding if len(self._router.own) == spec.experts else None
+        self.norm = None if gain is None else row_kernels.NormInput(config.norm_eps, gain, rounding)
+
+    def __call__(self, residual: Any, ops: Ops[Any, Any, Any]) -> Any:
+        """The residual with what it makes of it added."""
+        read, residual = ops.norm(residual, self.norm)
+        rows = ops.normed(read)
+        return ops.mix(residual, rows, ops.route(rows, self._router), self.part)
+
+
+def _router(blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, shared: bool) -> RouterPart:
+    weights, machine = blocks.weights, blocks.machine
+    shape = (spec.experts, blocks.config.hidden_size)
+    weight, tiles = machine.router(weights, f"{prefix}.weight", shape)
+    bias = correction = None
+    if spec.router_bias:
+        taken = weights.take(f"{prefix}.bias", (spec.experts,), torch.float32)
+        bias = F.pad(taken, (0, weight.shape[0] - spec.experts))
+    if spec.corrected:
+        name = f"{prefix}.e_score_correction_bias"
+        correction = weights.take(name, (spec.experts,), torch.float32)
+    return RouterPart(
+        spec, weight, bias, correction, tiles, machine.own_experts(weights, spec.experts), shared
+    )
+
+
+def _biases(
+    config: ModelConfig, spec: ExpertsSpec, weights: WeightSource, names: list[str]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The biases of this rank's gate and up [experts, 2 width], and of down [experts, hidden], if there are
+    such."""
+    if not spec.bias:
+        return None, None
+    forth = [
+        torch.cat([weights.take_rows(f"{name}.{part}_proj.bias", (spec.width,)) for part in ("gate", "up")])
+        for name in names
+    ]
+    if weights.placement.rank:  # once in the sum over the ranks
+        return torch.stack(forth), None
+    back = [weights.take(f"{name}.down_proj.bias", (config.hidden_size,)) for name in names]
+    return torch.stack(forth), torch.stack(back)
+
+
+def _is_alike(
+    blocks: Blocks[ProjectionT], spec: ExpertsSpec, loaders: GatedLoaders[ProjectionT], shared: str
+) -> bool:
+    """Is there a shared expert that grouped products can take with those of these loaders?"""
+    if (
+        not blocks.machine.groups_experts
+        or spec.shared_width != spec.width
+        or spec.per_row == MOST_CHOSEN
+        or spec.bias
+    ):
+        return False
+    return GatedLoaders.of(blocks.loader, [shared]) == loaders
+
+
+def _experts(
+    down: tuple[int, int], names: list[str], loaders: GatedLoaders[ProjectionT]
+) -> tuple[ProjectionT, ProjectionT]:
+    """This rank's part of all of them: gate and up [experts, 2 width, hidden], down [experts, hidden, width].
+
+    They are put in their place one by one: no more than one is there twice. They read the same rows: if one
+    is not in FP8, none is.
+    """
+    whole: tuple[ProjectionT, ...] = ()
+    for i, name in enumerate(names):
+        pair = loaders.pair(name, down)
+        whole = whole or tuple(part.room(len(names)) for part in pair)
+        for to, part in zip(whole, pair, strict=True):
+            to.put(i, part)
+    gate_up, back = whole
+    return gate_up, back
+
+
 @dataclass(frozen=True)
 class GatedLoaders(Generic[ProjectionT]):
-    """What loads gate and up, and what loads down, of all feed-forwards that read the same rows."""
+    """The loaders of gate and up, and of down, of all feed-forwards that read the same rows."""
 
     gate_up: ProjectionLoader[ProjectionT]
     down: ProjectionLoader[ProjectionT]
 
     @classmethod
     def of(cls, loader: Callable[[list[str]], ProjectionLoader[ProjectionT]], prefixes: list[str]) -> Self:
-        """Of all feed-forwards below these prefixes alike; `loader`: of products that read the same rows."""
+        """Loaders of all feed-forwards below these prefixes alike; `loader`: of products that read the same
+        rows."""
         gate_up = [name for prefix in prefixes for name in _gate_up(prefix)]
         return cls(loader(gate_up), loader([_down(each) for each in prefixes]))
 

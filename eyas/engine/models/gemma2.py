@@ -36,7 +36,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
 
 
 def scaled(raw: values.Raw, attention: AttentionSpec) -> AttentionSpec:
-    """With Gemma's scale of scores, their cap and, if it says so, biases."""
+    """The attention with Gemma's scale of scores, their cap and, if it says so, biases."""
     bias = values.switch(raw, "attention_bias", False)
     return dataclasses.replace(
         attention,
@@ -55,7 +55,7 @@ def _scale(raw: values.Raw) -> float:
 
 
 def decoder(raw: values.Raw, folder: Path, attentions: list[AttentionSpec]) -> ModelConfig:
-    """What all Gemmas have in common, around each layer's attention."""
+    """The decoder that all Gemmas have in common, around each layer's attention."""
     feed_forward = keys.feed_forward(raw, raw.get("hidden_activation") or "gelu_pytorch_tanh")
     layers = [LayerSpec(attention, feed_forward, NORMS) for attention in attentions]
     plain = keys.decoder(raw, folder, layers, tied=True)

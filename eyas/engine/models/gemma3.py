@@ -54,7 +54,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
 
 
 def _ropes(raw: values.Raw) -> tuple[RopeConfig, RopeConfig]:
-    """Of global and of local layers, in transformers 5's spelling or the older one."""
+    """The RoPE of global and of local layers, in transformers 5's spelling or the older one."""
     named, older = values.section(raw, "rope_parameters"), raw.get("rope_scaling")
     if raw.get("rope_parameters") is None:
         everywhere = keys.read_rope(raw, keys.one_of_both(None, older), GLOBAL_THETA)

@@ -1,28 +1,37 @@
-"""The draft heads that there are: one line per kind, naming the file that knows it.
+"""The draft heads that there are, one name per kind, and what kinds have in common.
 
-Which kind a folder holds is seen by its tensors, never by what its config.json calls itself.
+Which kind a folder holds is seen by its tensors, never by what its config.json calls itself; of what it reads
+here a kind's file makes a `DraftConfig`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, cast
 
 import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
-from eyas.engine.checkpoint.folder import read_config
+from eyas.engine.checkpoint import values
+from eyas.engine.checkpoint.config import DraftConfig, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.folder import read_config, tensor_shapes
 from eyas.engine.checkpoint.token_map import read_token_map, refused
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.projection import ProjectionT
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.models import llama
-from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
+from eyas.engine.models.base import Drafted, DraftModel, FeatureTap, FinalNorm
+from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import ModelEnds
-from eyas.engine.models.keys import reading
+from eyas.engine.models.keys import Fit, reading
+from eyas.engine.models.layer import head_layers, keep_layers, run_layers
 from eyas.engine.models.ops.machine import Machine
 
 HEADS = ("mtp", "eagle", "eagle3")
@@ -32,7 +41,7 @@ MOST_LAYERS = 128
 
 
 class HeadFamily(Protocol):
-    """What the module of a kind of head holds. `NAME`: with its article, for errors."""
+    """The module of a kind of head. `NAME`: with its article, for errors."""
 
     NAME: str
 
@@ -91,20 +100,20 @@ def target_alike(folder: Path) -> ModelConfig:
     return dataclasses.replace(alike, layers=alike.layers[:1] * MOST_LAYERS)
 
 
-def _capturing(config: DraftConfig, target: ModelConfig, asked: tuple[int, ...]) -> DraftConfig:
-    """The head with the captured layers that are `asked` for, or its own. ConfigError if there are none."""
+def _capturing(config: DraftConfig, target: ModelConfig, flagged: tuple[int, ...]) -> DraftConfig:
+    """The head with the captured layers that a flag names, or its own. ConfigError if there are none."""
     flag, last = "draft-capture-layers", target.num_layers
-    if asked and config.capture_layers == (last,):
+    if flagged and config.capture_layers == (last,):
         what = f"draft head {config.folder} is fed with what leaves the last layer, and with no other"
         raise ConfigError(f"--{flag}: {what}", param=flag)
-    layers = asked or config.capture_layers
+    layers = flagged or config.capture_layers
     named = ", ".join(map(str, layers))
-    if asked and config.captures not in (0, len(asked)):
+    if flagged and config.captures not in (0, len(flagged)):
         what = f"draft head {config.folder} is fed with {config.captures} layers"
-        raise ConfigError(f"--{flag}: {what}, and {named} are {len(asked)}", param=flag)
+        raise ConfigError(f"--{flag}: {what}, and {named} are {len(flagged)}", param=flag)
     if not all(0 <= layer <= last for layer in layers):
         text = f"the target of draft head {config.folder} has the layers 0 to {last}"
-        if asked:
+        if flagged:
             raise ConfigError(f"--{flag}: {named}: {text}", param=flag)
         text = f"draft head {config.folder} captures the layers {named}, and the target has 0 to {last}"
         raise ConfigError(f"{text} (--{flag} names others)", param=flag)
@@ -148,3 +157,141 @@ def load_draft(
     if config.token_ids:
         draft.token_map = torch.tensor(config.token_ids, device=weights.placement.device)
     return draft
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of stored tensors, by the names by which a kind's classes ask for them."""
+
+NO_SHAPE = (0, 0)
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_READ = re.compile(
+    r"self_attn\.[qkvo]_proj\.(weight|bias)|self_attn\.[qk]_norm\.weight|self_attn\.rotary_emb\.inv_freq"
+    r"|mlp\.(gate|up|down)_proj\.weight|(input|post_attention)_layernorm\.weight"
+)
+"""The tensors that a layer of heads and a gated feed-forward reads, or may leave out."""
+
+
+def stored_shapes(folder: Path, spelling: Callable[[str], str]) -> Shapes:
+    """The shape of every stored tensor. Raises ConfigError if the folder holds none."""
+    return {spelling(name): shape for name, shape in tensor_shapes(folder).items()}
+
+
+def own_decoder(raw: Raw, folder: Path, target: ModelConfig, fit: Fit) -> ModelConfig:
+    """The sizes of a head of Llama's layers and its own RoPE, for sequences as long as the target's.
+
+    A head of another vocabulary does not fit, nor one that attends to a window.
+    """
+    decoder = llama.describe(raw, folder)
+    # Rows go as far as the target's, whatever the head saw in training.
+    context = max(decoder.context_length, target.context_length)
+    window = values.whole(raw, "sliding_window", 0) if values.switch(raw, "use_sliding_window", True) else 0
+    fit.wants(decoder.vocab_size == target.vocab_size, "its vocab_size is not the target's")
+    fit.wants(not 0 < window < context, "its sliding_window is shorter than the context")
+    return dataclasses.replace(decoder, context_length=context)
+
+
+def stored_layers(
+    usual: LayerSpec, shapes: Shapes, fit: Fit, besides: frozenset[str] = frozenset()
+) -> tuple[LayerSpec, ...]:
+    """One specification for each stored layer: `usual`, with the biases and the norms of heads that it has.
+
+    They are counted here because some config.json state the target's depth. `besides`: tensors that a kind's
+    own file reads. A head with a tensor that no equation here reads does not fit.
+    """
+    last = 0
+    for name in shapes:
+        if (match := _LAYER.fullmatch(name)) is None:
+            continue
+        last = max(last, int(match[1]))
+        read = name in besides or _READ.fullmatch(match[2]) is not None
+        fit.wants(read, f"its tensor {name} belongs to equations unknown here")
+    return tuple(_as_stored(usual, shapes, f"layers.{i}.self_attn") for i in range(last + 1))
+
+
+def _as_stored(usual: LayerSpec, shapes: Shapes, prefix: str) -> LayerSpec:
+    attention = dataclasses.replace(
+        usual.attention,
+        qkv_bias=f"{prefix}.q_proj.bias" in shapes,
+        output_bias=f"{prefix}.o_proj.bias" in shapes,
+        head_norms=f"{prefix}.q_norm.weight" in shapes,
+    )
+    return dataclasses.replace(usual, attention=attention)
+
+
+def token_embedding(config: DraftConfig, weights: WeightSource, target: torch.Tensor) -> torch.Tensor:
+    """The embedding of a head [vocab, hidden]: its own, or the target's where it has none.
+
+    The official code of EAGLE replaces the target's by a stored one, with which the head was then trained.
+    """
+    if "embed_tokens.weight" not in weights:
+        return target
+    return weights.take("embed_tokens.weight", (config.decoder.vocab_size, config.decoder.hidden_size))
+
+
+class LayeredDraft(ABC, Generic[ProjectionT]):
+    """A `DraftModel` of decoder layers, `layers.0` and on, of which the first reads rows that a kind makes of
+    features and tokens, and the others the residual.
+
+    `gain`: of the norm that those rows have passed without one; None: there was none.
+    """
+
+    token_map: torch.Tensor | None = None
+
+    def __init__(self, blocks: Blocks[ProjectionT], lm_head: Any, gain: torch.Tensor | None) -> None:
+        self._machine, self._eps, self._lm_head = blocks.machine, blocks.config.norm_eps, lm_head
+        self._layers = head_layers(blocks, gain)
+        self._few_rows = self._machine.most_rows(self._layers)
+
+    @abstractmethod
+    def entering(
+        self, features: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that the first layer's attention reads [R, width], and the residual [R, hidden]."""
+
+    @abstractmethod
+    def leaving(self, x: torch.Tensor) -> torch.Tensor:
+        """`Drafted.rows`, which are the next rows' features as well, of the residual behind all layers."""
+
+    @abstractmethod
+    def scored(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows that the output head reads, of `Drafted.rows`."""
+
+    @torch.inference_mode()
+    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:
+        """features [R, width] joined with tokens [R] -> rows [R, hidden], which are features as well."""
+        given, x = self.entering(features, tokens, rows.positions)
+        ops = self._machine.ops(rows, pool, self._eps, self._few_rows)
+        x = self.leaving(run_layers(self._layers, ops, ops.residual(x), given=ops.given(given)))
+        return Drafted(x, x)
+
+    @torch.inference_mode()
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> None:
+        """The same, as far as it writes the rows' KV."""
+        given, x = self.entering(features, tokens, rows.positions)
+        ops = self._machine.ops(rows, pool, self._eps, self._few_rows, whole=False)
+        keep_layers(self._layers, ops, ops.residual(x), ops.given(given))
+
+    @torch.inference_mode()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [r, hidden] as `forward` gave them -> float32 [r, draft vocab]."""
+        return self._machine.logits(self.scored(rows), self._lm_head)
+
+
+class LastHiddenTap:
+    """The `FeatureTap` of heads whose feature is what the target's output head reads."""
+
+    def __init__(self, config: DraftConfig, final_norm: FinalNorm) -> None:
+        """`config` captures what leaves the target's last layer; `final_norm` is the target's."""
+        self.layers = config.capture_layers
+        self._final_norm = final_norm
+
+    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+        """tapped [R, hidden], before any norm -> features [R, hidden]."""
+        return self._final_norm(tapped)
+
+
+def last_hidden_tap(
+    config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, machine: Machine[Any]
+) -> LastHiddenTap:
+    """The half beside the target of a kind that has no tensors there."""
+    return LastHiddenTap(config, final_norm)

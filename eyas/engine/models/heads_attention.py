@@ -81,7 +81,7 @@ def rows_order(spec: AttentionSpec, heads: int, kv_heads: int) -> torch.Tensor |
 def query_key_gains(
     config: ModelConfig, spec: AttentionSpec, weights: WeightSource, prefix: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the norms of q and of k: [dim] for each head, or [heads, dim] for all heads as one row."""
+    """The gains of the norms of q and of k: [dim] for each head, or [heads, dim] for all heads as one row."""
     counts = (spec.num_heads, spec.num_kv_heads) if spec.row_norms else (1, 1)
     names = [f"{prefix}.{part}_norm.weight" for part in "qk"]
     stored = [load_gain(config, weights, n, c * spec.head_dim) for n, c in zip(names, counts, strict=True)]

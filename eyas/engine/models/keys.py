@@ -28,7 +28,7 @@ _ACTIVATIONS: dict[str, str] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 
 
 class Fit:
-    """What a draft head must have for its target: everything that it lacks is told at once."""
+    """The complaints of a draft head that does not fit its target, raised all at once."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: the head's."""
@@ -127,21 +127,21 @@ def window_of(raw: Raw) -> int:
 def rope_scaling(raw: Raw) -> Raw:
     """`rope_parameters` (transformers 5) or `rope_scaling` (older); {} where there is neither.
 
-    ConfigError for what is told by kind of layer, and as `one_of_both`.
+    ConfigError for what is apart for each kind of layer, and as `one_of_both`.
     """
-    told = one_of_both(raw.get("rope_parameters"), raw.get("rope_scaling"))
-    if kinds := [key for key, value in told.items() if isinstance(value, Mapping)]:
+    scaling = one_of_both(raw.get("rope_parameters"), raw.get("rope_scaling"))
+    if kinds := [key for key, value in scaling.items() if isinstance(value, Mapping)]:
         raise ConfigError(f"rope_parameters of {' and '.join(kinds)} apart are not supported here")
-    return told
+    return scaling
 
 
 def one_of_both(parameters: Any, scaling: Any) -> Raw:
-    """What `rope_parameters` holds, or without it `rope_scaling`.
+    """The scaling of `rope_parameters`, or without it of `rope_scaling`.
 
     Raises ConfigError if they differ in more than a theta that the second leaves out: readers of config.json
     disagree on which of them counts.
     """
-    newer, older = (_spelt(told or {}) for told in (parameters, scaling))
+    newer, older = (_spelt(given or {}) for given in (parameters, scaling))
     if newer and older:
         keys = dict.fromkeys((*older, *(key for key in newer if key != "rope_theta")))
         if odd := [key for key in keys if newer.get(key) != older.get(key)]:
@@ -151,12 +151,12 @@ def one_of_both(parameters: Any, scaling: Any) -> Raw:
     return newer or older
 
 
-def _spelt(told: Raw) -> Raw:
-    """With the kind under its newer name alone."""
-    if not isinstance(told, Mapping):
-        raise ValueError(f"rope_scaling {said(told)} must be an object")
-    kind = told.get("rope_type") or told.get("type")
-    others = {key: value for key, value in told.items() if key not in ("rope_type", "type")}
+def _spelt(scaling: Raw) -> Raw:
+    """The scaling with the kind under its newer name alone."""
+    if not isinstance(scaling, Mapping):
+        raise ValueError(f"rope_scaling {said(scaling)} must be an object")
+    kind = scaling.get("rope_type") or scaling.get("type")
+    others = {key: value for key, value in scaling.items() if key not in ("rope_type", "type")}
     return others | ({"rope_type": kind} if kind else {})
 
 
@@ -165,53 +165,53 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
 
     `theta`: where neither says. Raises ConfigError for a kind that is not listed at `RopeConfig`.
     """
-    told = partial(number, scaling, within="rope_scaling")
-    theta = told("rope_theta", number(raw, "rope_theta", theta))
-    share = told("partial_rotary_factor", number(raw, "partial_rotary_factor", 1.0))
+    read = partial(number, scaling, within="rope_scaling")
+    theta = read("rope_theta", number(raw, "rope_theta", theta))
+    share = read("partial_rotary_factor", number(raw, "partial_rotary_factor", 1.0))
     return dataclasses.replace(_rope_of_kind(raw, scaling, theta), share=share)
 
 
 def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> RopeConfig:
-    told = partial(number, scaling, within="rope_scaling")
+    read = partial(number, scaling, within="rope_scaling")
     kind = scaling.get("rope_type") or "default"
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=told("factor"))
+        return RopeConfig(theta=theta, kind="linear", factor=read("factor"))
     context = _trained(raw)
     if kind == "dynamic":
-        return RopeConfig(theta=theta, kind="dynamic", factor=told("factor"), original_context=context)
+        return RopeConfig(theta=theta, kind="dynamic", factor=read("factor"), original_context=context)
     trained = whole(raw, "original_max_position_embeddings", context, least=1, most=MOST_CONTEXT)
     original = whole(scaling, "original_max_position_embeddings", trained, least=1, most=MOST_CONTEXT)
     if kind == "llama3":
         return RopeConfig(
             theta=theta,
             kind="llama3",
-            factor=told("factor"),
-            low_freq_factor=told("low_freq_factor"),
-            high_freq_factor=told("high_freq_factor"),
+            factor=read("factor"),
+            low_freq_factor=read("low_freq_factor"),
+            high_freq_factor=read("high_freq_factor"),
             original_context=original,
         )
     if kind == "yarn":
-        factor = told("factor", context / original)
+        factor = read("factor", context / original)
         return RopeConfig(
             theta=theta,
             kind="yarn",
             factor=factor,
             original_context=original,
-            beta_fast=told("beta_fast", 32.0),
-            beta_slow=told("beta_slow", 1.0),
+            beta_fast=read("beta_fast", 32.0),
+            beta_slow=read("beta_slow", 1.0),
             attention_factor=_yarn_attention_factor(scaling, factor),
             truncate=switch(scaling, "truncate", True),
         )
     if kind == "longrope":
-        stretch = told("factor", context / original)
+        stretch = read("factor", context / original)
         usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1.0 else 1.0
         return RopeConfig(
             theta=theta,
             kind="longrope",
             original_context=original,
-            attention_factor=told("attention_factor", usual),
+            attention_factor=read("attention_factor", usual),
             short_factors=numbers(scaling, "short_factor"),
             long_factors=numbers(scaling, "long_factor"),
         )
@@ -234,7 +234,8 @@ def yarn_scale(factor: float, weight: float) -> float:
 
 
 def _context_length(raw: Raw, layers: Sequence[LayerSpec]) -> int:
-    """In tokens. Dynamic and yarn stretch what max_position_embeddings may still say of the training."""
+    """The context in tokens. Dynamic and yarn stretch what max_position_embeddings may still say of the
+    training."""
     ropes = {layer.attention.rope for layer in layers}
     stretched = (int(r.original_context * r.factor) for r in ropes if r.kind in ("dynamic", "yarn"))
     return max([_trained(raw), *stretched])

@@ -62,7 +62,7 @@ class LatentMixer(Generic[ProjectionT]):
     def _first_weight(
         self, blocks: Blocks[ProjectionT], prefix: str, width: int
     ) -> tuple[ProjectionT, torch.Tensor | None]:
-        """What the input is multiplied by first, and the gain of the queries' inner norm."""
+        """The weight that the input is multiplied by first, and the gain of the queries' inner norm."""
         spec, gain, row = self._spec, None, f"{prefix}.kv_a_proj_with_mqa.weight"
         if spec.query_rank:
             query = f"{prefix}.q_a_proj.weight"
@@ -73,18 +73,18 @@ class LatentMixer(Generic[ProjectionT]):
             query = f"{prefix}.q_proj.weight"
             loader = blocks.loader([query, row])
             queries = self._queries(loader, query, width)
-        kept = loader.whole(row, (spec.head_dim, width))
-        return queries.below(kept.in_order(self._halves_last(1, kept.shape[0]))), gain
+        stored = loader.whole(row, (spec.head_dim, width))
+        return queries.below(stored.in_order(self._halves_last(1, stored.shape[0]))), gain
 
     def _first_bias(self, weights: WeightSource, prefix: str) -> torch.Tensor:
-        """Of the first product: of the queries' inner row, and of the row that is stored."""
+        """The first product's bias: of the queries' inner row, and of the row that is stored."""
         spec, rows = self._spec, self._first.shape[0] - self._spec.head_dim
-        kept = weights.take(f"{prefix}.kv_a_proj_with_mqa.bias", (spec.head_dim,))
-        kept = kept[self._halves_last(1, spec.head_dim).to(kept.device)]
-        queries = kept.new_zeros(rows)
+        stored = weights.take(f"{prefix}.kv_a_proj_with_mqa.bias", (spec.head_dim,))
+        stored = stored[self._halves_last(1, spec.head_dim).to(stored.device)]
+        queries = stored.new_zeros(rows)
         if spec.query_rank:
             queries = weights.take(f"{prefix}.q_a_proj.bias", (rows,))
-        return torch.cat((queries, kept))
+        return torch.cat((queries, stored))
 
     def _queries(self, loader: ProjectionLoader[ProjectionT], name: str, columns: int) -> ProjectionT:
         """This rank's heads [heads * (plain + rotated), columns], whose rotated rows are halves."""
@@ -111,7 +111,8 @@ class LatentMixer(Generic[ProjectionT]):
 
 
 def _factors(spec: LatentSpec, weights: WeightSource, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of this rank's heads: keys' [heads, plain, latent] and values' [heads, value, latent], never in FP8."""
+    """The factors of this rank's heads: keys' [heads, plain, latent] and values' [heads, value, latent],
+    never in FP8."""
     parts = (spec.plain_dim, spec.value_dim)
     stored = weights.take_rows(name, (spec.num_heads * sum(parts), spec.kv_rank))
     keys, values = stored.view(-1, sum(parts), spec.kv_rank).split(parts, 1)

@@ -20,10 +20,9 @@ from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.blocks import Blocks, FeedForward, Mixer
-from eyas.engine.models.feed_forward import GatedFeedForward
+from eyas.engine.models.feed_forward import GatedFeedForward, Mixture
 from eyas.engine.models.heads_attention import HeadsAttention
 from eyas.engine.models.latent_attention import LatentMixer
-from eyas.engine.models.mixture import Mixture
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.parts import ExpertsPart, OutPart
 
@@ -57,17 +56,17 @@ class DecoderLayer(Generic[ProjectionT]):
 
     @property
     def formats(self) -> tuple[type[AnyProjection], ...]:
-        """Of its weights: layers of one specification may differ in that."""
+        """The formats of its weights: layers of one specification may differ in that."""
         return tuple(map(type, (*self.mixing, *self._feed_forward.projections)))
 
     @property
     def experts(self) -> ExpertsPart[ProjectionT] | None:
-        """What its experts are computed by, if it has some."""
+        """The part of its experts, if it has some."""
         return self._feed_forward.part if isinstance(self._feed_forward, Mixture) else None
 
     @property
     def norm(self) -> row_kernels.NormInput | None:
-        """Of what attention reads; None: there is none."""
+        """The norm of what attention reads; None: there is none."""
         return self._attention.norm
 
     def __call__(self, read: Any, residual: Any, layer: int, ops: Ops[Any, Any, Any]) -> Any:
@@ -81,7 +80,7 @@ class DecoderLayer(Generic[ProjectionT]):
 
 
 def load_layers(blocks: Blocks[ProjectionT]) -> list[DecoderLayer[ProjectionT]]:
-    """Of a target."""
+    """The layers of a target."""
     return [load_layer(blocks, i, f"model.layers.{i}") for i in range(blocks.config.num_layers)]
 
 
@@ -92,7 +91,7 @@ def load_layer(blocks: Blocks[ProjectionT], number: int, prefix: str) -> Decoder
 
 
 def head_layers(blocks: Blocks[ProjectionT], gain: torch.Tensor | None) -> list[DecoderLayer[ProjectionT]]:
-    """Of a draft head whose first layer reads rows that are given; `gain` as of `DecoderLayer`."""
+    """The layers of a draft head whose first layer reads rows that are given; `gain` as of `DecoderLayer`."""
     first = DecoderLayer(blocks, blocks.config.layers[0], "layers.0", gain)
     return [first, *(load_layer(blocks, i, f"layers.{i}") for i in range(1, blocks.config.num_layers))]
 
@@ -134,7 +133,7 @@ def keep_layers(
 
 
 def _gain(blocks: Blocks[ProjectionT], prefix: str, name: str) -> torch.Tensor | None:
-    """Of the norm `name`, if there is one."""
+    """The gain of the norm `name`, if there is one."""
     whole = f"{prefix}.{name}.weight"
     return load_gain(blocks.config, blocks.weights, whole, blocks.config.hidden_size) if name else None
 

@@ -27,13 +27,13 @@ from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
-from eyas.engine.models.base import Drafted, FinalNorm
+from eyas.engine.models.base import Drafted
 from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import ModelEnds
-from eyas.engine.models.head_parts import LastHiddenTap
+from eyas.engine.models.heads import last_hidden_tap
 from eyas.engine.models.keys import Fit, width_of
 from eyas.engine.models.layer import load_layer
-from eyas.engine.models.mtp_names import dialect_of, prefixes_among, prefixes_told, told_layers
+from eyas.engine.models.mtp_names import dialect_of, expected_prefixes, layer_count, prefixes_among
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Machine
 from eyas.engine.models.ops.parts import JoinPart
@@ -46,16 +46,16 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
 
     A "dummy" one has no tensors yet: its config.json says that the model has such layers.
     """
-    told, dummy = told_layers(raw), load_format == "dummy"
+    stated, dummy = layer_count(raw), load_format == "dummy"
     shapes = {} if dummy else tensor_shapes(folder)
-    prefixes = prefixes_told(raw, target.num_layers) if dummy else prefixes_among(shapes)
+    prefixes = expected_prefixes(raw, target.num_layers) if dummy else prefixes_among(shapes)
     if not prefixes:
         return None
     prefix, count, layer = prefixes[0], len(prefixes), target.layers[-1]
     rules = [
         (
-            told in (0, count),
-            f"num_nextn_predict_layers is {told}, and its tensors are of {count} MTP layers",
+            stated in (0, count),
+            f"num_nextn_predict_layers is {stated}, and its tensors are of {count} MTP layers",
         ),
         (width_of(raw, "hidden_size") == target.hidden_size, "its hidden_size is not the target's"),
         (width_of(raw, "vocab_size") == target.vocab_size, "its vocab_size is not the target's"),
@@ -88,7 +88,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
 
 
 def spelling(name: str) -> str:
-    """As it is stored: the target's layers may stand beside the head's."""
+    """The stored name: the target's layers may stand beside the head's."""
     return name
 
 
@@ -130,7 +130,7 @@ class MtpLayer(Generic[ProjectionT]):
         return self._machine.norm(x, self._gain, self._eps)
 
     def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> None:
-        """As of `DraftModel`."""
+        """The same, as far as it writes the rows' KV."""
         joined = self._machine.join(features, tokens, rows.positions, self._part)
         ops = self._ops(rows, pool, whole=False)
         self._layer.keep(ops.norm(ops.joined(joined, self._join), self._layer.norm)[0], self._stage, ops)
@@ -170,7 +170,7 @@ class MtpDraft(Generic[ProjectionT]):
 
     @torch.inference_mode()
     def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> None:
-        """As of `DraftModel`. Of several layers each reads what the one before it gave: all are run."""
+        """The rows' KV alone. Of several layers each reads what the one before it gave: all are run."""
         if len(self._layers) == 1:
             self._layers[0].keep(features, tokens, rows, pool)
         else:
@@ -182,7 +182,8 @@ class MtpDraft(Generic[ProjectionT]):
         return self._machine.logits(rows, self._lm_head)
 
     def _certain(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> torch.Tensor:
-        """What each layer gave, [R, layers, hidden]; of all but the last its pages' newest rows' stays."""
+        """The rows that each layer gave, [R, layers, hidden]; of all but the last its pages' newest rows'
+        stays."""
         stages = len(self._layers) - 1
         newest = self._machine.newest(rows, pool, stages, features.shape[1])
         x = self._layers[0](features, tokens, rows, pool)
@@ -205,18 +206,7 @@ class MtpDraft(Generic[ProjectionT]):
         return torch.stack(gave, 1)
 
 
-def load_tap(
-    config: DraftConfig, weights: WeightSource, final_norm: FinalNorm, machine: Machine[Any]
-) -> LastHiddenTap:
-    """The half beside the target, whose `final_norm` the feature has passed."""
-    return LastHiddenTap(config, final_norm)
-
-
-def load_draft(
-    config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]
-) -> MtpDraft[Any]:
-    """The half that drafts. `ends`: the target's."""
-    return MtpDraft(config, weights, ends, machine)
+load_tap, load_draft = last_hidden_tap, MtpDraft
 
 
 def _stages(layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:

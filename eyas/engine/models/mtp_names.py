@@ -50,27 +50,28 @@ DIALECTS = (MIMO, NEXTN)
 
 
 def dialect_of(prefix: str) -> Dialect:
-    """Of a layer whose tensors' names begin with `prefix`."""
+    """The dialect of a layer whose tensors' names begin with `prefix`."""
     return next(dialect for dialect in DIALECTS if prefix.startswith(dialect.stem))
 
 
-def told_layers(raw: Raw) -> int:
-    """How many layers config.json tells of."""
+def layer_count(raw: Raw) -> int:
+    """The number of MTP layers by config.json."""
     return whole(raw, "num_nextn_predict_layers", 0, most=MOST_LAYERS)
 
 
-def prefixes_told(raw: Raw, target_layers: int) -> list[str]:
-    """Under which a folder that has no tensors yet would have its layers, by its config.json."""
+def expected_prefixes(raw: Raw, target_layers: int) -> list[str]:
+    """The prefixes under which a folder without tensors yet would have its layers, by its config.json."""
     stem, first = (MIMO.stem, 0) if raw.get("model_type") == "mimo" else (NEXTN.stem, target_layers)
-    return [f"{stem}{first + i}" for i in range(told_layers(raw))]
+    return [f"{stem}{first + i}" for i in range(layer_count(raw))]
 
 
 def prefixes_among(names: Iterable[str]) -> list[str]:
-    """Those under which a tensor that joins stands, one per MTP layer, in the order of their numbers."""
-    found = (
+    """The prefixes under which a tensor that joins stands, one per MTP layer, in the order of their
+    numbers."""
+    stems = (
         name.removesuffix(f".{dialect.join}.weight")
         for name in names
         for dialect in DIALECTS
         if name.startswith(dialect.stem) and name.endswith(f".{dialect.join}.weight")
     )
-    return sorted(found, key=lambda prefix: int(prefix.rpartition(".")[2]))
+    return sorted(stems, key=lambda prefix: int(prefix.rpartition(".")[2]))

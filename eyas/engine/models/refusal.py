@@ -1,4 +1,4 @@
-"""What the device path cannot run: models whose equations or sizes no kernel of it computes, by name.
+"""Models that the device path cannot run: those whose equations or sizes no kernel computes, by name.
 
 It knows specifications and the kernels' limits as numbers; it refuses to know torch.
 """
@@ -28,7 +28,7 @@ MOST_LATENT = 512
 
 
 def refusal(config: ModelConfig, outputs: int) -> str:
-    """What of a model, or of one rank's share of it, no kernel computes, by name; "": everything is computed.
+    """The part of a model, or of a rank's share of it, that no kernel computes, by name; "": there is none.
 
     `outputs`: rows of the output head that the rank has.
     """
@@ -54,9 +54,9 @@ def _layer_refusal(layer: LayerSpec) -> str:
         "norms": (NormNames,),
     }
     for part, kinds in known.items():
-        found = type(getattr(layer, part))
-        if found not in kinds:
-            return f"layers whose {part.replace('_', '-')} is a {found.__name__}"
+        kind = type(getattr(layer, part))
+        if kind not in kinds:
+            return f"layers whose {part.replace('_', '-')} is a {kind.__name__}"
     attention, mlp = layer.attention, layer.feed_forward
     if isinstance(attention, LatentSpec):
         if why := _latent_refusal(attention):
@@ -103,8 +103,8 @@ def _latent_refusal(spec: LatentSpec) -> str:
         "a soft cap": spec.soft_cap,
         "norms of heads": spec.head_norms,
     }
-    if found := [name for name, there in special.items() if there]:
-        return f"latent attention with {' and '.join(found)}"
+    if named := [name for name, there in special.items() if there]:
+        return f"latent attention with {' and '.join(named)}"
     for name, size in (("kv_lora_rank", spec.kv_rank), ("qk_rope_head_dim", spec.rotated_dim)):
         if not SIDE <= size <= MOST_LATENT or size & size - 1:
             return f"{name} {size} (a power of two from {SIDE} to {MOST_LATENT} is needed)"

@@ -1,6 +1,6 @@
 """The models that there are: one line per architecture, naming the file that describes it.
 
-It loads no torch, and a family only when it is asked for, so that a configuration can be judged without.
+It loads no torch, and a family only when it is named, so that a configuration can be judged without.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ MODELS = {
 
 
 class Family(Protocol):
-    """What the module of a family holds."""
+    """The module of a family."""
 
     def describe(self, raw: Raw, folder: Path) -> ModelConfig:
         """The model whose config.json is `raw`. Raises what `reading` makes sentences of, and ConfigError."""
 
 
 def read_model(folder: Path | str, load_format: str = "auto", texts: TextSource | None = None) -> ModelConfig:
-    """What a Hugging Face folder holds. `texts`: where its tokenizer and template are (None: in it).
+    """The model of a Hugging Face folder. `texts`: where its tokenizer and template are (None: in it).
 
     Raises ConfigError if it cannot be served, in one sentence that says why.
     """

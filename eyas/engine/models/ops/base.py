@@ -50,8 +50,8 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
 
     @abstractmethod
     def norm(self, residual: ResidualT, norm: row_kernels.NormInput | None) -> tuple[ReadT, ResidualT]:
-        """What products read of the residual, by a norm if there is one; and the residual, of which the rows
-        that `leave` gives may then be read, and it be passed on.
+        """The rows that products read of the residual, by a norm if there is one; and the residual, of which
+        the rows that `leave` gives may then be read, and it be passed on.
         """
 
     @abstractmethod
@@ -68,11 +68,11 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
 
     @abstractmethod
     def product(self, read: ReadT, projection: ProjectionT, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Of what products read of the residual -> [m, n]."""
+        """The product of what products read of the residual -> [m, n]."""
 
     @abstractmethod
     def product_of(self, x: Rows, projection: ProjectionT, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Of rows x [m, k] that a verb has made -> [m, n]."""
+        """The product of rows x [m, k] that a verb has made -> [m, n]."""
 
     @abstractmethod
     def plus(self, residual: ResidualT, added: torch.Tensor, post: torch.Tensor | None) -> ResidualT:
@@ -102,7 +102,7 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
 
     @abstractmethod
     def normed(self, read: ReadT) -> Any:
-        """What products read of the residual, as rows of their own that several verbs take."""
+        """The rows that products read of the residual, as rows of their own that several verbs take."""
 
     @abstractmethod
     def route(self, rows: Any, part: RouterPart) -> Any:

@@ -1,7 +1,7 @@
 """The verbs of a layer on a GPU, as far as the ways through it agree: kernels of one thing each.
 
 What a layer's parts say and no kernel fuses goes by these, captured in CUDA graphs like all else. How a
-residual is kept as its kernels want it is a way's own: `few_rows`, `many_rows`, `exact_rows`.
+residual is stored as its kernels read it is a way's own: `few_rows`, `many_rows`, `exact_rows`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused_step import Forward
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.base import Ops, ReadT, ResidualT
+from eyas.engine.models.ops.device_step import Forward
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, QkvPart, Routed, RouterPart
 
 Experts = ExpertsPart[Projection]
@@ -43,11 +43,12 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         row_kernels.put_rows(x, room, place, self.step.context.launch.pdl)
 
     def product(self, read: ReadT, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Of what products read of the residual, by the kernel that the weight's format chooses."""
+        """The product of what products read of the residual, by the kernel that the weight's format
+        chooses."""
         return self.step.product(self.normed(read), projection, bias)
 
     def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Of rows that another verb gave, which may be rounded."""
+        """The product of rows that another verb gave, which may be rounded."""
         return self.step.product(x, projection, bias)
 
     def store(self, made: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
@@ -84,7 +85,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return self.plus(residual, self._mixed(rows, routed, part), part.out.post)
 
     def _mixed(self, rows: NormedRows, routed: Routed, part: Experts) -> torch.Tensor:
-        """What `mix` adds, [m, hidden], but for the sum over the ranks."""
+        """The rows that `mix` adds, [m, hidden], but for the sum over the ranks."""
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
         if expert_products.is_single(routed, part, step):
             inner = expert_products.inner_of_one_row(routed, part, step)
@@ -98,7 +99,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return added if beside is None else added.add_(beside)
 
     def _beside(self, rows: NormedRows, part: Experts) -> torch.Tensor | None:
-        """What the feed-forward beside the experts makes of rows, if there is one."""
+        """The rows that the feed-forward beside the experts makes, if there is one."""
         if part.beside is None:
             return None
         gated, down = part.beside

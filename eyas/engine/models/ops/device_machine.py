@@ -18,9 +18,9 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.products.skinny_tiles import ProductTile, Table
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused_step import Forward, LayerContext, product_float32
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops.device import DeviceOps
+from eyas.engine.models.ops.device_step import Forward, LayerContext, product_float32
 from eyas.engine.models.ops.exact_rows import ExactRows
 from eyas.engine.models.ops.few_rows import FewRows, most_rows
 from eyas.engine.models.ops.machine import Machine
@@ -62,7 +62,7 @@ class DeviceMachine(Machine[Projection]):
         return self.context.group.share_of_rows(matrix, ids)
 
     def joining(self, stored: torch.Tensor, part: JoinPart) -> torch.Tensor:
-        """With the gains in it, and the tokens' half first, as the kernel puts them."""
+        """The matrix with the gains in it, and the tokens' half first, as the kernel puts them."""
         halves = stored.split(stored.shape[0], dim=1)
         joining = torch.cat(halves[::-1] if part.feature_first else halves, dim=1)
         return joining if part.gains is None else joining.mul_(torch.cat(part.gains))
@@ -146,7 +146,7 @@ class DeviceNewest:
     pdl: bool
 
     def before(self, gave: torch.Tensor, stage: int) -> torch.Tensor:
-        """What the row before each row gave."""
+        """The results of the row before each row."""
         return newest.before(gave, self.sources, self.pages, stage, self.pdl)
 
     def keep(self, gave: torch.Tensor) -> None:

@@ -106,5 +106,5 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
         return ScaledRows(x, exact_wide.settle(x, self.eps, added, post, self.step.context.launch.pdl))
 
     def _readable(self, read: ScaledRead, projection: Projection) -> ScaledRead:
-        """With its norm applied, if the product cannot do it behind."""
+        """The read with its norm applied, if the product cannot do it behind."""
         return read if projection.matrix is not None else self.given(self.normed(read).plain)

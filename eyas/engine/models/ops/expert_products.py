@@ -18,7 +18,7 @@ from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.layers import routing
-from eyas.engine.models.fused_step import Forward, product_float32
+from eyas.engine.models.ops.device_step import Forward, product_float32
 from eyas.engine.models.ops.parts import ExpertsPart, Routed, RouterPart
 
 KNOWN_SCORES = ("sigmoid", "softmax")
@@ -75,7 +75,8 @@ def chosen_by_default(
 
 
 def _numbers_here(experts: torch.Tensor, shared: int, local: LocalExperts) -> torch.Tensor:
-    """Of chosen experts [m, n], among those that are `local`; `shared`: the number of the shared one."""
+    """The numbers of chosen experts [m, n] among those that are `local`; `shared`: the number of the shared
+    one."""
     row = torch.arange(experts.shape[0], device=experts.device)[:, None]
     here = (experts >= local.experts.start) & (experts < local.experts.stop)
     own = (experts == shared) & (row >= local.rows.start) & (row < local.rows.stop)
@@ -94,7 +95,7 @@ def is_single(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> b
 
 
 def inner_of_one_row(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.Tensor:
-    """What the gates of its experts pass, [experts of a row, width]."""
+    """The rows that the gates of its experts pass, [experts of a row, width]."""
     weight, gate, pdl = part.gated.projection.weight, part.gated.gate, step.context.launch.pdl
     assert gate is not None
     read = weight.read(routed.rows.read_by(weight.rounding), pdl)
@@ -102,7 +103,7 @@ def inner_of_one_row(routed: Routed, part: ExpertsPart[Projection], step: Forwar
 
 
 def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.Tensor:
-    """What each choice's expert makes of its row, [choices, hidden]; anything where a choice is of none."""
+    """The row that each choice's expert makes, [choices, hidden]; anything where a choice is of none."""
     products, gated, out = step.context.products, part.gated, part.out
     gate_up, down, experts = gated.projection.weight, out.projection.weight, routed.chosen.experts
     order, read = products.group(experts, (gate_up, down)), routed.rows.read_by(gate_up.rounding)

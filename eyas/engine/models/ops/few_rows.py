@@ -157,7 +157,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
 
 
 def most_rows(layers: Sequence[DecoderLayer[Projection]], *, exact: bool = False) -> int:
-    """Of how many rows, at most, `FewRows` are the verbs of all these layers (0: of none).
+    """The most rows for which `FewRows` are the verbs of all these layers (0: of none).
 
     Its kernels add no output bias. In exact arithmetic products have none to themselves, but latents have one
     way alone.

@@ -20,18 +20,18 @@ from eyas.engine.models.ops.parts import JoinPart
 
 
 class NewestRows(Protocol):
-    """What the newest certain row of each page gave at the stages of a draft head, kept in the page itself.
+    """The results of each page's newest certain row at the stages of a draft head, stored in the page itself.
 
     Of such a head the row before is needed to make the next: it may be one of an earlier step, of a prefix
-    that was cached, or of a prompt that another worker sent. Kept with the page, it is wherever the row's KV
-    is.
+    that was cached, or of a prompt that another worker sent. Stored with the page, it is wherever the row's
+    KV is.
     """
 
     def before(self, gave: torch.Tensor, stage: int) -> torch.Tensor:
         """gave [R, width]: what the rows gave at a stage -> what the row before each did; zeros: none."""
 
     def keep(self, gave: torch.Tensor) -> None:
-        """What the rows gave at all stages, [R, stages, width]."""
+        """Stores what the rows gave at all stages, [R, stages, width]."""
 
 
 class Machine(ABC, Generic[ProjectionT]):
@@ -45,7 +45,7 @@ class Machine(ABC, Generic[ProjectionT]):
 
     @abstractmethod
     def loader(self, weights: WeightSource, names: list[str]) -> ProjectionLoader[ProjectionT]:
-        """What makes projections of the tensors of products that read the same rows."""
+        """The loader of the tensors of products that read the same rows."""
 
     @abstractmethod
     def router(self, weights: WeightSource, name: str, shape: tuple[int, int]) -> tuple[Any, Table]:
@@ -73,7 +73,7 @@ class Machine(ABC, Generic[ProjectionT]):
 
     @abstractmethod
     def most_rows(self, layers: Sequence[Any]) -> int:
-        """Of how many rows, at most, a forward goes through these `DecoderLayer`s by verbs of their own."""
+        """The most rows of which a forward goes through these `DecoderLayer`s by verbs of their own."""
 
     @abstractmethod
     def ops(

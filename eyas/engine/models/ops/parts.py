@@ -1,4 +1,4 @@
-"""What a layer says to its verbs: weights, and what stands between and behind their products."""
+"""The parts that a layer gives to its verbs: weights, and what stands between and behind their products."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class QkvPart(Generic[ProjectionT]):
 
 @dataclass(frozen=True)
 class LatentPart:
-    """What becomes of the product that gives queries, or the row they are made of, and behind it the row
-    that is stored; and the heads that attend to stored rows.
+    """The path behind the product that gives queries, or the row they are made of, and the stored row;
+    and the heads that attend to stored rows.
 
     `norms`: of the inner rows. keys [heads, plain, latent] and values [heads, value, latent]: each head's
     factors, by which its queries go into the latents and what it mixes comes out of them.

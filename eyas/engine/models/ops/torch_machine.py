@@ -141,7 +141,7 @@ class PagedRows:
             row += span.count
 
     def before(self, gave: torch.Tensor, stage: int) -> torch.Tensor:
-        """What the row before each row gave."""
+        """The results of the row before each row."""
         earlier = gave.roll(1, 0)
         for row, page in self._firsts:
             earlier[row] = self._pages[page, stage] if page >= 0 else 0.0

@@ -1,4 +1,4 @@
-"""The verbs of a layer in plain torch: the specification that a GPU's are held to, and what a CPU computes.
+"""The verbs of a layer in plain torch: the specification of a GPU's, and what a CPU computes.
 
 A row's bits depend on that row and what it attends to alone: products and norms take blocks of rows of one
 size, and nothing else looks at a row's place. Rows are padded to whole blocks; padding writes nothing.
@@ -30,7 +30,7 @@ from eyas.engine.parallel.expert_ranks import ExpertRanks
 
 @dataclass(frozen=True)
 class Step:
-    """What every layer of one forward shares. `tokens` [R'], padded to whole blocks. `slots` [R]:
+    """State that every layer of one forward shares. `tokens` [R'], padded to whole blocks. `slots` [R]:
     `KvPool.slots` of the rows being written. `angles`: of each RoPE that a layer has.
     """
 
@@ -149,7 +149,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
     def mix(
         self, residual: torch.Tensor, rows: torch.Tensor, routed: Routes, part: ExpertsPart[Linear]
     ) -> torch.Tensor:
-        """What a row's experts give is added in the order in which it chose them: it does not matter which
+        """Adds what a row's experts give in the order in which it chose them: it does not matter which
         rank an expert is on.
         """
         made = made_by_experts(rows, routed.experts, part, self._ranks)
@@ -173,7 +173,7 @@ Biased = tuple[Linear, torch.Tensor | None]
 def made_by_experts(
     x: torch.Tensor, chosen: torch.Tensor, part: ExpertsPart[Linear], ranks: ExpertRanks | None
 ) -> torch.Tensor:
-    """What the experts make of rows x [R, hidden]: chosen int64 [R, n] -> [R, n, hidden]."""
+    """The rows that the experts make of rows x [R, hidden]: chosen int64 [R, n] -> [R, n, hidden]."""
     activation, first = part.gated.activation, 0 if ranks is None else ranks.own.start
 
     def made(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

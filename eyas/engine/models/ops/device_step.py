@@ -1,4 +1,4 @@
-"""What the layers of one forward on a GPU share, whatever their attention and feed-forward are.
+"""State that the layers of one forward on a GPU share, whatever their attention and feed-forward are.
 
 It knows rows, ranks, scratch memory and rotary tables; a layer's equations it does not know.
 """
@@ -41,8 +41,8 @@ class RowAttention(Protocol):
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What a rank's layers share: the other ranks, launches' scratch memory, attention, and the rotary tables
-    (cos and sin) of every RoPE that a layer has.
+    """State that a rank's layers share: the other ranks, launches' scratch memory, attention, and the rotary
+    tables (cos and sin) of every RoPE that a layer has.
 
     `group`: those who divide every layer. `sharers`: those who have a share of the experts, whole, and rows
     of their own. One of the two is a group of one.
@@ -59,7 +59,7 @@ class LayerContext:
 
     @cached_property
     def products(self) -> GroupedProducts:
-        """Of experts, and of weights in FP8 blocks."""
+        """The products of experts, and of weights in FP8 blocks."""
         return GroupedProducts(self.launch, self.tiles, self.vendor)
 
     @classmethod
@@ -81,7 +81,8 @@ class LayerContext:
 
 @dataclass(frozen=True)
 class Forward:
-    """What every layer of one forward shares. `everyones`: the `kv_rows` of all sharers, rank after rank."""
+    """State that every layer of one forward shares. `everyones`: the `kv_rows` of all sharers, rank after
+    rank."""
 
     rows: ForwardRows
     context: LayerContext
