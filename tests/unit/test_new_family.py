@@ -187,3 +187,15 @@ def test_each_part_of_it_counts(folder: Path, change: dict[str, Any]) -> None:
 def test_the_kernels_compute_what_the_decoder_does(folder: Path, first: int) -> None:
     assert refusal(read_model(folder), VOCAB) == ""
     same_forwards(folder, first)
+
+
+def test_a_slip_in_the_file_is_the_cause_of_what_users_see(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slip = SimpleNamespace(describe=lambda raw, folder: raw.heads)
+    monkeypatch.setitem(sys.modules, "eyas.engine.models.kestrel", slip)
+    with pytest.raises(
+        ConfigError, match="a value of the wrong kind: 'dict' object has no attribute"
+    ) as seen:
+        read_model(folder)
+    assert isinstance(seen.value.__cause__, AttributeError)

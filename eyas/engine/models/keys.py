@@ -48,13 +48,15 @@ class Fit:
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Around what reads a config.json: a key that is missing or unusable is a ConfigError."""
+    """Around what reads a config.json: a key that is missing or unusable is a ConfigError. So is a slip in
+    the family's own file: the exception that tells of it is the cause.
+    """
     try:
         yield
     except KeyError as missing:
-        raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from None
+        raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from missing
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"config.json of {folder} holds a value of the wrong kind: {error}") from None
+        raise ConfigError(f"config.json of {folder} holds a value of the wrong kind: {error}") from error
 
 
 def attention(raw: Raw, rope: RopeConfig | None = None) -> AttentionSpec:
