@@ -93,7 +93,7 @@ class Decode:
         for number in range(ROUNDS):
             self.tables.length[:PLACES] = self.bases[number]
             mailbox.post(self.tables, self._slots, self._results[number], self._place)
-            mailbox.fetch(batch, self._place, MailLimits(VOCAB, WIDTH - 1, False))
+            mailbox.fetch(batch, self._place, MailLimits(VOCAB, WIDTH - 1))
             self.drafts[number] = self.tables.drafts[:PLACES]
 
     def judged(self) -> tuple[int, int]:

@@ -37,11 +37,10 @@ from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine
 from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence, Key
 from eyas.engine.speculation.draft_worker.posted import PostedCommits
 from eyas.engine.speculation.drafters import remote
-from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, SHM
-from eyas.engine.speculation.drafters.mailing import mails
+from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, SHM, mails
 from tests.unit.fake_gpu import FakeDriver
 from tests.unit.loopback import Loopback, Result, Worker, wait_all
-from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, answers, config, requests, tokens
+from tests.unit.test_device_engine import PATIENCE_S, answers, config, requests, tokens
 from tests.unit.test_device_remote import apart
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(600)]
@@ -204,18 +203,14 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("drafts", ["chain", "tree"])
 def test_drafts_are_those_that_hosts_hand_over(
     config: EngineConfig,
     gpus: list[FakeDriver],
     patient: Patient,
     proposed: list[tuple[int, tuple[int, ...]]],
     ahead: list[int],
-    drafts: str,
 ) -> None:
-    spec = DRAFTS[drafts]
-    assert spec is not None
-    chosen = replace(config, speculation=spec)
+    chosen = replace(config, speculation=CHAIN)
     expected, by_host, _ = served(replace(chosen, transfer="shm"), asked(10))
     theirs, _ = dict(proposed), proposed.clear()
     found, sent, cluster = served(by_gpu(chosen), asked(10))
@@ -233,13 +228,12 @@ def test_drafts_are_those_that_hosts_hand_over(
     assert [(driver.mappings, driver.registered) for driver in gpus] == [(0, {}), (0, {})]
 
 
-@pytest.mark.parametrize("drafts", ["chain", "tree"])
 def test_tokens_are_those_of_plain_decoding(
-    config: EngineConfig, gpus: list[FakeDriver], patient: Patient, drafts: str
+    config: EngineConfig, gpus: list[FakeDriver], patient: Patient
 ) -> None:
     """Chunks, a nucleus, penalties, two choices of a prompt."""
     expected, _ = answers(replace(config, draft=None), requests())
-    found, sent, _ = served(by_gpu(replace(config, speculation=DRAFTS[drafts])), requests())
+    found, sent, _ = served(by_gpu(replace(config, speculation=CHAIN)), requests())
     assert tokens(found) == tokens(expected)
     assert sent[MAILBOX] > 5
     assert sum(entry.accepted for result in found for entry in result.entries) > 0
@@ -249,7 +243,7 @@ def test_words_go_round_in_their_ring(
     config: EngineConfig, gpus: list[FakeDriver], patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three laps of eight rows."""
-    monkeypatch.setattr("eyas.engine.speculation.drafters.mailing.ring_rows", lambda rows: 8)
+    monkeypatch.setattr("eyas.engine.speculation.drafters.channels.ring_rows", lambda rows: 8)
     expected, _ = answers(replace(config, draft=None), asked(24))
     found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(24))
     assert tokens(found) == tokens(expected)
@@ -304,7 +298,7 @@ def test_rounds_that_are_lost_open_their_sequence_anew(
     """The draft worker sees that another lap has begun."""
     patient = Patient(wait_s=2.0)
     monkeypatch.setattr(mailbox, "fetch", patient)
-    monkeypatch.setattr("eyas.engine.speculation.drafters.mailing.ring_rows", lambda rows: 8)
+    monkeypatch.setattr("eyas.engine.speculation.drafters.channels.ring_rows", lambda rows: 8)
     monkeypatch.setattr("eyas.engine.speculation.drafters.remote.BACKOFF_S", 0.0)
     post, calls = mailbox.post, itertools.count(1)
 

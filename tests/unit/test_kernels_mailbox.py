@@ -28,7 +28,6 @@ from eyas.engine.kernels.exchange.mailbox import MOST_POLLS, POLL_S, MailLimits,
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLACES, KEPT, WIDTH, VOCAB, DEEPEST = 3, 8, 6, 50, 3
-TREES, CHAINS = MailLimits(VOCAB, DEEPEST, True), MailLimits(VOCAB, DEEPEST, False)
 TABLES = ("drafts", "parents", "depth", "mask")
 
 
@@ -58,8 +57,8 @@ class Rig:
         base = int(self.tables.length[slot]) + later
         assert self.box.propose(slot, DraftProposal(1, 11 + slot, base, tuple(tree[0]), tuple(tree[1])))
 
-    def fetch(self, reach: MailLimits = TREES) -> None:
-        mailbox.fetch(RoundBatch(self.tables, self.slots, 16), self.place, reach)
+    def fetch(self) -> None:
+        mailbox.fetch(RoundBatch(self.tables, self.slots, 16), self.place, MailLimits(VOCAB, DEEPEST))
 
     def drafts(self, slot: int) -> list[int]:
         return self.tables.drafts[slot].tolist()
@@ -114,56 +113,22 @@ def test_padding_and_sequences_without_a_place_tell_nothing() -> None:
 # --- drafts -----------------------------------------------------------------------------------------
 
 
-@st.composite
-def proposals(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, 7)))]
-    return [draw(st.integers(0, VOCAB - 1)) for _ in parents], parents
-
-
-def by_host(rig: Rig, slot: int, tree: DraftTree, deepest: int, most: int) -> dict[str, torch.Tensor]:
-    """What the host would leave in the tables of such a round, of drafts that remain in their places."""
-    twin = SlotTables(rig.tables.sizes, "cpu")
-    writes, cut = TableWrites(twin), tree.narrow(min(most or rig.width - 1, rig.width - 1))
-    writes.draft(slot, cut, branching=True)
-    twin.apply(torch.from_numpy(writes.array()))
-    for node in range(len(cut)):
-        if cut.depth(node) > deepest:
-            twin.drafts[slot, node] = -1
-    return {name: getattr(twin, name) for name in TABLES}
-
-
-@given(proposals(), st.integers(1, 4), st.integers(0, 5))
+@given(st.lists(st.integers(0, VOCAB - 1), max_size=7), st.integers(1, 4))
 @settings(max_examples=25)
-def test_drafts_are_those_that_the_host_would_leave(
-    proposal: tuple[list[int], list[int]], deepest: int, most: int
-) -> None:
-    """Within the sequence's own limits: of nodes (0: none) and of depth."""
+def test_drafts_are_those_that_the_host_would_leave(proposal: list[int], deepest: int) -> None:
+    """Within the sequence's own depth, and that of its rounds."""
     rig = Rig()
-    rig.tables.speculative[1], rig.tables.most_nodes[1] = deepest, most
-    rig.propose(1, proposal)
+    rig.tables.speculative[1] = deepest
+    chain = DraftTree(proposal, range(-1, len(proposal) - 1))
+    rig.propose(1, (list(chain.tokens), list(chain.parents)))
     rig.fetch()
-    expected = by_host(rig, 1, DraftTree(*proposal), min(deepest, DEEPEST), most)
-    assert torch.equal(rig.tables.drafts[1], expected["drafts"][1])
-    nodes = [0, *(1 + i for i, token in enumerate(rig.drafts(1)) if token >= 0)]
-    assert torch.equal(rig.tables.depth[1, nodes], expected["depth"][1, nodes])
-    assert torch.equal(rig.tables.mask[:, 1, nodes], expected["mask"][:, 1, nodes])
-    drafts = [node - 1 for node in nodes[1:]]
-    assert torch.equal(rig.tables.parents[1, drafts], expected["parents"][1, drafts])
+    twin = SlotTables(rig.tables.sizes, "cpu")
+    writes = TableWrites(twin)
+    writes.draft(1, chain.narrow(min(deepest, DEEPEST)), branching=False)
+    twin.apply(torch.from_numpy(writes.array()))
+    assert torch.equal(rig.tables.drafts[1], twin.drafts[1])
     assert rig.tables.missed.tolist() == [1, 0, 1, 0]
     assert rig.drafts(0) == [-1] * (WIDTH - 1)
-
-
-def test_trees_of_more_than_one_word() -> None:
-    width = 70
-    parents = [-1, -1, *range(65)]
-    rig = Rig(width=width, nodes=width)
-    reach = MailLimits(VOCAB, 69, True)
-    rig.tables.speculative[2] = 69
-    rig.propose(2, ([node % VOCAB for node in range(67)], parents))
-    rig.fetch(reach)
-    expected = by_host(rig, 2, DraftTree([node % VOCAB for node in range(67)], parents), 69, 0)
-    assert torch.equal(rig.tables.mask[:, 2, :68], expected["mask"][:, 2, :68])
-    assert torch.equal(rig.tables.drafts[2], expected["drafts"][2])
 
 
 def test_chains_leave_the_tables_chain_as_it_is() -> None:
@@ -172,7 +137,7 @@ def test_chains_leave_the_tables_chain_as_it_is() -> None:
     rig.propose(0, ([7, 8, 9], [-1, 0, 1]))
     rig.propose(1, ([4, 5], [-1, 0]))
     rig.tables.speculative[0] = 2
-    rig.fetch(CHAINS)
+    rig.fetch()
     assert [rig.drafts(slot) for slot in range(2)] == [[7, 8, -1], [4, 5, -1]]
     for name, old in zip(TABLES[1:], before, strict=True):
         assert torch.equal(getattr(rig.tables, name), old)
@@ -216,15 +181,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("spoil", [pytest.param(one, id=name) for name, one in WRONG.items()])
-@pytest.mark.parametrize("reach", [CHAINS, TREES], ids=["chains", "trees"])
-def test_what_makes_no_sense_is_no_draft(spoil: Spoil, reach: MailLimits) -> None:
+def test_what_makes_no_sense_is_no_draft(spoil: Spoil) -> None:
     """Beside a neighbour, which has its drafts."""
     rig = Rig()
     rig.tables.drafts[0] = 3
     rig.propose(0, ([7, 8, 9], [-1, 0, 1]))
     rig.propose(1, ([7, 8, 9], [-1, 0, 1]))
     spoil(rig.box.words[0], rig.place)
-    rig.fetch(reach)
+    rig.fetch()
     assert rig.drafts(0) == [-1] * (WIDTH - 1)
     assert rig.drafts(1)[:4] == [7, 8, 9, -1]
     assert rig.tables.missed.tolist()[1] == 0
@@ -233,7 +197,7 @@ def test_what_makes_no_sense_is_no_draft(spoil: Spoil, reach: MailLimits) -> Non
 def test_a_branch_is_no_chain() -> None:
     rig = Rig()
     rig.propose(0, ([7, 8], [-1, -1]))
-    rig.fetch(CHAINS)
+    rig.fetch()
     assert rig.drafts(0) == [-1] * (WIDTH - 1)
 
 

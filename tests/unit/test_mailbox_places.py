@@ -30,8 +30,7 @@ from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, Draft
 from eyas.engine.ipc.row_ring import LocalGpu, RowMemory
 from eyas.engine.loop.patience import DraftWait
 from eyas.engine.speculation.drafters.base import AcceptedRows
-from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, DecodeChannels, DraftChannels
-from eyas.engine.speculation.drafters.mailing import mails
+from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, DecodeChannels, DraftChannels, mails
 from eyas.engine.speculation.drafters.remote import RemoteDrafter
 from kv_transfer.gpu.driver import DriverError
 
@@ -106,6 +105,7 @@ def test_who_needs_the_host_in_every_round_has_none() -> None:
     assert not mails(seq(predicted=(1, 2)), spec)
     assert not mails(seq(), replace(spec, adaptive=True))
     assert not mails(seq(), replace(spec, ngram=True))
+    assert not mails(seq(), replace(spec, topk=2, draft_tokens=8)), "trees go by the hosts"
 
 
 # --- the decode engine's host -----------------------------------------------------------------------

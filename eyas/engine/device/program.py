@@ -172,7 +172,7 @@ class StepProgram:
         )
         tap = self._state.tap
         if tap is not None and tap.mails and width > 1:
-            reach = mailbox.MailLimits(self._state.model.config.vocab_size, tap.path_rows - 1, tap.trees)
+            reach = mailbox.MailLimits(self._state.model.config.vocab_size, tap.path_rows - 1)
             mailbox.fetch(batch, tap.place, reach)
         round_kernels.prepare(batch, rows, mask)
         return DecodeRows(batch.slots, starts, width, mask if self._state.trees and width > 1 else None)

@@ -11,8 +11,7 @@ from eyas.common.machine.gpus import number_of
 from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_ring import LocalGpu
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation.drafters.channels import DecodeChannels
-from eyas.engine.speculation.drafters.mailing import mail_place, may_mail
+from eyas.engine.speculation.drafters.channels import DecodeChannels, mail_place, may_mail
 from kv_transfer.backends.table import AUTO
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.own_files import new_path

@@ -18,7 +18,6 @@ from eyas.engine.batch.tables import SlotTables
 from eyas.engine.ipc.mailbox import MISSED_ROUNDS, NEWEST, MailLayout
 from eyas.engine.ipc.row_ring import GOLDEN
 from eyas.engine.kernels.drafts.rounds import FACTS, PLAIN, RoundBatch
-from eyas.engine.kernels.drafts.trees import bit
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 
@@ -41,13 +40,10 @@ def polls_in(seconds: float) -> int:
 
 @dataclass(frozen=True)
 class MailLimits:
-    """Which drafts make sense: ids below `vocab`, and at most `deepest` of them in a row. `trees`: they may
-    branch.
-    """
+    """Which drafts make sense: ids below `vocab`, and at most `deepest` of them in a row."""
 
     vocab: int
     deepest: int
-    trees: bool
 
 
 def post(tables: SlotTables, slots: Tensor, result: Tensor, place: MailLayout) -> None:
@@ -99,8 +95,8 @@ def fetch(batch: RoundBatch, place: MailLayout, reach: MailLimits) -> None:
     """The drafts of each sequence with a mailbox become those of the round that is about to be prepared.
 
     That is the proposal below its root. A slot looks `polls` times until all of it is there. It looks once if
-    its last MISSED_ROUNDS rounds, or more, were `late`, but for a power of two of them. Nodes beyond the
-    sequence's own limits are no drafts (-1); a proposal that makes no sense has none.
+    its last MISSED_ROUNDS rounds, or more, were `late`, but for a power of two of them. Drafts beyond the
+    sequence's own depth are none (-1); a proposal that makes no sense, or branches, has none.
     """
     tables = batch.tables
     drafts = tables.drafts.shape[1]
@@ -112,20 +108,13 @@ def fetch(batch: RoundBatch, place: MailLayout, reach: MailLimits) -> None:
         tables.missed,
         tables.length,
         tables.speculative,
-        tables.most_nodes,
         tables.drafts,
-        tables.parents,
-        tables.mask,
-        tables.depth,
         reach.vocab,
         tables.padding_slot,
         drafts,
-        tables.depth.shape[1],
         KEPT=place.rows,
         NODES=place.nodes,
         DEEPEST=reach.deepest,
-        TREES=reach.trees,
-        WORDS=tables.mask.shape[0],
         BLOCK=power_of_2(max(place.nodes, drafts)),
         PDL=batch.pdl,
         num_warps=1,
@@ -142,20 +131,13 @@ def _fetch(
     lates,
     length,
     speculative,
-    most_nodes,
     drafts,
-    parents,
-    mask,
-    depth,
     vocab,
     padding,
     drafts_stride,
-    nodes_stride,
     KEPT: tl.constexpr,
     NODES: tl.constexpr,
     DEEPEST: tl.constexpr,
-    TREES: tl.constexpr,
-    WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -172,28 +154,10 @@ def _fetch(
         count, token, parent = _arrived(proposal, tag, looks, node, NODES)
         tl.store(lates + slot, tl.where(count >= 0, 0, late + 1))
         real = node < count
-        wrong = (token < 0) | (token >= vocab) | (parent < -1) | (parent >= node)
-        if not TREES:
-            wrong = wrong | (parent != node - 1)
+        wrong = (token < 0) | (token >= vocab) | (parent != node - 1)
         own = real & (tl.max((real & wrong).to(tl.int32), axis=0) == 0)
-        most = tl.load(speculative + slot)
-        there = node < drafts_stride
-        if TREES:
-            limit = tl.load(most_nodes + slot)
-            own = own & ((limit == 0) | (node < limit))
-            parent = tl.where(own, parent, -1)
-            tl.store(parents + slot * drafts_stride + node, parent, mask=there)
-            tl.debug_barrier()  # waits until every thread has written its parents
-            all_parents = parents + slot * drafts_stride
-            for word in tl.static_range(WORDS):
-                seen, below, above = _ancestors(all_parents, node, parent, word, DEEPEST)
-                entry = (word * (padding + 1) + slot) * nodes_stride + node + 1
-                tl.store(mask + entry, seen, mask=there)
-            own = own & (above < 0) & (below <= most)
-            tl.store(depth + slot * nodes_stride + node + 1, below, mask=there)
-        else:
-            own = own & (node < most) & (node < DEEPEST)
-        tl.store(drafts + slot * drafts_stride + node, tl.where(own, token, -1), mask=there)
+        own = own & (node < tl.load(speculative + slot)) & (node < DEEPEST)
+        tl.store(drafts + slot * drafts_stride + node, tl.where(own, token, -1), mask=node < drafts_stride)
 
 
 @triton.jit
@@ -218,18 +182,3 @@ def _arrived(proposal, tag, looks, node, NODES: tl.constexpr):
         looked += 1
     count = tl.where((missing == 0) & (count >= 0) & (count <= NODES), count, -1)
     return count, tokens.to(tl.int32), parents.to(tl.int32)
-
-
-@triton.jit
-def _ancestors(parents, node, parent, word, DEEPEST: tl.constexpr):
-    """Of each node: the word of its mask, how far it lies below the root, and what stands above the last of
-    its ancestors that were looked at (-1: that was the root's child).
-    """
-    seen = bit(node * 0, word) | bit(node + 1, word)
-    below = tl.full(node.shape, 1, tl.int32)
-    above = parent
-    for _ in range(DEEPEST - 1):
-        seen |= tl.where(above >= 0, bit(above + 1, word), 0)
-        below += tl.where(above >= 0, 1, 0)
-        above = tl.load(parents + above, mask=above >= 0, other=-1)
-    return seen, below, above

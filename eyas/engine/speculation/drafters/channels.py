@@ -1,6 +1,9 @@
 """The direct channels of an engine: of a decode engine to its draft workers, of a draft worker to its peers.
 
-Which peer has one, and in the log which way drafts go and why. What has none goes by the fronts.
+Which peer has one, and in the log which way drafts go and why. What has none goes by the fronts: with an
+adaptive depth, which is chosen when a step lands and goes with each commit, everything. Where a device writes
+its rounds and takes its drafts, so does all that needs the host in every round: a grammar, which cuts drafts,
+and what is looked up, which competes with them.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.sequence import RingPlace
+from eyas.engine.batch.sequence import RingPlace, Sequence
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
-from eyas.engine.ipc.mailbox import DraftMailbox
+from eyas.engine.ipc.mailbox import DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_ring import LocalGpu, RowMemory
+from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, ring_rows
 
 SHM, GRPC, MAILBOX = "shm", "grpc", "mailbox"
 """The paths of drafts: by memory that both hosts share; by the fronts; by memory that the decode engine's GPU
@@ -24,6 +28,22 @@ and the draft worker share, past the decode engine's host.
 """
 
 _log = logging.getLogger("eyas.engine")
+
+
+def mail_place(spec: SpeculationConfig) -> MailLayout:
+    """For the rows and proposals of one sequence."""
+    return MailLayout(ring_rows(spec.deepest + 1), max(spec.steps, spec.draft_tokens))
+
+
+def may_mail(spec: SpeculationConfig) -> bool:
+    """May a device mail rounds of any sequence? Those of chains."""
+    return not (spec.adaptive or spec.ngram or spec.topk > 1)
+
+
+def mails(seq: Sequence, spec: SpeculationConfig) -> bool:
+    """May it those of this one?"""
+    request = seq.generation.request
+    return may_mail(spec) and request.params.grammar is None and not request.predicted
 
 
 class DecodeChannels:

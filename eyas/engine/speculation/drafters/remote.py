@@ -35,8 +35,7 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.ipc.row_ring import WAITING_ROWS
 from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, SequenceProposal
-from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, SHM, DecodeChannels
-from eyas.engine.speculation.drafters.mailing import mails
+from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, SHM, DecodeChannels, mails
 
 BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one during this time
 
