@@ -270,7 +270,7 @@ class Asking(RuleBasedStateMachine):
         for handle in self.handles:
             self.rig.release(handle)
         assert self.rig.slots.free == SLOTS and self.rig.pages.free == PAGES
-        assert not self.rig.stager._held and not self.rig.stager._waiting
+        assert not self.rig.stager._calls and not self.rig.stager._waiting
         self.rig.pool.close()
         self.folder.rmdir()
 

@@ -61,7 +61,7 @@ def draft_worker(loaded: EngineSpec, start: EngineStart | None = None, beat: Bea
 
 
 def plain_machine(loaded: EngineSpec, beat: Beat) -> TorchMachine:
-    """What a head's own layers run on in plain torch. `beat`: of the engine."""
+    """The machine of a head's own layers in plain torch. `beat`: of the engine."""
     assert loaded.head is not None
     return TorchMachine(loaded.head.decoder, loaded.backend(KvKind.DRAFT, beat))
 
