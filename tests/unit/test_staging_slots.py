@@ -297,10 +297,10 @@ _copy = PageStager._copy
 def _told_early(self, command: StagePages) -> bool:
     began = _copy(self, command)
     if began:
-        self.outbox.add(PagesStaged(command.call, tuple(self._held[command.call].slots)))
+        self.outbox.add(PagesStaged(command.call, tuple(self._calls[command.call].slots)))
     return began
 
 
-def _given_at_once(self, call: int, held: Any) -> None:
-    if not held.needed and self._held.pop(call, None):
-        held.outlet.slots.give(held.slots)
+def _given_at_once(self, call: int, staged: Any) -> None:
+    if not staged.needed and self._calls.pop(call, None):
+        staged.outlet.slots.give(staged.slots)
