@@ -18,7 +18,7 @@ from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import PoolShape
 from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import head_family, read_head, target_alike
-from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
 from eyas.train.acceptance import ByDepth

@@ -11,7 +11,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.train.heads.base import SharedTensors
 from eyas.train.packing import PackedBatch
 from eyas.train.teacher import PAGE, BatchLimit, TeacherModel, final_gain, first_pages

@@ -16,7 +16,7 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.base import Drafted
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family, read_head
-from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.models.table import read_model
 
 

@@ -20,7 +20,7 @@ from eyas.engine.models import llama
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap
 from eyas.engine.models.heads import read_head
-from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.models.table import read_model
 from gateway.text.tokenizer import Tokenizer
 

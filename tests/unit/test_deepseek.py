@@ -23,12 +23,11 @@ from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 from eyas.engine.layers.routing import Routes, allowed, sigmoid, weights_of
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models import feed_forward
-from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.latent_attention import LatentMixer
 from eyas.engine.models.ops import torch_ops
+from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import LatentPart, RouterPart
-from eyas.engine.models.ops.torch_machine import TorchMachine
-from eyas.engine.models.ops.torch_ops import TorchOps, routed
+from eyas.engine.models.ops.torch_ops import TorchMachine, TorchOps, routed
 from eyas.engine.models.table import read_model
 from tests.unit import model_rig
 from tests.unit.families import write_family

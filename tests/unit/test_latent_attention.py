@@ -20,10 +20,9 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.layers.linear import Linear
 from eyas.engine.layers.rotary import Rotary, tables
-from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.latent_attention import LatentMixer
-from eyas.engine.models.ops.torch_machine import TorchMachine
-from eyas.engine.models.ops.torch_ops import Step, TorchOps
+from eyas.engine.models.ops.machine import Blocks
+from eyas.engine.models.ops.torch_ops import Step, TorchMachine, TorchOps
 from eyas.engine.models.table import read_model
 
 HIDDEN, ROWS, PAGE = 48, 150, 16

@@ -20,7 +20,7 @@ from eyas.engine.checkpoint.config import AttentionSpec
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models import mtp
 from eyas.engine.models.heads import read_head
-from eyas.engine.models.ops.torch_machine import PagedRows
+from eyas.engine.models.ops.torch_ops import PagedRows
 from eyas.engine.models.table import read_model
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_mtp_head import Equations, Form, close

@@ -20,7 +20,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.base import DraftModel
 from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import head_family, load_draft
-from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftRequest, DraftRunner
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.model_rig import HeadRig, Rig

@@ -18,7 +18,7 @@ from eyas.engine.layers.linear import Linear
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.forwards import DataParallelForward, RankForward, serve
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankChannel, RankInfo

@@ -57,7 +57,7 @@ from eyas.engine.loop.runner import StepRunner
 from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family
-from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, BatchLimits
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers

@@ -28,7 +28,7 @@ from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import load_draft
 from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.ops.device_step import LayerContext
-from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer

@@ -18,7 +18,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear
 from eyas.engine.models.base import DecoderModel
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.ops.torch_machine import TorchMachine
+from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import LOAD_S, STEP_S, RankLeader, join_leader

@@ -19,10 +19,9 @@ from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
-from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.layer import load_layers, run_layers
 from eyas.engine.models.ops.base import Ops
-from eyas.engine.models.ops.machine import Machine
+from eyas.engine.models.ops.machine import Blocks, Machine
 from eyas.engine.parallel.shards import config_of_rank
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

@@ -16,7 +16,6 @@ from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, NormNames
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionT
-from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import (
     NO_SHAPE,
@@ -28,7 +27,7 @@ from eyas.engine.models.heads import (
     token_embedding,
 )
 from eyas.engine.models.keys import Fit
-from eyas.engine.models.ops.machine import Machine
+from eyas.engine.models.ops.machine import Blocks, Machine
 from eyas.engine.models.ops.parts import JoinPart
 
 NAME = "an EAGLE-1/2 head"

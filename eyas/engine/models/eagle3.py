@@ -22,7 +22,6 @@ from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.models.base import FeatureTap, FinalNorm
-from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import (
     NO_SHAPE,
@@ -35,7 +34,7 @@ from eyas.engine.models.heads import (
     token_embedding,
 )
 from eyas.engine.models.keys import MOST_COLUMNS, Fit
-from eyas.engine.models.ops.machine import Machine
+from eyas.engine.models.ops.machine import Blocks, Machine
 from eyas.engine.models.ops.parts import JoinPart
 
 NAME = "an EAGLE-3 head"

@@ -13,24 +13,25 @@ from typing import Any, Generic, Self
 import torch
 import torch.nn.functional as F
 
-from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelConfig
-from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.activations import ACTIVATIONS
-from eyas.engine.models.blocks import Blocks, Gains
 from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, RouterPart
 from eyas.engine.models.refusal import MOST_CHOSEN
+
+Gains = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Gains of the norms before and behind a half of a layer; None: there is none."""
 
 GATES = {"silu": False, "gelu_tanh": True}
 """The activations that kernels know, and whether that is GELU."""
 
 
 def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> GateActivation | None:
-    """The name in kernels of an activation that `down` reads; None: they do not know it, or there is a
-    bias."""
+    """The kernels' form of an activation that `down` reads; None: there is none, or there is a bias."""
     if spec.bias or spec.activation not in GATES:
         return None
     return GateActivation(GATES[spec.activation], down.rounding)
@@ -43,7 +44,7 @@ class GatedFeedForward(Generic[ProjectionT]):
     """
 
     def __init__(self, blocks: Blocks[ProjectionT], spec: FeedForwardSpec, prefix: str, gains: Gains) -> None:
-        config, weights, (gain, post) = blocks.config, blocks.weights, gains
+        config, (gain, post) = blocks.config, gains
         loaders = GatedLoaders.of(blocks.loader, [prefix])
         gate_up, down = loaders.pair(prefix, (config.hidden_size, spec.width))
         self.projections = gate_up, down
@@ -52,12 +53,7 @@ class GatedFeedForward(Generic[ProjectionT]):
         if gain is not None:
             left = gate_up.folded(gain) if fused else gain
             self.norm = row_kernels.NormInput(config.norm_eps, left, gate_up.rounding)
-        bias = down_bias = None
-        if spec.bias:
-            names = [f"{prefix}.{part}_proj.bias" for part in ("gate", "up")]
-            bias = torch.cat([weights.take_rows(name, (spec.width,)) for name in names])
-            if weights.placement.rank == 0:  # once in the sum over the ranks
-                down_bias = weights.take(f"{prefix}.down_proj.bias", (config.hidden_size,))
+        bias, down_bias = (each if each is None else each[0] for each in _biases(blocks, spec, [prefix]))
         self._gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate_of(spec, down), fused, bias)
         self._down = OutPart(down, down_bias, post)
 
@@ -71,14 +67,14 @@ class Mixture(Generic[ProjectionT]):
     """The sum of what a row's experts make of its norm, by weight, between norms of these `gains`."""
 
     def __init__(self, blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, gains: Gains) -> None:
-        config, weights, (gain, post) = blocks.config, blocks.weights, gains
+        config, (gain, post) = blocks.config, gains
         every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
         loaders = GatedLoaders.of(blocks.loader, every)  # of those elsewhere too: all read the same rows
         joined = _is_alike(blocks, spec, loaders, shared)
         self._router = _router(blocks, spec, f"{prefix}.gate", joined)
         names = [*(every[i] for i in self._router.own), *[shared] * joined]
         gate_up, down = _experts((config.hidden_size, spec.width), names, loaders)
-        bias, down_bias = _biases(config, spec, weights, names)
+        bias, down_bias = _biases(blocks, spec, names)
         gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate_of(spec, down), False, bias)
         beside = None
         self.projections: tuple[AnyProjection, ...] = (gate_up, down)
@@ -116,19 +112,19 @@ def _router(blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, shared:
 
 
 def _biases(
-    config: ModelConfig, spec: ExpertsSpec, weights: WeightSource, names: list[str]
+    blocks: Blocks[ProjectionT], spec: FeedForwardSpec, names: list[str]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The biases of this rank's gate and up [experts, 2 width], and of down [experts, hidden], if there are
-    such."""
+    """This rank's biases of gate and up [names, 2 width], and of down [names, hidden], if there are such."""
     if not spec.bias:
         return None, None
+    weights = blocks.weights
     forth = [
         torch.cat([weights.take_rows(f"{name}.{part}_proj.bias", (spec.width,)) for part in ("gate", "up")])
         for name in names
     ]
     if weights.placement.rank:  # once in the sum over the ranks
         return torch.stack(forth), None
-    back = [weights.take(f"{name}.down_proj.bias", (config.hidden_size,)) for name in names]
+    back = [weights.take(f"{name}.down_proj.bias", (blocks.config.hidden_size,)) for name in names]
     return torch.stack(forth), torch.stack(back)
 
 

@@ -28,11 +28,10 @@ from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models import llama
 from eyas.engine.models.base import Drafted, DraftModel, FeatureTap, FinalNorm
-from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.keys import Fit, reading
 from eyas.engine.models.layer import head_layers, keep_layers, run_layers
-from eyas.engine.models.ops.machine import Machine
+from eyas.engine.models.ops.machine import Blocks, Machine
 
 HEADS = ("mtp", "eagle", "eagle3")
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they see a folder."""

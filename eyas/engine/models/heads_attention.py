@@ -16,8 +16,8 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.layers.rotary import head_order
-from eyas.engine.models.blocks import Blocks, norm_before
 from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import QkvPart
 
 
@@ -48,7 +48,7 @@ class HeadsAttention(Generic[ProjectionT]):
             norms = skinny.HeadNorms(torch.stack(gains), config.norm_eps)
         if spec.row_norms:
             row_gains = query_key_gains(config, spec, weights, prefix)
-        self.norm = None if gain is None else norm_before(config, gain, qkv)
+        self.norm = None if gain is None else blocks.norm_before(gain, qkv)
         shape = row_kernels.HeadLayout(heads, kv_heads, dim, norms)
         self._qkv = QkvPart(qkv, spec, shape, ScoreScaling.of(spec), bias, row_gains)
 

@@ -21,8 +21,8 @@ from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionLoader, ProjectionT
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products.blocks import Rows
-from eyas.engine.models.blocks import Blocks, norm_before
 from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import LatentPart
 
 EPS = 1e-6
@@ -41,7 +41,7 @@ class LatentMixer(Generic[ProjectionT]):
         self._spec, config, weights = spec, blocks.config, blocks.weights
         width = config.hidden_size if gain is None else gain.shape[0]
         self._first, query_gain = self._first_weight(blocks, prefix, width)
-        self.norm = None if gain is None else norm_before(config, gain, self._first)
+        self.norm = None if gain is None else blocks.norm_before(gain, self._first)
         self._bias = self._first_bias(weights, prefix) if spec.qkv_bias else None
         self._second = None
         if spec.query_rank:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 import torch
 
@@ -19,12 +19,41 @@ from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
 from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.norm import load_gain
-from eyas.engine.models.blocks import Blocks, FeedForward, Mixer
 from eyas.engine.models.feed_forward import GatedFeedForward, Mixture
 from eyas.engine.models.heads_attention import HeadsAttention
 from eyas.engine.models.latent_attention import LatentMixer
 from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import ExpertsPart, OutPart
+
+
+class Mixer(Protocol):
+    """A layer's attention, over the verbs that go with its weights. `norm`: of what it reads, without a gain
+    where its weights have that in them; None: it reads rows as they are.
+    """
+
+    norm: row_kernels.NormInput | None
+
+    @property
+    def projections(self) -> tuple[AnyProjection, ...]:
+        """Its weights."""
+
+    def attend(self, read: Any, layer: int, ops: Any) -> torch.Tensor:
+        """Keeps the rows, and mixes -> [m, columns of `out`]."""
+
+    def keep(self, read: Any, layer: int, ops: Any) -> Any:
+        """Keeps the rows alone."""
+
+
+class FeedForward(Protocol):
+    """A half of a layer that every row passes by itself."""
+
+    @property
+    def projections(self) -> tuple[AnyProjection, ...]:
+        """Its weights."""
+
+    def __call__(self, residual: Any, ops: Any) -> Any:
+        """The residual with what it makes of it added."""
 
 
 class DecoderLayer(Generic[ProjectionT]):

@@ -28,14 +28,13 @@ from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.base import Drafted
-from eyas.engine.models.blocks import Blocks
 from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import last_hidden_tap
 from eyas.engine.models.keys import Fit, width_of
 from eyas.engine.models.layer import load_layer
 from eyas.engine.models.mtp_names import dialect_of, expected_prefixes, layer_count, prefixes_among
 from eyas.engine.models.ops.base import Ops
-from eyas.engine.models.ops.machine import Machine
+from eyas.engine.models.ops.machine import Blocks, Machine
 from eyas.engine.models.ops.parts import JoinPart
 
 NAME = "an MTP head"

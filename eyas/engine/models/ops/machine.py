@@ -1,18 +1,21 @@
 """Where a model or a draft head runs: what its weights become there, and what it computes beside its layers.
 
-`torch_machine` has a CPU's, which is the specification, and `device_machine` a GPU's.
+`torch_ops` has a CPU's, which is the specification, and `device_machine` a GPU's.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
 import torch
 
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.projection import ProjectionLoader, ProjectionT
+from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
+from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.ops.base import Ops
@@ -123,3 +126,22 @@ class Machine(ABC, Generic[ProjectionT]):
     @abstractmethod
     def newest(self, rows: Any, pool: KvPool, stages: int, width: int) -> NewestRows:
         """For a forward of certain rows. `stages`: before a head's last one, whose rows are `width` wide."""
+
+
+@dataclass(frozen=True)
+class Blocks(Generic[ProjectionT]):
+    """The material of a decoder's layers: the whole decoder's `config`, its tensors, and where
+    it runs.
+    """
+
+    config: ModelConfig
+    weights: WeightSource
+    machine: Machine[ProjectionT]
+
+    def loader(self, names: list[str]) -> ProjectionLoader[ProjectionT]:
+        """The loader of the tensors of products that read the same rows."""
+        return self.machine.loader(self.weights, names)
+
+    def norm_before(self, gain: torch.Tensor, weight: AnyProjection) -> row_kernels.NormInput:
+        """The norm of what `weight` multiplies, which takes the gain into itself if its format can."""
+        return row_kernels.NormInput(self.config.norm_eps, weight.folded(gain), weight.rounding)
