@@ -1,7 +1,4 @@
-"""Names, things and places that stories and word problems are filled with.
-
-Data and one picker; knows no story.
-"""
+"""Names, things and places that stories and word problems are filled with."""
 
 from __future__ import annotations
 
