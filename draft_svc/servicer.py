@@ -100,7 +100,7 @@ def _channel_from_pb(pb: draft_pb2.DraftChannel) -> DraftChannel:
         width=pb.width,
         nodes=pb.nodes,
         places=pb.places,
-        kept=pb.kept,
+        rows=pb.rows,
         gpu=pb.gpu,
         dtype=pb.dtype,
     )

@@ -20,7 +20,7 @@ class DraftServiceSessionRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[DraftCommit, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[DraftClose, _Mapping]]] = ..., channel: _Optional[_Union[DraftChannel, _Mapping]] = ...) -> None: ...
 
 class DraftChannel(_message.Message):
-    __slots__ = ("export", "width", "nodes", "places", "kept", "gpu", "dtype")
+    __slots__ = ("export", "width", "nodes", "places", "rows", "gpu", "dtype")
     class ExportEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,17 +32,17 @@ class DraftChannel(_message.Message):
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     export: _containers.ScalarMap[str, bytes]
     width: int
     nodes: int
     places: int
-    kept: int
+    rows: int
     gpu: bytes
     dtype: str
-    def __init__(self, export: _Optional[_Mapping[str, bytes]] = ..., width: _Optional[int] = ..., nodes: _Optional[int] = ..., places: _Optional[int] = ..., kept: _Optional[int] = ..., gpu: _Optional[bytes] = ..., dtype: _Optional[str] = ...) -> None: ...
+    def __init__(self, export: _Optional[_Mapping[str, bytes]] = ..., width: _Optional[int] = ..., nodes: _Optional[int] = ..., places: _Optional[int] = ..., rows: _Optional[int] = ..., gpu: _Optional[bytes] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
     __slots__ = ("seq", "generation", "base_len", "params", "choice", "handle", "attempt", "place")

@@ -100,7 +100,7 @@ class Decode:
         self.tables.length[:PLACES] += torch.tensor(counts, dtype=torch.int32, device="cuda:0")
         self.tables.ring_generation[:PLACES] = torch.tensor(self.generations, device="cuda:0")
         facts = torch.tensor([[count, 0] for count in counts], dtype=torch.int32, device="cuda:0")
-        written = row_ring.WrittenRows(self._slots, SHAPE.kept, self._windows, facts)
+        written = row_ring.WrittenRows(self._slots, SHAPE.rows, self._windows, facts)
         row_ring.put(self.tables, written, torch.cat(rows))
         return told
 

@@ -10,11 +10,11 @@ import torch
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Role
-from eyas.engine.ipc.row_ring import tag
+from eyas.engine.ipc.row_ring import RingRow, tag
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, RingRow
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput
 from tests.gpu.test_engine_on_gpu import on_gpu
 
 pytestmark = [

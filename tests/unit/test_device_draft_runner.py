@@ -16,11 +16,11 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import Role
-from eyas.engine.ipc.row_ring import RowRing, tag
+from eyas.engine.ipc.row_ring import RingRow, RowRing, tag
 from eyas.engine.loading.draft_build import draft_worker, warm_up
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner, DraftSeats
-from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, RingRow
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput
 from eyas.engine.speculation.draft_worker.draft_sequences import NO_FEATURES, BatchRunner
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama

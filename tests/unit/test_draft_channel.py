@@ -24,7 +24,7 @@ from eyas.engine.ipc.messages import DraftChannel, DraftProposal
 from eyas.engine.ipc.row_ring import tag
 
 WIDTH, NODES, PLACES, KEPT = 3, 6, 4, 8
-SHAPE = DraftChannel(export={}, width=WIDTH, nodes=NODES, places=PLACES, kept=KEPT)
+SHAPE = DraftChannel(export={}, width=WIDTH, nodes=NODES, places=PLACES, rows=KEPT)
 
 
 @contextmanager
@@ -239,10 +239,10 @@ def test_a_peer_that_is_killed_while_it_writes_leaves_whole_proposals_alone(
     [
         ({"width": WIDTH + 1}, "features"),
         ({"places": 0}, "places"),
-        ({"kept": -8}, "rows"),
+        ({"rows": -8}, "rows"),
         ({"nodes": -1}, "nodes"),
         ({"nodes": draft_channel.MOST_NODES + 1}, "nodes"),
-        ({"places": 2000, "kept": 64}, "GiB"),
+        ({"places": 2000, "rows": 64}, "GiB"),
     ],
 )
 def test_a_shape_that_makes_no_sense_is_refused(

@@ -91,7 +91,7 @@ def test_kernels_that_were_launched_end_before_the_memory_goes(tmp_path: Path) -
         ({}, lambda: gpu(dtype="float16"), "bfloat16"),
         ({}, gpu, "the same GPU"),
         ({"places": 0}, lambda: gpu(b"gpu-b"), "none"),
-        ({"kept": 10**6}, lambda: gpu(b"gpu-b"), "GiB"),
+        ({"rows": 10**6}, lambda: gpu(b"gpu-b"), "GiB"),
         ({}, lambda: gpu(b"gpu-b", sees=(b"gpu-b",)), "does not see"),
     ],
 )

@@ -194,7 +194,7 @@ def answer(offer: DraftChannel, width: int, pool_dir: str, rows: RowMemory | Non
 
 
 def _place(offer: DraftChannel, *, by_device: bool) -> MailLayout:
-    return MailLayout(offer.kept, offer.nodes, 0 if by_device else offer.width)
+    return MailLayout(offer.rows, offer.nodes, 0 if by_device else offer.width)
 
 
 def _check(offer: DraftChannel, width: int, place: MailLayout) -> None:
@@ -203,8 +203,8 @@ def _check(offer: DraftChannel, width: int, place: MailLayout) -> None:
         raise ConfigError(f"its features have {offer.width} values, the draft head's {width}")
     if not 1 <= offer.nodes <= MOST_NODES:
         raise ConfigError(f"nodes: {offer.nodes} is not between 1 and {MOST_NODES}")
-    if min(offer.places, offer.kept) < 1:
-        raise ConfigError(f"{offer.places} places of {offer.kept} rows are none")
+    if min(offer.places, offer.rows) < 1:
+        raise ConfigError(f"{offer.places} places of {offer.rows} rows are none")
     if place.nbytes(offer.places) > MOST_BYTES:
         raise ConfigError(f"it would take more than {MOST_BYTES / 2**30:g} GiB")
 

@@ -156,7 +156,7 @@ class DraftClosed(TaggedMessage, frozen=True):
 class DraftChannel(msgspec.Struct, frozen=True):
     """A way past the fronts that a decode engine offers: where it listens, and what is to be in the memory.
 
-    That is a mailbox for each of `places` sequences, with `kept` rows, whose features have `width` values,
+    That is a mailbox for each of `places` sequences, with `rows` rows, whose features have `width` values,
     and a proposal of up to `nodes` nodes. `gpu`: the one that would write the features, of `dtype`, into the
     draft worker's GPU instead; empty: none would.
     """
@@ -165,7 +165,7 @@ class DraftChannel(msgspec.Struct, frozen=True):
     width: int
     nodes: int
     places: int
-    kept: int
+    rows: int
     gpu: bytes = b""
     dtype: str = ""
 

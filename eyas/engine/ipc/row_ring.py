@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc.messages import DraftChannel
@@ -49,6 +50,13 @@ class RowRing:
     def at(self, place: int, position: int) -> int:
         """The first byte of a sequence's row."""
         return (place * self.rows + position % self.rows) * self.row_bytes
+
+
+class RingRow(NamedTuple):
+    """A feature that another GPU has written into the memory of this one."""
+
+    address: int
+    tag: int
 
 
 def tag(generation: int, position: int) -> int:
@@ -98,7 +106,7 @@ class RowMemory:
         ring = _agreed(offer)
         if min(ring.places, ring.rows, ring.words) < 1 or ring.nbytes > MOST_BYTES:
             most = MOST_BYTES / 2**30
-            raise ConfigError(f"{offer.places} x {offer.kept} rows are none, or take more than {most:g} GiB")
+            raise ConfigError(f"{offer.places} x {offer.rows} rows are none, or take more than {most:g} GiB")
         if reason := gpu.driver.obstacle(offer.gpu):
             raise ConfigError(reason)
         try:
@@ -130,10 +138,10 @@ class RowMemory:
         """The address of a sequence's row."""
         return self._memory.address + self.ring.at(place, position)
 
-    def located(self, place: int, generation: int, positions: range) -> list[tuple[int, int]]:
+    def located(self, place: int, generation: int, positions: range) -> list[RingRow]:
         """The address and the tag of each of a sequence's rows."""
         first, rows, size = self.address(place), self.ring.rows, self.ring.row_bytes
-        return [(first + at % rows * size, tag(generation, at)) for at in positions]
+        return [RingRow(first + at % rows * size, tag(generation, at)) for at in positions]
 
     def close(self) -> None:
         """Lets go of the memory, once no kernel that was launched uses it."""
@@ -143,4 +151,4 @@ class RowMemory:
 
 def _agreed(offer: DraftChannel) -> RowRing:
     """The ring of an offer whose dtype has a size here."""
-    return RowRing(offer.places, offer.kept, offer.width * VALUE_BYTES[offer.dtype] // 4)
+    return RowRing(offer.places, offer.rows, offer.width * VALUE_BYTES[offer.dtype] // 4)

@@ -19,6 +19,7 @@ from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.ipc.pulse import Beat, no_pulse
+from eyas.engine.ipc.row_ring import RingRow
 from eyas.engine.kernels.products import skinny
 from eyas.engine.loading.device_build import table_sizes
 from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
@@ -33,7 +34,7 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner, DraftState
-from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner, RingRow
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner
 from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
 from kv_transfer.layout import pages_for
 

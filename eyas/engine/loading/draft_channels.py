@@ -35,7 +35,7 @@ def decode_channels(loaded: EngineSpec) -> DecodeChannels:
         width=loaded.head.decoder.hidden_size,
         nodes=place.nodes,
         places=config.max_running,
-        kept=place.rows,
+        rows=place.rows,
         gpu=gpu.driver.uuid if gpu is not None and may_mail(spec) else b"",
         dtype=gpu.dtype if gpu is not None else "",
     )

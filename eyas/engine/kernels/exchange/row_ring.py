@@ -32,13 +32,13 @@ _GOLDEN = tl.constexpr(GOLDEN - (1 << 32))  # as an int32
 class WrittenRows:
     """Rows that a step has made certain, up to P per sequence, behind each other.
 
-    `slots` int32 [B], whose lengths count these rows already; of padding nothing is written. `kept`: rows of
-    a ring. `windows` [slots, rows, width]: where they stay. `counts` int32 [B, ..]: in its first column, how
-    many of the P rows are certain; None: all.
+    `slots` int32 [B], whose lengths count these rows already; of padding nothing is written. `ring_rows`: of
+    a ring. `windows` [slots, rows, width]: where they stay. `counts` int32 [B, ..]: in its first
+    column, how many of the P rows are certain; None: all.
     """
 
     slots: Tensor
-    kept: int
+    ring_rows: int
     windows: Tensor
     counts: Tensor | None = None
 
@@ -64,7 +64,7 @@ def put(tables: SlotTables, written: WrittenRows, features: Tensor) -> None:
         tables.padding_slot,
         0 if counts is None else counts.stride(0),
         PATH=count // size,
-        KEPT=written.kept,
+        KEPT=written.ring_rows,
         WINDOW=written.windows.shape[1],
         WIDTH=width,
         BLOCK=BLOCK,

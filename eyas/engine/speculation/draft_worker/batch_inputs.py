@@ -11,7 +11,6 @@ import torch
 
 from eyas.engine.batch.sections import sections
 from eyas.engine.batch.tables import SlotTables
-from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput
 
 WRITES = 4
@@ -172,29 +171,3 @@ class BatchBuffer:
             if count := new.features.shape[0]:  # else it may have no width either
                 features[i * layout.few : i * layout.few + count] = new.features.numpy()
         return self._width
-
-
-class BatchInputs:
-    """A batch's rows as its launches read them, from memory that stays where it is."""
-
-    def __init__(self, layout: BatchLayout, memory: BatchMemory, width: int, dtype: torch.dtype) -> None:
-        self.part = memory.parts(layout)
-        self._near = memory.features(layout, width)
-        device = memory.words.device
-        self.features = torch.empty(layout.rows, width, dtype=dtype, device=device)
-        self.lost = torch.zeros(layout.batch, dtype=torch.int32, device=device)
-        self._owners = torch.arange(layout.rows, device=device) // layout.few
-
-    def take(self, tables: SlotTables, firsts: torch.Tensor) -> torch.Tensor:
-        """The tables' new entries, and the rows' `features` [rows, width]; `lost` int32 [batch] is 1 where
-        some were in no ring. Returns the slots, int64 [batch]. `firsts` as of `DeviceProposer`.
-        """
-        part = self.part
-        slots = part["slots"].long()
-        tables.apply(torch.stack((part["places"], part["words"])))
-        tables.length.index_copy_(0, slots, part["ends"])
-        firsts.index_copy_(0, slots, part["lowest"])
-        self.features.copy_(self._near)
-        self.lost.zero_()
-        row_ring.take(part["rings"].view(torch.int64).view(2, -1), self._owners, self.features, self.lost)
-        return slots

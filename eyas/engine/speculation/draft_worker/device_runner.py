@@ -22,15 +22,11 @@ from eyas.common.config import MOST_STEPS, SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables, TableWrites
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.kernels.launch.launching import CAPTURE
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.speculation.device import DeviceProposer
-from eyas.engine.speculation.draft_worker.batch_inputs import (
-    BatchBuffer,
-    BatchInputs,
-    BatchLayout,
-    BatchMemory,
-)
+from eyas.engine.speculation.draft_worker.batch_inputs import BatchBuffer, BatchLayout, BatchMemory
 from eyas.engine.speculation.draft_worker.draft_runner import DraftInput, ProposedTree
 
 
@@ -69,21 +65,32 @@ class BatchProgram:
     def __init__(
         self, state: DraftState, layout: BatchLayout, memory: BatchMemory, results: torch.Tensor
     ) -> None:
-        self._state, self._few = state, layout.few
-        self._inputs = BatchInputs(layout, memory, state.width, state.proposer.pool.shape.dtype)
+        self._state, self._few, device = state, layout.few, memory.words.device
+        self._part = memory.parts(layout)
+        self._near = memory.features(layout, state.width)
+        dtype = state.proposer.pool.shape.dtype
+        self._features = torch.empty(layout.rows, state.width, dtype=dtype, device=device)
+        self._lost = torch.zeros(layout.batch, dtype=torch.int32, device=device)
+        self._owners = torch.arange(layout.rows, device=device) // layout.few
         self._results = results[: layout.batch]
 
     def run(self) -> None:
         """The tables' new entries, features, rows and proposals; then what became of it. The same calls run
         at once and into a graph.
         """
-        state, inputs, part = self._state, self._inputs, self._inputs.part
-        slots = inputs.take(state.tables, state.firsts)
+        state, tables, part = self._state, self._state.tables, self._part
+        slots = part["slots"].long()
+        tables.apply(torch.stack((part["places"], part["words"])))
+        tables.length.index_copy_(0, slots, part["ends"])
+        state.firsts.index_copy_(0, slots, part["lowest"])
+        self._features.copy_(self._near)
+        self._lost.zero_()
+        row_ring.take(part["rings"].view(torch.int64).view(2, -1), self._owners, self._features, self._lost)
         rounds = DecodeRows(part["slots"], part["starts"], self._few)
         rows = ForwardRows(part["tokens"], part["positions"], part["kv_rows"], rounds, firsts=state.firsts)
-        state.proposer.draft(inputs.features, rows, part["last"], part["slots"], state.proposer.spec)
-        both = [table.index_select(0, slots) for table in (state.tables.drafts, state.tables.parents)]
-        self._results.copy_(torch.cat((inputs.lost[:, None], *both), 1))
+        state.proposer.draft(self._features, rows, part["last"], part["slots"], state.proposer.spec)
+        both = [table.index_select(0, slots) for table in (tables.drafts, tables.parents)]
+        self._results.copy_(torch.cat((self._lost[:, None], *both), 1))
 
 
 @dataclass(eq=False)

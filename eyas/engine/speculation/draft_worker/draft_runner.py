@@ -18,17 +18,11 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch, build_batch
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.ipc.row_ring import RingRow
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, DraftModel
 from eyas.engine.sampling.sampler import SampledRow, draft_probabilities, perturbed
 from eyas.engine.speculation.expansion import TreeExpansion
-
-
-class RingRow(NamedTuple):
-    """A feature that another GPU has written into the memory of this one (`eyas.engine.ipc.row_ring`)."""
-
-    address: int
-    tag: int
 
 
 @dataclass(frozen=True)
@@ -123,7 +117,7 @@ class DraftRunner:
         """Writes the draft KV of the rows; returns what the head gave for each sequence's last row."""
         spans = [QuerySpan(e.pages, e.base, len(e.tokens), offset=e.offset) for e in extensions]
         tokens = [t for e in extensions for t in e.tokens]
-        drafted = self.forward(spans, tokens, torch.cat([e.features for e in extensions]))
+        drafted = self._forward(spans, tokens, torch.cat([e.features for e in extensions]))
         ends = torch.tensor([len(e.tokens) for e in extensions]).cumsum(0) - 1
         return [Drafted(*last) for last in zip(drafted.rows[ends], drafted.features[ends], strict=True)]
 
@@ -139,24 +133,12 @@ class DraftRunner:
         drafted = []
         for step in range(steps):
             rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
-            drafted.append([best for (best,) in self.best(last.rows, rows, 1)])
+            scores = perturbed(self._head.logits(last.rows), rows, self._head.token_map)
+            drafted.append(self._targets(scores.argmax(-1)).tolist())
             if step + 1 < steps:
                 spans = [QuerySpan(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
-                last = self.forward(spans, drafted[-1], last.features, step + 1)
+                last = self._forward(spans, drafted[-1], last.features, step + 1)
         return [chain_of(tokens) for tokens in zip(*drafted, strict=True)]
-
-    def best(self, rows: torch.Tensor, noise: SequenceOf[SampledRow], count: int) -> list[list[int]]:
-        """The target's ids that are likeliest at `rows` [r, ...], of `Drafted`: `count` for each, best first.
-
-        Fewer if the head knows no more. `noise`: who samples there; who knows the seed ranks by log q + G.
-        """
-        scores = perturbed(self._head.logits(rows), noise, self._head.token_map)
-        ids = (
-            scores.argmax(-1, keepdim=True)
-            if count == 1
-            else scores.topk(min(count, scores.shape[1])).indices
-        )
-        return self._targets(ids).tolist()
 
     def _trees(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """EAGLE-2: every level runs the k best nodes of each sequence, so k rows per sequence."""
@@ -194,9 +176,9 @@ class DraftRunner:
             spans.append(QuerySpan(request.pages, request.base, len(frontier), paths, request.offset))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
-        return self.forward(spans, tokens, features[torch.tensor(sources)], level)
+        return self._forward(spans, tokens, features[torch.tensor(sources)], level)
 
-    def forward(
+    def _forward(
         self, spans: SequenceOf[QuerySpan], tokens: SequenceOf[int], features: torch.Tensor, depth: int = 0
     ) -> Drafted:
         """The head over the spans' rows, in order, one token and one of `features` [R, width] per row.

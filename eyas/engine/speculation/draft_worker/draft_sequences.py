@@ -20,16 +20,11 @@ from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, Spe
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
 from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftOpen, DraftUp, EngineReady
-from eyas.engine.ipc.row_ring import WAITING_ROWS, RowMemory
+from eyas.engine.ipc.row_ring import WAITING_ROWS, RingRow, RowMemory
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import PullArrival, PullManager
-from eyas.engine.speculation.draft_worker.draft_runner import (
-    DraftExtension,
-    DraftInput,
-    ProposedTree,
-    RingRow,
-)
+from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, ProposedTree
 from kv_transfer.layout import pages_for
 
 NO_FEATURES = torch.empty(0, 0)
@@ -110,7 +105,7 @@ class DraftedSequence:
             if rows is None or commit.place >= rows.ring.places:
                 return None
             positions = range(commit.base_len, commit.base_len + len(commit.tokens))
-            ringed += [RingRow(*at) for at in rows.located(commit.place, commit.generation, positions)]
+            ringed += rows.located(commit.place, commit.generation, positions)
         new = DraftExtension(self.pages, self.rows, tokens, features, self.first, ringed)
         return DraftInput((*key, opened.generation), new, opened.params, opened.choice, self.lowest)
 
