@@ -138,7 +138,7 @@ MODEL = (
     FlagRow(
         BOTH,
         ("--quantization", "-q"),
-        RefusedFlag("leave it out: config.json says how weights are quantized (FP8 in blocks)"),
+        RefusedFlag("leave it out: config.json says how weights are quantized"),
         example="fp8",
     ),
     FlagRow(

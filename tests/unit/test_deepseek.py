@@ -361,8 +361,8 @@ def test_a_gpu_refuses_by_name_before_weights_are_read(
         ({"topk_method": "best"}, "topk_method best with scoring_func None is not supported"),
         ({"scoring_func": "softmax"}, "topk_method noaux_tc with scoring_func softmax is not supported"),
         (
-            {"quantization_config": {"quant_method": "awq"}},
-            "quant_method 'awq' is not supported",
+            {"quantization_config": {"quant_method": "quip"}},
+            "quant_method 'quip' is not supported",
         ),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_model_in_blocks_is_the_model_they_stand_for(
     save_file(meant, told / "model.safetensors")
     powers = scales_as is not None
     config = read_model(tmp_path / "fp8")
-    assert config.quantized == Fp8Config("block", "block", powers) and read_model(told).quantized is None
+    assert config.quantized == Fp8Config("block", powers, rows="block") and read_model(told).quantized is None
     unrounded, found = config.quantized.with_rows_as_they_are(), logits(tmp_path / "fp8")
     wide = logits(tmp_path / "fp8", dataclasses.replace(config, quantized=unrounded))
     assert torch.equal(wide, logits(told))

@@ -130,6 +130,6 @@ def test_experts_that_no_kernel_has_are_refused_by_name(tmp_path: Path) -> None:
     assert refusal(config, 128) == ""
     assert "40 of 64 experts" in refusal(changed(config, per_row=40, experts=64), 128)
     assert "intermediate_size 96 in FP8 blocks" in refusal(
-        replace(config, quantized=Fp8Config("block", "block")), 128
+        replace(config, quantized=Fp8Config("block", rows="block")), 128
     )
     assert "a shared expert of 40 columns" in refusal(changed(config, shared_width=40), 128)

@@ -54,7 +54,7 @@ def test_a_rank_has_its_rows_of_each_part(tmp_path: Path) -> None:
 def test_scales_go_with_their_rows(tmp_path: Path, kind: str) -> None:
     stored = torch.randn(512, 256).to(torch.float8_e4m3fn)
     scales = torch.rand({"block": (4, 2), "channel": (512, 1), "tensor": (1,)}[kind]) + 0.5
-    told = Fp8Config(kind, "block" if kind == "block" else "token")  # type: ignore[arg-type]
+    told = Fp8Config(kind, rows="block" if kind == "block" else "token")  # type: ignore[arg-type]
     tensors = {"a.qkv_proj.weight": stored, "a.qkv_proj.weight_scale": scales}
     with reading(tmp_path, tensors, fp8=told) as weights:
         numbers, own = weights.take_stored("a.k_proj.weight", (128, 256), None)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
-from eyas.engine.checkpoint import quantized
+from eyas.engine.checkpoint import methods, quantized
 from eyas.engine.checkpoint.sizes import weight_bytes
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement, WeightSource
 from eyas.engine.formats import table
@@ -120,7 +120,7 @@ Stored = Callable[..., Path]
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
     """A tiny model in this format; beside it, in "meant", what its numbers mean."""
-    monkeypatch.setitem(quantized.METHODS, "int8_rows", read)
+    monkeypatch.setitem(methods.METHODS, "int8_rows", read)
 
     def write(told: dict[str, Any] = TOLD) -> Path:
         write_family(tmp_path / "meant", "qwen3", vocab_size=128, num_hidden_layers=LAYERS)
@@ -155,7 +155,7 @@ def test_a_cpu_computes_with_what_is_meant(stored: Stored) -> None:
 
 def test_without_a_reader_it_is_refused_by_name(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = stored()
-    monkeypatch.delitem(quantized.METHODS, "int8_rows")
+    monkeypatch.delitem(methods.METHODS, "int8_rows")
     with pytest.raises(ConfigError, match="quant_method 'int8_rows' is not supported"):
         read_model(folder)
 

@@ -14,6 +14,8 @@ from typing import Any
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
 from eyas.common.tokenizers.text_source import TextSource
+from eyas.engine.checkpoint.packed import packed_among
+from eyas.engine.checkpoint.quantized import QuantizedConfig
 from eyas.engine.checkpoint.turn_ends import named_ends
 from eyas.engine.checkpoint.values import said, whole_number, wholes
 
@@ -105,19 +107,28 @@ def _converted(folder: Path) -> list[Path]:
     return [converted(path, fingerprint({"changed": path.stat().st_mtime_ns}, [path])) for path in pickled]
 
 
-def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Every stored tensor's shape, from the files' headers alone."""
-    return {name: shape for name, (_, shape) in stored_tensors(folder).items()}
+def tensor_shapes(folder: Path, quantized: QuantizedConfig | None) -> dict[str, tuple[int, ...]]:
+    """Every tensor's shape, from the files' headers alone."""
+    return {name: shape for name, (_, shape) in stored_tensors(folder, quantized).items()}
 
 
-def stored_tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Every stored tensor's dtype, as safetensors files call it, and shape, from their headers alone."""
+def stored_tensors(folder: Path, quantized: QuantizedConfig | None) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Every tensor's dtype, as safetensors files call it, and shape, from their headers alone.
+
+    A packed matrix is one tensor, whose dtype is "".
+    """
     headers = map(_header, weight_files(folder))
-    return {
+    tensors = {
         name: (str(entry.get("dtype")), tuple(entry["shape"]))
         for header in headers
         for name, entry in header.items()
     }
+    shapes = {name: shape for name, (_, shape) in tensors.items()}
+    for matrix in packed_among(quantized, shapes):
+        for part in matrix.stored.values():
+            del tensors[part]
+        tensors[matrix.name] = "", matrix.shape(shapes)
+    return tensors
 
 
 def check_whole(folder: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.quantized import QuantizedConfig
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 
@@ -32,7 +31,7 @@ class CheckpointInspection(FolderWeights):
     ) -> None:
         super().__init__(folder, spelling, quantized=quantized)
         self._blank = blank
-        self._shapes = {spelling(name): shape for name, shape in tensor_shapes(folder).items()}
+        self._shapes = {name: self._shape(name) for name in self._home}
         self._taken: set[str] = set()
         self.complaints: list[str] = []
 

@@ -43,13 +43,15 @@ class WeightBytes:
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> WeightBytes:
-    """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so."""
+    """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so, packed ones
+    are widened.
+    """
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
         matrices, size = parameters(model), 1 if isinstance(model.quantized, Fp8Config) else ITEMSIZE[dtype]
         return WeightBytes(size * matrices.experts, size * matrices.rest)
     experts = rest = as_stored = 0
-    quantized = model.quantized.kind if model.quantized is not None else ""
-    for stored, (kind, shape) in stored_tensors(model.folder).items():
+    quantized = model.quantized.kind if model.quantized is not None else None  # "" of packed ones
+    for stored, (kind, shape) in stored_tensors(model.folder, model.quantized).items():
         name = model.spelling(stored)
         if (kind not in _KINDS and kind != quantized) or not _is_read(model, name):
             continue

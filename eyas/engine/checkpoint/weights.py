@@ -30,7 +30,8 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, SomeRows
-from eyas.engine.checkpoint.quantized import Fp8Config, QuantizedConfig
+from eyas.engine.checkpoint.packed import WidenedFile
+from eyas.engine.checkpoint.quantized import Fp8Config, QuantizedConfig, ScaledConfig
 from eyas.engine.checkpoint.staging import WeightStaging
 
 Shape = tuple[int, ...]
@@ -158,7 +159,7 @@ class WeightSource(ABC):
         scales float32, in blocks [ceil(n / 128), ceil(k / 128)], else [n]. A share has whole blocks.
         None: all of it.
         """
-        if self.quantized is None:
+        if not isinstance(self.quantized, ScaledConfig):
             raise _unnamed(name)
         if dimension is None:
             return self._load_stored(name, shape, (), ())
@@ -224,12 +225,13 @@ class FolderWeights(WeightSource):
         self._home: dict[str, _StoredTensor] = {}
         self._seen: set[str] = set()
         self._finite = FiniteCheck()
-        for path in weight_files(folder):
-            try:
-                file = self._open.enter_context(safe_open(path, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
+        files = [(path, self._opened(path)) for path in weight_files(folder)]
+        stored = {name: file for _, file in files for name in file.keys() if name.startswith(prefixes)}  # noqa: SIM118
+        widened = WidenedFile(folder, quantized, stored)
+        for path, file in (*files, (folder, widened)):
             names = [name for name in file.keys() if name.startswith(prefixes)]  # noqa: SIM118 (not a dict)
+            if file is not widened:
+                names = [name for name in names if name not in widened.parts]
             homes = {here: at for name in names for here, at in _parts(file, name, spelling(name), fused)}
             if twice := sorted(self._home.keys() & homes.keys()):
                 raise ConfigError(f"tensor {twice[0]} of {path} is in another file of the folder as well")
@@ -242,6 +244,12 @@ class FolderWeights(WeightSource):
         if placement.device != "cpu":
             staging = self._open.enter_context(contextlib.closing(WeightStaging(placement.device)))
             self._place = staging.upload
+
+    def _opened(self, path: Path) -> Any:
+        try:
+            return self._open.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -268,16 +276,25 @@ class FolderWeights(WeightSource):
         return all(torch.equal(one[part].float(), two[part].float()) for part in parts)
 
     def left(self, parts: tuple[str, ...]) -> list[str]:
-        return sorted(name for name in self._home if name.startswith(parts) and name not in self._seen)
+        left = [name for name in self._home if name.startswith(parts) and name not in self._seen]
+        return sorted(name for name in left if not self._adds_nothing(name))
+
+    def _adds_nothing(self, name: str) -> bool:
+        """Is it a bias of zeros, which those who pack weights add to every matrix?"""
+        matrix = self._home.get(f"{name.removesuffix('bias')}weight") if name.endswith(".bias") else None
+        return matrix is not None and matrix.is_packed and not self._home[name].read()[...].any()
 
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
-        if not self.is_quantized(name):
-            read = self._mapped(name, shape)
+        quantized, read = self.is_quantized(name), self._mapped(name, shape)
+        if quantized:
+            wide = fp8.widened(read[:], self._scales(name, shape))[part]
+        elif self._home[name].is_packed:
+            wide = read[part]
+        else:
             if dtype.is_floating_point:
                 _check_meaning(name, read, _PLAIN)
             return self._as(dtype, name, self._place(read[part]))
-        wide = fp8.widened(self._mapped(name, shape)[:], self._scales(name, shape))
-        return self._as(dtype, name, self._place(wide[part].to(dtype)))
+        return self._as(dtype, name, self._place(wide.to(dtype)))
 
     def _as(self, dtype: torch.dtype, name: str, stored: torch.Tensor) -> torch.Tensor:
         """The tensor in another dtype. The shorter of both is looked at: it costs less, and NaN and infinity
@@ -294,7 +311,7 @@ class FolderWeights(WeightSource):
         kind = stored.read().get_dtype()
         if self.quantized is None and kind == fp8.STORED:
             raise _unnamed(name)
-        if self.quantized is None or kind != self.quantized.kind:
+        if not isinstance(self.quantized, ScaledConfig) or kind != self.quantized.kind:
             return False
         if self.quantized.keeps(stored.name):
             excuse = "though quantization_config says that it is not"
@@ -313,7 +330,7 @@ class FolderWeights(WeightSource):
 
     def _scales(self, name: str, shape: Shape) -> torch.Tensor:
         """The scales of a weight, shaped as `fp8.scales_of` says, float32."""
-        assert self.quantized is not None
+        assert isinstance(self.quantized, ScaledConfig)
         there = next((n for end in fp8.SCALES if (n := name + end) in self._home), name + fp8.SCALES[0])
         expected = fp8.scales_of(shape, self.quantized.weights)
         if self.quantized.weights == "block":
@@ -361,6 +378,11 @@ class _StoredTensor:
     file: Any
     name: str
     rows: slice | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Is it stored as numbers that are unpacked as they are read?"""
+        return isinstance(self.file, WidenedFile)
 
     def read(self) -> Any:
         """Opens a reader of it, or of slices of it."""
@@ -430,7 +452,7 @@ class DummyWeights(WeightSource):
         self, name: str, shape: Shape, part: Part, scales: Part
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A quarter of e4m3's range is the noise's deviation: all of its values are there."""
-        assert self.quantized is not None
+        assert isinstance(self.quantized, ScaledConfig)
         deviation = fp8.LARGEST / 4
         noise = self._noise(name, shape, self.placement.dtype).mul_(deviation * shape[-1] ** 0.5)
         stored = noise.clamp_(-fp8.LARGEST, fp8.LARGEST)[part].to(torch.float8_e4m3fn)

@@ -18,7 +18,7 @@ from eyas.common.types import KvKind
 from eyas.engine.attention.latent_prompts import made_up
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import scales_of
-from eyas.engine.checkpoint.quantized import Fp8Config
+from eyas.engine.checkpoint.quantized import Fp8Config, ScaledConfig
 from eyas.engine.checkpoint.weights import Part, Shape, WeightSource
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.device.executor import WORDS
@@ -166,7 +166,7 @@ class _MetaWeights(WeightSource):
     def _load_stored(
         self, name: str, shape: Shape, part: Part, scales: Part
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.quantized is not None
+        assert isinstance(self.quantized, ScaledConfig)
         dtype = getattr(torch, self.quantized.dtype)
         stored = torch.empty(shape, dtype=dtype, device="meta")[part]
         scale = torch.empty(scales_of(shape, self.quantized.weights), device="meta")[scales]

@@ -42,7 +42,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
     """
     if load_format == "dummy":
         return None
-    shapes = stored_shapes(folder, spelling)
+    shapes = stored_shapes(raw, folder, spelling)
     hidden, joined = shapes.get("fc.weight", NO_SHAPE)
     reads = shapes.get("layers.0.self_attn.q_proj.weight", NO_SHAPE)[1]
     if not hidden or joined != 2 * hidden or reads != hidden:

@@ -53,7 +53,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
     A "dummy" one has no tensors yet: it is an EAGLE-3 head of the sizes in its config.json.
     """
     raw, dummy = _flat(raw), load_format == "dummy"
-    shapes: Shapes = {} if dummy else stored_shapes(folder, spelling)
+    shapes: Shapes = {} if dummy else stored_shapes(raw, folder, spelling)
     if not (dummy or _is_eagle3(shapes)):
         return None
     fit = Fit(folder)

@@ -21,6 +21,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import DraftConfig, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import read_config, tensor_shapes
+from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.token_map import read_token_map, refused
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
@@ -170,9 +171,10 @@ _READ = re.compile(
 """The tensors that a layer of heads and a gated feed-forward reads, or may leave out."""
 
 
-def stored_shapes(folder: Path, spelling: Callable[[str], str]) -> Shapes:
+def stored_shapes(raw: Raw, folder: Path, spelling: Callable[[str], str]) -> Shapes:
     """The shape of every stored tensor. Raises ConfigError if the folder holds none."""
-    return {spelling(name): shape for name, shape in tensor_shapes(folder).items()}
+    quantized = read_quantized(raw)
+    return {spelling(name): shape for name, shape in tensor_shapes(folder, quantized).items()}
 
 
 def own_decoder(raw: Raw, folder: Path, target: ModelConfig, fit: Fit) -> ModelConfig:

@@ -17,7 +17,7 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
-from eyas.engine.checkpoint.quantized import read_quantized
+from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, RopeConfig
 from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, switch, whole, words
 

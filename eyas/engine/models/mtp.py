@@ -22,6 +22,7 @@ import torch
 
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
+from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionT
@@ -46,7 +47,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
     A "dummy" one has no tensors yet: its config.json says that the model has such layers.
     """
     stated, dummy = layer_count(raw), load_format == "dummy"
-    shapes = {} if dummy else tensor_shapes(folder)
+    shapes = {} if dummy else tensor_shapes(folder, read_quantized(raw))
     prefixes = expected_prefixes(raw, target.num_layers) if dummy else prefixes_among(shapes)
     if not prefixes:
         return None

@@ -1,0 +1,76 @@
+"""AWQ, version gemm: numbers of four bits packed along n, the eight of a word in an order of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from eyas.engine.checkpoint.packed import (
+    FLOATS,
+    WORDS,
+    PackedConfig,
+    PackedPart,
+    Shape,
+    bits_of,
+    group_of,
+    scaled,
+    unpacked,
+)
+from eyas.engine.checkpoint.quantized import Raw, ignored_modules, refused
+from eyas.engine.checkpoint.values import said, switch
+
+if TYPE_CHECKING:
+    import torch
+
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Of eight neighbours: which number of the word each is, from the lowest bits on."""
+
+_OTHER = {"w_bit": "bits", "q_group_size": "group_size"}
+"""Older spellings."""
+
+
+@dataclass(frozen=True)
+class AwqConfig(PackedConfig):
+    """A zero point is packed as the numbers are."""
+
+    BITS: ClassVar[int] = 4
+    ends: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
+
+    def shape(self, stored: Mapping[str, Shape]) -> Shape:
+        k, *columns = stored["qweight"]
+        return (columns[0] * len(_PLACES), k) if len(columns) == 1 else ()
+
+    def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
+        n, k = shape
+        return {
+            "qweight": PackedPart(WORDS, ((k, n // len(_PLACES)),)),
+            "qzeros": PackedPart(WORDS, ((groups, n // len(_PLACES)),)),
+            "scales": PackedPart(FLOATS, ((groups, n),)),
+        }
+
+    def widened(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> torch.Tensor:
+        numbers, zeros = (_in_order(parts[end]) for end in ("qweight", "qzeros"))
+        return scaled(numbers, zeros, parts["scales"].t())
+
+    def __str__(self) -> str:
+        return f"AWQ of {self.bits} bits {self.grouping}, widened as they are loaded"
+
+
+def _in_order(packed: torch.Tensor) -> torch.Tensor:
+    """int32 [k, n / 8] -> uint8 [n, k]."""
+    return unpacked(packed, AwqConfig.BITS)[..., list(_PLACES)].flatten(1).t().contiguous()
+
+
+def read_awq(raw: Raw) -> AwqConfig:
+    """Of `quant_method` awq."""
+    raw = {new: raw[old] for old, new in _OTHER.items() if old in raw} | dict(raw)
+    for key in ("version", "checkpoint_format"):
+        if (form := raw.get(key) or "gemm") not in ("gemm", "GEMM"):
+            raise refused(f"awq of {key} {said(form)}")
+    if (backend := raw.get("backend") or "autoawq") == "llm-awq":
+        raise refused(f"awq of backend {said(backend)}")
+    switch(raw, "zero_point", True)  # zero points are stored where all of them are the same, too
+    return AwqConfig(
+        bits_of(raw, "awq", (AwqConfig.BITS,)), group_of(raw, "awq"), ignored=ignored_modules(raw)
+    )

@@ -1,0 +1,150 @@
+"""GPTQ: numbers packed along k, the lowest first; `g_idx` says which group a column is of.
+
+AutoGPTQ, GPTQModel and AutoRound write it. A zero point is stored less one, or as it is ("gptq_v2").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from eyas.engine.checkpoint.awq import AwqConfig
+from eyas.engine.checkpoint.packed import (
+    FLOATS,
+    WHOLE,
+    WORDS,
+    PackedConfig,
+    PackedPart,
+    Shape,
+    bits_of,
+    columns_groups,
+    group_of,
+    scaled,
+    unpacked,
+    words,
+)
+from eyas.engine.checkpoint.quantized import Raw, entries, ignored_modules, refused
+from eyas.engine.checkpoint.values import said, section, switch
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (4, 8)
+_ONES = {4: 0x11111111, 8: 0x01010101}
+_FORMATS = {"gptq": 1, "gptq_v2": 0}
+_OTHER = ("is_marlin_format", "adapter", "rotation")
+"""Fields that, if they say anything, say that the tensors mean something else."""
+
+_AUTO_ROUND = {
+    "auto_round:auto_gptq": 1,
+    "auto_round:gptq": 1,
+    "auto_round": 0,
+    "auto_round:gptqmodel": 0,
+    "auto_round:gptq_v2": 0,
+}
+"""By `packing_format`: what is taken from a zero point before it is stored."""
+
+_AUTO_ROUND_AWQ = ("auto_round:auto_awq", "auto_round:awq")
+
+
+@dataclass(frozen=True)
+class GptqConfig(PackedConfig):
+    """`less`: what was taken from zero points before they were stored. `by_activations` (desc_act): columns
+    are in groups as `g_idx` says, and not without it.
+    """
+
+    ends: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales", "g_idx")
+    less: int = 1
+    by_activations: bool = False
+
+    def shape(self, stored: Mapping[str, Shape]) -> Shape:
+        rows, *columns = stored["qweight"]
+        return (columns[0], rows * 32 // self.bits) if len(columns) == 1 else ()
+
+    def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
+        n, k = shape
+        return {
+            "qweight": PackedPart(WORDS, ((words(k, self.bits), n),)),
+            "qzeros": PackedPart(WORDS, ((groups, words(n, self.bits)),)),
+            "scales": PackedPart(FLOATS, ((groups, n),)),
+            "g_idx": PackedPart(WHOLE, ((k,),), optional=not self.by_activations),
+        }
+
+    def widened(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> torch.Tensor:
+        """One is added to a whole word of zero points, as it was taken: a zero among them borrowed of the
+        next.
+        """
+        n, _ = shape
+        numbers = unpacked(parts["qweight"], self.bits).permute(1, 0, 2).flatten(1)
+        stored = parts["qzeros"] + self.less * _ONES[self.bits]
+        zeros = unpacked(stored, self.bits).flatten(1)[:, :n].t()
+        of = columns_groups(parts["g_idx"], groups, "g_idx") if "g_idx" in parts else None
+        return scaled(numbers, zeros, parts["scales"].t(), of)
+
+    def __str__(self) -> str:
+        return f"GPTQ of {self.bits} bits {self.grouping}, widened as they are loaded"
+
+
+def read_gptq(raw: Raw) -> GptqConfig:
+    """Of `quant_method` gptq. A module that "dynamic" leaves out ("-:") is stored as it was; other bits for
+    some modules are refused.
+    """
+    for key in _OTHER:
+        if raw.get(key):
+            raise refused(f"gptq with {key} {said(raw[key])}")
+    if (words_of := raw.get("pack_dtype") or "int32") != "int32":
+        raise refused(f"gptq with pack_dtype {said(words_of)}")
+    form = raw.get("checkpoint_format") or raw.get("format") or "gptq"
+    if not isinstance(form, str) or form not in _FORMATS:
+        raise refused(f"gptq with checkpoint_format {said(form)}")
+    switch(raw, "sym", True)
+    return GptqConfig(
+        bits_of(raw, "gptq", BITS),
+        group_of(raw, "gptq"),
+        less=_FORMATS[form],
+        by_activations=switch(raw, "desc_act", False),
+        ignored=(*ignored_modules(raw), *_left_out(raw)),
+    )
+
+
+def _left_out(raw: Raw) -> list[str]:
+    """The patterns of modules that are not quantized."""
+    patterns = []
+    for pattern, change in section(raw, "dynamic").items():
+        if not pattern.startswith("-:"):
+            raise refused(f"gptq with dynamic {said(pattern)} {said(change)}")
+        patterns.append(f"re:{pattern[2:]}")
+    return entries("dynamic", patterns)
+
+
+def read_auto_round(raw: Raw) -> PackedConfig:
+    """Of `quant_method` auto-round, which packs as GPTQ or AWQ does."""
+    form = raw.get("packing_format") or "auto_round:auto_gptq"
+    if (kind := raw.get("data_type") or "int") != "int":
+        raise refused(f"auto-round with data_type {said(kind)}")
+    if (rows := raw.get("act_bits")) is not None and not (isinstance(rows, int) and rows >= 16):
+        raise refused(f"auto-round with act_bits {said(rows)}")
+    kept = (*ignored_modules(raw), *_left_in_16_bits(raw))
+    bits, group = bits_of(raw, "auto-round", BITS), group_of(raw, "auto-round")
+    switch(raw, "sym", True)
+    if form in _AUTO_ROUND_AWQ and bits == AwqConfig.BITS:
+        return AwqConfig(bits, group, ignored=kept)
+    if not isinstance(form, str) or form not in _AUTO_ROUND:
+        raise refused(f"auto-round with packing_format {said(form)}")
+    return GptqConfig(bits, group, less=_AUTO_ROUND[form], ignored=kept)
+
+
+def _left_in_16_bits(raw: Raw) -> list[str]:
+    """The modules that `extra_config` says are not quantized. Others than the rest are refused."""
+    kept: list[Any] = []
+    for name, own in section(raw, "extra_config").items():
+        own = section({name: own}, name)
+        bits = own.get("bits", raw.get("bits"))
+        if isinstance(bits, int) and bits >= 16:
+            kept.append(name)
+        elif differing := [
+            key for key in ("bits", "group_size", "sym") if own.get(key, raw.get(key)) != raw.get(key)
+        ]:
+            raise refused(f"auto-round with {differing[0]} {said(own[differing[0]])} for {said(name)}")
+    return entries("extra_config", kept)

@@ -1,0 +1,41 @@
+"""Reads from a config.json how its weights are quantized: who reads which `quant_method`.
+
+A format has a file of its own; this one knows their names. What is not here is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from eyas.engine.checkpoint.awq import read_awq
+from eyas.engine.checkpoint.compressed import read_compressed
+from eyas.engine.checkpoint.gptq import read_auto_round, read_gptq
+from eyas.engine.checkpoint.quantized import QUANTIZED, QuantizedConfig, Raw, read_fp8, refused
+from eyas.engine.checkpoint.values import said
+
+METHODS: dict[str, Callable[[Raw], QuantizedConfig]] = {
+    "fp8": read_fp8,
+    "compressed-tensors": read_compressed,
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "auto-round": read_auto_round,
+    "intel/auto-round": read_auto_round,
+}
+"""By `quant_method`: what reads the rest."""
+
+
+def read_quantized(raw: Raw) -> QuantizedConfig | None:
+    """None: weights are stored in 16 or 32 bits. Scales of an FP8 KV cache are passed over: the cache has the
+    model's type here, which is what numbers with those scales come near to.
+
+    Raises ConfigError, which names the kind, for weights that are stored in any other way.
+    """
+    quantization = next((quantization for name in QUANTIZED if (quantization := raw.get(name))), None)
+    if not quantization:
+        return None
+    if not isinstance(quantization, Mapping):
+        raise refused(said(quantization))
+    method = quantization.get("quant_method")
+    if not isinstance(method, str) or method not in METHODS:
+        raise refused(f"quant_method {said(method)}")
+    return METHODS[method](quantization)

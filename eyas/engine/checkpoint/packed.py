@@ -1,0 +1,248 @@
+"""Matrices of numbers of four or eight bits, stored as several tensors: read as the one that they mean.
+
+A matrix is (number - zero point) * scale. Along a row, some elements are a group, which has one scale and one
+zero point. Formats differ in how numbers are packed into words, and in which order; each is a `PackedConfig`,
+in a file of its own. Whoever reads a folder's files sees one tensor "NAME.weight" in the place of its parts
+(`WidenedFile`). No torch is loaded here: numbers are unpacked by methods of tensors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.quantized import QuantizedConfig, Raw, refused
+from eyas.engine.checkpoint.values import said
+
+if TYPE_CHECKING:
+    import torch
+
+Shape = tuple[int, ...]
+WORDS = ("I32",)
+WHOLE = ("I32", "I64")
+FLOATS = ("F16", "BF16", "F32")
+_WORD = 32
+
+
+@dataclass(frozen=True)
+class PackedPart:
+    """A stored tensor of a matrix: the dtypes, by safetensors' names, and the shapes that it may have."""
+
+    kinds: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class PackedConfig(QuantizedConfig, ABC):
+    """Numbers of `bits`; of a row, `group` elements have one scale (0: the whole row).
+
+    `ends`: what the parts of a matrix are called in the place of "weight", the first of them one that no
+    other matrix has. Those that `parts` leaves out are not read.
+    """
+
+    ends: ClassVar[tuple[str, ...]]
+    bits: int
+    group: int
+
+    @abstractmethod
+    def shape(self, stored: Mapping[str, Shape]) -> Shape:
+        """The shape (n, k) of a matrix, by its parts' shapes; () where they are of no matrix."""
+
+    @abstractmethod
+    def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
+        """What a matrix of that shape is stored as, by the ends of the names; `groups`: of a row."""
+
+    @abstractmethod
+    def widened(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> torch.Tensor:
+        """The matrix, float32. Raises ValueError that begins with a part's end, for numbers out of range."""
+
+    @property
+    def grouping(self) -> str:
+        """How many elements share a scale, for the log."""
+        return f"by {self.group}" if self.group else "by output channel"
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """One of a folder's: `stored`, the tensors that it is, by the ends of their names."""
+
+    config: PackedConfig
+    module: str
+    stored: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Under which it is seen."""
+        return f"{self.module}.weight"
+
+    def shape(self, shapes: Mapping[str, Shape]) -> Shape:
+        """By the shapes of the folder's tensors; () where they are of no matrix."""
+        return self.config.shape({end: shapes[name] for end, name in self.stored.items()})
+
+
+def packed_among(config: QuantizedConfig | None, names: Collection[str]) -> list[PackedMatrix]:
+    """The packed matrices among a folder's tensors."""
+    if not isinstance(config, PackedConfig):
+        return []
+    first = f".{config.ends[0]}"
+    modules = [name.removesuffix(first) for name in names if name.endswith(first)]
+    return [
+        PackedMatrix(config, each, {end: f"{each}.{end}" for end in config.ends if f"{each}.{end}" in names})
+        for each in modules
+    ]
+
+
+class WidenedFile:
+    """The packed matrices of a folder, each as one tensor of a safetensors file.
+
+    `parts`: the stored tensors that they are. Raises ConfigError, by name, for a matrix that is stored
+    unpacked as well, or that the config says is not packed.
+    """
+
+    def __init__(self, folder: Path, config: QuantizedConfig | None, files: Mapping[str, Any]) -> None:
+        """`files`: where each of the folder's tensors is."""
+        matrices = packed_among(config, files)
+        self._folder, self._files = folder, files
+        self._matrices = {matrix.name: matrix for matrix in matrices}
+        self.parts = frozenset(name for matrix in matrices for name in matrix.stored.values())
+        for matrix in matrices:
+            first = next(iter(matrix.stored.values()))
+            if matrix.name in files and matrix.name not in self.parts:
+                raise ConfigError(f"{folder} holds both {first} and {matrix.name}: one matrix, stored twice")
+            if matrix.config.keeps(matrix.name):
+                excuse = "though quantization_config says that it is not quantized"
+                raise ConfigError(f"{folder} holds a tensor {first}, {excuse}")
+
+    def keys(self) -> Iterable[str]:
+        """The names of the matrices."""
+        return self._matrices.keys()
+
+    def get_slice(self, name: str) -> WidenedMatrix:
+        """Opens a reader."""
+        return WidenedMatrix(self._folder, self._matrices[name], self._files)
+
+
+class WidenedMatrix:
+    """Read as a safetensors file's slice is. The whole is widened for any part of it."""
+
+    def __init__(self, folder: Path, matrix: PackedMatrix, files: Mapping[str, Any]) -> None:
+        self._folder, self._matrix = folder, matrix
+        self._readers = {end: files[name].get_slice(name) for end, name in matrix.stored.items()}
+
+    def get_dtype(self) -> str:
+        """The dtype, by the name that files have for it."""
+        return "F32"
+
+    def get_shape(self) -> list[int]:
+        """Raises ConfigError if the parts are of no matrix."""
+        shapes = {name: self._shape(end) for end, name in self._matrix.stored.items()}
+        if shape := self._matrix.shape(shapes):
+            return list(shape)
+        name, stored = next(iter(shapes.items()))
+        raise self._error(name, f"is {stored}: no packed matrix")
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        cut = self._whole[part]
+        return cut if cut.shape == self._whole.shape else cut.clone()
+
+    @cached_property
+    def _whole(self) -> torch.Tensor:
+        config, shape = self._matrix.config, tuple(self.get_shape())
+        groups = self._groups(shape)
+        read = {}
+        for end, part in config.parts(shape, groups).items():
+            if end in self._readers:
+                self._check(end, part)
+                read[end] = self._readers[end][...]
+            elif not part.optional:
+                raise ConfigError(f"{self._folder} has no tensor {self._matrix.module}.{end}")
+        try:
+            return config.widened(read, shape, groups)
+        except ValueError as error:
+            raise ConfigError(f"{self._folder}: tensor {self._matrix.module}.{error}") from None
+
+    def _groups(self, shape: Shape) -> int:
+        group = self._matrix.config.group
+        if group and shape[1] % group:
+            name = next(iter(self._matrix.stored.values()))
+            raise self._error(name, f"has rows of {shape[1]}, which are no whole groups of {group}")
+        return shape[1] // group if group else 1
+
+    def _check(self, end: str, part: PackedPart) -> None:
+        """Raises ConfigError if a stored part is not what it must be."""
+        name, kind, shape = self._matrix.stored[end], self._readers[end].get_dtype(), self._shape(end)
+        if kind not in part.kinds:
+            raise self._error(name, f"is stored as {kind}, not as {' or '.join(part.kinds)}")
+        if shape not in part.shapes:
+            raise self._error(name, f"is {shape}, not {' or '.join(map(str, part.shapes))}")
+
+    def _shape(self, end: str) -> Shape:
+        return tuple(self._readers[end].get_shape())
+
+    def _error(self, name: str, why: str) -> ConfigError:
+        return ConfigError(f"tensor {name} of {self._folder} {why}")
+
+
+def bits_of(raw: Raw, what: str, known: tuple[int, ...], name: str = "bits") -> int:
+    """The bits of a number; others than those known are refused."""
+    bits = raw.get(name)
+    if type(bits) is not int or bits not in known:
+        raise refused(f"{what} of {said(bits)} bits")
+    return bits
+
+
+def group_of(raw: Raw, what: str) -> int:
+    """How many elements have one scale, for `PackedConfig.group`."""
+    size = raw.get("group_size")
+    if size is None or size == -1:
+        return 0
+    if type(size) is not int or size < 1:
+        raise refused(f"{what} with group_size {said(size)}")
+    return size
+
+
+def words(numbers: int, bits: int) -> int:
+    """How many words of 32 bits hold these."""
+    return -(-numbers * bits // _WORD)
+
+
+def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 [...] -> the 32 / bits numbers of each word, uint8 [..., 32 / bits], the lowest bits first."""
+    from torch import uint8
+
+    each = packed.contiguous().view(uint8).unflatten(-1, (-1, 4))
+    if bits == 8:
+        return each
+    halves = each.new_empty(*each.shape, 2)
+    halves[..., 0], halves[..., 1] = each & 15, each >> 4
+    return halves.flatten(-2)
+
+
+def scaled(
+    numbers: torch.Tensor, zeros: torch.Tensor | int, scales: torch.Tensor, groups: torch.Tensor | None = None
+) -> torch.Tensor:
+    """numbers [n, k], zeros and scales [n, groups] -> (numbers - zeros) * scales, float32 [n, k].
+
+    `groups`: of each column, its group (None: columns in their order, as many in each).
+    """
+    n, k = numbers.shape
+    wide, scales = numbers.float(), scales.float()
+    zeros = scales.new_full(scales.shape, zeros) if isinstance(zeros, int) else zeros.float()
+    if groups is not None:
+        return wide.sub_(zeros[:, groups]).mul_(scales[:, groups])
+    each = wide.view(n, scales.shape[1], -1)
+    return each.sub_(zeros[..., None]).mul_(scales[..., None]).view(n, k)
+
+
+def columns_groups(stored: torch.Tensor, groups: int, end: str) -> torch.Tensor:
+    """The group of each column, checked. Raises ValueError, which begins with the tensor's end."""
+    least, most = (int(each) for each in stored.aminmax())
+    if least < 0 or most >= groups:
+        raise ValueError(f"{end} holds group {least if least < 0 else most}: there are {groups}, from 0 on")
+    return stored.long()
