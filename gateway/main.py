@@ -1,4 +1,4 @@
-"""The gateway process: builds all parts of a gateway on one event loop, and closes them again.
+"""The gateway process: builds all parts of a gateway on one event loop, drains and closes them.
 
 HTTP and gRPC are two fronts of one backend. This file loads no torch.
 """
@@ -19,13 +19,20 @@ from eyas.common import logging as eyas_logging
 from eyas.common.cluster.address import is_loopback, join
 from eyas.common.cluster.discovery import WorkerRegistry, registry
 from eyas.common.config import GatewayConfig
+from eyas.common.errors import Unavailable
 from eyas.common.machine.descriptors import raise_limit
 from eyas.common.machine.leave import StopSignals
 from eyas.common.security.tls import door_context, service_tls
 from eyas.common.tokenizers.source import tokenizer_digest
+from eyas.common.types import GenerationRequest
 from eyas.common.wire import rpc
-from gateway.backends.base import BackendHealth, GenerationBackend
-from gateway.backends.exit import DrainableBackend
+from gateway.backends.base import (
+    BackendHealth,
+    GenerationBackend,
+    GenerationStream,
+    PassingBackend,
+    WatchedStream,
+)
 from gateway.backends.generate import ClusterBackend
 from gateway.grammars.checks import GrammarBackend, GrammarChecks
 from gateway.grpc.front import GrpcFront
@@ -50,6 +57,7 @@ from gateway.text.tokenizer import Tokenizer
 LOOK_S = 0.5
 FIRST_S = 5.0  # a cluster that starts may take this long
 RAREST_S = 300.0
+DRAINING = "the server is draining: it is about to stop"
 
 
 async def tell_waiting(health: Callable[[], BackendHealth], registry: WorkerRegistry) -> None:
@@ -190,3 +198,63 @@ async def fronts(
         yield
     finally:
         await asyncio.gather(http.aclose(), grpc.aclose())
+
+
+class DrainableBackend(PassingBackend):
+    """Passes everything to the backend behind it until `close`; then it refuses requests and is unhealthy."""
+
+    def __init__(self, backend: GenerationBackend) -> None:
+        super().__init__(backend)
+        self._closed = False
+        self._starting: set[asyncio.Timeout] = set()
+        self._open: set[WatchedStream] = set()
+        self._on_empty: Callable[[], None] = lambda: None
+
+    @property
+    def requests(self) -> int:
+        """How many requests are open."""
+        return len(self._starting) + len(self._open)
+
+    def close(self, on_empty: Callable[[], None]) -> None:
+        """Refuses requests from now on. Calls `on_empty` as soon as none is open, perhaps at once."""
+        self._closed, self._on_empty = True, on_empty
+        self._check_empty()
+
+    def cut(self) -> None:
+        """Ends all open requests now, with Unavailable."""
+        now = asyncio.get_running_loop().time()
+        for start in self._starting:
+            start.reschedule(now)
+        for stream in self._open:
+            stream.fail(Unavailable(DRAINING))
+
+    # --- the backend -----------------------------------------------------------------------------------
+
+    async def start(self, request: GenerationRequest) -> GenerationStream:
+        if self._closed:
+            raise Unavailable(DRAINING)
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._starting.add(limit)
+                stream = WatchedStream(await self._backend.start(request), self._ended)
+                self._open.add(stream)
+        except TimeoutError:
+            if limit.expired():
+                raise Unavailable(DRAINING) from None
+            raise
+        finally:
+            self._starting.discard(limit)
+            self._check_empty()
+        return stream
+
+    def health(self) -> BackendHealth:
+        return BackendHealth(DRAINING) if self._closed else self._backend.health()
+
+    def _ended(self, stream: WatchedStream) -> None:
+        self._open.discard(stream)
+        self._check_empty()
+
+    def _check_empty(self) -> None:
+        if self._closed and not self.requests:
+            self._on_empty()

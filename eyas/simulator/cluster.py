@@ -18,8 +18,6 @@ from eyas.simulator.hardware import WorkerHardware
 from eyas.simulator.worker import SimulatedJob, SimulatedStep, SimulatedWorker
 from eyas.simulator.workload import SimulatedRequest
 from gateway.routing.capacity import RequestMix
-from gateway.routing.demand import DemandMeter
-from gateway.routing.paces import PaceMemory
 from gateway.routing.placement import (
     AdmissionPreference,
     LatencyTargets,
@@ -28,7 +26,7 @@ from gateway.routing.placement import (
     WorkerPlace,
     place,
 )
-from gateway.routing.preference import preferring, rethink
+from gateway.routing.preference import DemandMeter, PaceMemory, preferring, rethink
 
 ASK_EVERY_S = 1.0
 """How often the number of workers that prefer prompts is thought over."""

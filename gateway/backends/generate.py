@@ -48,11 +48,10 @@ from gateway.backends.legs import DecodeLeg, LegDraining, LegEnded, LegEvent, Le
 from gateway.backends.retries import RetryState
 from gateway.backends.silence import SILENCE_S, SilenceLimit
 from gateway.routing import router
-from gateway.routing.cluster import Cluster
-from gateway.routing.holdings import PromptPages
+from gateway.routing.cluster import Cluster, WorkerSearch
 from gateway.routing.layouts import RequestLayout, StaticLayout
+from gateway.routing.prefix_caches import PromptPages
 from gateway.routing.router import RequestRoute, RouterCandidate
-from gateway.routing.search import WorkerSearch
 
 RETRY_PAUSE_S = 0.3
 SYNTHETIC = "answers mean nothing: drafts are accepted by chance (--rejection-sample-method synthetic)"

@@ -16,8 +16,8 @@ from eyas.common.types import FinishCause
 from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_reply import AnswerFormat
 from gateway.formats.openai_request import ApiCall
-from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
 from gateway.parsers.message import MessageReading
+from gateway.parsers.output import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
 from gateway.text.entries import TextDelta
 from gateway.text.message_reader import CALLS, MessageReader
 

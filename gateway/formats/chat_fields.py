@@ -20,8 +20,7 @@ from pydantic import (
 )
 
 from gateway.formats import unsupported
-from gateway.formats.field_rules import given, needs
-from gateway.formats.fields import RequestBody, refuse
+from gateway.formats.fields import RequestBody, given, needs, refuse
 
 
 def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:

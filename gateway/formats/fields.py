@@ -1,12 +1,14 @@
 """Reads the fields of a JSON body: strictly typed, null means absent, errors name the field.
 
 An unknown field is ignored and named to the caller. A known field that is not supported and would change the
-answer is an error that names it.
+answer is an error that names it. The rules beyond the types of fields are given as JSON schema for
+/openapi.json; the bodies' own validators refuse what breaks them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,14 +29,15 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.logging import REQUEST_ID
-from gateway.formats.field_rules import or_null
 from gateway.http import long_ids
-from gateway.http.half_pairs import half_pair
 
 _REFUSED = "refused"
 _MAX_QUOTED = 100  # characters of a name that an error repeats
 # Words of the library that mean nothing to the caller: "List should have at least 1 item after validation".
 _NOISE = re.compile(r"^Value error, |^\w+ (?=should )| after validation")
+Rule = dict[str, Any]
+_OUTSIDE = ("title", "description", "default")  # what is said of a field, not of its value
+_HALF = re.compile(r"[\ud800-\udfff]")
 
 
 class UnsupportedField(NamedTuple):
@@ -204,3 +207,58 @@ def _path(location: Sequence[str | int]) -> str:
             part = part[:_MAX_QUOTED]
             path += f".{part}" if path else part
     return path
+
+
+def or_null(field: Rule) -> Rule:
+    """The schema of a field that may be null: it is then absent."""
+    annotations = {name: part for name, part in field.items() if name in _OUTSIDE}
+    kind = {name: part for name, part in field.items() if name not in _OUTSIDE}
+    kinds = kind["anyOf"] if list(kind) == ["anyOf"] else [kind]
+    if not kind or {"type": "null"} in kinds:
+        return field
+    return {"anyOf": [*kinds, {"type": "null"}], **annotations}
+
+
+def given(name: str, kind: Rule | None = None) -> Rule:
+    """A field is there, not null, and of this kind."""
+    return {"required": [name], "properties": {name: kind or {"not": {"type": "null"}}}}
+
+
+def exactly_one(*names: str) -> Rule:
+    """One of the fields is given, and the others are not."""
+    return {"oneOf": [given(name) for name in names]}
+
+
+def at_most_one(*names: str) -> Rule:
+    """The rule that at most one of the fields is given."""
+    both = [[a, b] for i, a in enumerate(names) for b in names[i + 1 :]]
+    return {"not": {"anyOf": [{"allOf": [given(a), given(b)]} for a, b in both]}}
+
+
+def needs(when: Rule, then: Rule) -> Rule:
+    """The rule that `then` holds where `when` does."""
+    return {"if": when, "then": then}
+
+
+def half_pair(body: bytes) -> str | None:
+    """The first field with one, as messages[0].content; None where there is none, or the body is no JSON."""
+    if b"\\u" not in body and b"\xed" not in body:
+        return None
+    try:
+        return _place(json.loads(body), "")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _place(value: Any, path: str) -> str | None:
+    if isinstance(value, str):
+        return path if _HALF.search(value) else None
+    if isinstance(value, list):
+        parts = ((item, f"{path}[{i}]") for i, item in enumerate(value))
+    elif isinstance(value, dict):
+        if any(map(_HALF.search, value)):
+            return path
+        parts = ((item, f"{path}.{name}" if path else name) for name, item in value.items())
+    else:
+        return None
+    return next((place for item, at in parts if (place := _place(item, at)) is not None), None)

@@ -12,8 +12,7 @@ from pydantic import Field, PlainValidator, model_validator
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar
-from gateway.formats.field_rules import given, needs
-from gateway.formats.fields import RequestBody, refuse
+from gateway.formats.fields import RequestBody, given, needs, refuse
 
 
 def _object_or_text(value: Any) -> Any:

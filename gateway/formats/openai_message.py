@@ -11,7 +11,7 @@ from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_logprobs import chat_logprobs
 from gateway.formats.openai_reply import AnswerFormat, Ids, ReplyFrame, prompt_ids, token_ids
 from gateway.formats.openai_request import ApiCall
-from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
+from gateway.parsers.output import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
 from gateway.text.detokenize import TokenBytes
 from gateway.text.entries import TextDelta
 from gateway.text.message_reader import CALLS, MessageReader

@@ -12,7 +12,6 @@ import msgspec
 
 from eyas.common.errors import EyasError
 from gateway.backends.answer import CallAnswer
-from gateway.backends.best_of import likeliest
 from gateway.backends.lane import EventFormat, TextEvent
 from gateway.formats.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.formats.openai_request import ApiCall
@@ -383,3 +382,16 @@ def usage_object(usage: UsageCounts, reasoning_tokens: int = 0) -> UsageObject:
 
 def _event(reply: OpenAIReply) -> bytes:
     return b"data: " + _encode(reply) + b"\n\n"
+
+
+def likeliest(choices: Sequence[TextDelta], drawn: int, count: int) -> list[TextDelta]:
+    """Returns the `count` best of each prompt's `drawn` choices, by mean log-probability of their tokens.
+
+    The best comes first; of equal choices the earlier one wins.
+    """
+    prompts = (choices[first : first + drawn] for first in range(0, len(choices), drawn))
+    return [choice for drawn_ones in prompts for choice in sorted(drawn_ones, key=_cost)[:count]]
+
+
+def _cost(choice: TextDelta) -> float:
+    return -sum(scored.logprob for scored in choice.logprobs) / max(len(choice.logprobs), 1)

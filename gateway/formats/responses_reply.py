@@ -17,9 +17,9 @@ from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_logprobs import chat_logprobs
 from gateway.formats.openai_reply import AnswerFormat
 from gateway.formats.openai_request import ApiCall
-from gateway.formats.responses_fields import UNNAMED, FlatChoice, ResponsesBody
-from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
+from gateway.formats.responses_request import UNNAMED, FlatChoice, ResponsesBody
 from gateway.parsers.message import MessageReading
+from gateway.parsers.output import CallArguments, CallDone, CallStarted, ContentText, Event, ReasoningText
 from gateway.text.detokenize import TokenBytes
 from gateway.text.entries import TextDelta
 from gateway.text.message_reader import MessageReader

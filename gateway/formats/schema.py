@@ -23,7 +23,6 @@ from eyas.common import types
 from eyas.common.params import MAX_STOP_TOKEN_IDS
 from gateway.formats import unsupported
 from gateway.formats.chat_fields import ChatMessage, Content, TextPart
-from gateway.formats.field_rules import exactly_one, given, needs
 from gateway.formats.field_types import (
     AtLeastOne,
     AtLeastTwo,
@@ -40,7 +39,7 @@ from gateway.formats.field_types import (
     TokenId,
     TopLogprobs,
 )
-from gateway.formats.fields import RequestBody, RequestId, refuse
+from gateway.formats.fields import RequestBody, RequestId, exactly_one, given, needs, refuse
 from gateway.formats.grammar_fields import GrammarFields, GuidedFields
 from gateway.formats.tool_fields import ToolFields
 

@@ -17,9 +17,8 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from eyas.common.config import GatewayConfig
 from gateway.backends.admission import GenerationOptions, ServedModel, admit, check_model
 from gateway.formats import unsupported
-from gateway.formats.field_rules import at_most_one, exactly_one
 from gateway.formats.field_types import MAX_PROMPTS, Choices, Count, Ids, Many, Priority, Seed, TopLogprobs
-from gateway.formats.fields import WHOLE, RequestBody, RequestId, as_ids, refuse
+from gateway.formats.fields import WHOLE, RequestBody, RequestId, as_ids, at_most_one, exactly_one, refuse
 from gateway.formats.openai_request import ApiCall, named, sampling_params, text_rules, timeout_s
 from gateway.formats.schema import SamplingFields, Speculation, drafting
 from gateway.http.long_ids import settled

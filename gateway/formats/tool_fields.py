@@ -18,8 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.formats.field_rules import given, needs
-from gateway.formats.fields import RequestBody, refuse
+from gateway.formats.fields import RequestBody, given, needs, refuse
 
 MAX_TOOLS = 512
 T = TypeVar("T")

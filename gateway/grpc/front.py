@@ -28,8 +28,7 @@ from gateway.backends.base import GenerationBackend, GenerationStream
 from gateway.formats.chat_request import ChatModel, chat_prompt, read_rules, reading_of, with_grammar
 from gateway.grpc import door as grpc_door
 from gateway.grpc import messages as grpc_messages
-from gateway.grpc.chat import GrpcChat, chat_of, read_delta_to_pb
-from gateway.grpc.messages import delta_to_pb
+from gateway.grpc.messages import GrpcChat, chat_of, delta_to_pb, read_delta_to_pb
 from gateway.grpc.relay import GrpcRelay
 from gateway.limits.keys import KeyRing
 from gateway.limits.pace import ReadQueue

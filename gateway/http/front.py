@@ -29,19 +29,17 @@ from gateway.backends.admission import ServedModel, check_model, is_synthetic, s
 from gateway.backends.answer import CallAnswer, admitted, joined
 from gateway.backends.base import GenerationBackend
 from gateway.backends.running import CallLifetime, RunningCalls
-from gateway.formats.anthropic_fields import CountBody, MessagesBody
 from gateway.formats.anthropic_reply import AnthropicFormat
 from gateway.formats.anthropic_request import FIELDS as ANTHROPIC_FIELDS
+from gateway.formats.anthropic_request import CountBody, MessagesBody, skipped_tools
 from gateway.formats.anthropic_request import as_chat as as_anthropic_chat
-from gateway.formats.anthropic_request import skipped_tools
 from gateway.formats.chat_request import ChatModel, chat_call, chat_prompt
 from gateway.formats.fields import RequestBody, ignored, parse
 from gateway.formats.openai_message import MessageFormat
 from gateway.formats.openai_reply import AnswerFormat, ChatFormat, TextFormat
 from gateway.formats.openai_request import ApiCall, named, text_call
-from gateway.formats.responses_fields import ResponsesBody
 from gateway.formats.responses_reply import ResponsesFormat
-from gateway.formats.responses_request import FIELDS, as_chat
+from gateway.formats.responses_request import FIELDS, ResponsesBody, as_chat
 from gateway.formats.schema import AbortBody, ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.formats.sglang_reply import SglangFormat
 from gateway.formats.sglang_request import GenerateBody, generate_call

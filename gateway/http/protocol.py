@@ -1,18 +1,20 @@
 """HTTP/1.1 for untrusted clients: uvicorn's protocol with bounds on everything that a client can stretch.
 
 It bounds the size and the time of headers, the chunks of a body, idle and stalled connections, and the number
-of connections. A body's bytes are bounded where they are read (`gateway.http.wire`). It reads uvicorn's
-private state: `pyproject.toml` bounds the versions that it is written for.
+of connections. A body's bytes are bounded where they are read (`gateway.http.wire`). Whoever reads a request
+otherwise than the sender takes a body for a request: a head that two readers could read in two ways is
+refused. It reads uvicorn's private state: `pyproject.toml` bounds the versions that it is written for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import httptools
 from starlette.types import Message
@@ -29,11 +31,13 @@ from eyas.common.errors import (
 )
 from eyas.common.logging import RateLimitedLogger, known_as
 from gateway.formats.openai_reply import error_body
-from gateway.http.head import check_framing, target, without_upgrade
 from gateway.http.parts import PARTS, BodyParts
 
 _CHUNK_LINES = 16  # bytes around a chunk of a body: its length and two line ends
 _log = logging.getLogger("eyas.gateway")
+Headers: TypeAlias = list[tuple[bytes, bytes]]  # names in lower case
+
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
 
 
 # Parts of streamed responses on their way out: one write per connection and turn of the event loop. A decode
@@ -413,3 +417,54 @@ def _answer(error: EyasError) -> bytes:
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
     head += f"x-request-id: {known_as('')}\r\n\r\n"  # the caller's may not have come
     return STATUS_LINE[error.http_status] + head.encode() + body
+
+
+def target(method: bytes, url: bytes, headers: Headers) -> bytes:
+    """The path and query of a request's target. The host of an absolute one replaces the Host header.
+
+    Raises InvalidRequest for another kind of target than the method has, and for a Host that is not one.
+    """
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
+        raise InvalidRequest("the request has several Host headers")
+    if url.startswith(b"/") or (url == b"*" and method == b"OPTIONS"):
+        return url
+    absolute = _ABSOLUTE.fullmatch(url)
+    if absolute is None:
+        raise InvalidRequest("the request's target is neither a path nor an http:// URL")
+    host, rest = absolute.groups()
+    headers[:] = [(b"host", host), *((name, value) for name, value in headers if name != b"host")]
+    rest = rest or b""
+    return bytes(rest if rest.startswith(b"/") else b"/" + rest)
+
+
+def check_framing(method: bytes, version: str, headers: Headers) -> None:
+    """Raises InvalidRequest for a version, a method or a coding that is not served here.
+
+    The parser has refused already what contradicts itself: several lengths, or a length beside a coding.
+    """
+    if version not in ("1.0", "1.1"):
+        raise InvalidRequest("the request must be HTTP/1.0 or HTTP/1.1")
+    if method == b"CONNECT":
+        raise InvalidRequest("this server is no proxy: it takes no CONNECT")
+    if version == "1.1" and all(name != b"host" for name, _ in headers):
+        raise InvalidRequest("the request has no Host header")
+    codings = [value.strip(b" \t").lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and (codings != [b"chunked"] or version == "1.0"):
+        raise InvalidRequest("Transfer-Encoding must be chunked, and needs HTTP/1.1")
+
+
+def without_upgrade(method: bytes, url: bytes, version: str, headers: Headers) -> bytes:
+    """The head's bytes without its wish for another protocol, which a server may ignore."""
+    lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
+    lines += [b"%b: %b" % header for header in _plain(headers)]
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _plain(headers: Headers) -> Iterator[tuple[bytes, bytes]]:
+    for name, value in headers:
+        if name == b"connection":
+            options = [option.strip(b" \t") for option in value.split(b",")]
+            value = b", ".join(option for option in options if option.lower() != b"upgrade")
+        if name != b"upgrade":
+            yield name, value

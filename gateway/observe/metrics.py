@@ -16,8 +16,7 @@ from eyas.common.errors import EyasError
 from eyas.common.metrics import PlainHistogram
 from eyas.common.types import FinishCause
 from gateway.http.siblings import METRICS, GatewaySiblings
-from gateway.observe.recent import RecentRequests
-from gateway.observe.timeline import GatewayTimeline
+from gateway.observe.recent import GatewayTimeline, RecentRequests
 from gateway.observe.timings import pulls
 from gateway.observe.tracing import RequestTracer, current
 from gateway.text.entries import RequestTrace, TextDelta, UsageCounts

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.parsers.calls import NAME, Tools, attempt, begin, check_object
-from gateway.parsers.kinds import kinds_of
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.parameters import OTHER_NAMES, constraint, standing, unheld
-from gateway.parsers.python_grammar import in_order
+from gateway.parsers.parameters import OTHER_NAMES, constraint, kinds_of, standing, unheld
+from gateway.parsers.pythonic import in_order
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Sink, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, quoted, repeated, sequence, text

@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-from gateway.parsers.bare_grammar import parameters
-from gateway.parsers.bare_values import ParameterFormat, bare
+from gateway.parsers.bare import ParameterFormat, bare, parameters
 from gateway.parsers.calls import NAME, Tools, attempt, begin
 from gateway.parsers.hermes import BEGIN, END
-from gateway.parsers.kinds import ParameterKinds, kinds_of
 from gateway.parsers.output import ParsedOutput
+from gateway.parsers.parameters import ParameterKinds, kinds_of
 from gateway.parsers.source import CutShort, ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, either, quoted, repeated, sequence, text
 

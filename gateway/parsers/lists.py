@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.parsers import python_grammar
+from gateway.parsers import pythonic
 from gateway.parsers.calls import Tools, attempt, call_object, listed
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.pythonic import call
@@ -97,4 +97,4 @@ def phi4_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
 
 def lfm2_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
     """Calls of these tools as LFM2 writes them, and nothing else."""
-    return sequence(mark(LFM2[0]), python_grammar.grammar(tools, mark, many), mark(LFM2[1]))
+    return sequence(mark(LFM2[0]), pythonic.grammar(tools, mark, many), mark(LFM2[1]))

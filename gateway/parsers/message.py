@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.parsers import reasoning
 from gateway.parsers.calls import Tools
-from gateway.parsers.events import Event
-from gateway.parsers.output import ParsedOutput
+from gateway.parsers.output import Event, ParsedOutput
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.table import ToolFormat

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.bare_calls import CallTags, bare_call
-from gateway.parsers.bare_grammar import parameters
-from gateway.parsers.bare_values import ParameterFormat
+from gateway.parsers.bare import CallTags, ParameterFormat, bare_call, parameters
 from gateway.parsers.calls import Tools, attempt
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.source import ParsedText, Wait

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.bare_calls import CallTags, bare_call
-from gateway.parsers.bare_grammar import parameters
-from gateway.parsers.bare_values import ParameterFormat
+from gateway.parsers.bare import CallTags, ParameterFormat, bare_call, parameters
 from gateway.parsers.calls import Tools, attempt
 from gateway.parsers.hermes import BEGIN, END
 from gateway.parsers.output import ParsedOutput

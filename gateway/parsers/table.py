@@ -22,7 +22,6 @@ from gateway.parsers import (
     llama3,
     minimax,
     mistral,
-    python_grammar,
     pythonic,
     qwen3_coder,
 )
@@ -117,7 +116,7 @@ _FORMATS = (
     ToolFormat("lfm2", lists.reader(lists.LFM2), lists.LFM2, lists.lfm2_grammar, says=lists.LFM2[0]),
     ToolFormat("phi4_mini", lists.reader(lists.PHI4), lists.PHI4, lists.phi4_grammar, says=lists.PHI4[0]),
     ToolFormat("hermes", hermes.read, hermes.MARKERS, hermes.grammar, says='<tool_call>\n{"name"'),
-    ToolFormat("pythonic", pythonic.read, pythonic.MARKERS, python_grammar.grammar, opener="["),
+    ToolFormat("pythonic", pythonic.read, pythonic.MARKERS, pythonic.grammar, opener="["),
     ToolFormat("llama3_json", llama3.read, llama3.MARKERS, llama3.grammar, opener="{["),
 )
 TOOL_FORMATS = {format.name: format for format in _FORMATS}

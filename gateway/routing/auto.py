@@ -23,12 +23,10 @@ from gateway.backends.delivery import TokenTimes
 from gateway.observe.metrics import PlacementMetrics
 from gateway.routing import router
 from gateway.routing.capacity import RequestMix
-from gateway.routing.demand import FADE, DemandMeter
 from gateway.routing.layouts import RequestLayout
 from gateway.routing.ledger import UnderWay
-from gateway.routing.paces import PaceMemory
 from gateway.routing.placement import AdmissionPreference, LatencyTargets, MeasuredRates, WorkerPlace, place
-from gateway.routing.preference import preferring, rethink
+from gateway.routing.preference import FADE, DemandMeter, PaceMemory, preferring, rethink
 from gateway.routing.router import RequestRoute, RouterCandidate
 
 THINK_EVERY_S = 1.0

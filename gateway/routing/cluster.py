@@ -1,7 +1,7 @@
 """The workers behind this gateway: their load, what was sent to them, and the channels to them.
 
-It reads a registry and owns channels and sessions. `router` decides which worker gets a request, and
-`generate` what happens then.
+It reads a registry and owns channels and sessions. `router` decides which worker gets a request, here it is
+searched for where none serves yet, and `generate` decides what happens then.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -23,11 +25,10 @@ from eyas.common.wire.watch import TransferClient
 from gateway.backends.retries import RetryBudget
 from gateway.backends.sessions import WorkerSession
 from gateway.limits.pace import ReadQueue
+from gateway.routing import router
 from gateway.routing.breakers import WorkerBreakers
-from gateway.routing.cache_watch import CacheWatch
-from gateway.routing.holdings import CachedPrefixes, PromptPages
 from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
-from gateway.routing.prefixes import PrefixIndex
+from gateway.routing.prefix_caches import CachedPrefixes, CacheWatch, PrefixIndex, PromptPages
 from gateway.routing.router import RouterCandidate, affinity
 
 FOLLOW_S = 0.25
@@ -38,6 +39,9 @@ NONE = PromptPages()
 RETIRE_S = 60.0  # a worker that no registry has listed for this time loses its channel
 
 _log = logging.getLogger("eyas.gateway")
+PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or is expected
+
+Choice = TypeVar("Choice")
 
 
 class Cluster:
@@ -272,3 +276,54 @@ class Cluster:
                 if session := self._sessions.pop(worker, None):
                     await session.aclose()
                 await self._channels.drop(worker)
+
+
+class WorkerSearch:
+    """Searches for one request; `pause` waits between two tries, and `continues` says whether to go on.
+
+    `turn` comes before a choice is used, and says whether that took time.
+
+    `lacks`: what the running search is missing, as half a sentence; empty after a success.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        prefix: PromptPages,
+        turn: Callable[[], Awaitable[bool]],
+        pause: Callable[[], Awaitable[None]],
+        continues: Callable[[], bool],
+    ) -> None:
+        self._cluster = cluster
+        self._prefix = prefix
+        self._turn = turn
+        self._pause = pause
+        self._continues = continues
+        self._clock = asyncio.get_running_loop().time
+        self.lacks = ""
+
+    async def find(self, choose: Callable[[Sequence[RouterCandidate]], Choice | None]) -> Choice | None:
+        """Returns the choice of `choose` when the request's turn has come; None once the request has ended.
+
+        Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: meanwhile a
+        connection may come back.
+        """
+        choice = await self._first(choose)
+        if choice is not None and await self._turn():
+            choice = await self._first(choose)  # the worker may have left meanwhile
+        return choice
+
+    async def _first(self, choose: Callable[[Sequence[RouterCandidate]], Choice | None]) -> Choice | None:
+        expected_at = self._clock()
+        while self._continues():
+            workers = self._cluster.candidates(self._prefix)
+            if (choice := choose(workers)) is not None:
+                self.lacks = ""
+                return choice
+            self.lacks = router.missing(workers)
+            if choose([*workers, *self._cluster.returning()]) is not None:
+                expected_at = self._clock()
+            elif self._clock() - expected_at >= PATIENCE_S:
+                raise Unavailable(f"no worker can serve the request: {self.lacks}")
+            await self._pause()
+        return None

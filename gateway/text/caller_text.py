@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from gateway.text.template_cuts import TemplateCuts
+from gateway.text.templates import TemplateCuts
 
 Value = TypeVar("Value")
 _SIGNS = range(0xE100, 0xF8FF)  # private use: no tokenizer's control tokens have one

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from gateway.parsers.events import CallArguments, CallStarted, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
+from gateway.parsers.output import CallArguments, CallStarted, Event, merged
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.table import REASONING, TOOL_FORMATS, CallIds, ToolFormat, counted_id
 from gateway.text.templates import ChatTemplate, TooManySteps

@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from eyas.common.types import FinishCause
-from gateway.parsers.events import CallStarted, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
+from gateway.parsers.output import CallStarted, Event, merged
 from gateway.parsers.table import CallIds, counted_id
 from gateway.text.entries import TextDelta
 

@@ -1,7 +1,9 @@
 """Chat templates: they turn a list of messages into the prompt text that the model was trained on.
 
 Templates come from the model's folder; they run in a sandbox that bounds their steps and output. jinja2 runs
-them as transformers does.
+them as transformers does. The changes that a template makes to texts are read off jinja2's syntax trees: a
+caller can hide a control token behind one, as cutting `/think` out of `<|im_/thinkend|>` makes one;
+`caller_text` looks for tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import datetime
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_context
@@ -20,7 +23,6 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eyas.common.errors import ConfigError, InvalidRequest
-from gateway.text.template_cuts import cuts_of
 
 Message = Mapping[str, Any]  # as templates read it: role, content, tool_calls and so on
 
@@ -30,6 +32,11 @@ MAX_BITS = 1 << 14  # of a number
 _WIDE = re.compile(r"%[^a-zA-Z%]*([0-9]{5}|\*)")
 _STEPS = "steps so far"  # a variable whose name no template can write
 _MARK = "<|the final message ends here|>"
+_CUT = {"replace", "split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix"}
+_CUT_ANYWHERE = {"splitlines", "striptags"}
+_STRIP = {"strip", "lstrip", "rstrip", "trim"}
+_CASES = {"upper", "lower", "title", "capitalize", "swapcase", "casefold"}
+_SPACES = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 
 
 class TooManySteps(Exception):
@@ -291,3 +298,44 @@ def _environment() -> _BoundedSandbox:
 
 
 _ENVIRONMENT = _environment()
+
+
+@dataclass(frozen=True)
+class TemplateCuts:
+    """`words`: what is cut out or split at; an empty one is anywhere. `looked_for`: all texts that the
+    template could look for. `ends`: characters that it strips. `changes_case`: it writes other letters.
+    """
+
+    words: frozenset[str] = frozenset()
+    looked_for: frozenset[str] = frozenset()
+    ends: str = _SPACES
+    changes_case: bool = False
+
+
+def cuts_of(trees: Iterable[nodes.Template]) -> TemplateCuts:
+    """Returns how these templates cut texts, by the functions that they call."""
+    words: set[str] = set()
+    looked_for: set[str] = set()
+    ends, changes_case = set(_SPACES), False
+    for tree in trees:
+        looked_for |= {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
+        for name, args in _used(tree):
+            first = args[0].value if args and isinstance(args[0], nodes.Const) else ""
+            changes_case |= name in _CASES
+            if name in _CUT_ANYWHERE or name in _CUT:
+                words.add(first if name in _CUT and isinstance(first, str) else "")
+            elif name in _STRIP and isinstance(first, str):
+                ends |= set(first)
+    return TemplateCuts(frozenset(words), frozenset(looked_for), "".join(sorted(ends)), changes_case)
+
+
+def _used(tree: nodes.Template) -> Iterator[tuple[str, list[nodes.Expr]]]:
+    """Names and arguments of all methods and filters, also of filters that `map` is given."""
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr):
+            yield call.node.attr, call.args
+    for filter in tree.find_all(nodes.Filter):
+        name, args = filter.name, filter.args
+        if name == "map" and args and isinstance(args[0], nodes.Const):
+            name, args = str(args[0].value), args[1:]
+        yield name, args

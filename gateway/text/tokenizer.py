@@ -20,8 +20,7 @@ from gateway.heap import give_back
 from gateway.text.caller_text import CallerText, unsigned
 from gateway.text.detokenize import Detokenizer, TokenBytes
 from gateway.text.rendering import TemplateRenderer
-from gateway.text.template_cuts import TemplateCuts
-from gateway.text.templates import ChatTemplate, Message
+from gateway.text.templates import ChatTemplate, Message, TemplateCuts
 from gateway.text.tokenizer_files import (
     cleans_up,
     load_chat_template,

@@ -23,9 +23,9 @@ from eyas.common.types import GenerationRequest
 from gateway.formats.chat_request import ChatModel, chat_prompt, reading_of
 from gateway.formats.fields import validated
 from gateway.grammars.tool_grammar import answer_grammar
-from gateway.grpc.chat import GrpcChat
-from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, merged
+from gateway.grpc.messages import GrpcChat
 from gateway.parsers.message import MessageParser, MessageReading
+from gateway.parsers.output import CallArguments, CallDone, CallStarted, ContentText, merged
 from gateway.text.dialect import dialect_of
 from gateway.text.templates import ChatTemplate
 from gateway.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from test_http_api import TEXT, client_of
 
 from eyas.common.types import TokenLogprob
-from gateway.backends.best_of import likeliest
+from gateway.formats.openai_reply import likeliest
 from gateway.text.entries import TextDelta
 
 MEANS = [-0.9, -0.1, -0.5, -0.1]  # of the tokens of a prompt's four choices

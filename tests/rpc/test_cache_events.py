@@ -20,9 +20,8 @@ from eyas.common.page_names import PageShape
 from eyas.common.types import Role
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
-from gateway.routing.cache_watch import CacheWatch
 from gateway.routing.cluster import Cluster
-from gateway.routing.holdings import CachedPrefixes, PromptPages
+from gateway.routing.prefix_caches import CachedPrefixes, CacheWatch, PromptPages
 
 BOTH = (Role.PREFILL, Role.DECODE)
 TURN = {"model": "eyas-nano", "max_tokens": 4, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
@@ -95,7 +94,7 @@ async def test_what_a_worker_holds_is_forgotten_with_its_stream(monkeypatch: pyt
         raise Unavailable("gone")
 
     monkeypatch.setattr(InfoClient, "cached", cached_there)
-    monkeypatch.setattr("gateway.routing.cache_watch.AGAIN_S", 0.2)
+    monkeypatch.setattr("gateway.routing.prefix_caches.AGAIN_S", 0.2)
     holdings, channels = CachedPrefixes(), rpc.ChannelPool()
     watch = CacheWatch(channels, holdings)
     watch.follow(["127.0.0.1:1"])

@@ -23,8 +23,7 @@ from eyas.client import AsyncClient
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from eyas.common.machine.ports import free_ports
-from gateway.backends.exit import DrainableBackend
-from gateway.main import fronts
+from gateway.main import DrainableBackend, fronts
 from gateway.observe.metrics import GatewayMetrics
 
 BODY = {"model": "eyas-nano", "prompt": "x", "max_tokens": 100}

@@ -23,7 +23,7 @@ from eyas.common.types import FinishCause, TokenEntry
 from eyas.common.wire.replies import PagesLost
 from gateway.backends import generate, retries, sessions
 from gateway.backends.generate import ClusterGeneration
-from gateway.routing import search
+from gateway.routing import cluster as cluster_module
 
 
 async def test_lost_pages_before_token_0_take_another_prefill() -> None:
@@ -223,7 +223,7 @@ async def test_decode_killed_before_its_first_step_reuses_the_pages() -> None:
 
 async def test_the_last_decode_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     """It had its time to return: the request is told what is missing, and why."""
-    for module, name in ((search, "PATIENCE_S"), (roster, "RETURN_S"), (roster, "POLL_S")):
+    for module, name in ((cluster_module, "PATIENCE_S"), (roster, "RETURN_S"), (roster, "POLL_S")):
         monkeypatch.setattr(module, name, 0.5)
     async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
         stream = await backend.start(make_request(tokens=100_000))

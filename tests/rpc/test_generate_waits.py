@@ -22,13 +22,13 @@ from test_generate_paths import (
 from eyas.common.cluster import roster
 from eyas.common.errors import DeadlineExceeded, Unavailable
 from gateway.backends import sessions
-from gateway.routing import search
+from gateway.routing import cluster as cluster_module
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is waited for, in a quarter of its time."""
-    for module, name in ((search, "PATIENCE_S"), (roster, "POLL_S"), (sessions, "MAX_BACKOFF_S")):
+    for module, name in ((cluster_module, "PATIENCE_S"), (roster, "POLL_S"), (sessions, "MAX_BACKOFF_S")):
         monkeypatch.setattr(module, name, getattr(module, name) / 4)
 
 
@@ -112,7 +112,7 @@ async def test_no_request_waits_long_for_a_worker_that_stays_away(
     monkeypatch: pytest.MonkeyPatch, flaw: str
 ) -> None:
     """One that stalls had its time to go on, and one that drains never returns."""
-    monkeypatch.setattr(search, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(cluster_module, "PATIENCE_S", 0.5)
     monkeypatch.setattr(roster, "POLL_S", 0.2)
     if flaw == "stalled":
         monkeypatch.setattr(roster, "RETURN_S", 0.5)

@@ -12,7 +12,7 @@ from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request,
 from eyas.common.cluster import roster
 from eyas.common.errors import Overloaded, Unavailable
 from gateway.backends import retries
-from gateway.routing import search
+from gateway.routing import cluster
 
 
 async def test_pages_that_decode_was_not_told_of_go_back() -> None:
@@ -44,7 +44,7 @@ async def test_pages_go_back_where_no_decode_worker_is_left(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt is done, its decode worker is lost, and no other comes before the caller leaves, or ever."""
-    for module, name in ((search, "PATIENCE_S"), (roster, "RETURN_S"), (roster, "POLL_S")):
+    for module, name in ((cluster, "PATIENCE_S"), (roster, "RETURN_S"), (roster, "POLL_S")):
         monkeypatch.setattr(module, name, 0.5)
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         prefill, decode = started

@@ -24,7 +24,7 @@ from eyas.common.types import GenerationRequest, Role, WorkerInfo
 from eyas.engine.ipc.messages import DraftDown
 from gateway.backends.admission import served_model
 from gateway.backends.generate import ClusterBackend
-from gateway.routing import search
+from gateway.routing import cluster
 from gateway.routing.cluster import Cluster
 
 UNIFIED = (Role.PREFILL, Role.DECODE)
@@ -306,7 +306,7 @@ async def test_while_redis_is_away_the_dead_are_forgotten_and_found_again() -> N
 
 
 async def test_a_gateway_that_starts_before_redis_learns_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(cluster, "PATIENCE_S", 0.2)
     async with redis_server() as redis:
         redis.kill()
         began = time.monotonic()

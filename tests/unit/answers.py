@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gateway.parsers.events import (
+from gateway.parsers.message import MessageParser, MessageReading
+from gateway.parsers.output import (
     CallArguments,
     CallDone,
     CallStarted,
@@ -15,7 +16,6 @@ from gateway.parsers.events import (
     ReasoningText,
     merged,
 )
-from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import TOOL_FORMATS
 
 TOOLS: dict[str, dict[str, Any]] = {

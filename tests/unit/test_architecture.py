@@ -26,7 +26,6 @@ STUB_USERS = (
     "prefill_svc/",
     "decode_svc/",
     "draft_svc/",
-    "gateway/grpc/chat.py",
     "gateway/grpc/front.py",
     "gateway/grpc/messages.py",
 )

@@ -15,9 +15,9 @@ from eyas.simulator.hardware import example
 from gateway.backends.delivery import TokenTimes
 from gateway.observe.metrics import PlacementMetrics
 from gateway.routing.auto import AutoLayout, place_of
-from gateway.routing.demand import ENOUGH
 from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
 from gateway.routing.placement import AdmissionPreference, LatencyTargets, WorkerPlace
+from gateway.routing.preference import ENOUGH
 from gateway.routing.router import RequestRoute, RouterCandidate
 
 RATES = StepRates(example().times, example().budget)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from answers import calls, check_cuts, fed, reading, told
 
-from gateway.parsers.events import CallArguments, CallStarted, Event
 from gateway.parsers.message import MessageReading
+from gateway.parsers.output import CallArguments, CallStarted, Event
 from gateway.parsers.table import TOOL_FORMATS
 from gateway.text.templates import ChatTemplate
 from tests.chat_templates import TEMPLATES

@@ -8,8 +8,8 @@ import pytest
 from answers import TWO_CALLS, calls, check_cuts, reading, thought, told
 
 from gateway.parsers.calls import MAX_UNDECIDED
-from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event
 from gateway.parsers.message import MessageParser, MessageReading
+from gateway.parsers.output import CallArguments, CallDone, CallStarted, ContentText, Event
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 
 RNG = random.Random(34)

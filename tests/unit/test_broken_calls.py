@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_parsers import reading
 
-from gateway.parsers.events import ContentText
 from gateway.parsers.message import MessageParser
+from gateway.parsers.output import ContentText
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from eyas.common.cached_pages import CachedPages
 from eyas.common.page_names import SHORT_BYTES, PageShape, named, packed, split
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from gateway.routing.holdings import CachedPrefixes, PromptPages
+from gateway.routing.prefix_caches import CachedPrefixes, PromptPages
 
 SIZE = 4
 

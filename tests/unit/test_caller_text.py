@@ -13,8 +13,7 @@ from tokenizers.normalizers import NFKC
 
 from eyas.common.config import NANO
 from gateway.text.caller_text import CallerText, unsigned
-from gateway.text.template_cuts import TemplateCuts
-from gateway.text.templates import ChatTemplate
+from gateway.text.templates import ChatTemplate, TemplateCuts
 from gateway.text.tokenizer import Tokenizer
 from tests.chat_templates import TEMPLATES, TOOLS
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.routing.demand import COUNTS, ENOUGH, ArrivalDispersion, DemandMeter, FadingMean
+from gateway.routing.preference import COUNTS, ENOUGH, ArrivalDispersion, DemandMeter, FadingMean
 
 
 def arrivals(rng: random.Random, rate: float, seconds: float, together: int = 1) -> list[float]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.formats.chat_fields import ChatMessage
+from gateway.formats.chat_request import template_messages
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from gateway.text.dialect import ABSENT, TemplateDialect, dialect_of
-from gateway.text.history import template_messages
 from gateway.text.templates import ChatTemplate
 from tests.chat_templates import ASKED, TEMPLATES, TOOLS, called, result
 from tests.list_templates import ALSO

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.parsers.json_scan import JsonScan
+from gateway.parsers.source import JsonScan
 
 VALUES = [
     *("{}", "[]", '""', '{"a": {}}', '{"a": []}', "[{}]", "[[]]", '{"a": {}, "b": 1}', '[{}, [], ""]'),

@@ -11,7 +11,7 @@ from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import outcome
 from eyas.simulator.workload import SimulatedRequest
-from gateway.routing import demand
+from gateway.routing import preference
 from tests.gpu.pair_workloads import TARGETS, WORKLOADS
 
 DAY = ("chats", "bursts", "8192/256", "256/512", "1024/1024", "2000/1000", "8192/256", "bursts", "chats")
@@ -51,7 +51,7 @@ def test_long_prompts_after_bursts_are_parted(monkeypatch: pytest.MonkeyPatch) -
     names = ("bursts", "8192/256")
     assert ratio(names, 0.92) >= REACH
     with monkeypatch.context() as patch:
-        patch.setattr(demand, "OTHER", math.inf)
+        patch.setattr(preference, "OTHER", math.inf)
         assert ratio(names, 0.92) < 0.9, "fading alone would have done"
 
 

@@ -11,8 +11,8 @@ from answers import TOOLS, TWO_CALLS, calls, check_cuts, fed, reading, thought, 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.parsers.events import CallArguments, CallDone, CallStarted, ContentText, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
+from gateway.parsers.output import CallArguments, CallDone, CallStarted, ContentText, Event, merged
 from gateway.parsers.reasoning import is_open
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 

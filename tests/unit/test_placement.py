@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from eyas.simulator.hardware import example
 from gateway.routing.capacity import RequestMix, capacity, steady
-from gateway.routing.paces import PaceMemory
 from gateway.routing.placement import (
     FEW,
     FINE,
@@ -18,7 +17,7 @@ from gateway.routing.placement import (
     WorkerPlace,
     place,
 )
-from gateway.routing.preference import best_split, prefer
+from gateway.routing.preference import PaceMemory, best_split, prefer
 
 HARDWARE = example()
 LOOSE, TIGHT = LatencyTargets(2.0, 0.020), LatencyTargets(1.0, 0.008)

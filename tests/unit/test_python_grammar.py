@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar
-from gateway.parsers.events import CallArguments
+from gateway.parsers.output import CallArguments
 
 WRITER = Writer()
 _LONG_EXPONENT = re.compile(r"[eE][+-]?[0-9]{3,}")

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from test_router import DECODE, PREFILL, worker
 
 from eyas.common.page_names import packed
-from gateway.routing.prefixes import COARSE, FINE, FINE_BLOCKS, Holder, PrefixIndex, block_names, tokens_of
+from gateway.routing.prefix_caches import (
+    COARSE,
+    FINE,
+    FINE_BLOCKS,
+    Holder,
+    PrefixIndex,
+    block_names,
+    tokens_of,
+)
 from gateway.routing.router import CROWD, RequestRoute, RouterCandidate, choose_decode, choose_prefill, route
 
 A, B = ("a:1", 7), ("b:1", 7)

@@ -27,8 +27,8 @@ from eyas.simulator.workload import (
     poisson,
 )
 from gateway.routing.capacity import RequestMix, steady
-from gateway.routing.demand import DemandMeter
 from gateway.routing.placement import LatencyTargets, MeasuredRates
+from gateway.routing.preference import DemandMeter
 from tests import shape
 from tests.unit.crossed import crossed
 

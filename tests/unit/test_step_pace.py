@@ -13,7 +13,7 @@ from eyas.common.step_times import UNSEEN, StepPace
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.loop.step_paces import StepPaces
 from eyas.simulator.hardware import example
-from gateway.routing.paces import PaceMemory
+from gateway.routing.preference import PaceMemory
 
 TIMES = example().times
 

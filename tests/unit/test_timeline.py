@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from eyas.common.errors import InvalidRequest, Overloaded
 from gateway.observe.metrics import GatewayMetrics
-from gateway.observe.timeline import FAILURES, SAMPLES, GatewayTimeline
+from gateway.observe.recent import FAILURES, SAMPLES, GatewayTimeline
 from tests.unit.console_node import needs_node, run
 
 

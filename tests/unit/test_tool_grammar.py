@@ -14,8 +14,8 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar, GrammarKind
 from gateway.formats.tool_fields import ToolFields
 from gateway.grammars.tool_grammar import answer_grammar
-from gateway.parsers.events import CallArguments, CallStarted
 from gateway.parsers.message import MessageReading
+from gateway.parsers.output import CallArguments, CallStarted
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from tests.chat_templates import TOOLS

@@ -13,7 +13,7 @@ from call_writer import Writer, demanded, random_parameters
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.parsers.events import CallArguments, CallDone, CallStarted
+from gateway.parsers.output import CallArguments, CallDone, CallStarted
 
 BY_PARAMETER = ["qwen3_coder", "glm45"]
 CALL = {

@@ -11,7 +11,7 @@ from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
 from eyas.simulator.goodput import ATTAINMENT
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import LoadOutcome, outcome
-from gateway.routing.paces import PaceMemory
+from gateway.routing.preference import PaceMemory
 from tests.gpu.pair_workloads import WORKLOADS, Workload
 
 TRUTHS = {
