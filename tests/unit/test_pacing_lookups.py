@@ -118,7 +118,7 @@ def test_a_plain_round_looks_at_no_sequence_unless_a_choice_is_due(monkeypatch: 
     monkeypatch.setattr(depth_module, "BUDGET", 0.0)
     world.speed(pacing)
     rounds = ROUNDS[32]
-    assert pacing.depth == 0 and looks[0] == 32 * rounds / depth_module.KEPT_ROUNDS
+    assert pacing.depth == 0 and looks[0] == 32 * rounds / depth_module.STABLE_ROUNDS
     told = []
     monkeypatch.setattr(pacing.depths, "landed", lambda *args: told.append(args))
     world.speed(pacing)

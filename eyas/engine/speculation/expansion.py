@@ -65,9 +65,9 @@ class TreeExpansion:
 
     def select(self) -> DraftTree:
         """The tree of the best candidates of all levels, in the order of their flat indices."""
-        kept = sorted(self._best(range(len(self._tokens)), self._draft_tokens - 1))
-        place = {ROOT: ROOT} | {q: i for i, q in enumerate(kept)}
-        return DraftTree([self._tokens[q] for q in kept], [place[self._parents[q]] for q in kept])
+        chosen = sorted(self._best(range(len(self._tokens)), self._draft_tokens - 1))
+        place = {ROOT: ROOT} | {q: i for i, q in enumerate(chosen)}
+        return DraftTree([self._tokens[q] for q in chosen], [place[self._parents[q]] for q in chosen])
 
     def _best(self, candidates: Iterable[int], count: int) -> list[int]:
         return sorted(candidates, key=lambda q: (-self._scores[q], q))[:count]

@@ -89,7 +89,7 @@ def _propose(
     start = tl.load(length + slot) + step
     block = tl.arange(0, PEAKS_BLOCK)
     top = tl.max(tl.load(peaks + row * PEAKS + block, mask=block < PEAKS, other=LOWEST_KEY))
-    found, writes = top, tl.program_id(0) == 0
+    highest, writes = top, tl.program_id(0) == 0
     if t != 0.0:
         first = tl.program_id(0) * TILE
         ids = first + tl.arange(0, TILE)
@@ -100,15 +100,15 @@ def _propose(
         tl.atomic_max(best + row, tl.max(tl.where(ids < VOCAB, keys, LOWEST_KEY)))
         writes = tl.atomic_add(tickets + row, 1) == tl.num_programs(0) - 1
         if writes:
-            found = tl.atomic_max(best + row, LOWEST_KEY)  # an atomic read: it sees what other tiles wrote
+            highest = tl.atomic_max(best + row, LOWEST_KEY)  # an atomic read: it sees what other tiles wrote
     if writes:
-        token = token_of(found, VOCAB)
+        token = token_of(highest, VOCAB)
         if token_map is not None:
             token = tl.load(token_map + token).to(tl.int32)
         live = slot != padding
-        wanted = live & (tl.load(speculative + slot) > step)
-        tl.store(drafts + slot * drafts_stride + step, tl.where(wanted, token, -1), mask=live)
-        kv_row = physical_rows(pages, slot, start, wanted, max_pages, PAGE_SIZE)
+        drafted = live & (tl.load(speculative + slot) > step)
+        tl.store(drafts + slot * drafts_stride + step, tl.where(drafted, token, -1), mask=live)
+        kv_row = physical_rows(pages, slot, start, drafted, max_pages, PAGE_SIZE)
         store_rows(out, row, token, start, kv_row, True)
         tl.store(out[3] + row, start)
 

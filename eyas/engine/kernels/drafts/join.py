@@ -68,10 +68,10 @@ def _join(
     source = features + row * HIDDEN
     if half == 0:
         source = embedding + tl.load(tokens + row).to(tl.int64) * HIDDEN
-    kept = inside
+    present = inside
     if positions is not None:
-        kept = inside & ((half == 1) | (tl.load(positions + row) > 0))
-    x = tl.load(source + column, mask=kept, other=0.0).to(tl.float32)
+        present = inside & ((half == 1) | (tl.load(positions + row) > 0))
+    x = tl.load(source + column, mask=present, other=0.0).to(tl.float32)
     if NORMS:
         x *= tl.rsqrt(tl.sum(x * x) / HIDDEN + eps)
     tl.store(out + (row * 2 + half) * HIDDEN + column, x.to(out.dtype.element_ty), mask=inside)

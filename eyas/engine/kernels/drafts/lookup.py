@@ -18,10 +18,10 @@ from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 
 _TILE = 2048  # places that are compared at a time
-_PROMPT, _PREDICTED, _TOKENS, _FOUND, _HEADED, _LOOKUP, _HEAD = map(tl.constexpr, range(len(LOOKING)))
+_PROMPT, _PREDICTED, _TOKENS, _LOOKED_UP, _HEADED, _LOOKUP, _HEAD = map(tl.constexpr, range(len(LOOKING)))
 # A match's key: its length from bit 32 on, bit 31 if it is in the prediction, then its rank.
 _LENGTH = tl.constexpr(32)
-_TOLD = tl.constexpr(31)
+_IS_PREDICTED = tl.constexpr(31)
 _RANK = tl.constexpr((1 << 31) - 1)
 _NEAREST = tl.constexpr(1 << 30)  # the rank of the place in a prediction where the answer stands
 
@@ -73,13 +73,13 @@ def look_up(batch: RoundBatch, rule: LookupRule) -> None:
     )
 
 
-@kernel(do_not_specialize=(*PLAIN, "told", "looking", "predicted_stride"))
+@kernel(do_not_specialize=(*PLAIN, "prediction", "looking", "predicted_stride"))
 def _look_up(
     slots,
     length,
     speculative,
     text,
-    told,
+    prediction,
     looking,
     drafts,
     parents,
@@ -108,23 +108,25 @@ def _look_up(
     record, deepest = looking + slot * WORDS, tl.load(speculative + slot)
     if (slot != padding) & (deepest != 0):
         text += slot * context
-        told += slot * predicted_stride
+        prediction += slot * predicted_stride
         count = tl.minimum(tl.load(length + slot) + 1, context)
         answered = count - tl.load(record + _PROMPT)
-        told_count = tl.load(record + _PREDICTED)
+        prediction_count = tl.load(record + _PREDICTED)
         best = tl.full([], 0, tl.int64)
-        best = _best(text, count, told, LONGEST, told_count, answered, best, True, LONGEST, SHORTEST, TILE)
+        best = _best(
+            text, count, prediction, LONGEST, prediction_count, answered, best, True, LONGEST, SHORTEST, TILE
+        )
         if HISTORY:
             best = _best(text, count, text, 1, count, 0, best, False, LONGEST, SHORTEST, TILE)
         match = (best >> _LENGTH).to(tl.int32)
         node = tl.arange(0, NODES)
-        token = _followers(best, text, count, told, told_count, LONGEST + answered, node, DEPTH)
+        token = _followers(best, text, count, prediction, prediction_count, LONGEST + answered, node, DEPTH)
         token = tl.where(node < deepest, token, -1)
         proposes = match > 0
         if HEADED:
             there = tl.load(drafts + slot * drafts_stride) >= 0
-            found = tl.max(tl.where(node == 0, token, -1))
-            proposes = _prefers(record, text, count, match, found, there, CERTAIN, LAG)
+            looked_up = tl.max(tl.where(node == 0, token, -1))
+            proposes = _prefers(record, text, count, match, looked_up, there, CERTAIN, LAG)
         if proposes:
             inside = node < drafts_stride
             tl.store(drafts + slot * drafts_stride + node, token, mask=inside)
@@ -143,7 +145,7 @@ def _best(
     stop,
     answered,
     best,
-    TOLD: tl.constexpr,
+    PREDICTED: tl.constexpr,
     LONGEST: tl.constexpr,
     SHORTEST: tl.constexpr,
     TILE: tl.constexpr,
@@ -163,36 +165,40 @@ def _best(
                 other = tl.load(searched + end - 1 - back, mask=alive & (end > back), other=-1)
                 alive = alive & (other == own)
                 match += alive.to(tl.int32)
-            if TOLD:
+            if PREDICTED:
                 ahead = end - LONGEST - answered
                 rank = _NEAREST - 2 * tl.abs(ahead) + (ahead > 0).to(tl.int32)
             else:
                 rank = end
-            key = (match.to(tl.int64) << _LENGTH) + (tl.full([TILE], TOLD, tl.int64) << _TOLD) + rank
+            key = (
+                (match.to(tl.int64) << _LENGTH)
+                + (tl.full([TILE], PREDICTED, tl.int64) << _IS_PREDICTED)
+                + rank
+            )
             key = tl.where(match >= SHORTEST, key, 0)
             best = tl.maximum(best, tl.max(key))
     return best
 
 
 @triton.jit
-def _followers(best, text, count, told, told_count, near, node, DEPTH: tl.constexpr):
+def _followers(best, text, count, prediction, prediction_count, near, node, DEPTH: tl.constexpr):
     """The tokens that follow the match of a key; -1: none. `near`: the place whose rank is `_NEAREST`."""
-    rank, in_told = (best & _RANK).to(tl.int32), (best >> _TOLD) & 1
+    rank, in_prediction = (best & _RANK).to(tl.int32), (best >> _IS_PREDICTED) & 1
     off = _NEAREST - rank
     here = near + node + tl.where(rank & 1 == 1, (off + 1) // 2, -(off // 2))
-    wanted = (best > 0) & (node < DEPTH)
-    predicted = wanted & (in_told == 1) & (here < told_count)
-    copied = wanted & (in_told == 0)
+    follows = (best > 0) & (node < DEPTH)
+    predicted = follows & (in_prediction == 1) & (here < prediction_count)
+    copied = follows & (in_prediction == 0)
     place = rank + node % tl.maximum(count - rank, 1)
     token = tl.load(text + place, mask=copied, other=-1)
-    return tl.where(predicted, tl.load(told + here, mask=predicted, other=-1), token)
+    return tl.where(predicted, tl.load(prediction + here, mask=predicted, other=-1), token)
 
 
 @triton.jit
-def _prefers(record, text, count, match, found, there, CERTAIN: tl.constexpr, LAG: tl.constexpr):
+def _prefers(record, text, count, match, looked_up, there, CERTAIN: tl.constexpr, LAG: tl.constexpr):
     """Learns what came of the newest drafts. Does the lookup propose, although a head may be `there`?"""
     lookup, head = tl.load(record + _LOOKUP), tl.load(record + _HEAD)
-    before, expected = tl.load(record + _TOKENS), tl.load(record + _FOUND)
+    before, expected = tl.load(record + _TOKENS), tl.load(record + _LOOKED_UP)
     if (before > 0) & (before < count):
         if expected >= 0:
             lookup += (CERTAIN * (tl.load(text + before) == expected).to(tl.int32) - lookup) >> LAG
@@ -202,7 +208,7 @@ def _prefers(record, text, count, match, found, there, CERTAIN: tl.constexpr, LA
     headed = there & (trusted == 0)
     tl.debug_barrier()  # another thread may still have to read what is written now
     tl.store(record + _TOKENS, count)
-    tl.store(record + _FOUND, found)
+    tl.store(record + _LOOKED_UP, looked_up)
     tl.store(record + _HEADED, headed.to(tl.int32))
     tl.store(record + _LOOKUP, lookup)
     tl.store(record + _HEAD, head)

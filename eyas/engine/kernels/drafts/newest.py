@@ -23,23 +23,23 @@ def sources(rows: ForwardRows, tables: torch.Tensor, page_size: int) -> torch.Te
     follows the tile before it if its own row does.
     """
     count, device = rows.count, rows.positions.device
-    found = torch.arange(-1, count, dtype=torch.int32, device=device)  # and a place for what means nothing
+    index = torch.arange(-1, count, dtype=torch.int32, device=device)  # and a place for what means nothing
     first = 0
     for group in rows.groups:
-        own = found[first : first + group.rows].view(-1, group.width)
+        own = index[first : first + group.rows].view(-1, group.width)
         starts = group.starts[: own.shape[0]]
         own[:, 0] = torch.where(starts > 0, -2 - _pages(tables, group.slots, starts, page_size), -1)
         first += group.rows
     if rows.tiles is None:
-        return found[:count]
+        return index[:count]
     slots, place, starts, many = rows.tiles.unbind(1)
     pages = _pages(tables, slots, starts, page_size)
     before = pages * page_size + (starts - 1) % page_size
     place = place.long() + first
     here = (place > 0) & (rows.kv_rows[(place - 1).clamp(min=0)] == before)
     source = torch.where(starts > 0, torch.where(here, place.int() - 1, -2 - pages), -1)
-    found[torch.where(many > 0, place, count)] = source
-    return found[:count]
+    index[torch.where(many > 0, place, count)] = source
+    return index[:count]
 
 
 def _pages(tables: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -48,7 +48,7 @@ def _pages(tables: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, page
 
 
 def before(
-    gave: torch.Tensor, source: torch.Tensor, kept: torch.Tensor, stage: int, pdl: bool = False
+    gave: torch.Tensor, source: torch.Tensor, states: torch.Tensor, stage: int, pdl: bool = False
 ) -> torch.Tensor:
     """What the row before each gave at a stage, [m, width]; zeros: there is none.
 
@@ -57,7 +57,7 @@ def before(
     rows, width = gave.shape
     out = torch.empty_like(gave)
     _before[(rows, cdiv(width, BLOCK))](
-        *(gave, source, kept, out, stage, kept.stride(0)),
+        *(gave, source, states, out, stage, states.stride(0)),
         WIDTH=width,
         BLOCK=BLOCK,
         PDL=pdl,
@@ -67,12 +67,12 @@ def before(
 
 
 def keep(
-    gave: torch.Tensor, kv_rows: torch.Tensor, kept: torch.Tensor, page_size: int, pdl: bool = False
+    gave: torch.Tensor, kv_rows: torch.Tensor, states: torch.Tensor, page_size: int, pdl: bool = False
 ) -> None:
     """The last row in each page leaves there what it gave: gave [m, stages, width], kv_rows int32 [m]."""
     rows, stages, width = gave.shape
     _keep[(rows, cdiv(stages * width, BLOCK))](
-        *(gave, kv_rows, kept, rows, kept.stride(0)),
+        *(gave, kv_rows, states, rows, states.stride(0)),
         PAGE_SIZE=page_size,
         WIDTH=stages * width,
         BLOCK=BLOCK,
@@ -83,7 +83,7 @@ def keep(
 
 @kernel(do_not_specialize=["stage", "page_stride"])
 def _before(
-    gave, source, kept, out, stage, page_stride,
+    gave, source, states, out, stage, page_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -93,14 +93,14 @@ def _before(
     inside = column < WIDTH
     place = tl.load(source + row).to(tl.int64)
     here = tl.load(gave + place * WIDTH + column, mask=inside & (place >= 0), other=0.0)
-    page = kept + (-2 - place) * page_stride + stage * WIDTH
+    page = states + (-2 - place) * page_stride + stage * WIDTH
     there = tl.load(page + column, mask=inside & (place < -1), other=0.0)
     tl.store(out + row * WIDTH + column, tl.where(place >= 0, here, there), mask=inside)
 
 
 @kernel(do_not_specialize=["rows", "page_stride"])
 def _keep(
-    gave, kv_rows, kept, rows, page_stride,
+    gave, kv_rows, states, rows, page_stride,
     PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -112,5 +112,5 @@ def _keep(
     last = (own >= 0) & ((own % PAGE_SIZE == PAGE_SIZE - 1) | (following != own + 1))
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     taken = tl.load(gave + row * WIDTH + column, mask=last & (column < WIDTH))
-    page = kept + (own // PAGE_SIZE).to(tl.int64) * page_stride
+    page = states + (own // PAGE_SIZE).to(tl.int64) * page_stride
     tl.store(page + column, taken, mask=last & (column < WIDTH))

@@ -102,12 +102,12 @@ def _compact(
     element = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     source = physical_rows(pages, slot, start + node, moved, max_pages, PAGE_SIZE)
     target = physical_rows(pages, slot, start + index, moved, max_pages, PAGE_SIZE)
-    wanted = (source >= 0)[:, None] & (element < WIDTH)[None, :]
+    there = (source >= 0)[:, None] & (element < WIDTH)[None, :]
     source = ((source // PAGE_SIZE).to(tl.int64) * LAYER_PARTS + part) * PAGE_SIZE + source % PAGE_SIZE
     target = ((target // PAGE_SIZE).to(tl.int64) * LAYER_PARTS + part) * PAGE_SIZE + target % PAGE_SIZE
-    taken = tl.load(pool + source[:, None] * WIDTH + element[None, :], mask=wanted)
+    taken = tl.load(pool + source[:, None] * WIDTH + element[None, :], mask=there)
     tl.debug_barrier()  # another thread's target may be this one's source
-    tl.store(pool + target[:, None] * WIDTH + element[None, :], taken, mask=wanted)
+    tl.store(pool + target[:, None] * WIDTH + element[None, :], taken, mask=there)
 
 
 def gather_path(batch: RoundBatch, verdicts: RoundVerdicts, features: Tensor, extension: PathRows) -> None:

@@ -84,11 +84,11 @@ class RoundVerdicts:
 
 
 @triton.jit
-def physical_rows(pages, slot, row, held, max_pages, PAGE_SIZE: tl.constexpr):
-    """The physical row of logical `row` of `slot`; -1 where `held` is false, or past the page table."""
-    held = held & (row < max_pages * PAGE_SIZE)
-    page = tl.load(pages + slot * max_pages + row // PAGE_SIZE, mask=held, other=0)
-    return tl.where(held, page * PAGE_SIZE + row % PAGE_SIZE, -1)
+def physical_rows(pages, slot, row, real, max_pages, PAGE_SIZE: tl.constexpr):
+    """The physical row of logical `row` of `slot`; -1 where `real` is false, or past the page table."""
+    real = real & (row < max_pages * PAGE_SIZE)
+    page = tl.load(pages + slot * max_pages + row // PAGE_SIZE, mask=real, other=0)
+    return tl.where(real, page * PAGE_SIZE + row % PAGE_SIZE, -1)
 
 
 @triton.jit
@@ -163,9 +163,9 @@ def _prepare(
     start = tl.load(length + slot)
     draft = tl.load(drafts + slot * drafts_stride + node - 1, mask=inside & (node > 0), other=-1)
     token = tl.where(node == 0, tl.load(root + slot), draft)
-    held = inside & (slot != padding) & (token >= 0)
-    kv_row = physical_rows(pages, slot, start + node, held, max_pages, PAGE_SIZE)
-    below = tl.load(depth + slot * nodes_stride + node, mask=held, other=0)
+    real = inside & (slot != padding) & (token >= 0)
+    kv_row = physical_rows(pages, slot, start + node, real, max_pages, PAGE_SIZE)
+    below = tl.load(depth + slot * nodes_stride + node, mask=real, other=0)
     store_rows(out, row, token, start + below, kv_row, inside)
     tl.store(out[3] + sequence, start, mask=inside & (node == 0))
     for word in tl.static_range(WORDS):
@@ -281,9 +281,9 @@ def _verdict(
 
 
 @triton.jit
-def _write(text, positions, tokens, kept, context):
+def _write(text, positions, tokens, accepted_rows, context):
     """Into a slot's text; what lies beyond it is not kept."""
-    tl.store(text + positions, tokens, mask=kept & (positions < context))
+    tl.store(text + positions, tokens, mask=accepted_rows & (positions < context))
 
 
 @triton.jit

@@ -31,8 +31,8 @@ class TreeGrowth:
     indices. Slot g of level l is the g-th best candidate of that level, and draft row l * k + g. `frontier`
     int32 [steps - 1, B, k]: its flat index. `visible` int64 [steps - 1, words, B, k]: the draft rows that it
     sees as bits, its own included, so visible[l] is the attention mask of level l.
-    `kept` int32 [B, draft_tokens - 1]: flat indices of the nodes of the final tree. `token_map` int64 [Vd]:
-    the target's id of each draft id (None: the same).
+    `selected` int32 [B, draft_tokens - 1]: flat indices of the nodes of the final tree. `token_map` int64
+    [Vd]: the target's id of each draft id (None: the same).
     """
 
     spec: SpeculationConfig
@@ -41,7 +41,7 @@ class TreeGrowth:
     parents: Tensor
     frontier: Tensor
     visible: Tensor
-    kept: Tensor
+    selected: Tensor
     token_map: Tensor | None
 
 
@@ -72,7 +72,7 @@ def new_growth(spec: SpeculationConfig, batch: int, token_map: Tensor | None, de
         parents=ints(batch, candidates),
         frontier=ints(levels, batch, k),
         visible=torch.zeros(levels, mask_words(levels * k), batch, k, dtype=torch.int64, device=device),
-        kept=ints(batch, spec.draft_tokens - 1),
+        selected=ints(batch, spec.draft_tokens - 1),
         token_map=token_map,
     )
 
@@ -174,8 +174,8 @@ def _grow(
         _store_visible(visible, level, parent_slot, rank, new, best, TOPK, WORDS, AT_ROOT)
         slot = tl.load(slots + sequence)
         start = tl.load(length + slot)
-        wanted = best & (tl.load(speculative + slot) != 0)
-        kv_row = physical_rows(pages, slot, start + row, wanted, max_pages, PAGE_SIZE)
+        expanded = best & (tl.load(speculative + slot) != 0)
+        kv_row = physical_rows(pages, slot, start + row, expanded, max_pages, PAGE_SIZE)
         query = sequence * TOPK + rank
         store_rows(out, query, token, start + level, kv_row, best)
         tl.store(sources + query, sequence * PARENTS + parent_slot, mask=best)
@@ -248,7 +248,7 @@ def select(batch: RoundBatch, growth: TreeGrowth) -> None:
         growth.scores,
         growth.tokens,
         growth.parents,
-        growth.kept,
+        growth.selected,
         tables.drafts,
         tables.parents,
         tables.mask,
@@ -278,7 +278,7 @@ def _select(
     scores,
     candidate_tokens,
     candidate_parents,
-    kept,
+    selected,
     drafts,
     parents,
     mask,
@@ -303,23 +303,23 @@ def _select(
     score = tl.load(scores + index, mask=index < CANDIDATES, other=-1.0)
     rank = _rank(scores, score, index, CANDIDATES, BLOCK)
     good = (rank < NODES) & (index < CANDIDATES)
-    kept += sequence * NODES
-    tl.store(kept + tl.cumsum(good.to(tl.int32), 0) - 1, index, mask=good)
+    selected += sequence * NODES
+    tl.store(selected + tl.cumsum(good.to(tl.int32), 0) - 1, index, mask=good)
     tl.debug_barrier()  # waits until every thread has written its choice
 
     node = tl.arange(0, NODE_BLOCK)
     real = (node < NODES) & (node < CANDIDATES)
-    all_kept = tl.load(kept + node, mask=real, other=CANDIDATES)
-    token = tl.load(candidate_tokens + sequence * CANDIDATES + all_kept, mask=real, other=-1)
-    up = tl.load(candidate_parents + sequence * CANDIDATES + all_kept, mask=real, other=-1)
-    parent = tl.where(up >= 0, _place(up, all_kept), -1)
+    all_selected = tl.load(selected + node, mask=real, other=CANDIDATES)
+    token = tl.load(candidate_tokens + sequence * CANDIDATES + all_selected, mask=real, other=-1)
+    up = tl.load(candidate_parents + sequence * CANDIDATES + all_selected, mask=real, other=-1)
+    parent = tl.where(up >= 0, _place(up, all_selected), -1)
     there = (slot != padding) & (node < drafts_stride)
     topk = _limit(most_topk + slot, TOPK)
     for word in tl.static_range(WORDS):
         seen = bit(node * 0, word) | bit(node + 1, word)
-        above, below, thin = up, tl.where(real, 1, 0), all_kept % TOPK < topk  # its place among siblings
+        above, below, thin = up, tl.where(real, 1, 0), all_selected % TOPK < topk  # its place among siblings
         for _ in range(STEPS - 1):
-            seen |= tl.where(above >= 0, bit(_place(above, all_kept) + 1, word), 0)
+            seen |= tl.where(above >= 0, bit(_place(above, all_selected) + 1, word), 0)
             below += tl.where(above >= 0, 1, 0)
             thin = thin & ((above < 0) | (above % TOPK < topk))
             above = tl.load(candidate_parents + sequence * CANDIDATES + above, mask=above >= 0, other=-1)
@@ -340,6 +340,6 @@ def _limit(own, most):
 
 
 @triton.jit
-def _place(candidate, all_kept):
+def _place(candidate, all_selected):
     """The node that a kept candidate became: the number of kept candidates before it."""
-    return tl.sum((all_kept[None, :] < candidate[:, None]).to(tl.int32), 1)
+    return tl.sum((all_selected[None, :] < candidate[:, None]).to(tl.int32), 1)

@@ -56,7 +56,7 @@ def post(tables: SlotTables, slots: Tensor, result: Tensor, place: MailLayout) -
         *(slots, tables.mailbox, tables.ring_generation, tables.length, result, tables.padding_slot),
         FACTS=FACTS,
         WIDTH=words - FACTS,
-        KEPT=place.rows,
+        RING=place.rows,
         BLOCK=power_of_2(words - FACTS),
         num_warps=1,
     )
@@ -72,7 +72,7 @@ def _post(
     padding,
     FACTS: tl.constexpr,
     WIDTH: tl.constexpr,
-    KEPT: tl.constexpr,
+    RING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     sequence = tl.program_id(0)
@@ -88,7 +88,7 @@ def _post(
         half = token | tl.where(index == count - 1, _NEWEST, 0)
         tag = tl.load(generations + slot) * _GOLDEN + position + 1
         word = (tag.to(tl.int64) << 32) | (half.to(tl.int64) & 0xFFFFFFFF)
-        tl.store(address.to(tl.pointer_type(tl.int64)) + position % KEPT, word, mask=inside)
+        tl.store(address.to(tl.pointer_type(tl.int64)) + position % RING, word, mask=inside)
 
 
 def fetch(batch: RoundBatch, place: MailLayout, reach: MailLimits) -> None:
@@ -112,7 +112,7 @@ def fetch(batch: RoundBatch, place: MailLayout, reach: MailLimits) -> None:
         reach.vocab,
         tables.padding_slot,
         drafts,
-        KEPT=place.rows,
+        RING=place.rows,
         NODES=place.nodes,
         DEEPEST=reach.deepest,
         BLOCK=power_of_2(max(place.nodes, drafts)),
@@ -135,7 +135,7 @@ def _fetch(
     vocab,
     padding,
     drafts_stride,
-    KEPT: tl.constexpr,
+    RING: tl.constexpr,
     NODES: tl.constexpr,
     DEEPEST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -149,7 +149,7 @@ def _fetch(
         late = tl.load(lates + slot)
         waits = (late < _MISSED_ROUNDS) | ((late & (late - 1)) == 0)
         looks = tl.where(waits, tl.load(polls + slot), 1)
-        proposal = address.to(tl.pointer_type(tl.int64)) + KEPT
+        proposal = address.to(tl.pointer_type(tl.int64)) + RING
         node = tl.arange(0, BLOCK)
         count, token, parent = _arrived(proposal, tag, looks, node, NODES)
         tl.store(lates + slot, tl.where(count >= 0, 0, late + 1))

@@ -64,7 +64,7 @@ def put(tables: SlotTables, written: WrittenRows, features: Tensor) -> None:
         tables.padding_slot,
         0 if counts is None else counts.stride(0),
         PATH=count // size,
-        KEPT=written.ring_rows,
+        RING=written.ring_rows,
         WINDOW=written.windows.shape[1],
         WIDTH=width,
         BLOCK=BLOCK,
@@ -84,7 +84,7 @@ def _put(
     padding,
     stride,
     PATH: tl.constexpr,
-    KEPT: tl.constexpr,
+    RING: tl.constexpr,
     WINDOW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -106,7 +106,7 @@ def _put(
         if address != 0:
             tag = tl.load(generations + slot) * _GOLDEN + position + 1
             tagged = (tag.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
-            target = address.to(tl.pointer_type(tl.int64)) + position % KEPT * WIDTH
+            target = address.to(tl.pointer_type(tl.int64)) + position % RING * WIDTH
             if WIDTH % 2 == 0:
                 target = tl.multiple_of(target, 16)
             tl.store(target + column, tagged, mask=inside)

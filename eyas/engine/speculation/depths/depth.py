@@ -20,7 +20,7 @@ from eyas.engine.speculation.depths.round_times import RoundTimes
 DEPTHS = (1, 3, 5, 7, 11, 15, 23)
 MARGIN = 0.005  # a depth that promises less than this more is not changed to
 BUDGET = 0.004  # of all time, for trying other depths
-KEPT_ROUNDS = 4  # for which a choice holds ..
+STABLE_ROUNDS = 4  # for which a choice holds ..
 TRIED_ROUNDS = 2  # .. and a trial
 MOST_CREDIT = 2  # rounds: the most that is saved up for trials, and the most that one may leave owed
 MOST_LATE = 1.3  # of what a round should take: what is beyond that is not its depth's to pay
@@ -32,11 +32,11 @@ def ladder(spec: SpeculationConfig) -> tuple[int, ...]:
 
     Rounds of each have more rows than those before it.
     """
-    found = [spec.steps]
+    depths = [spec.steps]
     for depth in reversed(DEPTHS):
-        if depth < spec.steps and shallower(spec, depth).width < shallower(spec, found[0]).width:
-            found.insert(0, depth)
-    return (0, *found)
+        if depth < spec.steps and shallower(spec, depth).width < shallower(spec, depths[0]).width:
+            depths.insert(0, depth)
+    return (0, *depths)
 
 
 def shallower(spec: SpeculationConfig, steps: int) -> SpeculationConfig:
@@ -63,8 +63,8 @@ def best(tokens: Floats, seconds: Floats, current: int) -> int:
     `tokens` and `seconds`, float64 [depths]: what a round of each depth is expected to give and to take.
     """
     rates = tokens / seconds
-    found = int(rates.argmax())
-    return found if rates[found] > rates[current] * (1.0 + MARGIN) else current
+    fastest = int(rates.argmax())
+    return fastest if rates[fastest] > rates[current] * (1.0 + MARGIN) else current
 
 
 def price(tokens: Floats, seconds: Floats, current: int, tried: int) -> float:
@@ -126,14 +126,14 @@ class AdaptiveDepth:
 
     def keep(self, size: int) -> bool:
         """May the next round, of `size` sequences, be as deep as was chosen last? It then is."""
-        kept = not size or (self._left > 0 and size == self._size)
-        self._left -= kept
-        return kept
+        stays = not size or (self._left > 0 and size == self._size)
+        self._left -= stays
+        return stays
 
     def choose(self, batch: DecodingBatch) -> int:
         """The depth of the batch's next round."""
         if not self.keep(len(batch)):
-            self._size, self._left = len(batch), KEPT_ROUNDS
+            self._size, self._left = len(batch), STABLE_ROUNDS
             self._choose(batch)
             self._left -= 1
         return self.current

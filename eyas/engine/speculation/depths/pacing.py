@@ -46,8 +46,8 @@ class DepthPacing:
         if self.depths.keep(len(sequences)):
             return
         both = zip(sequences, followed, strict=True)
-        told = [(seq.slot, seq.occupancy, self._limit(seq) if drafted else 0) for seq, drafted in both]
-        self.depths.choose(DecodingBatch(*_columns(told)))
+        rows = [(seq.slot, seq.occupancy, self._limit(seq) if drafted else 0) for seq, drafted in both]
+        self.depths.choose(DecodingBatch(*_columns(rows)))
 
     def _limit(self, seq: Sequence) -> int:
         most, own = self.depths.spec.steps, seq.generation.request.draft_limits.deepest
@@ -58,14 +58,14 @@ class DepthPacing:
         then the next is chosen now. `seconds`: since the last one landed; None: the loop rested between them.
         """
         rounds = [one for one in landed if one.work.round]
-        asked = self.depth if depth is None else depth
+        requested = self.depth if depth is None else depth
         if rounds:
-            self._learn(rounds, asked)
+            self._learn(rounds, requested)
         alone = bool(rounds) and len(rounds) == len(landed)
         if alone and self._before is not None and seconds is not None:
             gave = sum(len(one.tokens) for one in rounds)
-            self.depths.took(len(rounds), asked, seconds, gave, alike=asked == self._before)
-        self._before = asked if alone else None
+            self.depths.took(len(rounds), requested, seconds, gave, alike=requested == self._before)
+        self._before = requested if alone else None
         if depth is None:
             here = [one.work.seq for one in rounds if one.work.seq.occupancy == one.work.occupancy]
             self.choose(here, [seq.generation.request.speculative for seq in here])
@@ -74,15 +74,15 @@ class DepthPacing:
         """Only from those whose slot is still theirs, and nothing from a plain round."""
         if not depth and not any(one.drafts.offered for one in rounds):
             return
-        told = [
+        rows = [
             (one.work.seq.slot, one.work.occupancy, one.drafts.accepted, self._offered(one, depth))
             for one in rounds
             if one.work.seq.occupancy == one.work.occupancy
         ]
-        if not told:
+        if not rows:
             return
-        slots, occupancies, accepted, offered = _columns(told, 4)
-        limits = np.full(len(told), self.depths.spec.steps)
+        slots, occupancies, accepted, offered = _columns(rows, 4)
+        limits = np.full(len(rows), self.depths.spec.steps)
         self.depths.landed(DecodingBatch(slots, occupancies, limits), depth, accepted, offered)
 
     def _offered(self, one: StepResult, depth: int) -> int:

@@ -103,11 +103,11 @@ class DraftRunner:
         """How many rows behind the certain ones a proposal of `spec` may write."""
         return spec.steps * spec.topk
 
-    def draft(self, asked: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
+    def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
         """Writes the draft KV of all their rows, and proposes for each."""
-        drafted = self.extend([one.extension for one in asked])
+        drafted = self.extend([one.extension for one in inputs])
         requests = []
-        for one, last in zip(asked, drafted, strict=True):
+        for one, last in zip(inputs, drafted, strict=True):
             new = one.extension
             base = new.base + len(new.tokens)
             requests.append(DraftRequest(new.pages, base, last, one.params, one.choice, new.offset))

@@ -41,18 +41,18 @@ class ColocatedDrafter(Drafter):
         drafted = self._runner.extend(
             [DraftExtension(c.seq.pages, c.base, c.tokens, c.features) for c in due]
         )
-        wanted: dict[SpeculationConfig, list[tuple[Sequence, DraftRequest]]] = defaultdict(list)
+        groups: dict[SpeculationConfig, list[tuple[Sequence, DraftRequest]]] = defaultdict(list)
         for commit, last in zip(due, drafted, strict=True):
             seq = commit.seq
             seq.draft_len = commit.base + len(commit.tokens)
             if commit.spec is not None and self._has_room(seq, commit.spec):
                 params = seq.generation.request.params
                 request = DraftRequest(seq.pages, seq.draft_len, last, params, seq.choice)
-                wanted[commit.spec].append((seq, request))
-        for spec, group in wanted.items():
+                groups[commit.spec].append((seq, request))
+        for spec, group in groups.items():
             trees = self._runner.propose([request for _, request in group], spec)
-            found = zip(group, trees, strict=True)
-            self._drafts += [SequenceProposal(seq, request.base, tree) for (seq, request), tree in found]
+            pairs = zip(group, trees, strict=True)
+            self._drafts += [SequenceProposal(seq, request.base, tree) for (seq, request), tree in pairs]
 
     def _has_room(self, seq: Sequence, spec: SpeculationConfig) -> bool:
         """Whether its pages hold the rows that a proposal writes: else its next round is plain.

@@ -50,11 +50,11 @@ class DeviceLookup:
 
     def occupy(self, writes: TableWrites, seq: Sequence) -> None:
         """What the tables must know of a sequence, beside its text, as it takes its slot."""
-        told: list[int] = []
+        prediction: list[int] = []
         if predicted := seq.generation.request.predicted:
-            told = lookup.told(seq.prompt, predicted)[: self._tables.predicted.shape[1]]
-            writes.put("predicted", seq.slot, told)
-        writes.put("looking", seq.slot, (len(seq.prompt), len(told), 0, -1, 0, *lookup.AT_FIRST))
+            prediction = lookup.searched_prediction(seq.prompt, predicted)[: self._tables.predicted.shape[1]]
+            writes.put("predicted", seq.slot, prediction)
+        writes.put("looking", seq.slot, (len(seq.prompt), len(prediction), 0, -1, 0, *lookup.AT_FIRST))
 
 
 def words_predicted(context: int) -> int:

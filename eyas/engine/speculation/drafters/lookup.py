@@ -62,19 +62,21 @@ def look_up(text: SequenceText, depth: int, *, history: bool = True) -> LookupMa
     itself with a period shorter than `depth` goes on.
     """
     answered = len(text.ids) - text.prompt
-    found: list[tuple[int, bool, int]] = []  # match, of the prediction, place of the token that follows
+    matches: list[tuple[int, bool, int]] = []  # match, of the prediction, place of the token that follows
     if text.predicted:
-        match, ends = _longest(text.ids, told(text.ids[: text.prompt], text.predicted), LONGEST)
+        match, ends = _longest(
+            text.ids, searched_prediction(text.ids[: text.prompt], text.predicted), LONGEST
+        )
         if match:
             far = np.abs(ends - LONGEST - answered)
-            found.append((match, True, int(ends[far == far.min()][-1]) - LONGEST))
+            matches.append((match, True, int(ends[far == far.min()][-1]) - LONGEST))
     if history:
         match, ends = _longest(text.ids, text.ids, 1)
         if match:
-            found.append((match, False, int(ends[-1])))
-    if not found:
+            matches.append((match, False, int(ends[-1])))
+    if not matches:
         return None
-    match, predicted, place = max(found)
+    match, predicted, place = max(matches)
     if predicted:
         follows = text.predicted[place : place + depth]
     else:
@@ -96,7 +98,7 @@ def learned(rate: int, right: bool) -> int:
     return rate + ((CERTAIN * right - rate) >> LAG)
 
 
-def told(prompt: Sequence[int], predicted: Sequence[int]) -> list[int]:
+def searched_prediction(prompt: Sequence[int], predicted: Sequence[int]) -> list[int]:
     """The prediction as it is searched: LONGEST ids before it (-1: the prompt has fewer), then its own."""
     before = list(prompt[-LONGEST:])
     return [-1] * (LONGEST - len(before)) + before + list(predicted)

@@ -28,15 +28,15 @@ class _SourceRates:
     lookup: int = AT_FIRST[0]
     head: int = AT_FIRST[1]
     tokens: int = 0  # of the sequence when its newest draft was proposed; 0: none was
-    found: int | None = None  # the first token that was looked up then
+    looked_up: int | None = None  # the first token that was looked up then
     headed: bool = False  # the head proposed then
 
     def learn(self, seq: Sequence) -> None:
         """What came of the newest proposals."""
         if not 0 < self.tokens < len(seq):
             return
-        if self.found is not None:
-            self.lookup = learned(self.lookup, seq.tokens(self.tokens, self.tokens + 1) == [self.found])
+        if self.looked_up is not None:
+            self.lookup = learned(self.lookup, seq.tokens(self.tokens, self.tokens + 1) == [self.looked_up])
         if self.headed:
             self.head = learned(self.head, len(seq) - self.tokens > 1)
 
@@ -69,14 +69,14 @@ class LookupDrafter(Drafter):
         record.learn(seq)
         ids, request = seq.all_tokens(), seq.generation.request
         text = SequenceText(ids, len(seq.prompt), request.predicted)
-        found = look_up(text, self._depth, history=self._history)
+        match = look_up(text, self._depth, history=self._history)
         there = headed is not None and bool(headed.tree.trim(ids[headed.base + 1 :]))
-        record.tokens, record.found = len(ids), found and found.tokens[0]
-        record.headed = there and not prefers(found.match if found else 0, record.lookup, record.head)
-        if found is None or record.headed:
+        record.tokens, record.looked_up = len(ids), match and match.tokens[0]
+        record.headed = there and not prefers(match.match if match else 0, record.lookup, record.head)
+        if match is None or record.headed:
             return headed
         return SequenceProposal(
-            seq, len(ids) - 1, DraftTree(found.tokens, range(ROOT, len(found.tokens) - 1))
+            seq, len(ids) - 1, DraftTree(match.tokens, range(ROOT, len(match.tokens) - 1))
         )
 
     def close(self, seq: Sequence) -> None:
