@@ -87,7 +87,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         return pad_rows(x)
 
     def joined(self, x: torch.Tensor, matrix: Linear) -> torch.Tensor:
-        return matrix(x)
+        return matrix(pad_rows(x))
 
     def given(self, x: torch.Tensor) -> torch.Tensor:
         return pad_rows(x)
@@ -271,7 +271,7 @@ class TorchMachine(Machine[Linear]):
     def join(
         self, features: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, part: JoinPart
     ) -> torch.Tensor:
-        """Padded to whole blocks."""
+        count = len(tokens)
         embedded, features = F.embedding(pad_rows(tokens), part.embedding), pad_rows(features)
         if part.blank is not None:
             embedded = embedded.masked_fill((pad_rows(positions) <= part.blank)[:, None], 0.0)
@@ -279,7 +279,7 @@ class TorchMachine(Machine[Linear]):
             pairs = zip((embedded, features), part.gains, strict=True)
             embedded, features = (rms_norm(x, gain, part.eps) for x, gain in pairs)
         halves = (features, embedded) if part.feature_first else (embedded, features)
-        return torch.cat(halves, dim=-1)
+        return torch.cat(halves, dim=-1)[:count]
 
     def norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, gain, eps)
