@@ -38,7 +38,9 @@ HIDDEN = 64
 
 
 def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str) -> DraftConfig | None:
-    shape = NO_SHAPE if load_format == "dummy" else stored_shapes(folder, str).get("link.weight", NO_SHAPE)
+    if load_format == "dummy":
+        return None
+    shape = stored_shapes(raw, folder, str).get("link.weight", NO_SHAPE)
     if shape == NO_SHAPE:
         return None
     fit, hidden = Fit(folder), target.hidden_size
