@@ -19,7 +19,7 @@ import eyas
 from eyas.commands import INTERRUPTED, USAGE_ERROR, CommandEntry, CommandParser
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.logging import announce, setup
-from eyas.common.machine.children import import_safely
+from eyas.common.machine.processes import import_safely
 
 if TYPE_CHECKING:
     from eyas.common.config import EngineConfig
@@ -153,7 +153,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _worker(args: argparse.Namespace) -> int:
-    from eyas.common.machine.lifeline import die_with_parent
+    from eyas.common.machine.processes import die_with_parent
     from eyas.configuration import worker_config
 
     if args.supervised:
@@ -189,7 +189,7 @@ def _check_room(engine: EngineConfig) -> None:
 
 
 def _gateway(args: argparse.Namespace) -> int:
-    from eyas.common.machine.lifeline import die_with_parent
+    from eyas.common.machine.processes import die_with_parent
     from eyas.configuration import gateway_alone
 
     if args.supervised:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.cluster.hub import model_folder
-from eyas.common.cluster.address import is_unspecified
-from eyas.common.cluster.registry_name import is_redis, listed
+from eyas.common.cluster.names import is_redis, is_unspecified, listed
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
@@ -29,7 +28,7 @@ from eyas.common.config import (
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import visible
 from eyas.common.model_name import model_name, on_hub
-from eyas.common.security import api_keys, key_file, tls_folder
+from eyas.common.security import api_keys, tls_folder
 from kv_transfer.backends import table
 
 # The flags of a local cluster that not every layout has, and the layouts that have them.
@@ -320,7 +319,7 @@ def _key_file(path: str) -> str:
     """The path itself. Raises ConfigError unless the file has keys."""
     flag = "api-key-file"
     try:
-        keys = key_file.read(path)
+        keys = api_keys.read(path)
     except ConfigError as error:
         raise ConfigError(f"--{flag}: {error.message}", param=flag) from error
     if not keys:
@@ -414,7 +413,7 @@ def _check_gpus(args: argparse.Namespace, device: str) -> None:
 
 def own_config(args: argparse.Namespace) -> ServeConfig:
     """The configuration of a cluster for one command, on free ports."""
-    from eyas.common.machine.ports import free_ports
+    from eyas.common.cluster.listening import free_ports
 
     ports = free_ports()
     gateway = GatewayConfig(

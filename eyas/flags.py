@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from eyas.common.cluster.address import is_address, is_host
+from eyas.common.cluster.names import is_address, is_host
 from eyas.common.config import (
     ATTENTION_BACKENDS,
     DTYPES,

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable
 
-from eyas.common.cluster.cluster_name import CLUSTER
+from eyas.common.cluster.names import CLUSTER
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.security import api_keys, tls_folder
 from eyas.flags import (

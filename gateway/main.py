@@ -16,12 +16,12 @@ import uvloop
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from eyas.common import logging as eyas_logging
-from eyas.common.cluster.address import is_loopback, join
 from eyas.common.cluster.discovery import WorkerRegistry, registry
+from eyas.common.cluster.names import is_loopback, join
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
-from eyas.common.machine.descriptors import raise_limit
 from eyas.common.machine.leave import StopSignals
+from eyas.common.machine.processes import raise_limit
 from eyas.common.security.tls import door_context, service_tls
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest

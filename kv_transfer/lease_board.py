@@ -15,7 +15,7 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 from eyas.common.wire.pool import Export
 from kv_transfer.area import create_file
-from kv_transfer.host_file import HostFile
+from kv_transfer.host_files import HostFile
 
 LEASES_PER_PAGE = 2
 """A prompt has a lease for the target's KV and one for the draft's, and a page that it shares with none."""

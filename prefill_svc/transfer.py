@@ -1,20 +1,22 @@
 """`TransferService`: tells pullers which pages of this worker are ready, and sends bytes to remote ones.
 
-Leases are the engine's; this relays. It reads the engine's pools, or has the engine copy what it cannot read,
-and never judges whether a read was in time.
+Leases are the engine's; this relays. It reads the engine's pools, or has the engine copy what it cannot read
+to staging, window by window, and never judges whether a read was in time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
 
 from eyas.common.errors import (
+    DeadlineExceeded,
     EyasError,
     InvalidRequest,
     NotFound,
@@ -23,12 +25,12 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.types import KvHandle, KvKind
-from eyas.common.wire import chunk, convert, convert_pool
+from eyas.common.wire import convert, convert_transfer
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.message import WireFailure
 from eyas.common.wire.pool import PoolInfo
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import EngineReady, EngineStopped
+from eyas.engine.ipc.messages import EngineReady, EngineStopped, PagesStaged, StagePages, UnstagePages
 from eyas.engine.ipc.transfer_messages import (
     LeaseReleased,
     ReleaseLease,
@@ -36,9 +38,9 @@ from eyas.engine.ipc.transfer_messages import (
     WatchOpened,
     WatchUpdate,
 )
+from kv_transfer.area import Pages
 from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import window_pages
-from prefill_svc.staged import SLOT_LEASE_S, StagedPages, StagedWindow
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.internal.v1.TransferService"
@@ -47,6 +49,10 @@ RELEASE_S = 4.0
 REQUEST_S = 5.0  # a puller names the pages to stage as it opens the call
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+AT_ONCE = 2  # windows of one stream: while one is sent, the next one is copied
+SLOT_LEASE_S = 20.0  # a puller that reads slots itself has them so long: its READs are given up before that
+STAGED_S = 5.0  # an engine that has not copied a window by then has too much to do
+TAKEN_S = 3.0  # a puller that takes no chunk in this time gives its slots back: others wait for them
 
 
 @dataclass
@@ -73,7 +79,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         """Adds the service to `server`."""
         transfer_pb2_grpc.add_TransferServiceServicer_to_server(self, server)
         fetch = grpc.unary_stream_rpc_method_handler(
-            self.Fetch, transfer_pb2.FetchRequest.FromString, chunk.encode
+            self.Fetch, transfer_pb2.FetchRequest.FromString, convert_transfer.encode
         )
         server.add_registered_method_handlers(SERVICE, {"Fetch": fetch})  # in place of the generated one
 
@@ -84,7 +90,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
         Raises NotFound if this worker has no such pages, Unavailable while its engine cannot serve.
         """
-        return convert_pool.pool_to_pb(self._info(convert.group_from_pb(request.group)))
+        return convert_transfer.pool_to_pb(self._info(convert.group_from_pb(request.group)))
 
     async def Watch(
         self, request: transfer_pb2.WatchRequest, context: Context
@@ -149,9 +155,9 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         """
         group = self._check(request)
         async with contextlib.aclosing(self._bytes(group, request.id, request.pages)) as data:
-            async for chunk in data:
+            async for convert_transfer in data:
                 self._still_watched(request)
-                yield chunk
+                yield convert_transfer
 
     async def Stage(
         self, requests: AsyncIterator[transfer_pb2.StageRequest], context: Context
@@ -293,3 +299,77 @@ def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
         failed = transfer_pb2.WatchFailed(status=convert.error_to_pb(update.failure.error()))
         messages.append(transfer_pb2.WatchResponse(failed=failed))
     return messages
+
+
+@dataclass(frozen=True)
+class StagedPages:
+    """The pages of one lease. `slots`: the mapped staging; `handle` 0: the proof page alone."""
+
+    engine: EngineClient
+    slots: Pages
+    group: KvKind
+    handle: int
+
+    async def chunks(self, pages: Sequence[int]) -> AsyncGenerator[bytes, None]:
+        """The bytes of `pages`, in order. However this ends, every slot goes back.
+
+        Raises TransferFailed if the engine does not copy them, or the caller is too slow; Unavailable.
+        """
+        size = window_pages(self.slots.shape[1])
+        later = asyncio.get_running_loop().call_later
+        left = (tuple(pages[i : i + size]) for i in range(0, len(pages), size))
+        windows: deque[StagedWindow] = deque()
+        try:
+            while True:
+                while len(windows) < AT_ONCE and (some := next(left, None)):
+                    windows.append(StagedWindow(self, some))
+                if not windows:
+                    return
+                for data in chunks(self.slots, await windows[0].staged()):
+                    slow = later(TAKEN_S, _end, windows)
+                    try:
+                        yield data
+                    finally:
+                        slow.cancel()
+                    if windows[0].ended:
+                        raise TransferFailed(f"the puller took nothing for {TAKEN_S:g} s")
+                windows.popleft().end()
+        finally:
+            _end(windows)
+
+
+class StagedWindow:
+    """Some pages of a lease, from the request for their copies until `end`."""
+
+    def __init__(self, source: StagedPages, pages: tuple[int, ...]) -> None:
+        self.ended = False
+        self._engine = source.engine
+        deadline = asyncio.get_running_loop().time() + STAGED_S
+        self._answer: StreamBuffer[PagesStaged | EngineStopped] = StreamBuffer(2, deadline)
+        self._call = source.engine.open(self._answer.put)
+        source.engine.send(StagePages(self._call, source.group, source.handle, pages))
+
+    async def staged(self) -> tuple[int, ...]:
+        """The slots with the copies."""
+        try:
+            answer = await self._answer.get()
+        except DeadlineExceeded:
+            raise TransferFailed(f"the engine staged no pages within {STAGED_S:g} s") from None
+        match answer:
+            case PagesStaged(failure=None, slots=slots):
+                return slots
+            case PagesStaged(failure=failure) | EngineStopped(failure=failure) if failure is not None:
+                raise failure.error()
+        raise Unavailable("the engine has left")
+
+    def end(self) -> None:
+        """The slots go back, if they came or when they come."""
+        if not self.ended:
+            self.ended = True
+            self._engine.close(self._call)
+            self._engine.send(UnstagePages(self._call))
+
+
+def _end(windows: Iterable[StagedWindow]) -> None:
+    for window in windows:
+        window.end()

@@ -36,7 +36,7 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.speculation.drafters.channels import GRPC, SHM, DecodeChannels, DraftChannels
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker
-from kv_transfer.own_files import new_path
+from kv_transfer.host_files import new_path
 
 BATCHES, WIDTHS = (1, 8, 32), (256, 4096)
 ROWS, STEPS = 3, 3  # of a commit, of a proposal

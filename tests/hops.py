@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from eyas.common.machine.ports import free_ports
+from eyas.common.cluster.listening import free_ports
 from tests.shape import INSTALLED, ROOT
 
 LENGTHS = (1, 48)

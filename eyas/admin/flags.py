@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from eyas.commands import CommandEntry, CommandParser
-from eyas.common.cluster.address import is_host
+from eyas.common.cluster.names import is_host
 from eyas.flags import host, names, positive
 
 KEYS = "eyas.admin.keys"

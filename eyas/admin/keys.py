@@ -1,6 +1,6 @@
 """`eyas keys add`, `list`, `remove`: the file that `--api-key-file` names, changed while gateways read it.
 
-The format of the file is in `eyas.common.security.key_file`.
+The format of the file is in `eyas.common.security.api_keys`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from eyas.commands import CommandParser
-from eyas.common.security import key_file
+from eyas.common.security import api_keys
 
 
 def add_flags(parser: CommandParser) -> None:
@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add(args: argparse.Namespace) -> int:
-    key = sys.stdin.readline().strip() if args.stdin else key_file.new_key()
-    key_file.add(args.file, args.name, key)
+    key = sys.stdin.readline().strip() if args.stdin else api_keys.new_key()
+    api_keys.add(args.file, args.name, key)
     if not args.stdin:
         print(key)
         print(f"eyas: {args.file} has its hash; the key itself stands nowhere else", file=sys.stderr)
@@ -38,11 +38,11 @@ def _add(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    for key in key_file.read(args.file):
+    for key in api_keys.read(args.file):
         print(key.name)
     return 0
 
 
 def _remove(args: argparse.Namespace) -> int:
-    key_file.remove(args.file, args.name)
+    api_keys.remove(args.file, args.name)
     return 0

@@ -22,9 +22,8 @@ from typing import Any, TypeAlias
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
-from eyas.common.machine.children import importing_safely
-from eyas.common.machine.lifeline import signal_on_parent_death
-from kv_transfer.own_files import sweep
+from eyas.common.machine.processes import importing_safely, signal_on_parent_death
+from kv_transfer.host_files import sweep
 
 SILENCE_S = 600.0  # without a line of a part, then it is ended: a large model is loaded meanwhile
 POOLS = Path(EngineConfig.pool_dir)  # what a part leaves there when it dies is removed

@@ -15,7 +15,7 @@ from eyas.bench.asking import TargetServer
 from eyas.bench.backends import Message, Question
 from eyas.bench.jobs import JobTurn, LoadJob, arrivals
 from eyas.bench.records import RequestRecord, RunRecord
-from eyas.common.machine.descriptors import raise_limit
+from eyas.common.machine.processes import raise_limit
 
 LAG_EVERY_S = 0.01
 

@@ -1,8 +1,14 @@
-"""The asyncio client: chat, generate and models over one gRPC channel."""
+"""The asyncio client: chat, generate and models over one gRPC channel.
+
+gRPC does not survive a fork: its threads are gone in the child of a process that used it before, so a call
+would wait for ever, whatever its timeout, on new channels too. Such a call is refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
@@ -10,7 +16,6 @@ from typing import Any, Self, TypeAlias, Unpack
 import grpc
 
 from eyas.client import wire
-from eyas.client.forks import is_forked, refuse_forked
 from eyas.client.types import (
     ChatOptions,
     Choice,
@@ -272,3 +277,23 @@ def _calls(parts: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
     for part in parts:
         arguments[part.index] = arguments.get(part.index, "") + part.arguments
     return tuple(ToolCall(part.id, part.name, arguments[part.index]) for part in parts if part.name)
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that has made a client."""
+    return _home() != os.getpid()
+
+
+def refuse_forked() -> None:
+    """Raises InvalidRequest in such a process."""
+    if is_forked():
+        raise InvalidRequest(
+            "this process was forked from one that has made a client, and gRPC does not survive that: "
+            "make the first client in the child, or start processes by multiprocessing's 'spawn'"
+        )
+
+
+@functools.cache
+def _home() -> int:
+    """The process that made the first client; a forked child remembers its parent's."""
+    return os.getpid()

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from eyas.common.cluster.address import join
+from eyas.common.cluster.names import join
 from eyas.common.errors import EyasError, Unauthorized, Unavailable
 from eyas.common.security.tls import client_context
 

@@ -13,8 +13,15 @@ from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from eyas.client.aio import DEFAULT_RETRIES, DEFAULT_TARGET, DEFAULT_TIMEOUT_S, AsyncClient, AsyncStream
-from eyas.client.forks import is_forked, refuse_forked
+from eyas.client.aio import (
+    DEFAULT_RETRIES,
+    DEFAULT_TARGET,
+    DEFAULT_TIMEOUT_S,
+    AsyncClient,
+    AsyncStream,
+    is_forked,
+    refuse_forked,
+)
 from eyas.client.types import (
     ChatOptions,
     Completion,

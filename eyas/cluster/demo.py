@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from eyas.client import AsyncClient, Message
-from eyas.client.prose import PlainProse
-from eyas.client.terminal import tell
+from eyas.client.terminal import PlainProse, tell
 from eyas.cluster.screen import run_on_screen
 from eyas.cluster.serve import LocalCluster
 from eyas.common.config import ServeConfig

@@ -17,17 +17,16 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-from eyas.cluster.child import ChildProcess, LogLine
-from eyas.cluster.keeper import keep
+from eyas.cluster.child import ChildProcess, LogLine, keep
 from eyas.cluster.plan import gateway_argv
 from eyas.common import logging as eyas_logging
 from eyas.common.cluster.discovery import registry
 from eyas.common.cluster.listening import claim
 from eyas.common.config import SHARED_MEMORY, GatewayConfig
 from eyas.common.errors import ConfigError
-from eyas.common.machine.children import python_module
+from eyas.common.machine.folders import SharedFolder
 from eyas.common.machine.leave import StopSignals
-from eyas.common.machine.shared_folder import SharedFolder
+from eyas.common.machine.processes import python_module
 from eyas.common.security import api_keys
 from eyas.common.security.tls import door_context, service_tls
 from gateway.http.siblings import SUFFIX

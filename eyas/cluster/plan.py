@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 
-from eyas.common.cluster.cluster_name import CLUSTER
+from eyas.common.cluster.names import CLUSTER
 from eyas.common.config import RESERVE_BYTES, EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of

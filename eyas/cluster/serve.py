@@ -17,21 +17,19 @@ from types import TracebackType
 
 import httpx
 
-from eyas.cluster.child import ChildProcess, LogLine
+from eyas.cluster.child import ChildProcess, LogLine, keep
 from eyas.cluster.folder import check_engine, check_gateway
-from eyas.cluster.keeper import keep
 from eyas.cluster.plan import HostResources, gateway_argv, plan, worker_argv
 from eyas.cluster.room import check_room
-from eyas.common.cluster.address import join
-from eyas.common.cluster.listening import listen
+from eyas.common.cluster.listening import free_ports, listen
+from eyas.common.cluster.names import join
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.logging import message_in
 from eyas.common.machine import gpus
-from eyas.common.machine.children import python_module
+from eyas.common.machine.folders import new_pool_folder
 from eyas.common.machine.memory import memory
-from eyas.common.machine.pool_folder import new_pool_folder
-from eyas.common.machine.ports import free_ports
+from eyas.common.machine.processes import python_module
 from eyas.common.security import api_keys
 from eyas.common.security.tls import door_context, service_tls
 from eyas.common.wire import rpc

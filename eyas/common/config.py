@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.common.cluster.address import is_address, join
-from eyas.common.cluster.cluster_name import CLUSTER
+from eyas.common.cluster.names import CLUSTER, is_address, join
 from eyas.common.errors import ConfigError
 from eyas.common.tokenizers.text_source import TextSource
 from eyas.common.types import EXACT, FAST, Role

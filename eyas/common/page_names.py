@@ -1,16 +1,21 @@
-"""Names of pages in a prefix cache: a digest of all tokens from the prompt's start to the page's key.
+"""Names of pages in a prefix cache, and those of a worker's with their latest changes, as it reports them.
 
-A page's key is its own tokens and `lookahead` more, where draft KV lives in the same pages. Workers and
-gateways compute the same names, and so can speak of pages without sending tokens.
+A name is a digest of all tokens from the prompt's start to the page's key: its own tokens and `lookahead`
+more, where draft KV lives in the same pages. Workers and gateways compute the same names, and so can speak of
+pages without sending tokens. A worker's report has a bounded log of changes; who is further behind gets all
+names.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 NAME_BYTES = 16
 _ID: Final = "i"  # a token id as it is digested
@@ -18,6 +23,7 @@ ID_BYTES = 4  # so that a page's are one block of the digest
 SHORT_BYTES = 8
 """The bytes of a name on its way: two pages with one short name cost a prompt computed twice, never a token.
 """
+MOST_LOGGED = 1 << 20  # bytes of names
 
 
 @dataclass(frozen=True)
@@ -94,3 +100,59 @@ def named(parent: bytes, key: tuple[int, ...]) -> bytes:
 def split(names: bytes) -> Iterator[bytes]:
     """Packed short names, one by one."""
     return (names[i : i + SHORT_BYTES] for i in range(0, len(names), SHORT_BYTES))
+
+
+class CacheNews(msgspec.Struct, frozen=True):
+    """Packed short names of pages: forget the `dropped` ones, all if `whole`; then hold the `added` ones.
+
+    `epoch`: of the pool. `until`: what to ask after next.
+    """
+
+    epoch: int
+    shape: PageShape
+    added: bytes = b""
+    dropped: bytes = b""
+    whole: bool = False
+    until: int = 0
+
+
+class CachedPages:
+    """The pages of one pool."""
+
+    def __init__(self, epoch: int, shape: PageShape, most_logged: int = MOST_LOGGED) -> None:
+        self._epoch = epoch
+        self._shape = shape
+        self._most = most_logged
+        self._cached: dict[bytes, None] = {}
+        self._log: deque[tuple[bytes, bytes]] = deque()  # (dropped, added)
+        self._logged = 0  # bytes
+        self._end = 0  # the number of the next change
+
+    def change(self, added: bytes, dropped: bytes) -> None:
+        """Notes what the engine said."""
+        for name in split(dropped):
+            self._cached.pop(name, None)
+        self._cached.update(dict.fromkeys(split(added)))
+        self._log.append((dropped, added))
+        self._end += 1
+        self._logged += len(dropped) + len(added)
+        while self._logged > self._most:
+            self._logged -= sum(map(len, self._log.popleft()))
+
+    def since(self, number: int | None) -> CacheNews | None:
+        """Returns the changes from `number` on; for None, or where the log is too short, all cached pages.
+
+        None: nothing changed.
+        """
+        if number == self._end:
+            return None
+        if number is None or number < self._end - len(self._log):
+            return CacheNews(self._epoch, self._shape, b"".join(self._cached), whole=True, until=self._end)
+        dropped: set[bytes] = set()
+        added: dict[bytes, None] = {}
+        for out, came in list(self._log)[number - self._end :]:
+            for name in split(out):
+                added.pop(name, None)
+                dropped.add(name)
+            added.update(dict.fromkeys(split(came)))
+        return CacheNews(self._epoch, self._shape, b"".join(added), b"".join(dropped), until=self._end)

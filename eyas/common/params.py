@@ -1,4 +1,4 @@
-"""Sampling parameters: what a caller may ask of the sampler, and which values are valid.
+"""Sampling parameters and priorities: what a caller may ask, and which values are valid.
 
 Plain values, shared by the SDK, the gateway, the wire and the engine. The arithmetic is in
 `eyas.engine.sampling`; stop strings belong to the gateway.
@@ -17,6 +17,9 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 64
 INT32_MAX = 2**31 - 1  # the largest whole number on the wire, seeds aside
+MOST_PRIORITY = 100  # and the least is its negative
+PRIORITY_S = 1.0
+"""Seconds of waiting that one unit is worth: so none waits for ever behind those that count more."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):

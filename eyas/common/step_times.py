@@ -1,13 +1,15 @@
-"""The time of an engine's step: a measured table, read between its points on straight lines.
+"""The time of an engine's step: a measured table, the pace over it, and the share of steps with prompts.
 
-A step's time is the sum of what its rows take (products and row kernels), what its decode rows read of keys
-and values, and what its prompt rows attend to.
+The table is read between its points on straight lines. A step's time is the sum of what its rows take
+(products and row kernels), what its decode rows read of keys and values, and what its prompt rows attend to.
+The pace is the ratio of measured to predicted times, by kind of step.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +18,20 @@ MANY_CHUNKS = 6
 
 LEAST_ROWS = 64
 """Prompt rows beside any number of decoding sequences: prompts go on however many decode."""
+FADE_S = 5.0
+"""After steps of a kind that take this long, those before them have lost all but 1/e of their weight."""
+
+ENOUGH_S = 0.3
+"""Predicted time of the steps of a kind that count; with less, nothing is said of it."""
+
+MOST = 4.0
+"""A step that took longer than this many times the prediction waited for something: it counts as so long."""
+
+CHANGE = 0.05
+"""Paces within this part of one another are alike: what follows from them need not change."""
+
+WINDOW_S = 4.0
+"""After this time, what was measured has lost all but 1/e of its weight."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,7 @@ class StepPace:
 
 
 UNSEEN = StepPace(0.0, 0.0, 0.0)
+KINDS = StepPace.__dataclass_fields__.keys()
 
 
 @dataclass(frozen=True)
@@ -116,3 +133,68 @@ def prompt_s(times: StepTimes, budget: StepBudget, tokens: int, decoding: int, c
         return 0.0
     rows = min(budget.prompt_rows(decoding, tokens), tokens)
     return tokens / rows * times.step_s(decoding, context, rows, rows * min(tokens, 4 * rows) / 2)
+
+
+class PaceMeter:
+    """Told of every step. What it says of a kind stays as it is while no such step runs."""
+
+    def __init__(self) -> None:
+        self._sums = {kind: (0.0, 0.0) for kind in KINDS}  # measured and predicted seconds, fading
+
+    def ran(self, decoding: int, prompt_rows: int, measured_s: float, predicted_s: float) -> None:
+        """A step ran: `decoding` sequences and `prompt_rows` rows of prompts, at least one of either."""
+        kind = "decode" if not prompt_rows else "mixed" if decoding else "prompt"
+        decay = math.exp(-predicted_s / FADE_S)
+        measured, predicted = self._sums[kind]
+        measured_s = min(measured_s, MOST * predicted_s)
+        self._sums[kind] = decay * measured + measured_s, decay * predicted + predicted_s
+
+    @property
+    def pace(self) -> StepPace:
+        """The pace by kind of step; 0.0 for a kind with too few steps."""
+        return StepPace(
+            **{
+                kind: measured / predicted if predicted >= ENOUGH_S else 0.0
+                for kind, (measured, predicted) in self._sums.items()
+            }
+        )
+
+
+def mean_pace(reported: Iterable[StepPace]) -> StepPace:
+    """The mean of what alike workers say.
+
+    Steps of which none of them has seen any are taken to be as fast as the fastest kind: so they are tried.
+    """
+    paces, means = list(reported), {}
+    for kind in KINDS:
+        seen = [value for pace in paces if (value := getattr(pace, kind))]
+        if seen:
+            means[kind] = sum(seen) / len(seen)
+    best = min(means.values(), default=1.0)
+    return StepPace(**{kind: means.get(kind, best) for kind in KINDS})
+
+
+def alike(one: StepPace, other: StepPace) -> bool:
+    """Whether they differ by so little that nothing follows from it."""
+    pairs = [(getattr(one, kind), getattr(other, kind)) for kind in KINDS]
+    return all(abs(new - old) <= CHANGE * old for new, old in pairs)
+
+
+class PromptShare:
+    """Told of every step, in order. Times are seconds of one clock; time without steps counts as none."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._end_s = -math.inf
+
+    def ran(self, start_s: float, end_s: float, *, prompts: bool) -> None:
+        """A step ran; `prompts`: it computed prompt rows. What an earlier step overlaps counts as that's."""
+        start_s = max(start_s, self._end_s)
+        end_s = max(start_s, end_s)
+        decay = math.exp(-(end_s - start_s) / WINDOW_S)
+        self._share = decay * self.at(start_s) + (1.0 - decay if prompts else 0.0)
+        self._end_s = end_s
+
+    def at(self, now_s: float) -> float:
+        """The share, from 0 to 1."""
+        return self._share and self._share * math.exp(-(now_s - self._end_s) / WINDOW_S)

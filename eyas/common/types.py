@@ -66,7 +66,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     is shared fairly between `caller`s (names of API keys), then between `call`s (an id that all prompts of
     one HTTP or gRPC call have). `begun`: its client has a token already, so it is never refused for load.
     `predicted`: what the caller expects the answer to be, which is drafted from and changes no token.
-    `priority`: lower is earlier, see `eyas.common.priority`. `session`: its conversation's name, or ""; for
+    `priority`: lower is earlier, see `eyas.common.params`. `session`: its conversation's name, or ""; for
     routers, so it does not travel. `request_id` and `traceparent`: of the call, for
     logs (see `eyas.common.logging`).
     """

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from eyas.common.step_pace import mean_pace
-from eyas.common.step_times import StepPace, StepTimes
+from eyas.common.step_times import StepPace, StepTimes, mean_pace
 from eyas.simulator.hardware import WorkerHardware
 from eyas.simulator.worker import SimulatedJob, SimulatedStep, SimulatedWorker
 from eyas.simulator.workload import SimulatedRequest

@@ -12,9 +12,7 @@ import heapq
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
-from eyas.common.prompt_share import PromptShare
-from eyas.common.step_pace import PaceMeter
-from eyas.common.step_times import StepPace, StepTimes
+from eyas.common.step_times import PaceMeter, PromptShare, StepPace, StepTimes
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S
 from eyas.simulator.hardware import WorkerHardware
 from eyas.simulator.workload import BLOCK_TOKENS, SimulatedRequest

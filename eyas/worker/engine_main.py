@@ -13,7 +13,7 @@ from typing import NoReturn
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
-from eyas.common.machine.lifeline import signal_on_parent_death
+from eyas.common.machine.processes import signal_on_parent_death
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import EngineStopped, WireFailure
 from eyas.engine.loading.startup import EngineStart

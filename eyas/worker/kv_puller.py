@@ -36,9 +36,8 @@ from eyas.engine.ipc.messages import (
     StopCopy,
     WireFailure,
 )
-from eyas.worker.fetches import FetchTasks
+from eyas.worker.fetches import FetchTasks, OpenStagings
 from eyas.worker.probes import LinkProbes
-from eyas.worker.stagings import OpenStagings
 from kv_transfer.layout import check_compatible
 
 _log = logging.getLogger("eyas.pulls")

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from eyas.common.cluster.discovery import WorkerPresence, registry
-from eyas.common.cluster.registry_name import is_redis, listed
+from eyas.common.cluster.names import is_redis, listed
 from eyas.common.config import WorkerConfig
 from eyas.common.errors import TransferFailed
 from eyas.common.types import Role, WorkerInfo

@@ -28,8 +28,7 @@ from eyas.engine.ipc.messages import (
     StageCopy,
     WireFailure,
 )
-from eyas.worker.fetches import FetchTasks
-from eyas.worker.stagings import OpenStagings
+from eyas.worker.fetches import FetchTasks, OpenStagings
 from kv_transfer.layout import check_compatible
 
 ANSWER_S = 8.0  # an engine answers within 5 s, and what it is in the middle of

@@ -20,14 +20,13 @@ import uvloop
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import DeadlineExceeded, Unavailable
-from eyas.common.machine.children import importing_safely
-from eyas.common.machine.descriptors import raise_limit
+from eyas.common.machine.folders import living_in
 from eyas.common.machine.leave import StopSignals
-from eyas.common.machine.pool_folder import living_in
+from eyas.common.machine.processes import importing_safely, raise_limit
 from eyas.worker import engine_main
 from eyas.worker.front import WorkerFront
 from eyas.worker.link import ZmqFront, new_endpoint
-from kv_transfer.own_files import sweep
+from kv_transfer.host_files import sweep
 
 START_S = 600.0  # from the spawn to a loaded, warmed-up engine
 LEAVE_S = 5.0  # from Shutdown to SIGKILL

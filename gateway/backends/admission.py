@@ -41,7 +41,7 @@ class GenerationOptions:
     `default_max_tokens`, if there is one. `params.max_tokens` is not read; a `params.top_k` of -1 means all,
     as 0 does. `seed` None: the server's. `truncate_prompt`: how many of the prompt's last tokens stay; -1: as
     many as leave space for `max_tokens`. `predicted`: ids of the expected answer. `priority`: see
-    `eyas.common.priority`. `session`: its conversation's name. Prompts with the same `call` share one call's
+    `eyas.common.params`. `session`: its conversation's name. Prompts with the same `call` share one call's
     part of a worker. `cut_to_fit`: more than fit are as many as fit, not an error.
     """
 

@@ -33,7 +33,7 @@ from eyas.common.types import (
     TokenEntry,
     WorkerInfo,
 )
-from eyas.common.wire.replies import (
+from eyas.common.wire.message import (
     PagesLost,
     PrefillDone,
     PrefillStarted,

@@ -16,7 +16,7 @@ import msgspec
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import EngineTimings, FirstToken, GenerationRequest, KvHandle, Role, TokenEntry
 from eyas.common.wire.clients import PrefillEvent, Reply
-from eyas.common.wire.replies import PrefillDone, PrefillStarted, RequestAdmitted, RequestFailed
+from eyas.common.wire.message import PrefillDone, PrefillStarted, RequestAdmitted, RequestFailed
 from gateway.backends.base import FastPath
 from gateway.backends.sessions import SessionListener
 from gateway.routing.cluster import Cluster

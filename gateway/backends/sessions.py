@@ -14,7 +14,7 @@ from typing import Protocol
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle, TokenEntry
 from eyas.common.wire.clients import DecodeSession, DecodeSessionClient, Heartbeat, Reply, SessionEvent
-from eyas.common.wire.replies import StepReply
+from eyas.common.wire.message import StepReply
 from gateway.backends.base import FastPath
 
 SILENCE_S = 5.0  # without a message a worker counts as lost: it sends a heartbeat every second

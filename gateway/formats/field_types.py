@@ -11,8 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
-from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_TOP_LOGPROBS
-from eyas.common.priority import MOST_PRIORITY
+from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_TOP_LOGPROBS, MOST_PRIORITY
 from gateway.formats.fields import WHOLE, as_ids, refuse, whole
 
 MAX_CHOICES = 16

@@ -22,7 +22,7 @@ import msgspec
 
 from eyas.common.errors import InvalidRequest, Overloaded, Unavailable
 from eyas.common.grammars.notations import Grammar
-from eyas.common.machine.children import python_module
+from eyas.common.machine.processes import python_module
 from eyas.common.types import GenerationRequest
 from gateway.backends.base import GenerationBackend, GenerationStream, PassingBackend
 from gateway.limits.turns import FairQueue, QueueClaim

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar
-from eyas.common.priority import MOST_PRIORITY
+from eyas.common.params import MOST_PRIORITY
 from eyas.common.types import (
     FinishCause,
     GenerationRequest,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, Unauthorized
-from eyas.common.security.key_file import ApiKey, digest_of, read
+from eyas.common.security.api_keys import ApiKey, digest_of, read
 
 LOOK_S = 1.0  # a file is looked at when a caller comes, and this long after the last look at the earliest
 _NAME_DIGITS = 12

@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from eyas.common.priority import PRIORITY_S
+from eyas.common.params import PRIORITY_S
 
 Item = TypeVar("Item", bound=Hashable)
 

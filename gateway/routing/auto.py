@@ -16,8 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from eyas.common.step_pace import mean_pace
-from eyas.common.step_times import StepPace, StepRates
+from eyas.common.step_times import StepPace, StepRates, mean_pace
 from eyas.common.types import Role
 from gateway.backends.delivery import TokenTimes
 from gateway.observe.metrics import PlacementMetrics

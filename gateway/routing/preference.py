@@ -16,8 +16,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Sequence
 
-from eyas.common.step_pace import alike
-from eyas.common.step_times import StepPace
+from eyas.common.step_times import StepPace, alike
 from gateway.routing.capacity import RequestMix, capacity
 from gateway.routing.placement import AdmissionPreference, MeasuredRates, WorkerPlace
 

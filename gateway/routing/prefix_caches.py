@@ -16,8 +16,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
-from eyas.common.cached_pages import CacheNews
-from eyas.common.page_names import ID_BYTES, SHORT_BYTES, PageNames, PageShape, packed, split
+from eyas.common.page_names import ID_BYTES, SHORT_BYTES, CacheNews, PageNames, PageShape, packed, split
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
 

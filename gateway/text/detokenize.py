@@ -17,7 +17,7 @@ from typing import Protocol
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers.decoders import DecodeStream
 
-from eyas.common.tokenizers.decoders import compile_decoder, decoder_of
+from eyas.common.tokenizers.vocabulary import compile_decoder, decoder_of
 
 _CONTEXT = 16  # tokens before a text that can change how it begins
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.machine.children import python_module
+from eyas.common.machine.processes import python_module
 from gateway.text.render_child import read_frame, write_frame
 from gateway.text.templates import ChatTemplate, TooManySteps
 

@@ -1,4 +1,4 @@
-"""The interface of a backend, and the records of one copy."""
+"""The interface of a backend, the records of one copy, and what is common to ways whose copies block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import RankPages
 from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea, Pages, PoolArea
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_thread import CopyDone, CopyThread
 
 
 @dataclass(frozen=True)
@@ -183,3 +183,49 @@ def runs(src: tuple[int, ...], dst: tuple[int, ...]) -> Iterator[tuple[int, int,
         if i == len(src) or src[i] != src[i - 1] + 1 or dst[i] != dst[i - 1] + 1:
             yield src[start], dst[start], i - start
             start = i
+
+
+class BlockingBackend(TransferBackend):
+    """A subclass says what it exports, what it opens, and how it copies."""
+
+    def __init__(self, area: PoolArea) -> None:
+        self.area = area
+        self._thread: CopyThread[CopyJob] = CopyThread(self.name)
+        self._checksums: dict[tuple[int, int], int] = {}  # of proofs, by name, until they are asked for
+
+    @abstractmethod
+    def copy(self, source: PeerSource, job: CopyJob) -> int:
+        """Move the bytes of a job and give their number; called by the copy thread.
+
+        Raises an EyasError (TransferFailed if the peer is gone). However it ends, nothing writes to the
+        destination afterwards, and it ends within a bounded time.
+        """
+
+    def read_back(self, source: PeerSource, proof: CopyJob) -> int:
+        """CRC-32 of the page that `proof` has brought, where it landed; called by the copy thread.
+
+        A backend whose copies do not land in `area` has its own.
+        """
+        return self.area.checksum(proof.dst_pages[0])
+
+    def start(self, source: PeerSource, job: CopyJob) -> None:
+        self._thread.submit(job, lambda: self._do(source, job))
+
+    def poll(self) -> list[CopyResult]:
+        done = self._thread.finished()
+        return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
+
+    def cancel(self, job: CopyJob) -> None:
+        self._thread.cancel(job)
+
+    def checksum(self, proof: CopyJob) -> int:
+        return self._checksums.pop(proof.name)
+
+    def close(self, deadline: float) -> bool:
+        return self._thread.close(deadline)
+
+    def _do(self, source: PeerSource, job: CopyJob) -> int:
+        moved = self.copy(source, job)
+        if job.proof is not None:
+            self._checksums[job.name] = self.read_back(source, job)
+        return moved

@@ -1,12 +1,17 @@
 """`cuda_ipc`: the peer's pool is memory of GPUs of this host, which this process maps and reads.
 
-An owner's death does not disturb a copy: only the lease decides what its bytes are worth. Ranks may differ in
-number: each of ours takes its heads from the peer's ranks that have them; from one, where all have all.
+An owner's death does not disturb a copy: only the lease decides what its bytes are worth. But it leaves the
+memory readable, and allocated: it is free only when all have unmapped it. So a thread waits for the end of
+each owner, and unmaps at once. Ranks may differ in number: each of ours takes its heads from the peer's ranks
+that have them; from one, where all have all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +21,11 @@ import numpy as np
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea
-from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource, check_pages, runs
-from kv_transfer.backends.blocking import BlockingBackend
-from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
-from kv_transfer.gpu.mapping import MappedMemory
-from kv_transfer.host_file import HostFile
-from kv_transfer.shares import HeadShare, replicas, shares
+from kv_transfer.backends.base import BackendSite, BlockingBackend, CopyJob, PeerSource, check_pages, runs
+from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuDriver, GpuMemory
+from kv_transfer.gpu.handover import take, wait_for_end
+from kv_transfer.host_files import HostFile
+from kv_transfer.layout import HeadShare, replicas, shares
 
 
 @dataclass(frozen=True)
@@ -200,3 +204,67 @@ def _number(export: Export, field: str) -> int:
     if not text.isdigit():
         raise ConfigError(f"the peer's KV pool has {text!r} for its {field}, which is no number")
     return int(text)
+
+
+class MappedMemory:
+    """The memory of the giver at `path`, mapped for one GPU of ours."""
+
+    def __init__(self, path: str, driver: GpuDriver) -> None:
+        self._path = path
+        self.driver = driver
+        self._using = threading.Lock()  # by the copy that runs, or the one that maps or unmaps
+        self._memory: GpuMemory | None = None
+        self._giver: socket.socket | None = None
+        self._watcher: threading.Thread | None = None
+        self._gone = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether the owner has ended, or we have closed it."""
+        return self._gone
+
+    @contextlib.contextmanager
+    def mapped(self) -> Iterator[GpuMemory]:
+        """The memory, mapped at least until the end of the `with`.
+
+        Raises TransferFailed if the owner is gone, or gives nothing; DriverError if it cannot be mapped.
+        """
+        with self._using:
+            yield self._map()
+
+    def close(self) -> None:
+        """Unmaps, once no copy holds it."""
+        with self._using:
+            self._gone = True
+            if self._giver is not None:
+                with contextlib.suppress(OSError):
+                    self._giver.shutdown(socket.SHUT_RDWR)  # wakes the watcher
+        if self._watcher is not None:
+            self._watcher.join()
+
+    def _map(self) -> GpuMemory:
+        if self._gone:
+            raise TransferFailed(f"the owner of {self._path} is gone")
+        if self._memory is None:
+            taken = take(self._path)
+            try:
+                self._memory = self.driver.map(taken.descriptor, taken.size)
+            except DriverError:
+                taken.giver.close()
+                raise
+            finally:
+                os.close(taken.descriptor)
+            self._giver = taken.giver
+            self._watcher = threading.Thread(target=self._until_end, name="kv-mapping", daemon=True)
+            self._watcher.start()
+        return self._memory
+
+    def _until_end(self) -> None:
+        assert self._giver is not None
+        wait_for_end(self._giver)
+        with self._using:  # a copy that runs ends well: the memory lives as long as it is mapped
+            self._gone = True
+            self._giver.close()
+            assert self._memory is not None
+            self.driver.unmap(self._memory)
+            self._memory = None

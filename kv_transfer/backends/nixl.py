@@ -20,8 +20,7 @@ from typing import Any
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
-from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, RemotePages, load
-from kv_transfer.backends.nixl_link import NixlPeer
+from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, RemotePages, load
 from kv_transfer.backends.nixl_reads import NixlReads
 from kv_transfer.backends.nixl_staged import StagedCopies
 from kv_transfer.copy_thread import CopyDone

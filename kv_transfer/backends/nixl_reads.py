@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.backends.base import CopyJob, check_pages
-from kv_transfer.backends.nixl_agent import NixlAgent, ReadFate
-from kv_transfer.backends.nixl_link import LinkPhase, NixlLink, NixlPeer
+from kv_transfer.backends.nixl_agent import LinkPhase, NixlAgent, NixlLink, NixlPeer, ReadFate
 from kv_transfer.copy_thread import CopyDone
 
 READ_BYTES = 32 * 2**20  # the most of one READ: a post may block for all of it

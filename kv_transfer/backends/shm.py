@@ -16,9 +16,8 @@ import numpy as np
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.wire.pool import Export
 from kv_transfer.area import Pages
-from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource, copy_pages
-from kv_transfer.backends.blocking import BlockingBackend
-from kv_transfer.host_file import HostFile
+from kv_transfer.backends.base import BackendSite, BlockingBackend, CopyJob, PeerSource, copy_pages
+from kv_transfer.host_files import HostFile
 
 
 @dataclass(frozen=True)

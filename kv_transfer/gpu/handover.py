@@ -18,7 +18,7 @@ from pathlib import Path
 
 from eyas.common.errors import TransferFailed
 from kv_transfer.gpu.driver import DriverError
-from kv_transfer.host_socket import is_ours, listen_at
+from kv_transfer.host_files import is_ours, listen_at
 
 _SIZE = struct.Struct("<Q")
 _WAITING = 64  # connections that are not accepted yet

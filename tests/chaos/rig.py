@@ -15,13 +15,13 @@ from pathlib import Path
 from eyas.client import AsyncClient
 from eyas.cluster.serve import LocalCluster as Processes
 from eyas.common.cluster.discovery import registry
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.errors import EyasError
-from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest, Role, TokenEntry, WorkerInfo
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
-from eyas.common.wire.replies import PrefillDone, PrefillStarted, RequestAdmitted
+from eyas.common.wire.message import PrefillDone, PrefillStarted, RequestAdmitted
 from gateway.backends.generate import ClusterGeneration
 from gateway.backends.legs import DecodeLeg, LegEvent, PrefillLeg
 from gateway.routing import router

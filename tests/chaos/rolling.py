@@ -30,8 +30,8 @@ from rich.table import Table
 
 from eyas.cluster.child import ChildProcess
 from eyas.cluster.plan import ClusterPlan, HostResources, gateway_argv, plan, worker_argv
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
-from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest, Role
 from tests.chaos.streams import make_requests
 

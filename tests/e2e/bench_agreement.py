@@ -26,7 +26,7 @@ from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import fit
 from eyas.bench.measure import SAFE_VOCABULARY, look
 from eyas.bench.runner import Workload, run_load
-from eyas.common.machine.ports import free_ports
+from eyas.common.cluster.listening import free_ports
 
 BOUND = 0.03
 WARM_UP = "1x128x64x2"  # as the other client does, so that both find the server as busy

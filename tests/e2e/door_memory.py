@@ -23,8 +23,8 @@ import grpc
 import httpx
 
 from eyas.client import AsyncClient
+from eyas.common.cluster.listening import free_ports
 from eyas.common.errors import EyasError
-from eyas.common.machine.ports import free_ports
 from eyas.common.types import Role
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "rpc"))

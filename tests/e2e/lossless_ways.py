@@ -17,8 +17,8 @@ import msgspec
 
 from eyas.client import AsyncClient, Completion
 from eyas.cluster.serve import LocalCluster
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
-from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest
 from eyas.engine.speculation.drafters.base import Drafter
 from tests.unit.loopback import Loopback, Result, wait_all

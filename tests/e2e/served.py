@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import NANO
-from eyas.common.machine.ports import free_ports
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 START_S = 180.0

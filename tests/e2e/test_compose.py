@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from eyas import cli
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import SHARED_MEMORY
-from eyas.common.machine.ports import free_ports
 from tests.e2e.served import wait_until
 from tests.rpc.redis_server import SERVER
 

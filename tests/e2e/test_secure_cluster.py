@@ -21,7 +21,7 @@ from served import Served, make_folders, serving, wait_until
 
 from eyas.client import AsyncClient
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.security import key_file
+from eyas.common.security import api_keys
 from eyas.common.security.tls import ServiceTls
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
@@ -43,7 +43,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def cluster(ours: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     parent = tmp_path_factory.mktemp("models")
     keys = str(parent / "keys")
-    key_file.add(keys, "alice", KEY)
+    api_keys.add(keys, "alice", KEY)
     flags = ["--transfer=grpc", f"--tls-dir={ours.services}", f"--api-key-file={keys}", "--drain-s=1"]
     flags += ["--tool-call-parser=hermes"]
     flags += [f"--ssl-certfile={ours.door.certfile}", f"--ssl-keyfile={ours.door.keyfile}"]

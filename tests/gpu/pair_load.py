@@ -17,7 +17,7 @@ from eyas.bench.asking import TargetServer
 from eyas.bench.jobs import FIRST_PLAIN_ID, LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import ClientMeter
-from eyas.common.machine.descriptors import raise_limit
+from eyas.common.machine.processes import raise_limit
 
 
 @dataclass(frozen=True)

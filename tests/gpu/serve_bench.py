@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 import psutil
 
-from eyas.common.machine.ports import free_ports
+from eyas.common.cluster.listening import free_ports
 
 SERVE = ("--device", "cuda", "--layout", "unified", "--load-format", "dummy")  # flags given later win
 CASES = ("bs1", "bs8", "bs32", "s1k")

@@ -17,13 +17,13 @@ import msgspec
 import pytest
 import torch
 
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import NANO, EngineConfig, SpeculationConfig, WorkerConfig, resolve_engine
-from eyas.common.machine.ports import free_ports
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import DecodeSession
-from eyas.common.wire.replies import StepReply
+from eyas.common.wire.message import StepReply
 from eyas.worker import engine_main
 from gateway.text.tokenizer import Tokenizer
 from tests.gpu.time_remote import PAGE_S, Engine, commits, counted, ready, running

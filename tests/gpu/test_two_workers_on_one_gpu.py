@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from eyas.cluster.plan import worker_argv
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, WorkerConfig, resolve_engine
 from eyas.common.errors import EyasError
-from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest, KvHandle, Role
-from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire import clients, message, rpc
 from tests.gpu.test_engine_on_gpu import SLACK, Reference, chats
 from tests.unit.loopback import Loopback, Result, wait_all
 
@@ -98,7 +98,7 @@ async def until_serving(address: str, log: Path) -> None:
 async def handles(channel: Any, request: GenerationRequest) -> tuple[KvHandle, ...]:
     found: tuple[KvHandle, ...] = ()
     async for event in clients.PrefillClient(channel).prefill(request, 1, False):
-        if isinstance(event, replies.PrefillStarted):
+        if isinstance(event, message.PrefillStarted):
             found = event.handles
     return found
 
@@ -120,9 +120,9 @@ async def answers(
             left = set(tokens)
             async for event in events:
                 assert not isinstance(
-                    event, replies.PagesLost | replies.RequestFailed | replies.RequestRejected
+                    event, message.PagesLost | message.RequestFailed | message.RequestRejected
                 ), event
-                for entry in event.entries if isinstance(event, replies.StepReply) else ():
+                for entry in event.entries if isinstance(event, message.StepReply) else ():
                     tokens[entry.id][entry.index :] = entry.tokens
                     if entry.timings is not None:
                         ways.add(entry.timings.transfer_path)

@@ -37,7 +37,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import DecodeSession, DecodeSessionClient
-from eyas.common.wire.replies import StepReply
+from eyas.common.wire.message import StepReply
 from eyas.engine.speculation.synthetic import resolve
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker

@@ -18,7 +18,7 @@ from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, EngineReady, WatchOpened, WatchUpdate
 from kv_transfer.area import Pages
-from kv_transfer.host_file import HostFile
+from kv_transfer.host_files import HostFile
 from prefill_svc.transfer import TransferServicer
 
 GEOMETRY = PoolGeometry(

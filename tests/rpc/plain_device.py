@@ -12,8 +12,7 @@ import numpy as np
 from eyas.common.errors import ConfigError
 from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea, Pages
-from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource, copy_pages
-from kv_transfer.backends.blocking import BlockingBackend
+from kv_transfer.backends.base import BackendSite, BlockingBackend, CopyJob, PeerSource, copy_pages
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from scripted_backend import nano_tokenizer
 from test_generate_paths import until
 
 from eyas.common.cluster.discovery import registry
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, GatewayConfig
-from eyas.common.machine.ports import free_ports
 from eyas.common.types import Role
 from gateway.backends.generate import ClusterBackend
 from gateway.grpc.front import GrpcFront

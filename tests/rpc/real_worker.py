@@ -18,7 +18,7 @@ import torch
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.security.tls import service_tls
 from eyas.common.types import GenerationRequest, KvHandle, Role
-from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire import clients, message, rpc
 from eyas.engine.ipc.messages import EngineLoad
 from eyas.engine.loading.build import build_engine
 from eyas.worker.front import WorkerFront
@@ -145,7 +145,7 @@ class Decode:
         tokens: list[int] = []
         path = ""
         while True:
-            for entry in (await self.next(replies.StepReply)).entries:
+            for entry in (await self.next(message.StepReply)).entries:
                 tokens[entry.index :] = entry.tokens
                 path = entry.timings.transfer_path if entry.timings else path
                 if entry.finish is not None:

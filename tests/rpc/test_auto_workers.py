@@ -18,12 +18,12 @@ from scripted_backend import each
 from test_generate_paths import until
 
 from eyas.common.cluster.discovery import registry
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig
-from eyas.common.machine.ports import free_ports
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.common.wire.clients import InfoClient
-from eyas.common.wire.replies import StepReply
+from eyas.common.wire.message import StepReply
 from eyas.common.wire.rpc import channel
 from gateway.backends.generate import ClusterBackend
 from gateway.observe.metrics import PlacementMetrics

@@ -13,10 +13,9 @@ from real_cluster import RealCluster, real_cluster
 from real_worker import tiny_config
 from test_generate_paths import until
 
-from eyas.common.cached_pages import CachedPages, CacheNews
 from eyas.common.cluster.discovery import registry
 from eyas.common.errors import Unavailable
-from eyas.common.page_names import PageShape
+from eyas.common.page_names import CachedPages, CacheNews, PageShape
 from eyas.common.types import Role
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient

@@ -16,8 +16,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
-from eyas.common.machine.ports import free_ports
 from gateway.main import fronts
 from gateway.observe.metrics import GatewayMetrics
 

@@ -18,8 +18,8 @@ from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 from test_http_tools import SAYS
 from tool_models import WIDE, speaker, tokenizer_of
 
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
-from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest, Role
 from gateway.main import fronts
 from gateway.observe.metrics import GatewayMetrics

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp
 from test_console import SPLIT
 from test_request_ids import tiny_config
 
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError
-from eyas.common.machine.ports import free_ports
 from eyas.evals import determinism
 from gateway.backends.generate import ClusterBackend
 from gateway.http.front import create_app

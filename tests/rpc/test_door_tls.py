@@ -23,10 +23,10 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from eyas.bench.http import MeasuredServer
 from eyas.client import AsyncClient
 from eyas.client.reach import ServerAddress, grpc_target
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import DoorFiles, GatewayConfig
 from eyas.common.errors import ConfigError, EyasError, Unauthorized, Unavailable
-from eyas.common.machine.ports import free_ports
-from eyas.common.security import key_file, tls_door
+from eyas.common.security import api_keys, tls_door
 from eyas.common.security.tls import door_context
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
@@ -63,7 +63,7 @@ class Door:
 async def door(ours: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
     monkeypatch.setattr(keys, "LOOK_S", 0.0)
     file, ports = str(tmp_path / "keys"), free_ports()
-    key_file.add(file, "alice", ALICE)
+    api_keys.add(file, "alice", ALICE)
     config = GatewayConfig(port=next(ports), grpc_port=next(ports), door=ours.door, api_key_file=file)
     backend = ScriptedBackend(nano_tokenizer(), says=lambda *_: "word " * 20)
     async with fronts(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry())):
@@ -148,8 +148,8 @@ async def test_keys_change_while_streams_run(door: Door, ours: Certificates) -> 
             while sum(stream.told > 0 for stream in door.backend.streams) < 2:
                 await asyncio.sleep(0.01)
         assert (await status(ALICE), await status(BOB)) == (200, 401)
-        key_file.add(door.keys, "bob", BOB)
-        key_file.remove(door.keys, "alice")
+        api_keys.add(door.keys, "bob", BOB)
+        api_keys.remove(door.keys, "alice")
         assert (await status(ALICE), await status(BOB)) == (401, 200)
         with pytest.raises(Unauthorized):
             await alice.models()

@@ -23,7 +23,7 @@ from eyas.common.errors import Unavailable
 from eyas.common.machine.leave import SAME_WORD_S
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
-from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire import clients, message, rpc
 from tests.unit.crossed import crossed
 
 LONG = 60  # tokens: a third of a second and more of a fake engine
@@ -43,12 +43,12 @@ async def test_running_requests_finish_and_new_ones_go_elsewhere() -> None:
         session = clients.DecodeSessionClient(channel, w.address).open()
         events = aiter(session)
         session.submit(request(5, tokens=LONG), attempt=1, attach=False)
-        await next_of(events, replies.StepReply)
+        await next_of(events, message.StepReply)
         await w.front.drain()
         assert not await rpc.is_serving(channel)
         assert not (await clients.InfoClient(channel).info(timeout_s=2)).serving
         session.submit(request(6, id="new"), attempt=1, attach=False)
-        rejected = await next_of(events, replies.RequestRejected)
+        rejected = await next_of(events, message.RequestRejected)
         assert rejected.id == "new" and type(rejected.failure.error()) is Unavailable
         rest = await tokens_of(events)
         assert rest[-1].index == LONG - 1 and rest[-1].tokens == (token((5,), 0, LONG - 1),)
@@ -61,7 +61,7 @@ async def test_a_draining_worker_says_so_with_its_heartbeats() -> None:
         events = aiter(session)
         assert not (await next_of(events, clients.Heartbeat)).draining
         session.submit(request(5, tokens=ENDLESS), attempt=1, attach=False)
-        await next_of(events, replies.StepReply)
+        await next_of(events, message.StepReply)
         await w.front.drain()
         assert (await next_of(events, clients.Heartbeat)).draining
 
@@ -118,13 +118,13 @@ async def test_a_real_engine_finishes_its_requests_then_leaves(tiny, tmp_path: P
             session.submit(asked, attempt=1, attach=False)
         events = aiter(session)
         for _ in range(5):
-            await next_of(events, replies.RequestAdmitted)
+            await next_of(events, message.RequestAdmitted)
         await w.front.drain()
         lengths: list[int] = []
         async with asyncio.timeout(30):
             while len(lengths) < 5:
                 step = await anext(events)
-                entries = step.entries if isinstance(step, replies.StepReply) else ()
+                entries = step.entries if isinstance(step, message.StepReply) else ()
                 lengths += [entry.index + len(entry.tokens) for entry in entries if entry.finish]
         assert lengths == [24] * 5
         await ended(w)
@@ -147,7 +147,7 @@ async def test_a_signal_drains(to: str, number: signal.Signals, tmp_path: Path) 
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=LONG), attempt=1, attach=False)
         events = aiter(session)
-        await next_of(events, replies.StepReply)
+        await next_of(events, message.StepReply)
         for told in [p.popen.pid] if to == "the front" else [p.engine.pid, p.popen.pid]:
             os.kill(told, number)
         assert (await tokens_of(events))[-1].index == LONG - 1
@@ -174,7 +174,7 @@ async def test_a_second_signal_does_not_wait(words: list[signal.Signals], tmp_pa
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=ENDLESS), attempt=1, attach=False)
         events = aiter(session)
-        await next_of(events, replies.StepReply)
+        await next_of(events, message.StepReply)
         engine = p.engine
         began = time.monotonic()
         for word in words:
@@ -196,7 +196,7 @@ async def test_the_drain_time_is_an_end(tmp_path: Path) -> None:
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=ENDLESS), attempt=1, attach=False)
         events = aiter(session)
-        await next_of(events, replies.StepReply)
+        await next_of(events, message.StepReply)
         began = time.monotonic()
         p.popen.terminate()
         with pytest.raises(Unavailable, match="leaving"):

@@ -20,9 +20,9 @@ from test_generate_paths import UNIFIED, make_request
 from test_generate_paths import gateway as cluster_backend
 
 from eyas.client import AsyncClient
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
-from eyas.common.machine.ports import free_ports
 from gateway.main import DrainableBackend, fronts
 from gateway.observe.metrics import GatewayMetrics
 

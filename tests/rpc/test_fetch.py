@@ -17,7 +17,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvHandle, KvKind, RankPages, Role
-from eyas.common.wire import convert, replies, rpc
+from eyas.common.wire import convert, message, rpc
 from eyas.common.wire.message import WireFailure
 from eyas.common.wire.watch import TransferClient, WatchReady
 from eyas.engine.ipc.client import EngineClient
@@ -127,7 +127,7 @@ async def test_a_route_that_cannot_be_taken_is_one_clear_line(
 ) -> None:
     async with two_hosts(transfer="shm") as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
-        await decode.next(replies.PagesLost)
+        await decode.next(message.PagesLost)
         (line,) = [line for line in caplog.messages if "its KV did not arrive" in line]
         assert "is not a file in" in line and "transfer is shm" in line
 
@@ -160,7 +160,7 @@ async def test_a_peer_that_goes_away_in_the_middle_is_lost_and_recomputed(
         decode.attach(request(), await prefill(a, request()))
         await asyncio.wait_for(slow.begun.wait(), 5)
         await a.front.stop()
-        lost = await decode.next(replies.PagesLost)
+        lost = await decode.next(message.PagesLost)
         assert (lost.id, lost.attempt) == ("r", 2)
         decode.session.attach("r", 3, (), ())
         assert await decode.tokens() == (expected, "")
@@ -176,7 +176,7 @@ async def test_an_owner_that_sends_nothing_is_given_up(
     monkeypatch.setattr("eyas.worker.fetches.STALL_S", 0.3)
     async with two_hosts() as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
-        await decode.next(replies.PagesLost)
+        await decode.next(message.PagesLost)
         assert "cannot come by grpc: the owner of the pages sent nothing for 0.3 s" in caplog.text
         decode.session.cancel("r")
         await b.idle()

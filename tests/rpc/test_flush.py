@@ -18,7 +18,7 @@ from test_generate_paths import until
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.errors import Busy, InvalidRequest
 from eyas.common.types import Role
-from eyas.common.wire import replies, rpc
+from eyas.common.wire import message, rpc
 from eyas.common.wire.clients import InfoClient
 from prefill_svc import transfer
 
@@ -81,7 +81,7 @@ async def test_a_request_that_waits_is_not_disturbed_and_a_flush_may_wait_for_it
         decode.session.submit(request("before"), attempt=1, attach=False)
         await decode.tokens()
         decode.session.submit(request("waits"), attempt=1, attach=True)
-        await decode.next(replies.RequestAdmitted)
+        await decode.next(message.RequestAdmitted)
         held = worker.engine._parts.scheduler.cache.cached_pages
         with pytest.raises(Busy, match="it still has 1 request"):
             await flush(worker)
@@ -153,7 +153,7 @@ async def test_a_cluster_names_the_workers_that_are_busy(config: EngineConfig, t
         first, second = cluster.workers
         async with decoding(first) as decode:
             decode.session.submit(request(), attempt=1, attach=True)
-            await decode.next(replies.RequestAdmitted)
+            await decode.next(message.RequestAdmitted)
             response = await cluster.http.post("/flush_cache?timeout=0")
             assert response.status_code == 400
             error = response.json()["error"]

@@ -24,7 +24,7 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.types import EngineTimings, FinishCause, FirstToken, Role, TokenEntry, WorkerInfo
-from eyas.common.wire import clients, convert, replies, rpc
+from eyas.common.wire import clients, convert, message, rpc
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     CancelGeneration,
@@ -35,9 +35,8 @@ from eyas.engine.ipc.messages import (
     SubmitGeneration,
 )
 from eyas.engine.ipc.pulse import EngineHeartbeat
-from eyas.worker import liveness
-from eyas.worker.front import WorkerFront
-from eyas.worker.liveness import EngineLiveness
+from eyas.worker import front
+from eyas.worker.front import EngineLiveness, WorkerFront
 from prefill_svc.servicer import PrefillServicer
 from protos import common_pb2, decode_pb2, prefill_pb2
 from tests.rpc.local_link import LocalEngine, LocalFront
@@ -56,7 +55,7 @@ async def tokens_of(session: Any, ends: int = 1) -> list[TokenEntry]:
     got: list[Any] = []
     async with asyncio.timeout(5):
         while sum(entry.finish is not None for entry in got) < ends:
-            got += (await next_of(session, replies.StepReply)).entries
+            got += (await next_of(session, message.StepReply)).entries
     return got
 
 
@@ -65,7 +64,7 @@ async def test_a_local_generation_comes_back_in_order() -> None:
         session = clients.DecodeSessionClient(channel, w.address).open()
         session.submit(request(5, 6, choices=2), attempt=1, attach=False)
         events = aiter(session)
-        admitted = await next_of(events, replies.RequestAdmitted)
+        admitted = await next_of(events, message.RequestAdmitted)
         assert (admitted.id, admitted.attempt) == ("r", 1)
         got = await tokens_of(events, ends=2)
         for choice in (0, 1):
@@ -91,7 +90,7 @@ async def test_a_refusal_keeps_its_class() -> None:
     async with worker(Role.DECODE, Role.PREFILL) as w, rpc.channel(w.address) as channel:
         session = clients.DecodeSessionClient(channel, w.address).open()
         session.submit(request(REFUSE), attempt=4, attach=False)
-        rejected = await next_of(aiter(session), replies.RequestRejected)
+        rejected = await next_of(aiter(session), message.RequestRejected)
         assert rejected.attempt == 4 and type(rejected.failure.error()) is Overloaded
         with pytest.raises(Overloaded, match="the queue is full"):
             async for _ in clients.PrefillClient(channel).prefill(request(REFUSE), 1, False):
@@ -111,7 +110,7 @@ async def test_pages_that_cannot_be_named_end_their_request_alone() -> None:
         handle = common_pb2.KvHandle(group=99)  # type: ignore[arg-type]
         attach = decode_pb2.Attach(id="a", attempt=3, handles=[handle])
         session._up.put_nowait(decode_pb2.DecodeServiceSessionRequest(attach=attach))
-        failed = await next_of(aiter(session), replies.RequestFailed)
+        failed = await next_of(aiter(session), message.RequestFailed)
         assert (failed.id, failed.attempt, failed.choice) == ("a", 3, None)
         assert type(failed.failure.error()) is InvalidRequest
         assert [c.id.partition(":")[2] for c in await w.heard(CancelGeneration, 1)] == ["a"]
@@ -158,9 +157,9 @@ async def test_prefill_runs_through_its_phases_and_does_not_cancel_what_is_done(
         client = clients.PrefillClient(channel)
         events = [event async for event in client.prefill(request(1, 2, choices=2), 1, True)]
         assert [type(event) for event in events] == [
-            replies.RequestAdmitted,
-            replies.PrefillStarted,
-            replies.PrefillDone,
+            message.RequestAdmitted,
+            message.PrefillStarted,
+            message.PrefillDone,
         ]
         assert events[1].handles[0].worker == w.address
         assert [first.token for first in events[2].choices] == [token((1, 2), c, 0) for c in (0, 1)]
@@ -218,7 +217,7 @@ async def test_health_follows_the_engine() -> None:
         await next_of(aiter(session), clients.Heartbeat)
         stopping = asyncio.create_task(front.stop())
         with pytest.raises(Unavailable, match="leaving"):
-            await next_of(aiter(session), replies.StepReply)
+            await next_of(aiter(session), message.StepReply)
         await asyncio.gather(stopping, running, thread)
 
 
@@ -232,7 +231,7 @@ async def becomes(what: Callable[[], bool]) -> None:
 async def test_a_late_engine_gets_nothing_new_and_keeps_what_it_has(
     script: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "STALL", 100.0)
+    monkeypatch.setattr(front, "STALL", 100.0)
     async with worker(Role.DECODE, Role.PREFILL) as w, rpc.channel(w.address) as channel:
         session = clients.DecodeSessionClient(channel, w.address).open()
         session.submit(request(script, tokens=5), attempt=1, attach=False)
@@ -244,7 +243,7 @@ async def test_a_late_engine_gets_nothing_new_and_keeps_what_it_has(
             said = await next_of(events, clients.Heartbeat)
         assert not said.draining
         session.submit(request(3, id="late"), attempt=1, attach=False)
-        rejected = await next_of(events, replies.RequestRejected)
+        rejected = await next_of(events, message.RequestRejected)
         assert rejected.id == "late" and type(rejected.failure.error()) is Unavailable
         with pytest.raises(Unavailable, match="is late: .* no progress"):
             await anext(clients.PrefillClient(channel).prefill(request(3), 1, False))
@@ -264,7 +263,7 @@ async def test_an_engine_with_a_pulse_is_never_late() -> None:
         await w.heard(SubmitGeneration)
         pulse, began = EngineHeartbeat(w.link), time.monotonic()
         pulse.loop()
-        while time.monotonic() < began + liveness.MIN_SILENCE_S + 1.0:
+        while time.monotonic() < began + front.MIN_SILENCE_S + 1.0:
             pulse()
             assert w.front.describe().serving
             await asyncio.sleep(0.02)
@@ -277,7 +276,7 @@ async def test_an_engine_with_a_pulse_is_never_late() -> None:
 async def test_an_engine_that_stalls_fails_its_streams_and_comes_back(
     script: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "STALL", 1.0)
+    monkeypatch.setattr(front, "STALL", 1.0)
     async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
         client = clients.DecodeSessionClient(channel, w.address)
         session = client.open()

@@ -23,11 +23,10 @@ from test_generate_paths import UNIFIED
 from eyas.client import AsyncClient
 from eyas.cluster import gateway_group
 from eyas.cluster.gateway_group import _line, _members
-from eyas.common.cluster.listening import claim, listen
+from eyas.common.cluster.listening import claim, free_ports, listen
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.leave import SAME_WORD_S
-from eyas.common.machine.ports import free_ports
 from gateway.http.siblings import SUFFIX
 
 ASKED = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 4}

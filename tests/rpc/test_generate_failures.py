@@ -20,7 +20,7 @@ from test_generate_paths import (
 from eyas.common.cluster import roster
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import FinishCause, TokenEntry
-from eyas.common.wire.replies import PagesLost
+from eyas.common.wire.message import PagesLost
 from gateway.backends import generate, retries, sessions
 from gateway.backends.generate import ClusterGeneration
 from gateway.routing import cluster as cluster_module

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from eyas.common.machine.ports import free_ports
+from eyas.common.cluster.listening import free_ports
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
 

@@ -15,10 +15,10 @@ from scripted_worker import ScriptedWorker, workers
 from test_generate_paths import DECODE, PREFILL, gateway, until
 
 from eyas.client.reach import ServerAddress
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from eyas.common.logging import JsonFormatter
-from eyas.common.machine.ports import free_ports
 from eyas.common.wire.links import PageLink
 from eyas.doctor import report as doctor
 from eyas.doctor.report import examine, pairs

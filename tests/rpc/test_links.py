@@ -16,7 +16,7 @@ from test_fetch import PAGE_BYTES, Poison, request
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.types import Role
-from eyas.common.wire import replies, rpc
+from eyas.common.wire import message, rpc
 from eyas.common.wire.clients import InfoClient
 from eyas.common.wire.links import PageLink
 from eyas.engine.kv import probe
@@ -178,7 +178,7 @@ async def test_a_probe_that_does_not_end_is_given_up_and_harms_no_request(
     async with pair("there") as (a, b), decoding(b) as decode:
         running = asyncio.create_task(links(b, a.address))
         decode.session.submit(request(), attempt=1, attach=False)
-        await decode.next(replies.StepReply)
+        await decode.next(message.StepReply)
         (link,) = await running
         assert link.problem == "its copies have not ended within 0.3 s" and link.path == ""
         await decode.tokens()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.common.machine.descriptors import raise_limit
+from eyas.common.machine.processes import raise_limit
 from tools.bench.gateway_cost import ROUTES, GatewayLoad, measure_gateway
 from tools.bench.gateway_prompts import measure
 

@@ -16,9 +16,9 @@ from page_owner import EPOCH, handle, ready
 from test_front import next_of, tokens_of
 from test_watch import decoder_of, prefilled
 
-from eyas.common.machine.ports import free_ports
+from eyas.common.cluster.listening import free_ports
 from eyas.common.types import KvHandle, Role
-from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire import clients, message, rpc
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     AttachKv,
@@ -89,7 +89,7 @@ async def test_a_handle_makes_nobody_dial_who_is_no_member(
             session = clients.DecodeSessionClient(channel, decode.address).open()
             session.submit(request(4, 5), attempt=1, attach=True)
             session.attach("r", 2, (at(await prefilled(prefill), foreign.address),), ())
-            lost = await next_of(aiter(session), replies.PagesLost)
+            lost = await next_of(aiter(session), message.PagesLost)
             assert (lost.id, lost.attempt) == ("r", 2)
             (failed,) = decode.engine.of(PullFailed)
             assert failed.failure.code == "transfer_failed" and "--registry" in failed.failure.message

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from real_worker import RealWorker, real_worker, tiny_config
 
 from eyas.common.cluster.discovery import registry
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import NANO, EngineConfig, GatewayConfig
-from eyas.common.machine.ports import free_ports
 from eyas.common.types import Role
 from gateway.backends.generate import ClusterBackend
 from gateway.http.front import create_app

@@ -14,7 +14,7 @@ import yaml
 from certificates import Certificates
 
 from eyas import cli, configuration
-from eyas.common.security import key_file, tls_folder
+from eyas.common.security import api_keys, tls_folder
 from eyas.common.security.tls import ServiceTls, door_context, service_tls
 from eyas.common.wire import rpc
 from gateway.http.protocol import HttpLimits
@@ -41,7 +41,7 @@ def ours(tmp_path: Path) -> Certificates:
 def test_every_service_has_the_certificates(ours: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, secure = services("compose.yaml"), services("secure.yaml")
     assert secure.keys() == plain.keys() - {"redis", "init"}
-    key_file.add(str(ours.folder / "keys"), "alice", key_file.new_key())
+    api_keys.add(str(ours.folder / "keys"), "alice", api_keys.new_key())
     for name, service in secure.items():
         (volume,) = service["volumes"]
         assert volume.endswith((":/certs:ro", ":/certs/services:ro"))

@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from real_worker import alone, decoding, prefill, real_worker, tiny_config
 
 from eyas.cli import main
+from eyas.common.cluster.listening import free_ports
 from eyas.common.errors import ConfigError, Unavailable
-from eyas.common.machine.ports import free_ports
 from eyas.common.params import SamplingParams
 from eyas.common.security.tls import NAME, ChannelTls, ServiceTls, explained
 from eyas.common.types import GenerationRequest, Role

@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.client import AsyncClient
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.logging import JsonFormatter, TextFormatter
-from eyas.common.machine.ports import free_ports
 from gateway.main import fronts
 from gateway.observe.metrics import GatewayMetrics
 

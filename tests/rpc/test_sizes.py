@@ -14,7 +14,7 @@ from scripted_backend import INFO
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import GenerationRequest, Role
-from eyas.common.wire import clients, convert, replies, rpc
+from eyas.common.wire import clients, convert, message, rpc
 from eyas.engine.ipc.messages import PrefillPrompt, SubmitGeneration
 from gateway.backends.admission import GenerationOptions, admit, served_model
 from protos import prefill_pb2, prefill_pb2_grpc
@@ -57,10 +57,10 @@ async def test_a_session_refuses_one_request_and_lives_on() -> None:
         refused = []
         async with asyncio.timeout(5):
             async for event in session:
-                if isinstance(event, replies.RequestRejected):
+                if isinstance(event, message.RequestRejected):
                     error = event.failure.error()
                     refused.append((event.attempt, type(error), error.param))
-                if isinstance(event, replies.RequestAdmitted):
+                if isinstance(event, message.RequestAdmitted):
                     break
         times = [(attempt, InvalidRequest, "timeout_s") for attempt in range(1, 5)]
         assert refused == [(0, ContextLengthExceeded, "prompt"), *times]

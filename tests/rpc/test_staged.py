@@ -18,7 +18,7 @@ from staged_rig import PROMPT, SLOTS, pair, pretend, request, same_pages, slots_
 from eyas.common.config import EngineConfig
 from eyas.common.errors import RequestTimeout
 from eyas.common.types import Role
-from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire import clients, message, rpc
 from eyas.engine.kv.staged_copier import StagedCopier
 from eyas.engine.kv.staging import PageStaging
 from eyas.engine.loop import engine as loop_engine
@@ -105,7 +105,7 @@ async def test_bytes_that_were_not_held_until_they_were_read_do_not_count(
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.6)
         nixl.let_go()
-        await decode.next(replies.PagesLost)
+        await decode.next(message.PagesLost)
         assert "has not read its slots within 0.3 s" in caplog.text
         decode.session.attach("r0", 3, (), ())
         assert await decode.tokens() == (expected[0], "")
@@ -142,7 +142,7 @@ async def test_more_prompts_than_staging_holds_take_turns(
             events = clients.PrefillClient(channel).prefill(request(i), 1, False)
             async with contextlib.aclosing(events):
                 async for event in events:
-                    if isinstance(event, replies.PrefillStarted):
+                    if isinstance(event, message.PrefillStarted):
                         if i % 4 == 3:
                             return  # the caller leaves
                         decode.attach(request(i), event.handles)
@@ -162,7 +162,7 @@ async def collect(decode: Any, ids: set[str]) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {id: [] for id in ids}
     open_ids = set(ids)
     while open_ids:
-        for entry in (await decode.next(replies.StepReply)).entries:
+        for entry in (await decode.next(message.StepReply)).entries:
             tokens[entry.id][entry.index :] = entry.tokens
             if entry.finish is not None:
                 open_ids.discard(entry.id)

@@ -21,7 +21,7 @@ from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free, slots_
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
 from eyas.common.types import KvHandle, Role
-from eyas.common.wire import replies, rpc
+from eyas.common.wire import message, rpc
 from eyas.common.wire.watch import TransferClient, WatchReady
 from eyas.engine.kv.staging import PageStaging
 
@@ -148,7 +148,7 @@ async def answer(decode: Any, made: Any, handles: Any) -> list[int]:
     decode.attach(made, handles)
     tokens: list[int] = []
     while True:
-        for entry in (await decode.next(replies.StepReply)).entries:
+        for entry in (await decode.next(message.StepReply)).entries:
             if entry.id == made.id:
                 tokens[entry.index :] = entry.tokens
                 if entry.finish is not None:
@@ -177,7 +177,7 @@ async def test_an_owner_that_is_killed_in_the_middle_is_lost(
             await until(lambda: any(landing.bytes for landing in copier._landings if not landing.job.proof))
             assert slots_free(b) < SLOTS, "other windows still come"
             process.send_signal(signal.SIGKILL)
-            lost = await decode.next(replies.PagesLost)
+            lost = await decode.next(message.PagesLost)
             assert (lost.id, lost.attempt) == ("r0", 2)
             decode.session.attach("r0", 3, (), ())
             tokens, path = await decode.tokens()

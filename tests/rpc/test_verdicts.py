@@ -10,7 +10,7 @@ from real_worker import decoding, prefill, tiny_config
 from staged_rig import pair, request
 
 from eyas.common.config import EngineConfig
-from eyas.common.wire import replies
+from eyas.common.wire import message
 from kv_transfer.lease_board import LeaseBoardView
 from prefill_svc.transfer import TransferServicer
 
@@ -59,4 +59,4 @@ async def test_pages_whose_lease_was_struck_out_are_not_used(
     monkeypatch.setattr(LeaseBoardView, "holds", lambda view, lease: False)
     async with pair(config, tmp_path, "shm") as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
-        assert (await decode.next(replies.PagesLost)).id == "r0"
+        assert (await decode.next(message.PagesLost)).id == "r0"

@@ -13,7 +13,7 @@ from test_front import next_of, tokens_of
 
 from eyas.common.errors import TransferFailed
 from eyas.common.types import KvHandle, Role
-from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire import clients, message, rpc
 from eyas.common.wire.watch import TransferClient, WatchDone, WatchReady
 from eyas.engine.ipc.messages import (
     PullDone,
@@ -71,7 +71,7 @@ async def test_a_broken_lease_is_reported() -> None:
     async with worker(Role.PREFILL, traits=traits) as prefill, decoder_of(prefill) as decode:
         async with rpc.channel(decode.address) as channel:
             session = await attached(decode, channel, await prefilled(prefill))
-            lost = await next_of(session, replies.PagesLost)
+            lost = await next_of(session, message.PagesLost)
             assert (lost.id, lost.attempt) == ("r", 2)
         assert decode.engine.of(PullReleased) == [PullReleased(2, valid=False)]
 
@@ -89,7 +89,7 @@ async def test_pages_that_do_not_fit_are_refused_before_a_watch_opens(traits: Tr
     async with worker(Role.PREFILL, traits=traits) as prefill, decoder_of(prefill) as decode:
         async with rpc.channel(decode.address) as channel:
             session = await attached(decode, channel, await prefilled(prefill))
-            await next_of(session, replies.PagesLost)
+            await next_of(session, message.PagesLost)
         (failed,) = decode.engine.of(PullFailed)
         assert sentence in failed.failure.message
         assert prefill.engine.of(WatchOpened) == []
@@ -123,7 +123,7 @@ async def test_an_owner_that_goes_away_fails_the_pull() -> None:
             decode = await stack.enter_async_context(decoder_of(prefill))
         async with rpc.channel(decode.address) as channel:
             session = await attached(decode, channel, handle)
-            await next_of(session, replies.PagesLost)
+            await next_of(session, message.PagesLost)
         (failed,) = decode.engine.of(PullFailed)
         assert failed.failure.code == "unavailable"
         decode.engine.post = [ReleasePull(failed.pull)]

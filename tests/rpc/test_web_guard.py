@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 from starlette.datastructures import Headers
 
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden
-from eyas.common.machine.ports import free_ports
 from gateway.http.front import create_app
 from gateway.http.web_guard import WebGuard, guarded
 from gateway.main import fronts

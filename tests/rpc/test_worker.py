@@ -22,7 +22,7 @@ from test_front import next_of, tokens_of
 
 from eyas.common.errors import Unavailable
 from eyas.common.types import KvHandle, KvKind, Role
-from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire import clients, message, rpc
 from eyas.common.wire.watch import TransferClient
 from eyas.engine.ipc.messages import DraftDown
 
@@ -134,7 +134,7 @@ async def test_it_serves_then_leaves_when_asked(how: str, tmp_path: Path) -> Non
             else:
                 os.killpg(p.popen.pid, signal.SIGINT)
             with pytest.raises(Unavailable):
-                await next_of(events, replies.StepReply)
+                await next_of(events, message.StepReply)
         code, said = await p.ended()
         assert code == 0 and "Traceback" not in said
         assert not engine.is_running()
@@ -150,7 +150,7 @@ async def test_an_engine_that_dies_takes_the_front_with_it(tmp_path: Path) -> No
             session.submit(request(DIE), attempt=1, attach=False)
             began = time.monotonic()
             with pytest.raises(Unavailable):
-                await next_of(aiter(session), replies.StepReply)
+                await next_of(aiter(session), message.StepReply)
             assert time.monotonic() - began < 3
         code, said = await p.ended()
         assert code == 1 and "eyas: Unavailable: the engine process ended with code 3" in said

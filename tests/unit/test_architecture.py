@@ -119,7 +119,6 @@ def test_no_mixins() -> None:
 SPEAKERS = (
     "eyas/common/wire/clients.py",
     "eyas/common/wire/message.py",
-    "eyas/common/wire/replies.py",
     "eyas/common/wire/rpc.py",
     "eyas/common/wire/watch.py",
     "eyas/engine/ipc/messages.py",
@@ -142,12 +141,12 @@ def test_what_processes_say_has_one_definition_per_name() -> None:
 
 MAY_READ_THE_ENVIRONMENT = (
     "eyas/common/security/api_keys.py",
-    "eyas/common/machine/cache.py",
+    "eyas/common/machine/folders.py",
     "eyas/common/security/tls_folder.py",
     "eyas/cli.py",  # gRPC is told in no other way to be silent
     "eyas/common/machine/gpus.py",  # CUDA is told in no other way which GPUs a process may see
     "gateway/observe/tracing.py",  # where OpenTelemetry is told by its own variables
-    "eyas/common/machine/children.py",  # processes of multiprocessing are told in no other way how to import
+    "eyas/common/machine/processes.py",  # processes of multiprocessing are told in no other way how to import
     "eyas/engine/kernels/launch/warm.py",  # Triton is told in no other way where to keep its kernels
     "eyas/engine/loading/arithmetic.py",  # nor cuBLAS that it must not split k
     "eyas/engine/attention/flashinfer_backend.py",  # nor flashinfer how to call its compilers

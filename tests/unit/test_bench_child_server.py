@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eyas.bench.http import MeasuredServer
+from eyas.common.cluster.listening import free_ports
 from eyas.common.errors import DeadlineExceeded, EyasError
-from eyas.common.machine.ports import free_ports
 from tools.bench import child_server as module
 from tools.bench.child_server import child_server
 

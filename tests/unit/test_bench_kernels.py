@@ -17,7 +17,7 @@ from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.bench.kernels.floors import MachineLimits
 from eyas.bench.parts import Line
 from eyas.common.config import EngineConfig, SpeculationConfig
-from kv_transfer.own_files import LOCK
+from kv_transfer.host_files import LOCK
 
 FLOORS = MachineLimits({"memory": 100e9, "host": 10e9}, flops=1e12)
 TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=6)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.common.cached_pages import CachedPages
-from eyas.common.page_names import SHORT_BYTES, PageShape, named, packed, split
+from eyas.common.page_names import SHORT_BYTES, CachedPages, PageShape, named, packed, split
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from gateway.routing.prefix_caches import CachedPrefixes, PromptPages

@@ -15,7 +15,7 @@ from planted import plant
 import eyas
 from eyas.common.config import NANO
 from eyas.common.grammars.notations import Grammar
-from eyas.common.machine.children import importing_safely, python_module
+from eyas.common.machine.processes import importing_safely, python_module
 from gateway.grammars.checks import GrammarChecks
 from gateway.text.rendering import QUICK_STEPS, TemplateRenderer
 from gateway.text.templates import ChatTemplate
@@ -88,7 +88,7 @@ def test_all_processes_are_started_so() -> None:
         for path in (ROOT / package).rglob("*.py")
     }
     named = {path for path, code in sources.items() if "sys.executable" in code}
-    assert named == {"eyas/common/machine/children.py", "eyas/evals/humaneval.py"}
+    assert named == {"eyas/common/machine/processes.py", "eyas/evals/humaneval.py"}
     assert '"-I"' in sources["eyas/evals/humaneval.py"]
     spawning = [code for code in sources.values() if 'get_context("spawn")' in code]
     assert len(spawning) >= 3

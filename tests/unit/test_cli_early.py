@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_cli import eyas, told
 
-from eyas.common.machine.ports import free_ports
+from eyas.common.cluster.listening import free_ports
 
 
 @pytest.mark.parametrize(

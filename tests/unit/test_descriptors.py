@@ -12,7 +12,7 @@ import pytest
 from eyas.common.config import DoorFiles, GatewayConfig
 from gateway.main import fitting
 
-ASK = "from eyas.common.machine.descriptors import raise_limit; import resource; "
+ASK = "from eyas.common.machine.processes import raise_limit; import resource; "
 ASK += "print(raise_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
 
 

@@ -13,7 +13,7 @@ from tiny import write_tiny_llama
 from eyas.common.config import EngineConfig
 from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.loop.plain_runner import PlainRunner
-from kv_transfer.own_files import LOCK
+from kv_transfer.host_files import LOCK
 
 
 @pytest.fixture

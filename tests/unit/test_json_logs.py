@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from eyas.cluster.screen import ClusterScreen
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import NANO
 from eyas.common.logging import as_record, message_in
-from eyas.common.machine.ports import free_ports
 from tests.e2e.served import make_folders, serving
 
 GONE = "127.0.0.1:1"

@@ -10,7 +10,7 @@ import pytest
 from eyas import cli, configuration
 from eyas.cluster.plan import gateway_argv
 from eyas.common.errors import ConfigError
-from eyas.common.security import api_keys, key_file
+from eyas.common.security import api_keys
 
 
 def parse(*args: str) -> argparse.Namespace:
@@ -28,7 +28,7 @@ def test_a_key_is_handed_on_out_of_sight(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert config.api_keys == keys
         assert not any(key in word for key in keys for word in (*gateway_argv(config), repr(config)))
     assert api_keys.VARIABLE not in api_keys.environment(())  # a worker's, or that of a gateway without keys
-    key_file.add(str(tmp_path / "keys"), "alice", "a-key-that-alice-brings")
+    api_keys.add(str(tmp_path / "keys"), "alice", "a-key-that-alice-brings")
     config = configuration.gateway_config(
         parse("serve", "--api-key-file", str(tmp_path / "keys")), "static:127.0.0.1:1"
     )

@@ -14,7 +14,7 @@ import pytest
 from eyas.cli import main
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, Unauthorized
-from eyas.common.security import key_file
+from eyas.common.security import api_keys
 from gateway.limits import keys as gateway_keys
 from gateway.limits.keys import KeyRing
 from gateway.main import warn_if_open
@@ -35,7 +35,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with a key of alice; it is looked at again with every caller."""
     monkeypatch.setattr(gateway_keys, "LOOK_S", 0.0)
     path = tmp_path / "keys"
-    key_file.add(str(path), "alice", "a-key-that-alice-brings")
+    api_keys.add(str(path), "alice", "a-key-that-alice-brings")
     return path
 
 
@@ -102,12 +102,12 @@ def test_a_file_has_names_and_no_keys(file: Path) -> None:
 
 def test_a_file_that_changes_is_read_again(file: Path) -> None:
     keys = KeyRing(GatewayConfig(api_key_file=str(file)))
-    key_file.add(str(file), "bob", "a-key-that-bob-brings-too")
+    api_keys.add(str(file), "bob", "a-key-that-bob-brings-too")
     assert keys.caller(bearer("a-key-that-bob-brings-too")).name == "bob"
-    key_file.remove(str(file), "alice")
+    api_keys.remove(str(file), "alice")
     with pytest.raises(Unauthorized):
         keys.caller(bearer("a-key-that-alice-brings"))
-    key_file.remove(str(file), "bob")  # the last one: then every call is refused
+    api_keys.remove(str(file), "bob")  # the last one: then every call is refused
     for key in ("a-key-that-bob-brings-too", ""):
         with pytest.raises(Unauthorized):
             keys.caller(bearer(key))
@@ -154,15 +154,15 @@ def test_a_bad_line_is_named_and_not_repeated(tmp_path: Path, text: str, said: s
     path = tmp_path / "keys"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=said) as caught:
-        key_file.read(str(path))
+        api_keys.read(str(path))
     assert str(path) in caught.value.message and "secret" not in caught.value.message
 
 
 def test_a_huge_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    path.write_text("#" * (key_file.MOST_BYTES + 1))
+    path.write_text("#" * (api_keys.MOST_BYTES + 1))
     with pytest.raises(ConfigError, match="more than"):
-        key_file.read(str(path))
+        api_keys.read(str(path))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,6 +189,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_keys_that_are_added_at_once_are_all_kept(tmp_path: Path) -> None:
     path, names = str(tmp_path / "keys"), [f"caller-{i}" for i in range(24)]
     with ThreadPoolExecutor(8) as many:
-        list(many.map(lambda name: key_file.add(path, name, key_file.new_key()), names))
-        list(many.map(lambda name: key_file.remove(path, name), names[::2]))
-    assert {key.name for key in key_file.read(path)} == set(names[1::2])
+        list(many.map(lambda name: api_keys.add(path, name, api_keys.new_key()), names))
+        list(many.map(lambda name: api_keys.remove(path, name), names[::2]))
+    assert {key.name for key in api_keys.read(path)} == set(names[1::2])

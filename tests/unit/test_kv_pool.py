@@ -12,7 +12,7 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
-from kv_transfer.own_files import new_path
+from kv_transfer.host_files import new_path
 
 SHAPE = PoolShape(KvFormat(layers=3, kv_heads=2, head_dim=8), pages=4, page_size=4)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.shares import shares
+from kv_transfer.layout import shares
 
 RANKS = st.sampled_from([1, 2, 4, 8, 3, 6])
 

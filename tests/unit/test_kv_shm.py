@@ -22,7 +22,7 @@ from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult
 from kv_transfer.backends.shm import MappedArea, ShmBackend
 from kv_transfer.copier import PageCopier
 from kv_transfer.copy_thread import CopyThread
-from kv_transfer.host_file import HostFile, file_identity
+from kv_transfer.host_files import HostFile, file_identity
 from kv_transfer.peers import PeerRoute
 from tests.unit.closed_after import closed_after
 

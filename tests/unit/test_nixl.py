@@ -19,8 +19,7 @@ from kv_transfer.area import PoolArea
 from kv_transfer.backends import nixl_reads, table
 from kv_transfer.backends.base import BackendSite, CopyJob
 from kv_transfer.backends.nixl import NixlBackend
-from kv_transfer.backends.nixl_agent import NixlAgent, RemotePages
-from kv_transfer.backends.nixl_link import GREET_S, NixlPeer
+from kv_transfer.backends.nixl_agent import GREET_S, NixlAgent, NixlPeer, RemotePages
 from kv_transfer.backends.nixl_reads import COPY_S, REBUILD_AFTER, NixlReads
 from kv_transfer.copy_thread import CopyDone
 

@@ -21,7 +21,7 @@ import pytest
 from eyas.common.errors import TransferFailed
 from eyas.common.types import RankPages
 from kv_transfer.area import PoolArea
-from kv_transfer.backends import nixl_link, nixl_reads
+from kv_transfer.backends import nixl_agent, nixl_reads
 from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource
 from kv_transfer.backends.nixl import NixlBackend
 
@@ -163,7 +163,7 @@ def test_a_killed_owner_ends_copies_at_once_and_its_successor_is_read(puller: Pu
 def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_reads, "COPY_S", 0.5)
     monkeypatch.setattr(nixl_reads, "SLOWEST_BYTES_S", 1e12)
-    monkeypatch.setattr(nixl_link, "GREET_S", 2.0)
+    monkeypatch.setattr(nixl_agent, "GREET_S", 2.0)
 
 
 @pytest.mark.parametrize("after", [signal.SIGCONT, signal.SIGKILL])

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from eyas.common.errors import ConfigError
-from kv_transfer.own_files import new_path, own_prefix, sweep
+from kv_transfer.host_files import new_path, own_prefix, sweep
 
 OWNER = """
 import sys
 from pathlib import Path
-from kv_transfer.own_files import new_path
+from kv_transfer.host_files import new_path
 for group in "target", "draft":
     new_path(group, Path(sys.argv[1])).touch()
 print("there", flush=True)
@@ -28,7 +28,7 @@ sys.stdin.read()
 SWEEPER = """
 import sys
 from pathlib import Path
-from kv_transfer.own_files import sweep
+from kv_transfer.host_files import sweep
 print(len(sweep(Path(sys.argv[1]))))
 """
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from eyas.common.cluster.listening import listen
+from eyas.common.cluster import listening
+from eyas.common.cluster.listening import BLOCK, free_ports, listen
 from eyas.common.errors import ConfigError
-from eyas.common.machine import ports
-from eyas.common.machine.ports import BLOCK, free_ports
 
 TAKE_200 = """
 import itertools, random, sys
-from eyas.common.machine.ports import free_ports
+from eyas.common.cluster.listening import free_ports
 random.SystemRandom.shuffle = lambda *_: None
 print("up", flush=True)
 sys.stdin.readline()
@@ -83,9 +82,9 @@ def test_an_address_that_is_not_here_is_the_hosts_fault(host: str) -> None:
 
 
 def test_a_host_without_a_free_port_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "FIRST", 2**16)
+    monkeypatch.setattr(listening, "FIRST", 2**16)
     with pytest.raises(ConfigError, match="no port of this host is free"):
-        next(ports._blocks())
+        next(listening._blocks())
 
 
 def test_every_address_is_that_of_both_families() -> None:

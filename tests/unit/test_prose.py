@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from eyas.client.prose import MarkdownProse, PlainProse, split_blocks, visible
+from eyas.client.terminal import MarkdownProse, PlainProse, split_blocks, visible
 
 TEXT = "Hello\nthere.\n\n```python\n\nx = 1\n```\n\n~~~\n```\n\n~~~\n\nThe end"
 BLOCKS = ["Hello\nthere.\n\n", "```python\n\nx = 1\n```\n\n", "~~~\n```\n\n~~~\n\n", "The end"]

@@ -16,7 +16,7 @@ import pytest
 from eyas.common.errors import EngineError
 from eyas.engine.parallel import ranks
 from eyas.engine.parallel.ranks import RankCall, RankChannel, RankFollowers, RankInfo, follow
-from kv_transfer.own_files import new_path, sweep
+from kv_transfer.host_files import new_path, sweep
 
 READY_S = 30.0
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from eyas.cluster import keeper
+from eyas.cluster import child as child_module
 from eyas.cluster.child import ChildProcess
 from eyas.cluster.plan import HostResources, plan
 from eyas.cluster.serve import LocalCluster
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
-from eyas.common.machine.pool_folder import PREFIX, living_in, new_pool_folder
-from eyas.common.machine.ports import free_ports
+from eyas.common.machine.folders import PREFIX, living_in, new_pool_folder
 from eyas.common.security import api_keys
 from eyas.common.types import Role
 
@@ -154,7 +154,7 @@ async def test_a_process_that_cannot_be_started_is_started_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As while its program is replaced."""
-    monkeypatch.setattr(keeper, "BACKOFF_S", (0.05,))
+    monkeypatch.setattr(child_module, "BACKOFF_S", (0.05,))
     said: list[str] = []
     program = tmp_path / "program"
 
@@ -165,7 +165,7 @@ async def test_a_process_that_cannot_be_started_is_started_later(
     install()
     child = ChildProcess("worker", (str(program),), lambda name, line: said.append(line))
     child.start()
-    keeping = asyncio.create_task(keeper.keep(child, lambda name, line: said.append(line)))
+    keeping = asyncio.create_task(child.keep(child, lambda name, line: said.append(line)))
     program.unlink()
     child.kill()
     refused = "cannot be started (No such file or directory); trying again in 0.05 s"
@@ -187,7 +187,7 @@ async def test_grandchildren_go_too() -> None:
 
 SUPERVISED = """
 import signal, time
-from eyas.common.machine.lifeline import die_with_parent
+from eyas.common.machine.processes import die_with_parent
 die_with_parent(0.3)
 if {deaf}: signal.signal(signal.SIGHUP, signal.SIG_IGN)
 print("up", flush=True)
@@ -311,7 +311,7 @@ def test_a_dead_clusters_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path
 LIVING = """
 import sys
 from pathlib import Path
-from eyas.common.machine.pool_folder import living_in, new_pool_folder
+from eyas.common.machine.folders import living_in, new_pool_folder
 if sys.argv[1] == "cluster":
     print(new_pool_folder(sys.argv[2]).path, flush=True)
     sys.stdin.read()

@@ -13,8 +13,8 @@ from eyas.common.errors import TransferFailed, Unavailable
 from eyas.common.types import KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, PagesStaged, StagePages, UnstagePages, WireFailure
-from prefill_svc import staged
-from prefill_svc.staged import StagedPages
+from prefill_svc import transfer
+from prefill_svc.transfer import StagedPages
 
 PAGES, PAGE, SLOTS, WINDOW = 40, 64, 6, 3
 
@@ -68,7 +68,7 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "window_pages", lambda page_bytes: WINDOW)
+    monkeypatch.setattr(transfer, "window_pages", lambda page_bytes: WINDOW)
     monkeypatch.setattr("kv_transfer.backends.stream.CHUNK_BYTES", 100)
 
 
@@ -140,7 +140,7 @@ async def test_what_the_engine_says_ends_the_stream() -> None:
 
 
 async def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "STAGED_S", 0.05)
+    monkeypatch.setattr(transfer, "STAGED_S", 0.05)
     desk = Desk()
     with pytest.raises(TransferFailed, match="staged no pages within 0.05 s"):
         await anext(desk.fetch(range(12)))
@@ -149,7 +149,7 @@ async def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.Mo
 
 async def test_a_puller_that_takes_nothing_gives_its_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """And reads no more: they are another's soon."""
-    monkeypatch.setattr(staged, "TAKEN_S", 0.05)
+    monkeypatch.setattr(transfer, "TAKEN_S", 0.05)
     desk = Desk()
     desk.alone = True
     reading = desk.fetch(range(12))

@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
-from eyas.common.step_pace import CHANGE, ENOUGH_S, FADE_S, MOST, PaceMeter, alike, mean_pace
-from eyas.common.step_times import UNSEEN, StepPace
+from eyas.common.step_times import (
+    CHANGE,
+    ENOUGH_S,
+    FADE_S,
+    MOST,
+    UNSEEN,
+    PaceMeter,
+    StepPace,
+    alike,
+    mean_pace,
+)
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.loop.step_paces import StepPaces
 from eyas.simulator.hardware import example

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from eyas.common.config import EngineConfig
-from eyas.common.prompt_share import WINDOW_S, PromptShare
-from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes
+from eyas.common.step_times import WINDOW_S, PiecewiseCurve, PromptShare, StepBudget, StepTimes
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.loading import step_rates
 from eyas.engine.loading.step_rates import StepLimits, StepSample, fit, measure

@@ -19,7 +19,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.travel import STAGED_BYTES, PageTransfer, travel
 from kv_transfer import layout
 from kv_transfer.backends.table import BACKENDS, direct
-from kv_transfer.own_files import LOCK
+from kv_transfer.host_files import LOCK
 from tests.unit.loopback import QueueLink
 
 ALL = tuple(Role)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from eyas.bench.http import MeasuredServer
 from eyas.cluster.child import ChildProcess
 from eyas.common.errors import DeadlineExceeded, EyasError
-from eyas.common.machine.children import python_module
+from eyas.common.machine.processes import python_module
 
 START_S = 30.0
 STOP_S = 5.0

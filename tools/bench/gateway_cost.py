@@ -30,11 +30,10 @@ from eyas.bench.jobs import LoadJob
 from eyas.bench.runner import Workload, run_load
 from eyas.cluster.child import ChildProcess
 from eyas.cluster.plan import gateway_argv
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, EyasError
-from eyas.common.machine.children import python_module
-from eyas.common.machine.descriptors import raise_limit
-from eyas.common.machine.ports import free_ports
+from eyas.common.machine.processes import python_module, raise_limit
 from eyas.flags import positive
 from tools.bench.child_server import child_server
 

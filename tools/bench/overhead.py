@@ -26,9 +26,9 @@ from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import ClientMeter
+from eyas.common.cluster.listening import free_ports
 from eyas.common.errors import EyasError
-from eyas.common.machine.lifeline import die_with_parent
-from eyas.common.machine.ports import free_ports
+from eyas.common.machine.processes import die_with_parent
 from eyas.flags import port, positive
 from tools.bench.child_server import child_server
 

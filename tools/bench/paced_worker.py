@@ -119,7 +119,7 @@ async def serve(port: int, step_s: float) -> None:
 
 
 if __name__ == "__main__":
-    from eyas.common.machine.lifeline import die_with_parent
+    from eyas.common.machine.processes import die_with_parent
 
     die_with_parent()
     uvloop.run(serve(int(sys.argv[1]), float(sys.argv[2]) / 1e3))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eyas.common.machine.children import importing_safely
+from eyas.common.machine.processes import importing_safely
 from tools.nano.text.core import TextSplit
 from tools.nano.text.dialogues import dialogue, plain_text
 from tools.nano.tokenizer import ANSWER_BIT, encode_chat, encode_plain, load_tokenizer, render

@@ -21,7 +21,7 @@ from eyas.engine.kv.staging import PageStaging
 from kv_transfer.area import PoolArea, create_file
 from kv_transfer.backends.base import CopyJob, copy_pages
 from kv_transfer.backends.shm import map_file
-from kv_transfer.own_files import new_path
+from kv_transfer.host_files import new_path
 
 CALLS = 4
 MOST_BYTES = 64 << 20  # of one call; never more than twice the cache, so that tests can be small

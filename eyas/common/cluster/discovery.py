@@ -25,9 +25,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from eyas.common.cluster.address import is_address
-from eyas.common.cluster.cluster_name import CLUSTER, checked_cluster
-from eyas.common.cluster.registry_name import SCHEMES, is_redis, listed
+from eyas.common.cluster.names import CLUSTER, SCHEMES, checked_cluster, is_address, is_redis, listed
 from eyas.common.cluster.roster import POLL_S, WorkerRoster
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.security.tls import client_context

@@ -12,14 +12,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import grpc
 import msgspec
 
-from eyas.common.cached_pages import CacheNews
 from eyas.common.errors import Unavailable
+from eyas.common.page_names import CacheNews
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle, WorkerInfo
 from eyas.common.wire import convert, rpc
 from eyas.common.wire.convert_step import step_from_pb
 from eyas.common.wire.links import PageLink, link_from_pb
-from eyas.common.wire.message import WireFailure
-from eyas.common.wire.replies import (
+from eyas.common.wire.message import (
     PagesLost,
     PrefillDone,
     PrefillStarted,
@@ -27,6 +26,7 @@ from eyas.common.wire.replies import (
     RequestFailed,
     RequestRejected,
     StepReply,
+    WireFailure,
 )
 from protos import (
     common_pb2,

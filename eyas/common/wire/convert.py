@@ -13,9 +13,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from eyas.common.cached_pages import CacheNews
 from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
-from eyas.common.page_names import ID_BYTES, PageShape, packed, unpacked
+from eyas.common.page_names import ID_BYTES, CacheNews, PageShape, packed, unpacked
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepPace, StepRates, StepTimes
 from eyas.common.types import (
     FAST,

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 import msgspec
 
-from eyas.common.cached_pages import CacheNews
 from eyas.common.errors import InvalidRequest
+from eyas.common.page_names import CacheNews
 from eyas.common.types import WorkerInfo
 from eyas.common.wire import convert
 from eyas.common.wire.links import PageLink, link_to_pb

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from eyas.common.cluster.address import join
+from eyas.common.cluster.names import join
 from eyas.common.config import SHARED_MEMORY
 from eyas.common.errors import (
     ConfigError,

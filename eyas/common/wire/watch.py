@@ -17,7 +17,7 @@ import msgspec
 
 from eyas.common.errors import TransferFailed
 from eyas.common.types import FirstToken, KvHandle, KvKind
-from eyas.common.wire import chunk, convert, convert_pool, rpc
+from eyas.common.wire import convert, convert_transfer, rpc
 from eyas.common.wire.pool import PoolInfo
 from protos import transfer_pb2, transfer_pb2_grpc
 
@@ -70,7 +70,7 @@ class TransferClient:
             reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
-        return convert_pool.pool_from_pb(reply)
+        return convert_transfer.pool_from_pb(reply)
 
     async def watch(self, handle: KvHandle, attempt: int) -> AsyncGenerator[WatchReady | WatchDone, None]:
         """Reports what becomes readable. The lease lives while this is open; it ends only by raising.
@@ -161,7 +161,7 @@ class TransferClient:
         call = self._fetch(request)
         try:
             async for data in call:
-                yield chunk.decode(data)
+                yield convert_transfer.decode(data)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         finally:

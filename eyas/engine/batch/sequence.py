@@ -11,7 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from eyas.common.priority import PRIORITY_S
+from eyas.common.params import PRIORITY_S
 from eyas.common.types import EngineTimings, GenerationRequest, KvHandle, PromptIds, PromptTokenLogprobs
 from eyas.engine.batch.prompt_scores import PromptScores, ScoreRequest
 from eyas.engine.batch.tree import DraftTree

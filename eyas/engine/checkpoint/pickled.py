@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from eyas.common.errors import ConfigError
-from eyas.common.machine.cache import cache_home
+from eyas.common.machine.folders import cache_home
 from eyas.engine.checkpoint.saved import load_saved
 
 log = logging.getLogger("eyas.engine")

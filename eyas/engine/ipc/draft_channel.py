@@ -22,8 +22,7 @@ from eyas.engine.ipc.mailbox import STORES_IN_ORDER, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_ring import LocalGpu, RowMemory
 from kv_transfer.gpu.driver import DriverError
-from kv_transfer.host_file import HostFile
-from kv_transfer.host_socket import is_ours, listen_at
+from kv_transfer.host_files import HostFile, is_ours, listen_at
 
 MOST_BYTES = 1 << 30  # of all that both map
 CONNECT_S = 1.0  # to a socket that listens already

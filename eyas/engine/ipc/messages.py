@@ -1,7 +1,7 @@
 """The messages between a worker's front and its engine: one batch each way per step.
 
 Commands go down to the engine, events come up. The engine decides (queues, pages, leases). The front relays
-(streams, health, the deadlines of peers); what the engine says of a request (`eyas.common.wire.replies`) it
+(streams, health, the deadlines of peers); what the engine says of a request (`eyas.common.wire.message`) it
 passes on as it is. Plain msgspec structs: no torch, no gRPC.
 """
 
@@ -12,9 +12,7 @@ import msgspec
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.types import FAST, FirstToken, GenerationRequest, KvHandle, WorkerBacklog
-from eyas.common.wire.message import TaggedMessage, WireFailure
-from eyas.common.wire.pool import Export, PoolInfo
-from eyas.common.wire.replies import (
+from eyas.common.wire.message import (
     PagesLost,
     PrefillDone,
     PrefillStarted,
@@ -22,7 +20,10 @@ from eyas.common.wire.replies import (
     RequestFailed,
     RequestRejected,
     StepReply,
+    TaggedMessage,
+    WireFailure,
 )
+from eyas.common.wire.pool import Export, PoolInfo
 from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,

@@ -22,7 +22,7 @@ from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankChannel, RankInfo
-from kv_transfer.own_files import new_path
+from kv_transfer.host_files import new_path
 
 PlainDecoder = Decoder[Linear]
 

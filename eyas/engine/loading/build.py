@@ -71,8 +71,8 @@ from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
 from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
 from eyas.engine.speculation.drafters.remote import RemoteDrafter
 from kv_transfer.backends.table import NONE, unfit
+from kv_transfer.host_files import new_path, own_prefix, sweep
 from kv_transfer.layout import pages_for
-from kv_transfer.own_files import new_path, own_prefix, sweep
 from kv_transfer.owner import LeaseOwner
 
 ROOM, DRAFTING = 40.0, 32.0

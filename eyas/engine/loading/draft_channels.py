@@ -14,7 +14,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.drafters.channels import DecodeChannels, mail_place, may_mail
 from kv_transfer.backends.table import AUTO
 from kv_transfer.gpu.cuda import CudaDriver
-from kv_transfer.own_files import new_path
+from kv_transfer.host_files import new_path
 
 BY_MEMORY = (AUTO, "shm", "cuda_ipc")
 """What `transfer` may be where drafts may go by memory that two processes share."""

@@ -27,8 +27,8 @@ from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import check_experts, config_of_rank
 from kv_transfer.backends.table import NONE
+from kv_transfer.host_files import new_path
 from kv_transfer.layout import PageMeaning
-from kv_transfer.own_files import new_path
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from kv_transfer.backends.base import BackendSite, TransferBackend
 from kv_transfer.backends.table import NONE, backend, direct, usable
 from kv_transfer.copier import PageCopier
 from kv_transfer.gpu.cuda import CudaDriver
+from kv_transfer.host_files import new_path
 from kv_transfer.layout import window_pages
 from kv_transfer.lease_board import LeaseBoard
-from kv_transfer.own_files import new_path
 from kv_transfer.peers import KvPeers
 from kv_transfer.route import PeerRoutes
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
-from eyas.common.prompt_share import PromptShare
+from eyas.common.step_times import PromptShare
 from eyas.engine.batch.sequence import GenerationKind, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.ipc.messages import PrefillStarted

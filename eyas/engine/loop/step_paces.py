@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from eyas.common.step_pace import PaceMeter
-from eyas.common.step_times import StepPace, StepTimes
+from eyas.common.step_times import PaceMeter, StepPace, StepTimes
 from eyas.engine.batch.sequence import SequenceWork
 
 

@@ -28,7 +28,7 @@ from typing import Self
 import msgspec
 
 from eyas.common.errors import EngineError
-from eyas.common.machine.children import importing_safely
+from eyas.common.machine.processes import importing_safely
 
 PR_SET_PDEATHSIG = 1
 SEND_S = 10.0  # a follower that takes no message within this time is stuck

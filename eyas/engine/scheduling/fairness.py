@@ -1,5 +1,5 @@
 """The order of the queue: fair between callers, then between the calls of one caller, then by arrival, which
-priorities move (`eyas.common.priority`).
+priorities move (`eyas.common.params`).
 
 The share of a call is a number of sequences: those that run, those whose pages are here or coming, and those
 for which slots are reserved.

@@ -1,10 +1,12 @@
-"""Rules of JSON that every schema's rules are made of, and how values that are known are written."""
+"""Rules of JSON that every schema's rules are made of, and what objects and arrays need of their writer."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Protocol
 
+from eyas.common.grammars.schemas.branches import Term, ValueCase
+from eyas.common.grammars.schemas.terms import SchemaTerms
 from eyas.common.grammars.string_rules import quoted
 
 ANY = "basic_any"
@@ -44,3 +46,24 @@ def constant(value: Any) -> str:
 def key(name: str) -> str:
     """A property's name, and what stands before its value."""
     return f'{quoted(json.dumps(name, ensure_ascii=False))} ":"'
+
+
+class GrammarRules(Protocol):
+    """Rules that grow, one for each term."""
+
+    terms: SchemaTerms
+
+    def put(self, name: str, side: str) -> str:
+        """Adds a rule; its name."""
+
+    def value(self, term: Term) -> str:
+        """The name of the rule for the values of a term."""
+
+    def is_dead(self, term: Term) -> bool:
+        """Whether no value of the term can be written."""
+
+    def cases(self, term: Term) -> list[ValueCase]:
+        """The term's cases that have values."""
+
+    def side(self, case: ValueCase, name: str) -> str:
+        """The right side of a rule for the values of a case."""

@@ -1,14 +1,17 @@
-"""A JSON schema with its parts by place, and what references in it lead to."""
+"""A JSON schema with its parts by place, what references in it lead to, and whether it is well formed.
+
+Some places of a schema hold schemas, others names, values and other things.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from eyas.common.grammars.schemas.places import below, escaped
 from eyas.common.grammars.schemas.refusals import refuse
-from eyas.common.grammars.schemas.shapes import check
 
 MAX_DEPTH = 32
 MAX_ENUM_VALUES = 1000
@@ -17,6 +20,36 @@ MAX_PROPERTIES = 2000
 _LONGEST_CHAIN = 32
 _OLD = re.compile(r"draft-0[3-7]")  # in which nothing beside $ref counts
 _INDEX = re.compile(r"0|[1-9][0-9]*")
+TYPES = frozenset("null boolean integer number string array object".split())
+COUNTS = frozenset(
+    "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains".split()
+)
+BOUNDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
+_SCHEMAS = (
+    *("not", "if", "then", "else", "contains", "additionalItems", "additionalProperties"),
+    *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
+)
+_LISTS = ("prefixItems", "enum", "anyOf", "oneOf", "allOf")
+_OBJECTS = ("properties", "patternProperties", "dependentSchemas", "dependentRequired", "dependencies")
+_TEXTS = ("pattern", "format", "$ref", "contentEncoding", "contentMediaType")
+_NOT_SUPPORTED = {
+    **dict.fromkeys(("$dynamicRef", "$recursiveRef"), "use $ref"),
+    **dict.fromkeys(("contentSchema",), "text that holds JSON cannot be held to"),
+    **dict.fromkeys(("extends", "disallow", "divisibleBy"), "it is of an old version of JSON Schema"),
+}
+KEYWORDS = frozenset(
+    (
+        *("type", "enum", "const", "uniqueItems", "required", "items", "multipleOf", *COUNTS, *BOUNDS),
+        *(*_SCHEMAS, *_LISTS, *_OBJECTS, *_TEXTS, *_NOT_SUPPORTED),
+    )
+)
+"""The keywords that constrain values."""
+_ONE = (
+    *("not", "if", "then", "else", "contains", "items", "additionalItems", "additionalProperties"),
+    *("propertyNames", "unevaluatedItems", "unevaluatedProperties", "contentSchema"),
+)
+_SEVERAL = ("items", "prefixItems", "anyOf", "oneOf", "allOf")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
 
 class SchemaNode:
@@ -184,3 +217,109 @@ class SchemaDocument:
         self._properties += len(node.schema.get("properties", ()))
         if self._properties > MAX_PROPERTIES:
             refuse(node.pointer, f"the schema has more than {MAX_PROPERTIES} properties")
+
+
+def check(schema: Any, pointer: str) -> None:
+    """Raises InvalidRequest for what is malformed or not supported in this schema; its parts are not read."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        refuse(pointer, "a schema must be an object, true or false")
+    for name, value in schema.items():
+        if name in _NOT_SUPPORTED:
+            refuse(f"{pointer}/{name}", f"{name} is not supported: {_NOT_SUPPORTED[name]}")
+        if (reason := _wrong(name, value)) is not None:
+            refuse(f"{pointer}/{name}", reason)
+
+
+def _wrong(name: str, value: Any) -> str | None:
+    """Why the value cannot stand at the keyword."""
+    if name in _TEXTS and not isinstance(value, str):
+        return f"{name} must be a text"
+    if name in _SCHEMAS and not isinstance(value, dict | bool):
+        return "a schema must be an object, true or false"
+    if name == "items" and not isinstance(value, dict | bool | list):
+        return "items must be a schema, or a list of schemas"
+    if name in _OBJECTS and not isinstance(value, dict):
+        return f"{name} must be an object"
+    if name in _LISTS and not isinstance(value, list):
+        return f"{name} must be a list"
+    if name in _LISTS and not value:
+        return f"{name} must be a list that is not empty"
+    if name in COUNTS and not _is_count(value):
+        return f"{name} must be a whole number, 0 or more"
+    if name in BOUNDS and not _is_number(value):
+        return f"{name} must be a number"
+    if name == "multipleOf" and not (_is_number(value) and value > 0):
+        return "multipleOf must be a number above 0"
+    if name == "contentMediaType" and "json" in value:
+        return "text that holds JSON cannot be held to"
+    if name == "uniqueItems" and not isinstance(value, bool):
+        return "uniqueItems must be true or false"
+    if name == "required" and not _are_names(value):
+        return "required must be a list of names"
+    if name == "dependentRequired" and not all(map(_are_names, value.values())):
+        return "dependentRequired must have lists of names"
+    return _wrong_type(value) if name == "type" else None
+
+
+def _wrong_type(given: Any) -> str | None:
+    types = [given] if isinstance(given, str) else given
+    if not isinstance(types, list) or not types or not all(isinstance(one, str) for one in types):
+        return "type must be a name, or a list of names"
+    unknown = [name for name in types if name not in TYPES]
+    return f"{unknown[0][:40]!r} is not a type" if unknown else None
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+def below(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas that stand in this one, with their pointers from it (`/properties/a`)."""
+    if not isinstance(schema, dict):
+        return
+    for name in _ONE:
+        if name in schema and not isinstance(schema[name], list):
+            yield f"/{name}", schema[name]
+    for name in _SEVERAL:
+        if isinstance(schema.get(name), list):
+            for i, part in enumerate(schema[name]):
+                yield f"/{name}/{i}", part
+    for name in _NAMED:
+        if isinstance(schema.get(name), dict):
+            for key, part in schema[name].items():
+                if not isinstance(part, list):  # names of a dependency
+                    yield f"/{name}/{escaped(key)}", part
+
+
+def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The schema with `change` made to it and to every schema in it; names and values stay."""
+    if not isinstance(schema, dict):
+        return schema
+    copied = dict(schema)
+    for name in _ONE:
+        if isinstance(copied.get(name), dict):
+            copied[name] = mapped(copied[name], change)
+    for name in _SEVERAL:
+        if isinstance(copied.get(name), list):
+            copied[name] = [mapped(part, change) for part in copied[name]]
+    for name in _NAMED:
+        if isinstance(copied.get(name), dict):
+            copied[name] = {key: mapped(part, change) for key, part in copied[name].items()}
+    return change(copied)
+
+
+def escaped(key: str) -> str:
+    """The key as a part of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")

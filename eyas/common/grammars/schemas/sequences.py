@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from eyas.common.grammars.schemas import digits, machines, strings
-from eyas.common.grammars.schemas.basics import constant
+from eyas.common.grammars.schemas import machines, strings
+from eyas.common.grammars.schemas.basics import GrammarRules, constant
 from eyas.common.grammars.schemas.branches import SchemaLiteral, Term, ValueCase
 from eyas.common.grammars.schemas.refusals import refuse
-from eyas.common.grammars.schemas.rulebook import GrammarRules
 from eyas.common.grammars.schemas.terms import SchemaTerms, key_of, term_of
 from eyas.common.grammars.schemas.values import same
 
@@ -176,8 +175,8 @@ class _UniqueItems:
     def _integers(self, case: ValueCase) -> Iterator[tuple[Any, str]]:
         for left in range(_RESIDUES):
             try:
-                machine = digits.machine_of(replace(case.number, residue=(_RESIDUES, left)))
-            except digits.UnreadNumbers:
+                machine = machines.machine_of(replace(case.number, residue=(_RESIDUES, left)))
+            except machines.UnreadNumbers:
                 yield "number", self._whole(case)
                 return
             if not machine.is_empty:

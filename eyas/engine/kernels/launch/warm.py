@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.config import ASSETS
-from eyas.common.machine.cache import cache_home
-from eyas.common.machine.children import python_module
+from eyas.common.machine.folders import cache_home
+from eyas.common.machine.processes import python_module
 
 
 @dataclass(frozen=True)

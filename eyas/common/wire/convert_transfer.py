@@ -1,10 +1,16 @@
-"""The handshake's answer as protobuf, and back: what a worker says of its KV pages."""
+"""The messages of `TransferService`: what a worker says of its KV pages, and `FetchResponse` by hand.
+
+Protobuf would copy every byte of a page twice more at each end. The bytes are those of the message in
+protos/transfer.proto; any gRPC client can read them.
+"""
 
 from __future__ import annotations
 
-from eyas.common.errors import ConfigError
+from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from protos import transfer_pb2
+
+_TAG = b"\x0a"  # field 1, length-delimited
 
 
 def pool_to_pb(pool: PoolInfo) -> transfer_pb2.HandshakeResponse:
@@ -40,3 +46,25 @@ def pool_from_pb(pb: transfer_pb2.HandshakeResponse) -> PoolInfo:
         for rank in pb.ranks
     )
     return PoolInfo(pb.epoch, pb.layout_hash, geometry, ranks, dict(pb.board), pb.arithmetic)
+
+
+def encode(data: bytes) -> bytes:
+    """FetchResponse(data=data), serialized. `data` is not empty."""
+    size, length = len(data), bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return b"".join((_TAG, length, data))
+
+
+def decode(message: bytes) -> memoryview:
+    """The data of a serialized FetchResponse, not copied. Raises TransferFailed for any other message."""
+    size, at, more = 0, 1, message[:1] == _TAG
+    while more and at < min(len(message), 6):
+        byte = message[at]
+        size |= (byte & 0x7F) << 7 * (at - 1)
+        at, more = at + 1, byte > 0x7F
+    if more or at + size != len(message):
+        raise TransferFailed("the owner of the pages sent something that is no chunk of them")
+    return memoryview(message)[at:]

@@ -1,7 +1,8 @@
-"""A folder that several processes use, and that the last of them to leave removes.
+"""Folders of this machine: those that several processes share, a cluster's in /dev/shm, a user's caches.
 
-Each holds a lock on it. A lock dies with its process, so no pid is ever guessed at. If all were killed, the
-next process that makes a folder with the same prefix removes theirs.
+Each process that uses a shared folder holds a lock on it, and the last of them to leave removes it. A lock
+dies with its process, so no pid is ever guessed at. If all were killed, the next process that makes a folder
+with the same prefix removes theirs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from eyas.common.errors import ConfigError
+
+PREFIX = "eyas-cluster-"
 
 
 class SharedFolder:
@@ -69,3 +75,38 @@ def _locked(folder: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def new_pool_folder(parent: str) -> SharedFolder:
+    """Makes the folder of a cluster, which leaves it after its workers. Raises ConfigError if `parent` cannot
+    hold one.
+    """
+    try:
+        return SharedFolder(parent, PREFIX)
+    except OSError as error:
+        raise ConfigError(f"{parent} cannot hold KV pages: {error.strerror}", param="pool-dir") from None
+
+
+@contextlib.contextmanager
+def living_in(folder: Path) -> Iterator[None]:
+    """Keeps a cluster's folder while this worker lives. Any other folder is left as it is.
+
+    Raises ConfigError if a cluster's folder is not there.
+    """
+    if not folder.name.startswith(PREFIX):
+        yield
+        return
+    try:
+        lock = enter(folder)
+    except OSError as error:
+        message = f"--pool-dir: {folder} cannot be used: {error.strerror}"
+        raise ConfigError(message, param="pool-dir") from error
+    try:
+        yield
+    finally:
+        leave(folder, lock)
+
+
+def cache_home() -> Path:
+    """`eyas` in the user's cache directory: $XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "eyas"

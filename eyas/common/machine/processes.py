@@ -1,0 +1,89 @@
+"""Processes of this machine: how Python ones are started, end with their supervisor, and open enough files.
+
+Python puts the folder that it is started in before its own library for `-m` and `-c`, which multiprocessing
+uses: whoever can put a `random.py` there would be run. So no process that this one starts takes a module from
+there.
+
+A supervised process ends when its supervisor ends, for whatever reason, by two independent means, because
+each alone has a gap: the kernel's parent-death signal (immediate, Linux only, not sent if the parent died
+before it was asked for), and end-of-file on standard input, whose other end the supervisor holds open. It
+asks the process to end, and then kills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+_SAFE_PATH = "PYTHONSAFEPATH"
+PR_SET_PDEATHSIG = 1
+GRACE_S = 8.0
+MOST = 65536  # a process needs no more
+
+
+def python_module(module: str, *words: str) -> tuple[str, ...]:
+    """The command `python -m module words`."""
+    return (sys.executable, "-P", "-m", module, *words)
+
+
+def import_safely() -> None:
+    """Every Python process that this one starts from now on imports safely, those of libraries too."""
+    os.environ[_SAFE_PATH] = "1"
+
+
+@contextlib.contextmanager
+def importing_safely() -> Iterator[None]:
+    """Sets safe imports for processes that multiprocessing starts inside: these have no command of ours."""
+    before = os.environ.get(_SAFE_PATH)
+    import_safely()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
+
+
+def die_with_parent(grace_s: float = GRACE_S) -> None:
+    """Call it once, early, in a process whose parent holds a pipe open on its standard input.
+
+    When the parent ends, this process gets SIGHUP, which means: leave now. If it still runs `grace_s` seconds
+    later, it gets SIGKILL, together with its process group if it leads one.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the supervisor and so this process ignore it
+    signal_on_parent_death(signal.SIGHUP)
+    threading.Thread(target=_watch_stdin, args=(grace_s,), name="lifeline", daemon=True).start()
+
+
+def signal_on_parent_death(number: signal.Signals) -> None:
+    """Makes the kernel send the signal when the thread that started this process ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def _watch_stdin(grace_s: float) -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGHUP)
+    time.sleep(grace_s)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raise_limit() -> int:
+    """Raises the soft limit on open files to the hard one, at most to MOST; returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = MOST if hard == resource.RLIM_INFINITY else min(MOST, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+        return target
+    return MOST if soft == resource.RLIM_INFINITY else soft
