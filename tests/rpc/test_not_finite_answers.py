@@ -47,15 +47,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 @contextlib.contextmanager
 def poisoned(*workers: RealWorker) -> Iterator[None]:
     """The weights of the last norm are NaN meanwhile, as of memory that went bad."""
-    norms = [worker.engine._parts.runner.model._norm for worker in workers]
-    good = [norm._gain for norm in norms]
-    for norm in norms:
-        norm._gain = torch.full_like(norm._gain, torch.nan)
+    models = [worker.engine._parts.runner.model for worker in workers]
+    good = [model._gain for model in models]
+    for model in models:
+        model._gain = torch.full_like(model._gain, torch.nan)
     try:
         yield
     finally:
-        for norm, gain in zip(norms, good, strict=True):
-            norm._gain = gain
+        for model, gain in zip(models, good, strict=True):
+            model._gain = gain
 
 
 async def check_it_fails_by_name(http: httpx.AsyncClient) -> None:

@@ -165,7 +165,7 @@ async def test_a_process_that_cannot_be_started_is_started_later(
     install()
     child = ChildProcess("worker", (str(program),), lambda name, line: said.append(line))
     child.start()
-    keeping = asyncio.create_task(child.keep(child, lambda name, line: said.append(line)))
+    keeping = asyncio.create_task(child_module.keep(child, lambda name, line: said.append(line)))
     program.unlink()
     child.kill()
     refused = "cannot be started (No such file or directory); trying again in 0.05 s"
@@ -195,7 +195,6 @@ time.sleep(60)
 """
 SUPERVISOR = """
 import sys, time
-from eyas.cluster import keeper
 from eyas.cluster.child import ChildProcess
 child = ChildProcess("child", (sys.executable, "-c", sys.argv[1]), lambda *_: None)
 child.start()
