@@ -216,12 +216,13 @@ def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [...] -> the 32 / bits numbers of each word, uint8 [..., 32 / bits], the lowest bits first."""
     from torch import uint8
 
-    each = packed.contiguous().view(uint8).unflatten(-1, (-1, 4))
+    each: torch.Tensor = packed.contiguous().view(uint8).unflatten(-1, (-1, 4))
     if bits == 8:
         return each
-    halves = each.new_empty(*each.shape, 2)
+    halves: torch.Tensor = each.new_empty(*each.shape, 2)
     halves[..., 0], halves[..., 1] = each & 15, each >> 4
-    return halves.flatten(-2)
+    pairs: torch.Tensor = halves.flatten(-2)
+    return pairs
 
 
 def scaled(
