@@ -85,10 +85,7 @@ class SlotTables:
             "min_p": (torch.float32, 1),
             # Where drafts are looked up; no other sequence's entries mean anything.
             "looking": (torch.int32, len(LOOKING)),
-            "predicted": (
-                torch.int32,
-                sizes.predicted,
-            ),  # ids, as `speculation.drafters.lookup.searched_prediction` has them
+            "predicted": (torch.int32, sizes.predicted),  # ids, as `lookup.searched_prediction` has them
             # What only special rows read, and the lookup; entries that neither counts mean nothing.
             "text": (torch.int32, sizes.context),  # ids by position, up to the root
             "bias_ids": (torch.int32, MAX_BIASED_TOKENS),
