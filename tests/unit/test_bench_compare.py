@@ -145,6 +145,7 @@ def test_a_time_of_zero_has_no_ratio() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = written(tmp_path / "a.jsonl", line(1)), written(tmp_path / "b.jsonl", line(2, 1.2))
     assert main(["bench", "compare", first, second, "--plot", str(tmp_path / "c.svg")]) == 0

@@ -41,6 +41,7 @@ def test_lines_arrive_in_order_from_another_process() -> None:
     assert os.getpid() not in {line["pid"] for line in lines}
 
 
+@pytest.mark.slow
 def test_a_broken_part_is_named_and_the_next_one_runs(capfd: pytest.CaptureFixture[str]) -> None:
     lines: list[Line] = []
     parts = [

@@ -79,6 +79,7 @@ def test_chats_are_measured_with_a_warm_cache(server: type[Scripted]) -> None:
     assert [plan.dataset for plan in server.plans] == [suite.WARM_UP, suite.WARM_UP_CHATS, "chat8"]
 
 
+@pytest.mark.slow
 def test_a_report_is_a_section_with_figures_and_lines(tmp_path: Path, server: type[Scripted]) -> None:
     page, out = tmp_path / "page.md", tmp_path / "suite.jsonl"
     flags = ["--report", str(page), "--output-file", str(out), "--commit", "abc1234", "--api-key", "secret"]

@@ -91,6 +91,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "LoadMeasurement", Scripted)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("servers")
 def test_the_command_tells_knees_writes_lines_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

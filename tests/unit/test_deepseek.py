@@ -259,6 +259,7 @@ def negative(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return case_of(tmp_path_factory.mktemp("negative"), RAGGED, -2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mistake",
     [Mistake(routing=_closed_are_zero), Mistake(tensor=_short_bias)],

@@ -16,6 +16,7 @@ from eyas.layout_flags import add_layout
 from tests.gpu.many_gpus import PARTS, SERVED, Command, Machine, commands, write_models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpus", "small"), [(8, False), pytest.param(2, True, marks=pytest.mark.slow)])
 def test_a_server_takes_the_flags_of_every_command(tmp_path: Path, gpus: int, small: bool) -> None:
     machine = Machine(tmp_path, Path("client.py"), gpus, small)

@@ -138,6 +138,7 @@ def test_the_deepest_rounds_are_left_though_others_are_believed_slow() -> None:
     assert engine.run(0.75, 10_000.0).speed / best_fixed(64, 0.75) >= 0.95
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_held_up_leaves_trials_affordable() -> None:
     """A second beside rounds of 4 ms: a host that pauses must not leave rounds plain for minutes."""
     engine = Engine(started())

@@ -111,6 +111,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
+@pytest.mark.slow
 def test_conversations_find_their_caches_and_answer_sooner() -> None:
     got = {name: figures(make(), 20.0, 800) for name, make in POLICIES.items()}
     plain, events = got["round robin"], got["router, cache events, four gateways"]

@@ -116,6 +116,7 @@ def test_what_goes_to_cublas() -> None:
     assert not vendor.is_there("cpu")
 
 
+@pytest.mark.slow
 def test_exact_products_and_other_machines_do_without(plain: list[str]) -> None:
     x, weight = random(ROWS, K).bfloat16(), as_blocks(random(N, K, seed=1))
     for exact, there in ((True, True), (False, False)):

@@ -43,4 +43,5 @@ async def _until_up(child: ChildProcess, server: MeasuredServer, path: str) -> N
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:
         raise DeadlineExceeded(f"{child.name} did not answer within {START_S:g} s") from error
+    child.kill()  # which waits until its last words are read
     raise EyasError(f"{child.name} ended at start: {' '.join(child.tail)}")
