@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import pytest
 from test_router import DECODE, PREFILL, worker
 
 from eyas.common.types import WorkerBacklog
