@@ -37,7 +37,7 @@ class ClusterSetup:
 
 
 def cases_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """The names of the requested cases, else of those that suit the device."""
+    """Returns the names of the requested cases; without a request, of the device's usual cases."""
     return tuple(args.cases) or (ON_GPU if args.device == "cuda" else ON_CPU)
 
 

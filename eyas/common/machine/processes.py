@@ -1,8 +1,7 @@
 """Processes of this machine: how Python ones are started, end with their supervisor, and open enough files.
 
 Python puts the folder that it is started in before its own library for `-m` and `-c`, which multiprocessing
-uses: whoever can put a `random.py` there would be run. So no process that this one starts takes a module from
-there.
+uses. A `random.py` in that folder would run. So child processes load no modules from there.
 
 A supervised process ends when its supervisor ends, for whatever reason, by two independent means, because
 each alone has a gap: the kernel's parent-death signal (immediate, Linux only, not sent if the parent died

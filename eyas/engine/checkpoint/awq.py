@@ -59,7 +59,8 @@ class AwqConfig(PackedConfig):
 
 def _in_order(packed: torch.Tensor) -> torch.Tensor:
     """int32 [k, n / 8] -> uint8 [n, k]."""
-    return unpacked(packed, AwqConfig.BITS)[..., list(_PLACES)].flatten(1).t().contiguous()
+    words = unpacked(packed.t(), AwqConfig.BITS)  # [n / 8, k, 8]
+    return words.permute(0, 2, 1)[:, list(_PLACES)].flatten(0, 1)
 
 
 def read_awq(raw: Raw) -> AwqConfig:

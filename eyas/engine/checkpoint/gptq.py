@@ -76,7 +76,7 @@ class GptqConfig(PackedConfig):
         next.
         """
         n, _ = shape
-        numbers = unpacked(parts["qweight"], self.bits).permute(1, 0, 2).flatten(1)
+        numbers = unpacked(parts["qweight"].t(), self.bits).flatten(1)
         stored = parts["qzeros"] + self.less * _ONES[self.bits]
         zeros = unpacked(stored, self.bits).flatten(1)[:, :n].t()
         of = columns_groups(parts["g_idx"], groups, "g_idx") if "g_idx" in parts else None

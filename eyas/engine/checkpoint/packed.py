@@ -2,7 +2,7 @@
 
 A matrix is (number - zero point) * scale. Along a row, some elements are a group, which has one scale and one
 zero point. Formats differ in how numbers are packed into words, and in which order; each is a `PackedConfig`,
-in a file of its own. Whoever reads a folder's files sees one tensor "NAME.weight" in the place of its parts
+in a file of its own. Readers of a folder see one tensor "NAME.weight" instead of its parts
 (`WidenedFile`). No torch is loaded here: numbers are unpacked by methods of tensors.
 """
 
@@ -27,6 +27,7 @@ WORDS = ("I32",)
 WHOLE = ("I32", "I64")
 FLOATS = ("F16", "BF16", "F32")
 _WORD = 32
+_BLOCK = 64  # rows that are widened at a time: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -214,15 +215,15 @@ def words(numbers: int, bits: int) -> int:
 
 def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [...] -> the 32 / bits numbers of each word, uint8 [..., 32 / bits], the lowest bits first."""
-    from torch import uint8
+    from torch import int16, uint8
 
-    each: torch.Tensor = packed.contiguous().view(uint8).unflatten(-1, (-1, 4))
+    each: torch.Tensor = packed.flatten().view(uint8).view(*packed.shape, 4)
     if bits == 8:
         return each
-    halves: torch.Tensor = each.new_empty(*each.shape, 2)
-    halves[..., 0], halves[..., 1] = each & 15, each >> 4
-    pairs: torch.Tensor = halves.flatten(-2)
-    return pairs
+    pairs = each.to(int16)
+    pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F)  # the lower half of a byte is the first of two bytes
+    numbers: torch.Tensor = pairs.view(uint8)
+    return numbers
 
 
 def scaled(
@@ -233,12 +234,17 @@ def scaled(
     `groups`: of each column, its group (None: columns in their order, as many in each).
     """
     n, k = numbers.shape
-    wide, scales = numbers.float(), scales.float()
+    scales = scales.float()
     zeros = scales.new_full(scales.shape, zeros) if isinstance(zeros, int) else zeros.float()
-    if groups is not None:
-        return wide.sub_(zeros[:, groups]).mul_(scales[:, groups])
-    each = wide.view(n, scales.shape[1], -1)
-    return each.sub_(zeros[..., None]).mul_(scales[..., None]).view(n, k)
+    wide = scales.new_empty(n, k)
+    for first in range(0, n, _BLOCK):
+        rows = slice(first, first + _BLOCK)
+        made, zero, scale = wide[rows].copy_(numbers[rows]), zeros[rows], scales[rows]
+        if groups is not None:
+            made.sub_(zero.index_select(1, groups)).mul_(scale.index_select(1, groups))
+        else:
+            made.view(len(made), scales.shape[1], -1).sub_(zero[..., None]).mul_(scale[..., None])
+    return wide
 
 
 def columns_groups(stored: torch.Tensor, groups: int, end: str) -> torch.Tensor:

@@ -53,9 +53,7 @@ class RouteTrial:
             self._copier.cancel(self._number)
 
     def stopped(self, result: CopyResult) -> list[CopyResult]:
-        """Takes a result of the copier; gives the results of the pull's own copies, and of those that ended
-        with it.
-        """
+        """Takes one result of the copier. Returns the results of the pull's own copies that end with it."""
         if result.job.proof is not None:
             return self._judge(result)
         if result.error is not None and not isinstance(result.error, Cancelled):

@@ -84,7 +84,7 @@ class DraftModel(Protocol[RowsT]):
         """
 
     def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: RowsT, pool: KvPool) -> None:
-        """`forward` of certain rows whose result nobody reads: it writes their KV."""
+        """Writes the KV of accepted rows, as `forward` does; there is no result."""
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [r, ...] -> float32 [r, draft vocab]."""

@@ -111,7 +111,7 @@ class DraftKv:
         return pages, min(coming.filled, len(pages))
 
     def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
-        """Does nothing: it waits for its prompt's pages, and nobody waits behind it."""
+        """Does nothing. Draft KV waits for the pages of its prompt, and no other pull waits for draft KV."""
 
     def arrived(self, owner: Hashable, arrival: PullArrival) -> None:
         """Notes that the draft KV is here; the pages remain with their prompt."""
