@@ -129,6 +129,39 @@ def test_a_rank_has_its_share(tmp_path: Path, plain: Path, name: str) -> None:
     assert rows.untyped_storage().nbytes() == rows.nbytes  # and not all of it
 
 
+@pytest.mark.parametrize("name", ["gptq, by activations", "awq", "w4a16", "w8a8, zero points"])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])  # by 4 and by 8, columns cut through groups of 32
+def test_a_rank_has_its_share_of_the_numbers(tmp_path: Path, plain: Path, name: str, ranks: int) -> None:
+    write_packed(tmp_path / "packed", plain, PACKINGS[name])
+    config = read_model(tmp_path / "packed")
+    meant = load_file(tmp_path / "meant" / "model.safetensors")[f"{UP}.weight"]
+    placement = WeightPlacement(rank=ranks - 1, ranks=ranks)
+    with FolderWeights(tmp_path / "packed", placement=placement, quantized=config.quantized) as weights:
+        assert weights.is_packed(f"{UP}.weight") and not weights.is_packed("lm_head.weight")
+        taken = [weights.take_packed(f"{UP}.weight", SHAPE, dimension) for dimension in (None, 0, 1)]
+        with pytest.raises(ConfigError, match="tensor lm_head.weight is not packed"):
+            weights.take_packed("lm_head.weight", (96, 64), None)
+    shares = (meant, meant.chunk(ranks)[-1], meant.chunk(ranks, 1)[-1])
+    for part, share in zip(taken, shares, strict=True):
+        assert torch.equal(part.widened(), share)
+        assert part.numbers.shape == share.shape and part.numbers.is_contiguous()
+        assert part.scales.shape[0] == share.shape[0] and part.scales.is_contiguous()
+
+
+def test_a_fused_matrix_gives_the_numbers_of_its_parts(tmp_path: Path) -> None:
+    write_family(tmp_path / "plain", "phi3", std=0.08, num_hidden_layers=1, hidden_size=64)
+    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS["awq"])
+    config = read_model(tmp_path / "packed")
+    meant = load_file(tmp_path / "meant" / "model.safetensors")["model.layers.0.mlp.gate_up_proj.weight"]
+    half = meant.shape[0] // 2
+    placement = WeightPlacement(rank=1, ranks=2)
+    with FolderWeights(
+        tmp_path / "packed", config.spelling, placement, quantized=config.quantized, fused=config.fused
+    ) as weights:
+        taken = weights.take_packed(f"{UP}.weight", (half, 64), 0)
+    assert torch.equal(taken.widened(), meant[half + half // 2 :])
+
+
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 8, "v_head_dim": 16}
 
 

@@ -14,9 +14,8 @@ from eyas.engine.checkpoint.packed import (
     Shape,
     bits_of,
     group_of,
-    scaled,
-    unpacked,
 )
+from eyas.engine.checkpoint.packed_numbers import PackedNumbers, unpacked
 from eyas.engine.checkpoint.quantized import Raw, ignored_modules, refused
 from eyas.engine.checkpoint.values import said, switch
 
@@ -49,9 +48,9 @@ class AwqConfig(PackedConfig):
             "scales": PackedPart(FLOATS, ((groups, n),)),
         }
 
-    def widened(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> torch.Tensor:
+    def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
         numbers, zeros = (_in_order(parts[end]) for end in ("qweight", "qzeros"))
-        return scaled(numbers, zeros, parts["scales"].t())
+        return PackedNumbers(numbers, zeros, parts["scales"].t())
 
     def __str__(self) -> str:
         return f"AWQ of {self.bits} bits {self.grouping}, widened as they are loaded"

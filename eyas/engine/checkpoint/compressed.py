@@ -19,12 +19,10 @@ from eyas.engine.checkpoint.packed import (
     PackedPart,
     Shape,
     bits_of,
-    columns_groups,
     group_of,
-    scaled,
-    unpacked,
     words,
 )
+from eyas.engine.checkpoint.packed_numbers import PackedNumbers, columns_groups, unpacked
 from eyas.engine.checkpoint.quantized import (
     FP8_SIDE,
     Fp8Config,
@@ -71,15 +69,15 @@ class IntegerConfig(PackedConfig):
     def _zeros(self, scales: tuple[Shape, ...], n: int, groups: int) -> PackedPart:
         """How zero points are stored, where there are any."""
 
-    def _widened(
+    def _read(
         self, numbers: torch.Tensor, zeros: torch.Tensor | int, parts: Mapping[str, torch.Tensor], groups: int
-    ) -> torch.Tensor:
+    ) -> PackedNumbers:
         """Of numbers and zero points [n, groups] as they are."""
         scales = parts["weight_scale"].reshape(-1, groups).expand(numbers.shape[0], -1)
         stored, of = parts.get("weight_g_idx"), None
         if stored is not None and not (stored == -1).all():  # -1: made before it was known
             of = columns_groups(stored, groups, "weight_g_idx")
-        return scaled(numbers, zeros, scales, of)
+        return PackedNumbers(numbers, zeros, scales, of)
 
     def __str__(self) -> str:
         rows = ", and their rows stay as they are" if self.rounds_rows else ""
@@ -116,14 +114,14 @@ class PackedIntegers(IntegerConfig):
             return PackedPart(_BYTES, scales)
         return PackedPart(WORDS, ((words(n, self.bits), groups),))
 
-    def widened(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> torch.Tensor:
+    def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
         if (stored := tuple(parts["weight_shape"].tolist())) != shape:
             raise ValueError(f"weight_shape is {stored}, and {shape} is packed")
         half = 1 << self.bits - 1
         zeros: torch.Tensor | int = half
         if not self.symmetric:
             zeros = self._points(parts["weight_zero_point"], shape[0], half)
-        return self._widened(unpacked(parts["weight_packed"], self.bits).flatten(1), zeros, parts, groups)
+        return self._read(unpacked(parts["weight_packed"], self.bits).flatten(1), zeros, parts, groups)
 
     def _points(self, stored: torch.Tensor, n: int, half: int) -> torch.Tensor:
         """Zero points [n, groups], half the range added as it is to numbers."""
@@ -148,11 +146,11 @@ class PlainIntegers(IntegerConfig):
     def _zeros(self, scales: tuple[Shape, ...], n: int, groups: int) -> PackedPart:
         return PackedPart(_BYTES, scales)
 
-    def widened(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> torch.Tensor:
+    def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
         zeros: torch.Tensor | int = 0
         if not self.symmetric:
             zeros = parts["weight_zero_point"].reshape(-1, groups).expand(shape[0], -1)
-        return self._widened(parts["weight"], zeros, parts, groups)
+        return self._read(parts["weight"], zeros, parts, groups)
 
 
 _INTEGERS: dict[str, type[IntegerConfig]] = {

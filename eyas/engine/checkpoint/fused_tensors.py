@@ -64,7 +64,15 @@ class SomeRows:
         return [self._rows.stop - self._rows.start, *self._stored.get_shape()[1:]]
 
     def __getitem__(self, part: Any) -> Any:
+        return self._stored[self._there(part)]
+
+    def numbers(self, part: Any = ()) -> Any:
+        """The numbers of a packed matrix (`WidenedMatrix.numbers`)."""
+        return self._stored.numbers(self._there(part))
+
+    def _there(self, part: Any) -> tuple[Any, ...]:
+        """A part of these rows, as one of the stored tensor."""
         first, *others = part if isinstance(part, tuple) and part else (slice(None),)
         start, stop, _ = first.indices(self._rows.stop - self._rows.start)
         here = slice(self._rows.start + start, self._rows.start + stop)
-        return self._stored[(here, *others)]
+        return (here, *others)

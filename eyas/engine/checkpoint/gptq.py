@@ -18,12 +18,10 @@ from eyas.engine.checkpoint.packed import (
     PackedPart,
     Shape,
     bits_of,
-    columns_groups,
     group_of,
-    scaled,
-    unpacked,
     words,
 )
+from eyas.engine.checkpoint.packed_numbers import PackedNumbers, columns_groups, unpacked
 from eyas.engine.checkpoint.quantized import Raw, entries, ignored_modules, refused
 from eyas.engine.checkpoint.values import said, section, switch
 
@@ -71,7 +69,7 @@ class GptqConfig(PackedConfig):
             "g_idx": PackedPart(WHOLE, ((k,),), optional=not self.by_activations),
         }
 
-    def widened(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> torch.Tensor:
+    def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
         """One is added to a whole word of zero points, as it was taken: a zero among them borrowed of the
         next.
         """
@@ -80,7 +78,7 @@ class GptqConfig(PackedConfig):
         stored = parts["qzeros"] + self.less * _ONES[self.bits]
         zeros = unpacked(stored, self.bits).flatten(1)[:, :n].t()
         of = columns_groups(parts["g_idx"], groups, "g_idx") if "g_idx" in parts else None
-        return scaled(numbers, zeros, parts["scales"].t(), of)
+        return PackedNumbers(numbers, zeros, parts["scales"].t(), of)
 
     def __str__(self) -> str:
         return f"GPTQ of {self.bits} bits {self.grouping}, widened as they are loaded"

@@ -3,7 +3,7 @@
 A matrix is (number - zero point) * scale. Along a row, some elements are a group, which has one scale and one
 zero point. Formats differ in how numbers are packed into words, and in which order; each is a `PackedConfig`,
 in a file of its own. Readers of a folder see one tensor "NAME.weight" instead of its parts
-(`WidenedFile`). No torch is loaded here: numbers are unpacked by methods of tensors.
+(`WidenedFile`). No torch is loaded here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.quantized import QuantizedConfig, Raw, refused
 from eyas.engine.checkpoint.values import said
 
@@ -27,7 +28,6 @@ WORDS = ("I32",)
 WHOLE = ("I32", "I64")
 FLOATS = ("F16", "BF16", "F32")
 _WORD = 32
-_BLOCK = 64  # rows that are widened at a time: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class PackedConfig(QuantizedConfig, ABC):
         """What a matrix of that shape is stored as, by the ends of the names; `groups`: of a row."""
 
     @abstractmethod
-    def widened(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> torch.Tensor:
-        """The matrix, float32. Raises ValueError that begins with a part's end, for numbers out of range."""
+    def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
+        """What the parts hold. Raises ValueError that begins with a part's end, for numbers out of range."""
 
     @property
     def grouping(self) -> str:
@@ -130,7 +130,7 @@ class WidenedFile:
 
 
 class WidenedMatrix:
-    """Read as a safetensors file's slice is. The whole is widened for any part of it."""
+    """Read as a safetensors file's slice is. For any part, all is unpacked; only the part is widened."""
 
     def __init__(self, folder: Path, matrix: PackedMatrix, files: Mapping[str, Any]) -> None:
         self._folder, self._matrix = folder, matrix
@@ -149,11 +149,15 @@ class WidenedMatrix:
         raise self._error(name, f"is {stored}: no packed matrix")
 
     def __getitem__(self, part: Any) -> torch.Tensor:
-        cut = self._whole[part]
-        return cut if cut.shape == self._whole.shape else cut.clone()
+        return self.numbers(part).widened()
+
+    def numbers(self, part: Any = ...) -> PackedNumbers:
+        """Those of a part, as they are before they are widened."""
+        cuts = part if isinstance(part, tuple) else (part,)
+        return self._whole.part(*(cut for cut in cuts if cut is not ...))
 
     @cached_property
-    def _whole(self) -> torch.Tensor:
+    def _whole(self) -> PackedNumbers:
         config, shape = self._matrix.config, tuple(self.get_shape())
         groups = self._groups(shape)
         read = {}
@@ -164,7 +168,7 @@ class WidenedMatrix:
             elif not part.optional:
                 raise ConfigError(f"{self._folder} has no tensor {self._matrix.module}.{end}")
         try:
-            return config.widened(read, shape, groups)
+            return config.read(read, shape, groups)
         except ValueError as error:
             raise ConfigError(f"{self._folder}: tensor {self._matrix.module}.{error}") from None
 
@@ -211,45 +215,3 @@ def group_of(raw: Raw, what: str) -> int:
 def words(numbers: int, bits: int) -> int:
     """How many words of 32 bits hold these."""
     return -(-numbers * bits // _WORD)
-
-
-def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [...] -> the 32 / bits numbers of each word, uint8 [..., 32 / bits], the lowest bits first."""
-    from torch import int16, uint8
-
-    each: torch.Tensor = packed.flatten().view(uint8).view(*packed.shape, 4)
-    if bits == 8:
-        return each
-    pairs = each.to(int16)
-    pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F)  # the lower half of a byte is the first of two bytes
-    numbers: torch.Tensor = pairs.view(uint8)
-    return numbers
-
-
-def scaled(
-    numbers: torch.Tensor, zeros: torch.Tensor | int, scales: torch.Tensor, groups: torch.Tensor | None = None
-) -> torch.Tensor:
-    """numbers [n, k], zeros and scales [n, groups] -> (numbers - zeros) * scales, float32 [n, k].
-
-    `groups`: of each column, its group (None: columns in their order, as many in each).
-    """
-    n, k = numbers.shape
-    scales = scales.float()
-    zeros = scales.new_full(scales.shape, zeros) if isinstance(zeros, int) else zeros.float()
-    wide = scales.new_empty(n, k)
-    for first in range(0, n, _BLOCK):
-        rows = slice(first, first + _BLOCK)
-        made, zero, scale = wide[rows].copy_(numbers[rows]), zeros[rows], scales[rows]
-        if groups is not None:
-            made.sub_(zero.index_select(1, groups)).mul_(scale.index_select(1, groups))
-        else:
-            made.view(len(made), scales.shape[1], -1).sub_(zero[..., None]).mul_(scale[..., None])
-    return wide
-
-
-def columns_groups(stored: torch.Tensor, groups: int, end: str) -> torch.Tensor:
-    """The group of each column, checked. Raises ValueError, which begins with the tensor's end."""
-    least, most = (int(each) for each in stored.aminmax())
-    if least < 0 or most >= groups:
-        raise ValueError(f"{end} holds group {least if least < 0 else most}: there are {groups}, from 0 on")
-    return stored.long()

@@ -31,6 +31,7 @@ from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, SomeRows
 from eyas.engine.checkpoint.packed import WidenedFile
+from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.quantized import Fp8Config, QuantizedConfig, ScaledConfig
 from eyas.engine.checkpoint.staging import WeightStaging
 
@@ -175,6 +176,22 @@ class WeightSource(ABC):
         """`part` of the tensor, and the `scales` part of its scales; both contiguous."""
         raise ConfigError(f"tensor {name} is not quantized")
 
+    def is_packed(self, name: str) -> bool:
+        """True if a tensor is stored as a `PackedConfig` says."""
+        return False
+
+    def take_packed(self, name: str, shape: Shape, dimension: int | None) -> PackedNumbers:
+        """This rank's share, along a dimension, of a packed matrix [n, k], before it is widened. None: all of
+        it.
+        """
+        return self._load_packed(
+            name, shape, () if dimension is None else self._share(name, shape, dimension)
+        )
+
+    def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
+        """`part` of the matrix, its tensors contiguous."""
+        raise ConfigError(f"tensor {name} is not packed")
+
     def _row_scale(self, name: str) -> float:
         """The scale of all rows that a weight multiplies."""
         raise ConfigError(f"tensor {name} has no scale for rows")
@@ -288,7 +305,7 @@ class FolderWeights(WeightSource):
         quantized, read = self.is_quantized(name), self._mapped(name, shape)
         if quantized:
             wide = fp8.widened(read[:], self._scales(name, shape))[part]
-        elif self._home[name].is_packed:
+        elif self.is_packed(name):
             wide = read[part]
         else:
             if dtype.is_floating_point:
@@ -327,6 +344,16 @@ class FolderWeights(WeightSource):
         self._finite.see(name, weight)
         self._finite.see(name, placed)
         return weight, placed
+
+    def is_packed(self, name: str) -> bool:
+        return name in self._home and self._home[name].is_packed
+
+    def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
+        if not self.is_packed(name):
+            return super()._load_packed(name, shape, part)
+        placed: PackedNumbers = self._mapped(name, shape).numbers(part).placed(self._place)
+        self._finite.see(name, placed.scales)
+        return placed
 
     def _scales(self, name: str, shape: Shape) -> torch.Tensor:
         """The scales of a weight, shaped as `fp8.scales_of` says, float32."""

@@ -1,0 +1,91 @@
+"""The small numbers of a matrix with their zero points and scales, and how they are unpacked.
+
+No torch is loaded here: numbers are unpacked by methods of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_BLOCK = 64  # rows that are widened at a time: they stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class PackedNumbers:
+    """A matrix [n, k], which is (numbers - zeros) * scales.
+
+    `numbers`: [n, k] in uint8 or int8, one in each. `zeros`: [n, groups], or one for all. `scales`:
+    [n, groups]. `groups`: of each column its group, int64 [k]; None: columns in their order, as many in each.
+    """
+
+    numbers: torch.Tensor
+    zeros: torch.Tensor | int
+    scales: torch.Tensor
+    groups: torch.Tensor | None = None
+
+    def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> PackedNumbers:
+        """Some rows and columns of it. `groups` are named where columns cut through one."""
+        zeros, scales, groups = self.zeros, self.scales[rows], self.groups
+        zeros = zeros if isinstance(zeros, int) else zeros[rows]
+        k, count = self.numbers.shape[1], scales.shape[1]
+        first, last, _ = columns.indices(k)
+        each = k // count
+        if groups is None and first % each == 0 and last % each == 0:
+            some = slice(first // each, last // each)
+            zeros, scales = zeros if isinstance(zeros, int) else zeros[:, some], scales[:, some]
+        else:
+            every = scales.new_ones(k).cumsum(0).long().sub_(1) // each if groups is None else groups
+            groups = every[columns]
+        return PackedNumbers(self.numbers[rows, columns], zeros, scales, groups)
+
+    def placed(self, place: Callable[[torch.Tensor], torch.Tensor]) -> PackedNumbers:
+        """With each tensor, contiguous, where `place` puts it."""
+        zeros, groups = self.zeros, self.groups
+        return PackedNumbers(
+            place(self.numbers.contiguous()),
+            zeros if isinstance(zeros, int) else place(zeros.contiguous()),
+            place(self.scales.contiguous()),
+            None if groups is None else place(groups.contiguous()),
+        )
+
+    def widened(self) -> torch.Tensor:
+        """The matrix, float32 [n, k]."""
+        n, k = self.numbers.shape
+        scales = self.scales.float()
+        zeros = self.zeros
+        zeros = scales.new_full(scales.shape, zeros) if isinstance(zeros, int) else zeros.float()
+        wide = scales.new_empty(n, k)
+        for first in range(0, n, _BLOCK):
+            rows = slice(first, first + _BLOCK)
+            made, zero, scale = wide[rows].copy_(self.numbers[rows]), zeros[rows], scales[rows]
+            if self.groups is not None:
+                made.sub_(zero.index_select(1, self.groups)).mul_(scale.index_select(1, self.groups))
+            else:
+                made.view(len(made), scales.shape[1], -1).sub_(zero[..., None]).mul_(scale[..., None])
+        return wide
+
+
+def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 [...] -> the 32 / bits numbers of each word, uint8 [..., 32 / bits], the lowest bits first."""
+    from torch import int16, uint8
+
+    each: torch.Tensor = packed.flatten().view(uint8).view(*packed.shape, 4)
+    if bits == 8:
+        return each
+    pairs = each.to(int16)
+    pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F)  # the lower half of a byte is the first of two bytes
+    numbers: torch.Tensor = pairs.view(uint8)
+    return numbers
+
+
+def columns_groups(stored: torch.Tensor, groups: int, end: str) -> torch.Tensor:
+    """The group of each column, checked. Raises ValueError, which begins with the tensor's end."""
+    least, most = (int(each) for each in stored.aminmax())
+    if least < 0 or most >= groups:
+        raise ValueError(f"{end} holds group {least if least < 0 else most}: there are {groups}, from 0 on")
+    return stored.long()
