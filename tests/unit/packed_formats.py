@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +45,19 @@ class Quantised:
 class Packing:
     """A format: its words in a config.json, how it writes a weight, and what it quantises to.
 
-    `group`: columns with one scale (0: all). `symmetric`: zero points are half the range. `shuffled`: columns
-    are in groups in no order. `whole`: a weight has one scale.
+    `quantise`: another way than `quantised`. `group`: columns with one scale (0: all). `symmetric`: zero
+    points are half the range. `shuffled`: columns are in groups in no order. `whole`: a weight has one scale.
     """
 
     told: dict[str, Any]
-    write: Callable[[Quantised], Tensors]
+    write: Callable[[Any], Tensors]
     bits: int = 4
     group: int = 32
     symmetric: bool = False
     shuffled: bool = False
     whole: bool = False
     scales: torch.dtype = torch.float16
-    more: dict[str, Any] = field(default_factory=dict)
+    quantise: Callable[[torch.Tensor], Any] | None = None
 
 
 def quantised(weight: torch.Tensor, form: Packing, seed: int) -> Quantised:
@@ -228,7 +228,7 @@ def write_packed(
         if weight.dim() != 2 or any(part in name for part in kept):
             tensors[name] = weight
             continue
-        each = quantised(weight, form, seed)
+        each = form.quantise(weight) if form.quantise else quantised(weight, form, seed)
         module = name.removesuffix("weight")
         tensors |= {module + end: tensor for end, tensor in form.write(each).items()}
         meant[name] = each.meant()

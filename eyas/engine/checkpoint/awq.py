@@ -37,8 +37,10 @@ class AwqConfig(PackedConfig):
     ends: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
 
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
-        k, *columns = stored["qweight"]
-        return (columns[0] * len(_PLACES), k) if len(columns) == 1 else ()
+        match stored["qweight"]:
+            case k, columns:
+                return columns * len(_PLACES), k
+        return ()
 
     def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
         n, k = shape

@@ -1,4 +1,4 @@
-"""compressed-tensors: FP8, or whole numbers of four or eight bits, packed along k or each in a byte.
+"""compressed-tensors: FP8, MXFP4, or whole numbers of four or eight bits, packed along k or each in a byte.
 
 Groups of its config.json may name different modules, never different kinds. How a format rounds the rows that
 whole numbers multiply (W8A8) is left out: those are weights alone here, and rows are as they are.
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from eyas.engine.checkpoint.fp4 import POWERS_OF_32, Mxfp4Matrices
 from eyas.engine.checkpoint.packed import (
     FLOATS,
     WHOLE,
@@ -99,8 +100,10 @@ class PackedIntegers(IntegerConfig):
     )
 
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
-        n, *columns = stored["weight_packed"]
-        return (n, columns[0] * 32 // self.bits) if len(columns) == 1 else ()
+        match stored["weight_packed"]:
+            case n, columns:
+                return n, columns * 32 // self.bits
+        return ()
 
     def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
         return {
@@ -161,6 +164,10 @@ _INTEGERS: dict[str, type[IntegerConfig]] = {
 """By `format`."""
 
 
+_FP4: dict[str, tuple[type[PackedConfig], int]] = {"mxfp4-pack-quantized": (Mxfp4Matrices, POWERS_OF_32)}
+"""By `format`: with the numbers of a row that have one scale."""
+
+
 def read_compressed(raw: Raw) -> QuantizedConfig:
     """Of `quant_method` compressed-tensors."""
     for key in ("sparsity_config", "transform_config"):
@@ -182,8 +189,12 @@ def _kind(name: str, group: Any, raw: Raw) -> QuantizedConfig:
         raise refused(f"output_activations of {name}")
     weights = section(group, "weights")
     form = group.get("format") or raw.get("format") or "pack-quantized"
+    if not isinstance(form, str):
+        raise refused(f"format {said(form)}")
     if weights.get("type") == "int":
         return _integers(name, weights, form, section(group, "input_activations"))
+    if form in _FP4:
+        return _fp4(name, weights, form)
     kind = _floats(name, weights, section(group, "input_activations"))
     for each in (raw.get("format"), group.get("format")):
         if each is not None and each not in _FLOAT_FORMATS:
@@ -191,10 +202,10 @@ def _kind(name: str, group: Any, raw: Raw) -> QuantizedConfig:
     return kind
 
 
-def _integers(name: str, weights: Raw, form: Any, rows: Raw) -> IntegerConfig:
+def _integers(name: str, weights: Raw, form: str, rows: Raw) -> IntegerConfig:
     what = f"weights of {name}"
-    if not isinstance(form, str) or form not in _INTEGERS:
-        raise refused(f"format {form if isinstance(form, str) else said(form)}")
+    if form not in _INTEGERS:
+        raise refused(f"format {form}")
     strategy, order = weights.get("strategy"), weights.get("actorder")
     bits = bits_of(weights, what, BITS, "num_bits")
     if strategy not in ("tensor", "channel", "group") or weights.get("dynamic"):
@@ -210,6 +221,14 @@ def _integers(name: str, weights: Raw, form: Any, rows: Raw) -> IntegerConfig:
         by_activations=order in (True, "group", "dynamic"),
         rounds_rows=bool(rows),
     )
+
+
+def _fp4(name: str, weights: Raw, form: str) -> PackedConfig:
+    kind, size = _FP4[form]
+    given = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    if given != (4, "float", size) or not weights.get("symmetric", True) or weights.get("dynamic"):
+        raise refused(f"{form} with weights of {name} {said(dict(weights))}")
+    return kind(4, size)
 
 
 def _floats(name: str, weights: Raw, rows: Raw) -> Fp8Config:

@@ -57,8 +57,10 @@ class GptqConfig(PackedConfig):
     by_activations: bool = False
 
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
-        rows, *columns = stored["qweight"]
-        return (columns[0], rows * 32 // self.bits) if len(columns) == 1 else ()
+        match stored["qweight"]:
+            case rows, n:
+                return n, rows * 32 // self.bits
+        return ()
 
     def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
         n, k = shape

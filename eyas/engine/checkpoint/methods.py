@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from eyas.engine.checkpoint.awq import read_awq
 from eyas.engine.checkpoint.compressed import read_compressed
+from eyas.engine.checkpoint.fp4 import read_mxfp4
 from eyas.engine.checkpoint.gptq import read_auto_round, read_gptq
 from eyas.engine.checkpoint.quantized import QUANTIZED, QuantizedConfig, Raw, read_fp8, refused
 from eyas.engine.checkpoint.values import said
@@ -20,6 +21,7 @@ METHODS: dict[str, Callable[[Raw], QuantizedConfig]] = {
     "awq": read_awq,
     "auto-round": read_auto_round,
     "intel/auto-round": read_auto_round,
+    "mxfp4": read_mxfp4,
 }
 """By `quant_method`: what reads the rest."""
 

@@ -44,16 +44,19 @@ class PackedConfig(QuantizedConfig, ABC):
     """Numbers of `bits`; of a row, `group` elements have one scale (0: the whole row).
 
     `ends`: what the parts of a matrix are called in the place of "weight", the first of them one that no
-    other matrix has. Those that `parts` leaves out are not read.
+    other matrix has. Those that `parts` leaves out are not read. `of_experts`: a matrix is one for each
+    expert, [experts, k, n], seen under its module's name; an end has "_" before it, and `read` is given the
+    parts of an expert.
     """
 
     ends: ClassVar[tuple[str, ...]]
+    of_experts: ClassVar[bool] = False
     bits: int
     group: int
 
     @abstractmethod
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
-        """The shape (n, k) of a matrix, by its parts' shapes; () where they are of no matrix."""
+        """The shape of a matrix, by its parts' shapes; () where they are of no matrix."""
 
     @abstractmethod
     def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
@@ -62,6 +65,11 @@ class PackedConfig(QuantizedConfig, ABC):
     @abstractmethod
     def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
         """What the parts hold. Raises ValueError that begins with a part's end, for numbers out of range."""
+
+    @property
+    def joint(self) -> str:
+        """What stands before an end in a stored tensor's name."""
+        return "_" if self.of_experts else "."
 
     @property
     def grouping(self) -> str:
@@ -80,7 +88,11 @@ class PackedMatrix:
     @property
     def name(self) -> str:
         """Under which it is seen."""
-        return f"{self.module}.weight"
+        return self.module if self.config.of_experts else f"{self.module}.weight"
+
+    def stored_as(self, end: str) -> str:
+        """The name of the stored tensor with this end."""
+        return f"{self.module}{self.config.joint}{end}"
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """By the shapes of the folder's tensors; () where they are of no matrix."""
@@ -91,10 +103,12 @@ def packed_among(config: QuantizedConfig | None, names: Collection[str]) -> list
     """The packed matrices among a folder's tensors."""
     if not isinstance(config, PackedConfig):
         return []
-    first = f".{config.ends[0]}"
+    joint, first = config.joint, f"{config.joint}{config.ends[0]}"
     modules = [name.removesuffix(first) for name in names if name.endswith(first)]
     return [
-        PackedMatrix(config, each, {end: f"{each}.{end}" for end in config.ends if f"{each}.{end}" in names})
+        PackedMatrix(
+            config, each, {end: there for end in config.ends if (there := f"{each}{joint}{end}") in names}
+        )
         for each in modules
     ]
 
@@ -124,60 +138,60 @@ class WidenedFile:
         """The names of the matrices."""
         return self._matrices.keys()
 
-    def get_slice(self, name: str) -> WidenedMatrix:
+    def get_slice(self, name: str) -> WidenedMatrix | WidenedExperts:
         """Opens a reader."""
-        return WidenedMatrix(self._folder, self._matrices[name], self._files)
+        matrix = self._matrices[name]
+        parts = StoredParts(self._folder, matrix, self._files)
+        return WidenedExperts(parts) if matrix.config.of_experts else WidenedMatrix(parts)
 
 
-class WidenedMatrix:
-    """Read as a safetensors file's slice is. For any part, all is unpacked; only the part is widened."""
+class StoredParts:
+    """The parts of a matrix in their files."""
 
     def __init__(self, folder: Path, matrix: PackedMatrix, files: Mapping[str, Any]) -> None:
         self._folder, self._matrix = folder, matrix
         self._readers = {end: files[name].get_slice(name) for end, name in matrix.stored.items()}
 
-    def get_dtype(self) -> str:
-        """The dtype, by the name that files have for it."""
-        return "F32"
-
-    def get_shape(self) -> list[int]:
-        """Raises ConfigError if the parts are of no matrix."""
+    @cached_property
+    def shape(self) -> Shape:
+        """Of the matrix. Raises ConfigError if the parts are of none."""
         shapes = {name: self._shape(end) for end, name in self._matrix.stored.items()}
-        if shape := self._matrix.shape(shapes):
-            return list(shape)
+        if (shape := self._matrix.shape(shapes)) and 0 not in shape:
+            return shape
         name, stored = next(iter(shapes.items()))
         raise self._error(name, f"is {stored}: no packed matrix")
 
-    def __getitem__(self, part: Any) -> torch.Tensor:
-        return self.numbers(part).widened()
-
-    def numbers(self, part: Any = ...) -> PackedNumbers:
-        """Those of a part, as they are before they are widened."""
-        cuts = part if isinstance(part, tuple) else (part,)
-        return self._whole.part(*(cut for cut in cuts if cut is not ...))
+    def read(self, part: Any = ...) -> PackedNumbers:
+        """The numbers of a part (a number: of that expert). Raises ConfigError, by name, for a part that is
+        missing or is not what it must be.
+        """
+        config = self._matrix.config
+        read = {end: self._readers[end][part] for end in self._checked}
+        try:
+            return config.read(read, self.shape, self._groups)
+        except ValueError as error:
+            raise ConfigError(f"{self._folder}: tensor {self._matrix.stored_as(str(error))}") from None
 
     @cached_property
-    def _whole(self) -> PackedNumbers:
-        config, shape = self._matrix.config, tuple(self.get_shape())
-        groups = self._groups(shape)
-        read = {}
-        for end, part in config.parts(shape, groups).items():
+    def _checked(self) -> list[str]:
+        """The ends of the parts that are there."""
+        there = []
+        for end, part in self._matrix.config.parts(self.shape, self._groups).items():
             if end in self._readers:
                 self._check(end, part)
-                read[end] = self._readers[end][...]
+                there.append(end)
             elif not part.optional:
-                raise ConfigError(f"{self._folder} has no tensor {self._matrix.module}.{end}")
-        try:
-            return config.read(read, shape, groups)
-        except ValueError as error:
-            raise ConfigError(f"{self._folder}: tensor {self._matrix.module}.{error}") from None
+                raise ConfigError(f"{self._folder} has no tensor {self._matrix.stored_as(end)}")
+        return there
 
-    def _groups(self, shape: Shape) -> int:
-        group = self._matrix.config.group
-        if group and shape[1] % group:
+    @cached_property
+    def _groups(self) -> int:
+        """Of a row."""
+        group, k = self._matrix.config.group, self.shape[1]
+        if group and k % group:
             name = next(iter(self._matrix.stored.values()))
-            raise self._error(name, f"has rows of {shape[1]}, which are no whole groups of {group}")
-        return shape[1] // group if group else 1
+            raise self._error(name, f"has rows of {k}, which are no whole groups of {group}")
+        return k // group if group else 1
 
     def _check(self, end: str, part: PackedPart) -> None:
         """Raises ConfigError if a stored part is not what it must be."""
@@ -192,6 +206,57 @@ class WidenedMatrix:
 
     def _error(self, name: str, why: str) -> ConfigError:
         return ConfigError(f"tensor {name} of {self._folder} {why}")
+
+
+@dataclass(frozen=True)
+class WidenedTensor:
+    """Read as a safetensors file's slice is."""
+
+    _parts: StoredParts
+
+    def get_dtype(self) -> str:
+        """The dtype, by the name that files have for it."""
+        return "F32"
+
+    def get_shape(self) -> list[int]:
+        """Raises ConfigError if the parts are of no matrix."""
+        return list(self._parts.shape)
+
+
+class WidenedMatrix(WidenedTensor):
+    """For any part, all is unpacked; only the part is widened."""
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        return self.numbers(part).widened()
+
+    def numbers(self, part: Any = ...) -> PackedNumbers:
+        """Those of a part, as they are before they are widened."""
+        return self._whole.part(*_cuts(part))
+
+    @cached_property
+    def _whole(self) -> PackedNumbers:
+        return self._parts.read()
+
+
+class WidenedExperts(WidenedTensor):
+    """[experts, k, n], of which each was stored as [n, k]. An expert is read when it is a part's."""
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        which, columns, rows = (*_cuts(part), *[slice(None)] * 3)[:3]
+        if isinstance(which, int):
+            return self._parts.read(which).part(rows, columns).widened().t()
+        some = range(self._parts.shape[0])[which]
+        first = self[some[0], columns, rows]
+        wide = first.new_empty(len(some), *first.shape)
+        wide[0] = first
+        for place, expert in enumerate(some[1:], 1):
+            wide[place] = self[expert, columns, rows]
+        return wide
+
+
+def _cuts(part: Any) -> tuple[Any, ...]:
+    """What of each dimension, from the first on, is in a part."""
+    return tuple(cut for cut in (part if isinstance(part, tuple) else (part,)) if cut is not ...)
 
 
 def bits_of(raw: Raw, what: str, known: tuple[int, ...], name: str = "bits") -> int:

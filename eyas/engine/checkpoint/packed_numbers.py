@@ -21,36 +21,39 @@ class PackedNumbers:
 
     `numbers`: [n, k] in uint8 or int8, one in each. `zeros`: [n, groups], or one for all. `scales`:
     [n, groups]. `groups`: of each column its group, int64 [k]; None: columns in their order, as many in each.
+    `values`: what number 0, 1, 2... stands for, float32; None: itself.
     """
 
     numbers: torch.Tensor
     zeros: torch.Tensor | int
     scales: torch.Tensor
     groups: torch.Tensor | None = None
+    values: torch.Tensor | None = None
 
     def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> PackedNumbers:
         """Some rows and columns of it. `groups` are named where columns cut through one."""
         zeros, scales, groups = self.zeros, self.scales[rows], self.groups
         zeros = zeros if isinstance(zeros, int) else zeros[rows]
         k, count = self.numbers.shape[1], scales.shape[1]
-        first, last, _ = columns.indices(k)
+        first, last, step = columns.indices(k)
         each = k // count
-        if groups is None and first % each == 0 and last % each == 0:
+        if groups is None and step == 1 and first % each == 0 and last % each == 0:
             some = slice(first // each, last // each)
             zeros, scales = zeros if isinstance(zeros, int) else zeros[:, some], scales[:, some]
         else:
             every = scales.new_ones(k).cumsum(0).long().sub_(1) // each if groups is None else groups
             groups = every[columns]
-        return PackedNumbers(self.numbers[rows, columns], zeros, scales, groups)
+        return PackedNumbers(self.numbers[rows, columns], zeros, scales, groups, self.values)
 
     def placed(self, place: Callable[[torch.Tensor], torch.Tensor]) -> PackedNumbers:
         """With each tensor, contiguous, where `place` puts it."""
-        zeros, groups = self.zeros, self.groups
+        zeros, groups, values = self.zeros, self.groups, self.values
         return PackedNumbers(
             place(self.numbers.contiguous()),
             zeros if isinstance(zeros, int) else place(zeros.contiguous()),
             place(self.scales.contiguous()),
             None if groups is None else place(groups.contiguous()),
+            None if values is None else place(values.contiguous()),
         )
 
     def widened(self) -> torch.Tensor:
@@ -62,21 +65,32 @@ class PackedNumbers:
         wide = scales.new_empty(n, k)
         for first in range(0, n, _BLOCK):
             rows = slice(first, first + _BLOCK)
-            made, zero, scale = wide[rows].copy_(self.numbers[rows]), zeros[rows], scales[rows]
+            made, zero, scale = wide[rows].copy_(self._values(rows)), zeros[rows], scales[rows]
             if self.groups is not None:
                 made.sub_(zero.index_select(1, self.groups)).mul_(scale.index_select(1, self.groups))
             else:
                 made.view(len(made), scales.shape[1], -1).sub_(zero[..., None]).mul_(scale[..., None])
         return wide
 
+    def _values(self, rows: slice) -> torch.Tensor:
+        numbers = self.numbers[rows]
+        if self.values is None:
+            return numbers
+        return self.values.index_select(0, numbers.flatten().int()).view(numbers.shape)
+
 
 def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [...] -> the 32 / bits numbers of each word, uint8 [..., 32 / bits], the lowest bits first."""
-    from torch import int16, uint8
+    from torch import uint8
 
     each: torch.Tensor = packed.flatten().view(uint8).view(*packed.shape, 4)
-    if bits == 8:
-        return each
+    return each if bits == 8 else halves(each)
+
+
+def halves(each: torch.Tensor) -> torch.Tensor:
+    """uint8 [..., m] -> the numbers of four bits of each byte, uint8 [..., 2 m], the lower one first."""
+    from torch import int16, uint8
+
     pairs = each.to(int16)
     pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F)  # the lower half of a byte is the first of two bytes
     numbers: torch.Tensor = pairs.view(uint8)

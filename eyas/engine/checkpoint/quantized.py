@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, Self
 
 from eyas.common.errors import ConfigError
@@ -25,7 +26,7 @@ Raw = Mapping[str, Any]
 QUANTIZED = ("quantization_config", "compression_config")
 """Where a config.json says it: beside what it says of a model's parts."""
 
-_KNOWN = "FP8, GPTQ, AWQ and compressed-tensors of 4 or 8 bits are, as docs/models.md says"
+_KNOWN = "docs/models.md lists what is"
 _IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert")
 
 
@@ -47,7 +48,7 @@ class QuantizedConfig:
         """True if the module of this tensor, by its stored name, is not quantized.
 
         "re:" begins a pattern that a name begins with; other entries are a module, its last parts, or what it
-        is in.
+        is in. "*" in one stands for anything.
         """
         module = tensor.removesuffix(".weight")
         return any(_named(entry, module) for entry in self.ignored)
@@ -128,6 +129,8 @@ def entries(key: str, listed: Any) -> list[str]:
 def _named(entry: str, module: str) -> bool:
     if entry.startswith("re:"):
         return re.match(entry[3:], module) is not None
+    if "*" in entry:
+        return fnmatchcase(module, entry) or fnmatchcase(module, f"{entry}.*")
     return f".{entry}." in f".{module}." and (module.startswith(entry) or module.endswith(entry))
 
 

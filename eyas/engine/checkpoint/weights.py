@@ -177,7 +177,7 @@ class WeightSource(ABC):
         raise ConfigError(f"tensor {name} is not quantized")
 
     def is_packed(self, name: str) -> bool:
-        """True if a tensor is stored as a `PackedConfig` says."""
+        """True if a tensor is a matrix [n, k] that is stored as a `PackedConfig` says."""
         return False
 
     def take_packed(self, name: str, shape: Shape, dimension: int | None) -> PackedNumbers:
@@ -305,7 +305,7 @@ class FolderWeights(WeightSource):
         quantized, read = self.is_quantized(name), self._mapped(name, shape)
         if quantized:
             wide = fp8.widened(read[:], self._scales(name, shape))[part]
-        elif self.is_packed(name):
+        elif self._home[name].is_packed:
             wide = read[part]
         else:
             if dtype.is_floating_point:
@@ -346,7 +346,7 @@ class FolderWeights(WeightSource):
         return weight, placed
 
     def is_packed(self, name: str) -> bool:
-        return name in self._home and self._home[name].is_packed
+        return name in self._home and self._home[name].is_packed and len(self._shape(name)) == 2
 
     def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
         if not self.is_packed(name):
