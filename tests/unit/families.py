@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-VOCAB = 131
-WINDOW = 40  # less than a block of keys, and less than the prompts
+from tests.unit.dense_families import DENSE
+from tests.unit.family_sample import SIZES, VOCAB, WINDOW, Sample
 
+__all__ = ["SAMPLES", "SIZES", "VOCAB", "WINDOW", "Sample", "write_family"]
 
-@dataclass(frozen=True)
-class Sample:
-    """`gain`: the mean of the stored norm gains. `changes`: to the sizes and defaults below."""
-
-    model: str
-    config: str
-    gain: float = 1.0
-    changes: dict[str, Any] = field(default_factory=dict)
-
-
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "eos_token_id": None,
-}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -162,6 +141,7 @@ SAMPLES = {
             },
         },
     ),
+    **DENSE,
 }
 
 

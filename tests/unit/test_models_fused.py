@@ -156,6 +156,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama_biases": {},
     "mistral": {"sliding_window": WINDOW},
     "olmo2": {},
+    "olmo3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "smollm3": {},
+    "granite": {},
     "phi3": {"sliding_window": WINDOW},
     "phi3_short": {},
     "qwen2": {},
@@ -226,8 +229,9 @@ def test_every_field_of_a_specification_is_known() -> None:
     """A new one is computed by the kernels or refused by name; then it may be added here."""
     known = {
         ModelConfig: "folder architecture vocab_size hidden_size norm_eps layers context_length tied_head "
-        "norm_offset embedding_scale logit_soft_cap quantized renamed fused eos_token_ids load_format",
-        LayerSpec: "attention feed_forward norms",
+        "norm_offset embedding_scale logit_scale logit_soft_cap quantized renamed fused eos_token_ids "
+        "load_format",
+        LayerSpec: "attention feed_forward norms residual_scale",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
         "output_bias head_norms row_norms",
         FeedForwardSpec: "width activation bias",

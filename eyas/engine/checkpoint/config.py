@@ -165,11 +165,15 @@ class NormNames:
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
-    """One layer: attention, then the feed-forward, each added to the residual; and its norms."""
+    """One layer: attention, then the feed-forward, each added to the residual; and its norms.
+
+    `residual_scale`: what each of the two adds is multiplied by it.
+    """
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     norms: NormNames = NormNames()
+    residual_scale: float = 1.0
 
     def complaints(self) -> Iterator[str]:
         """Finds impossible numbers; a sentence for each."""
@@ -181,6 +185,8 @@ class LayerSpec:
             yield f"mscale_all_dim or head_dim scale scores by {self.attention.scale}"
         if not 0 <= self.attention.soft_cap < math.inf:
             yield f"attn_logit_softcapping {self.attention.soft_cap} is negative"
+        if not 0 < self.residual_scale < math.inf:
+            yield f"residual_multiplier {self.residual_scale} is not a positive number"
         if isinstance(self.feed_forward, ExpertsSpec):
             yield from self.feed_forward.complaints()
 
@@ -189,10 +195,11 @@ class LayerSpec:
 class ModelConfig:
     """A decoder. `context_length` is in tokens; sizes are element counts.
 
-    `norm_offset`: what is added to a stored gain. `embedding_scale` multiplies embedded tokens.
-    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `quantized`: how
-    weights are stored that are not in 16 or 32 bits (None: all are). `renamed`: parts of tensor names, (as
-    stored, as the decoder calls them), replaced in this order; `fused`: tensors that are stored as one.
+    `norm_offset`: what is added to a stored gain. `embedding_scale` multiplies embedded tokens,
+    `logit_scale` logits. `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not).
+    `quantized`: how weights are stored that are not in 16 or 32 bits (None: all are). `renamed`: parts of
+    tensor names, (as stored, as the decoder calls them), replaced in this order; `fused`: tensors that are
+    stored as one.
     Raises ConfigError if its layers cannot share a KV pool, or their sizes do not fit each other.
     """
 
@@ -206,6 +213,7 @@ class ModelConfig:
     tied_head: bool = False
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
     quantized: QuantizedConfig | None = None
     renamed: tuple[tuple[str, str], ...] = ()
@@ -229,6 +237,10 @@ class ModelConfig:
             complaints.append(f"rms_norm_eps {self.norm_eps} is no small number")
         if kv.head_dim % 2:
             complaints.append(f"head_dim {kv.head_dim} must be even")
+        if not 0 < self.embedding_scale < math.inf:
+            complaints.append(f"embedded tokens are scaled by {self.embedding_scale}")
+        if not 0 < self.logit_scale < math.inf:
+            complaints.append(f"logits are scaled by {self.logit_scale}")
         if not 0 <= self.logit_soft_cap < math.inf:
             complaints.append(f"final_logit_softcapping {self.logit_soft_cap} is negative")
         if not complaints and heads % kv.kv_heads:

@@ -17,7 +17,7 @@ MOST_CONTEXT = 2**24
 
 MOST_STRETCH, MOST_THETA = 1e6, 1e15
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,8 @@ class RopeConfig:
     is the same for all requests, so a key never depends on when it was computed; transformers takes the
     length of the sequence at hand, which gives the same for one that fills the context. longrope: each
     frequency is divided by its own number of `long_factors` where L is above `original_context`, else of
-    `short_factors`; there too transformers takes the sequence at hand.
+    `short_factors`; there too transformers takes the sequence at hand. none: nothing is rotated
+    (arXiv 2305.19466).
     """
 
     theta: float = DEFAULT_ROPE_THETA
@@ -86,3 +87,7 @@ class RopeConfig:
             yield f"low_freq_factor {low} is not below high_freq_factor {high}"
         if self.kind == "yarn" and self.beta_slow > self.beta_fast:
             yield f"beta_slow {self.beta_slow} is above beta_fast {self.beta_fast}"
+
+
+NO_ROPE = RopeConfig(kind="none")
+"""Of a layer that does not know where rows stand, but for their order."""

@@ -70,6 +70,8 @@ def head_order(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:
     """Radians per position of each pair, float32 [head_dim / 2]."""
     theta = rope.theta
+    if rope.kind == "none":
+        return torch.zeros(head_dim // 2)
     if rope.kind == "dynamic":
         stretch = rope.factor * max(length, rope.original_context) / rope.original_context - (rope.factor - 1)
         theta *= stretch ** (head_dim / (head_dim - 2))

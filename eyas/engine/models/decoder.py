@@ -101,6 +101,8 @@ class Decoder(Generic[ProjectionT]):
         if picked is not None:
             residual = self.machine.picked(residual, picked)
         logits = self.machine.logits(self.final_norm(residual), self.ends.lm_head, out)
+        if (scale := self.config.logit_scale) != 1.0:
+            logits.mul_(scale)
         return self.machine.capped(logits, cap) if (cap := self.config.logit_soft_cap) else logits
 
 

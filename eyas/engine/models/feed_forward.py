@@ -13,7 +13,7 @@ from typing import Any, Generic, Self
 import torch
 import torch.nn.functional as F
 
-from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec
+from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LayerSpec
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import rows as row_kernels
@@ -43,8 +43,8 @@ class GatedFeedForward(Generic[ProjectionT]):
     A gain goes into the weights where both products are of numbers themselves.
     """
 
-    def __init__(self, blocks: Blocks[ProjectionT], spec: FeedForwardSpec, prefix: str, gains: Gains) -> None:
-        config, (gain, post) = blocks.config, gains
+    def __init__(self, blocks: Blocks[ProjectionT], layer: LayerSpec, prefix: str, gains: Gains) -> None:
+        spec, config, (gain, post) = layer.feed_forward, blocks.config, gains
         loaders = GatedLoaders.of(blocks.loader, [prefix])
         gate_up, down = loaders.pair(prefix, (config.hidden_size, spec.width))
         self.projections = gate_up, down
@@ -55,7 +55,7 @@ class GatedFeedForward(Generic[ProjectionT]):
             self.norm = row_kernels.NormInput(config.norm_eps, left, gate_up.rounding)
         bias, down_bias = (each if each is None else each[0] for each in _biases(blocks, spec, [prefix]))
         self._gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate_of(spec, down), fused, bias)
-        self._down = OutPart(down, down_bias, post)
+        self._down = OutPart(down, down_bias, post, layer.residual_scale)
 
     def __call__(self, residual: Any, ops: Ops[Any, Any, Any]) -> Any:
         """The residual with what it makes of it added."""
@@ -66,8 +66,9 @@ class GatedFeedForward(Generic[ProjectionT]):
 class Mixture(Generic[ProjectionT]):
     """The sum of what a row's experts make of its norm, by weight, between norms of these `gains`."""
 
-    def __init__(self, blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, gains: Gains) -> None:
-        config, (gain, post) = blocks.config, gains
+    def __init__(self, blocks: Blocks[ProjectionT], layer: LayerSpec, prefix: str, gains: Gains) -> None:
+        spec, config, (gain, post) = layer.feed_forward, blocks.config, gains
+        assert isinstance(spec, ExpertsSpec)
         every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
         loaders = GatedLoaders.of(blocks.loader, every)  # of those elsewhere too: all read the same rows
         joined = _is_alike(blocks, spec, loaders, shared)
@@ -84,7 +85,8 @@ class Mixture(Generic[ProjectionT]):
             self.projections += (forth, back)
             plain = FeedForwardSpec(spec.shared_width, spec.activation)
             beside = GatedPart(forth, gated.activation, gate_of(plain, back), False), back
-        self.part = ExpertsPart(gated, OutPart(down, down_bias, post), spec.per_row + joined, beside)
+        out = OutPart(down, down_bias, post, layer.residual_scale)
+        self.part = ExpertsPart(gated, out, spec.per_row + joined, beside)
         rounding = gate_up.rounding if len(self._router.own) == spec.experts else None
         self.norm = None if gain is None else row_kernels.NormInput(config.norm_eps, gain, rounding)
 

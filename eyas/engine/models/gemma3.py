@@ -12,7 +12,6 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.quantized import QUANTIZED
-from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.models import gemma2, keys
 
 RENAMED = (
@@ -43,7 +42,8 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
         if raw.get(key):
             raise ConfigError(f"config.json of {folder}: {key} of a Gemma 3 is not supported")
     raw = DEFAULTS | dict(raw)
-    everywhere, within = _ropes(raw)
+    local_theta = values.number(raw, "rope_local_base_freq", LOCAL_THETA)
+    everywhere, within = keys.ropes_of_kinds(raw, GLOBAL_THETA, local_theta)
     plain = dataclasses.replace(gemma2.scaled(raw, keys.attention(raw, everywhere)), head_norms=True)
     every = values.whole(raw, "sliding_window_pattern", 6, least=1)
     windows = keys.layer_windows(raw, [(layer + 1) % every != 0 for layer in range(keys.count(raw))])
@@ -51,18 +51,3 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
         dataclasses.replace(plain, window=window, rope=within if window else everywhere) for window in windows
     ]
     return gemma2.decoder(raw, folder, attentions)
-
-
-def _ropes(raw: values.Raw) -> tuple[RopeConfig, RopeConfig]:
-    """The RoPE of global and of local layers, in transformers 5's spelling or the older one."""
-    named, older = values.section(raw, "rope_parameters"), raw.get("rope_scaling")
-    if raw.get("rope_parameters") is None:
-        everywhere = keys.read_rope(raw, keys.one_of_both(None, older), GLOBAL_THETA)
-        return everywhere, RopeConfig(theta=values.number(raw, "rope_local_base_freq", LOCAL_THETA))
-    if strange := sorted(set(named) - {"full_attention", "sliding_attention"}):
-        raise ConfigError(
-            f"rope_parameters has {', '.join(strange)} outside full_attention and sliding_attention"
-        )
-    everywhere = keys.read_rope(raw, keys.one_of_both(named.get("full_attention"), older), GLOBAL_THETA)
-    local = keys.one_of_both(named.get("sliding_attention"), None)
-    return everywhere, keys.read_rope({}, local, LOCAL_THETA)

@@ -19,7 +19,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, RopeConfig
-from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, switch, whole, words
+from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, section, switch, whole, words
 
 MOST_LAYERS, MOST_HEADS, MOST_COLUMNS = 4096, 65536, 2**24
 """Of a model: far above any that there is, so that a slip of the pen is no attempt to make it."""
@@ -135,6 +135,21 @@ def rope_scaling(raw: Raw) -> Raw:
     if kinds := [key for key, value in scaling.items() if isinstance(value, Mapping)]:
         raise ConfigError(f"rope_parameters of {' and '.join(kinds)} apart are not supported here")
     return scaling
+
+
+def ropes_of_kinds(raw: Raw, theta: float, local_theta: float) -> tuple[RopeConfig, RopeConfig]:
+    """The RoPE of layers that see everything and of those with a window: each its own `rope_parameters`, or
+    in the older spelling `rope_scaling`, of the first kind alone. `theta`, `local_theta`: where none is said.
+    """
+    named, older = section(raw, "rope_parameters"), raw.get("rope_scaling")
+    if raw.get("rope_parameters") is None:
+        return read_rope(raw, one_of_both(None, older), theta), RopeConfig(theta=local_theta)
+    if strange := sorted(set(named) - {"full_attention", "sliding_attention"}):
+        raise ConfigError(
+            f"rope_parameters has {', '.join(strange)} outside full_attention and sliding_attention"
+        )
+    everywhere = read_rope(raw, one_of_both(named.get("full_attention"), older), theta)
+    return everywhere, read_rope({}, one_of_both(named.get("sliding_attention"), None), local_theta)
 
 
 def one_of_both(parameters: Any, scaling: Any) -> Raw:

@@ -67,16 +67,16 @@ class DecoderLayer(Generic[ProjectionT]):
         self, blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: torch.Tensor | None
     ) -> None:
         self.spec = spec
-        self._attention, self._out = _attention(blocks, spec, f"{prefix}.self_attn", gain)
-        if spec.norms.after_attention:
-            self._out = replace(self._out, post=_gain(blocks, prefix, spec.norms.after_attention))
+        self._attention, out = _attention(blocks, spec, f"{prefix}.self_attn", gain)
+        post = _gain(blocks, prefix, spec.norms.after_attention)
+        self._out = replace(out, post=post, scale=spec.residual_scale)
         before, after = spec.norms.before_feed_forward, spec.norms.after_feed_forward
         gains = _gain(blocks, prefix, before), _gain(blocks, prefix, after)
         self._feed_forward: FeedForward
         if isinstance(spec.feed_forward, ExpertsSpec):
-            self._feed_forward = Mixture(blocks, spec.feed_forward, f"{prefix}.mlp", gains)
+            self._feed_forward = Mixture(blocks, spec, f"{prefix}.mlp", gains)
         else:
-            self._feed_forward = GatedFeedForward(blocks, spec.feed_forward, f"{prefix}.mlp", gains)
+            self._feed_forward = GatedFeedForward(blocks, spec, f"{prefix}.mlp", gains)
 
     @property
     def mixing(self) -> tuple[AnyProjection, ...]:

@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, NormNames
+from eyas.engine.checkpoint.config import AttentionSpec, LayerSpec, ModelConfig, NormNames
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.models import keys
 
 NORMS = NormNames(
@@ -18,7 +19,12 @@ NORMS = NormNames(
 
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
-    """`attention_bias` stands for biases of q, k, v and o."""
+    """Every layer is alike."""
+    layer = LayerSpec(attention(raw), keys.feed_forward(raw), NORMS)
+    return keys.decoder(raw, folder, [layer] * keys.count(raw))
+
+
+def attention(raw: values.Raw, rope: RopeConfig | None = None) -> AttentionSpec:
+    """`attention_bias` stands for biases of q, k, v and o. `rope`: instead of the configured one."""
     bias = values.switch(raw, "attention_bias", False)
-    attention = dataclasses.replace(keys.attention(raw), row_norms=True, qkv_bias=bias, output_bias=bias)
-    return keys.decoder(raw, folder, [LayerSpec(attention, keys.feed_forward(raw), NORMS)] * keys.count(raw))
+    return dataclasses.replace(keys.attention(raw, rope), row_norms=True, qkv_bias=bias, output_bias=bias)

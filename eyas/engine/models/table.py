@@ -23,16 +23,19 @@ MODELS = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "MiMoForCausalLM": "qwen2",  # its MTP layer is a draft head's
     "MinistralForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
     "Phi3ForCausalLM": "phi3",  # Phi-4 and Phi-4-mini as well
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 """What a config.json calls an architecture, and the module of `eyas.engine.models` that is its `Family`."""
 

@@ -129,5 +129,10 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         return part.activation(gate, up)
 
     def add(self, residual: ResidualT, x: Rows, part: OutPart[ProjectionT]) -> ResidualT:
-        """The residual plus the product of x, summed over all ranks and normed if there is a norm."""
-        return self.plus(residual, self.product_of(x, part.projection, part.bias), part.post)
+        """The residual plus the product of x, scaled, summed over all ranks and normed if there is a norm."""
+        return self.plus(residual, scaled(self.product_of(x, part.projection, part.bias), part), part.post)
+
+
+def scaled(made: torch.Tensor, part: OutPart[Any]) -> torch.Tensor:
+    """The rows of a part's product, in their place, as they are added to the residual."""
+    return made if part.scale == 1.0 else made.mul_(part.scale)

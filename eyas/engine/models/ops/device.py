@@ -18,7 +18,7 @@ from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.ops import expert_products
-from eyas.engine.models.ops.base import Ops, ReadT, ResidualT
+from eyas.engine.models.ops.base import Ops, ReadT, ResidualT, scaled
 from eyas.engine.models.ops.device_step import Forward
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, QkvPart, Routed, RouterPart
 
@@ -82,7 +82,8 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return expert_products.routed(rows, part, self.step)
 
     def mix(self, residual: ResidualT, rows: NormedRows, routed: Routed, part: Experts) -> ResidualT:
-        return self.plus(residual, self._mixed(rows, routed, part), part.out.post)
+        mixed = scaled(self._mixed(rows, routed, part), part.out)
+        return self.plus(residual, mixed, part.out.post)
 
     def _mixed(self, rows: NormedRows, routed: Routed, part: Experts) -> torch.Tensor:
         """The rows that `mix` adds, [m, hidden], but for the sum over the ranks."""

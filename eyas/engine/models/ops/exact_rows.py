@@ -14,6 +14,7 @@ from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
+from eyas.engine.models.ops.base import scaled
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart
 
@@ -96,8 +97,9 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
         if part.one_way:
             return super().add(residual, x, part)
         added = self.step.exact_shares(x, part.projection)
-        if part.bias is not None:
-            added = exact_wide.total(added, residual.x.dtype).add_(part.bias)
+        if part.bias is not None or part.scale != 1.0:
+            added = exact_wide.total(added, residual.x.dtype)
+            added = scaled(added if part.bias is None else added.add_(part.bias), part)
         return self.plus(residual, added, part.post)
 
     def _scaled(

@@ -102,7 +102,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
 
     def add(self, residual: NarrowRows, x: Rows, part: OutPart[Projection]) -> NarrowRows:
         """The product adds the residual, where nothing else stands between them."""
-        apart = part.bias is not None or part.post is not None or self.step.context.group.ranks > 1
+        apart = not part.bare or self.step.context.group.ranks > 1
         if (matrix := part.projection.matrix) is None or apart:
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
@@ -124,7 +124,12 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
 
     def mix(self, residual: NarrowRows, rows: NormedRows, routed: Routed, part: Experts) -> NarrowRows:
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
-        if step.context.group.ranks > 1 or step.everyones is not None or part.out.post is not None:
+        if (
+            step.context.group.ranks > 1
+            or step.everyones is not None
+            or part.out.post is not None
+            or part.out.scale != 1.0
+        ):
             return super().mix(residual, rows, routed, part)
         if expert_products.is_single(routed, part, step):
             inner, back = expert_products.inner_of_one_row(routed, part, step), part.out.projection.weight

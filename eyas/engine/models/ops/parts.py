@@ -68,7 +68,8 @@ class GatedPart(Generic[ProjectionT]):
 
 @dataclass(frozen=True)
 class OutPart(Generic[ProjectionT]):
-    """A product whose result is added to the residual; with `post`, the norm of the result with that gain.
+    """A product whose result is added to the residual, times `scale`; with `post`, the norm of that with this
+    gain.
 
     `one_way`: in exact arithmetic forwards of few rows are no others, so its bits have no pattern to follow.
     """
@@ -76,7 +77,13 @@ class OutPart(Generic[ProjectionT]):
     projection: ProjectionT
     bias: torch.Tensor | None = None
     post: torch.Tensor | None = None
+    scale: float = 1.0
     one_way: bool = False
+
+    @property
+    def bare(self) -> bool:
+        """Whether nothing stands between the product and the residual."""
+        return self.bias is None and self.post is None and self.scale == 1.0
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from eyas.engine.layers.norm import rms_norm
 from eyas.engine.layers.rotary import Angles, Rotary
 from eyas.engine.layers.routing import SCORES, Routes, choose, in_order
 from eyas.engine.models.layer import DecoderLayer
-from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.base import Ops, scaled
 from eyas.engine.models.ops.machine import Machine
 from eyas.engine.models.ops.parts import (
     ExpertsPart,
@@ -172,7 +172,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         if part.beside is not None:
             gated, down = part.beside
             mixed.add_(_gated(rows, gated.activation, (gated.projection, None), (down, None)))
-        return self.plus(residual, mixed, part.out.post)
+        return self.plus(residual, scaled(mixed, part.out), part.out.post)
 
 
 def routed(x: torch.Tensor, part: RouterPart) -> Routes:

@@ -1,0 +1,73 @@
+"""Each special of a dense family counts: a decoder that leaves it out gives other logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
+from eyas.engine.checkpoint.rope import RopeConfig
+from eyas.engine.models.table import read_model
+from tests.unit.families import write_family
+from tests.unit.model_rig import Rig
+from tests.unit.test_model_families import CLOSE, Change, attention, common, prompt, wanted, whole
+
+ROPE = RopeConfig(10000.0)
+
+
+def layers(change: Callable[[int, LayerSpec], LayerSpec]) -> Change:
+    """By a layer's number."""
+
+    def changed(config: ModelConfig) -> ModelConfig:
+        return dataclasses.replace(config, layers=tuple(change(i, x) for i, x in enumerate(config.layers)))
+
+    return changed
+
+
+def every(**fields: Any) -> Change:
+    """Fields of every layer itself."""
+    return layers(lambda _, layer: dataclasses.replace(layer, **fields))
+
+
+SPECIALS: dict[str, dict[str, Change]] = {
+    "smollm3": {"rope nowhere": attention(rope=RopeConfig(2e6)), "all layers rotate": attention(rope=ROPE)},
+    "smollm3_windows": {"windows": attention(window=0), "output bias": attention(output_bias=False)},
+    "olmo3": {
+        "windows": attention(window=0),
+        "stretched everywhere": layers(
+            lambda i, layer: dataclasses.replace(
+                layer, attention=dataclasses.replace(layer.attention, rope=ROPE)
+            )
+        ),
+        "norms of rows": attention(row_norms=False),
+    },
+    "granite": {
+        "embeddings": common(embedding_scale=1.0),
+        "scores": attention(scale=0.25),
+        "residual": every(residual_scale=1.0),
+        "logits": common(logit_scale=1.0),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SPECIALS)
+def test_each_special_counts(tmp_path: Path, name: str) -> None:
+    """One that leaves out tensors does not even start."""
+    model, tokens = write_family(tmp_path, name), prompt()
+    config, expected = read_model(tmp_path), wanted(model, tokens)
+    unnoticed = []
+    for special, change in SPECIALS[name].items():
+        other = change(config)
+        assert other != config, special
+        try:
+            error = (whole(Rig(tmp_path, other), tokens) - expected).abs().max()
+        except ConfigError as refused:
+            assert "does not read" in str(refused)
+        else:
+            unnoticed += [special] * bool(error < 100 * CLOSE)
+    assert unnoticed == []
