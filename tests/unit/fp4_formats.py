@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,36 @@ def mx_experts(name: str, weights: torch.Tensor) -> tuple[Tensors, torch.Tensor]
     return stored, torch.stack([one.meant().t() for one in each])
 
 
+def nvfp4(weight: torch.Tensor, *, divides: bool = True) -> Fp4:
+    """Scales are in FP8, of 16 numbers each, and there is one more for all."""
+    most = weight.unflatten(1, (-1, 16)).abs().amax(-1)
+    whole = (most.max() / 6 / 448).reciprocal() if divides else most.max() / 6 / 448
+    stored = (most / 6 * whole if divides else most / 6 / whole).to(torch.float8_e4m3fn)
+    scales = stored.float() / whole if divides else stored.float() * whole
+    return nearest(weight, scales, stored, float(whole))
+
+
+def nv_matrices(weight: Fp4) -> Tensors:
+    return mx_matrices(weight) | {
+        "weight_global_scale": torch.tensor([weight.all]),
+        "input_global_scale": torch.tensor([300.0]),
+    }
+
+
+def nv_modelopt(weight: Fp4) -> Tensors:
+    return {
+        "weight": weight.packed(),
+        "weight_scale": weight.stored,
+        "weight_scale_2": torch.tensor(weight.all),
+        "input_scale": torch.tensor(0.02),
+    }
+
+
+def modelopt(algorithm: str = "NVFP4", **told: Any) -> dict[str, Any]:
+    usual = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head", "*.norm*"]}
+    return usual | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}} | told
+
+
 def _fp4(form: str, size: int, write: Callable[[Fp4], Tensors], quantise: Callable[..., Fp4]) -> Packing:
     told = compressed(form, type="float", num_bits=4, group_size=size, strategy="group")
     return Packing(told, write, quantise=quantise)
@@ -70,6 +101,8 @@ def _fp4(form: str, size: int, write: Callable[[Fp4], Tensors], quantise: Callab
 
 FP4: dict[str, Packing] = {
     "mxfp4": _fp4("mxfp4-pack-quantized", 32, mx_matrices, mxfp4),
+    "nvfp4": _fp4("nvfp4-pack-quantized", 16, nv_matrices, nvfp4),
+    "modelopt": Packing(modelopt(), nv_modelopt, quantise=functools.partial(nvfp4, divides=False)),
 }
 
 

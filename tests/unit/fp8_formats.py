@@ -79,6 +79,10 @@ V31 = FP8 | {"weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
 FORMATS["fp8 in blocks, ue8m0"] = Format("block", "powers", V31, ("weight_scale_inv", "input_scale"))
 
 
+FORMATS["modelopt"] = Format("tensor", "tensor", {"quant_method": "modelopt", "quant_algo": "FP8"})
+FORMATS["fbgemm"] = Format("channel", "token", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0})
+
+
 def quantised(weight: torch.Tensor, strategy: str, held: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """What is stored of a weight, and its scales as they are stored."""
     if strategy == "tensor":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.sizes import weight_bytes
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.models.table import read_model
-from tests.unit.fp4_formats import FP4, gpt_oss, mx_experts
+from tests.unit.fp4_formats import FP4, gpt_oss, modelopt, mx_experts
 from tests.unit.model_rig import Rig
 from tests.unit.packed_formats import compressed, write_packed
 from tests.unit.test_packed_weights import SHAPE, UP, logits, read
@@ -50,8 +51,8 @@ def _groups_turned(scales: torch.Tensor) -> torch.Tensor:
     return scales.flip(-1)
 
 
-def _one_more(scales: torch.Tensor) -> torch.Tensor:
-    return scales + 1
+def _one_less(scales: torch.Tensor) -> torch.Tensor:
+    return scales - 1
 
 
 def _neighbours(scales: torch.Tensor) -> torch.Tensor:
@@ -62,7 +63,7 @@ MISTAKES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "order of numbers": (_halves_turned, "packed"),
     "groups": (_groups_turned, "scale"),
     "scale of the neighbour": (_neighbours, "scale"),
-    "exponents": (_one_more, "scale"),
+    "exponents": (_one_less, "scale"),
 }
 
 
@@ -182,9 +183,56 @@ def test_modules_that_are_left_out_by_a_star(experts: tuple[Path, torch.Tensor])
         FolderWeights(experts[0], quantized=config)
 
 
+@pytest.mark.parametrize(("name", "end"), [("nvfp4", "weight_global_scale"), ("modelopt", "weight_scale_2")])
+def test_the_scale_of_a_whole_matrix(tmp_path: Path, plain: Path, name: str, end: str) -> None:
+    """One divides, the other multiplies; that of rows is not read."""
+    stored = write_packed(tmp_path / "packed", plain, FP4[name])
+    meant = load_file(tmp_path / "meant" / "model.safetensors")[f"{UP}.weight"]
+    edit(tmp_path / "packed", {f"{UP}.{end}": stored[f"{UP}.{end}"] * 2})
+    found = read(tmp_path / "packed")
+    assert torch.equal(found, meant / 2 if name == "nvfp4" else meant * 2)
+    edit(tmp_path / "packed", {f"{UP}.{end}": torch.zeros(1)})
+    if name == "nvfp4":
+        with pytest.raises(ConfigError, match="up_proj.weight of .* holds NaN or infinity"):
+            read(tmp_path / "packed")
+    edit(tmp_path / "packed", {f"{UP}.{end}": torch.ones(2)})
+    with pytest.raises(ConfigError, match=rf"up_proj.{end} of .* is \(2,\), not \(1,\)"):
+        read(tmp_path / "packed")
+
+
+def test_modelopt_tells_of_it_beside_config_json(tmp_path: Path, plain: Path) -> None:
+    write_packed(tmp_path / "packed", plain, FP4["modelopt"])
+    found = logits(tmp_path / "packed")
+    edit(tmp_path / "packed", quantization_config=None)
+    told = {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": "FP8",
+        "group_size": 16,
+        "exclude_modules": ["lm_head"],
+    }
+    beside = tmp_path / "packed" / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt", "version": "0.29"}, "quantization": told}))
+    assert torch.equal(logits(tmp_path / "packed"), found)
+    beside.write_text(json.dumps({"quantization": told | {"quant_algo": "W4A8_AWQ"}}))
+    with pytest.raises(ConfigError, match="modelopt with quant_algo 'W4A8_AWQ'"):
+        read_model(tmp_path / "packed")
+    beside.write_text(json.dumps({"quantization": told | {"quant_algo": None}}))
+    assert read_model(tmp_path / "packed").quantized is None
+    beside.write_text("[")
+    with pytest.raises(ConfigError, match="hf_quant_config.json"):
+        read_model(tmp_path / "packed")
+
+
 @pytest.mark.parametrize(
     ("told", "why"),
     [
+        (modelopt("MIXED_PRECISION"), "modelopt with quant_algo 'MIXED_PRECISION'"),
+        (modelopt(quant_algo=["FP8"]), r"modelopt with quant_algo \['FP8'\]"),
+        (modelopt(group_size=32), "modelopt's NVFP4 with group_size 32"),
+        (
+            compressed("nvfp4-pack-quantized", type="float", group_size=32),
+            "nvfp4-pack-quantized with weights of",
+        ),
         (gpt_oss(group_size=16), "mxfp4 with group_size 16"),
         (
             FP4["mxfp4"].told | compressed("mxfp4-pack-quantized", type="float", group_size=16),

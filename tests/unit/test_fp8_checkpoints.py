@@ -312,7 +312,7 @@ def compressed(**changes: Any) -> Any:
     ("told", "why"),
     [
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "quant_method 'bitsandbytes'"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_method 'modelopt'"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt with quant_algo 'W4A8_AWQ'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
         ({"quant_method": "fp8", "activation_scheme": "none"}, "activation_scheme 'none'"),
@@ -324,7 +324,10 @@ def compressed(**changes: Any) -> Any:
         (compressed(input_activations={"type": "int"}), "int8 input_activations of group_0"),
         (compressed(input_activations={"dynamic": False}), "static input_activations of group_0 by token"),
         (compressed(group={"output_activations": {"num_bits": 8}}), "output_activations of group_0"),
-        (compressed(group={"format": "nvfp4-pack-quantized"}), "format nvfp4-pack-quantized"),
+        (
+            compressed(group={"format": "nvfp4-pack-quantized"}),
+            "nvfp4-pack-quantized with weights of group_0",
+        ),
         (compressed(format="pack-quantized"), "format pack-quantized"),
         (compressed(format="int-quantized"), "format int-quantized"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}), "2:4"),
@@ -367,6 +370,7 @@ def test_scales_of_an_fp8_cache_are_passed_over(tmp_path: Path, family: tuple[Pa
     write_format(tmp_path / "cache", family[0], form, kv_cache_scheme=scheme)
     tensors = load_file(tmp_path / "cache" / "model.safetensors")
     tensors |= {f"model.layers.0.self_attn.{k}_scale": torch.tensor([0.02]) for k in "kv"}
+    tensors |= {f"model.layers.1.self_attn.{k}_proj.{k}_scale": torch.tensor(0.02) for k in "kv"}
     save_file(tensors, tmp_path / "cache" / "model.safetensors")
     assert torch.equal(logits(tmp_path / "cache"), logits(tmp_path / "plain"))
 

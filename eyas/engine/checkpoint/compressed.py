@@ -1,4 +1,4 @@
-"""compressed-tensors: FP8, MXFP4, or whole numbers of four or eight bits, packed along k or each in a byte.
+"""compressed-tensors: FP8, MXFP4, NVFP4, or whole numbers of four or eight bits, along k or each in a byte.
 
 Groups of its config.json may name different modules, never different kinds. How a format rounds the rows that
 whole numbers multiply (W8A8) is left out: those are weights alone here, and rows are as they are.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from eyas.engine.checkpoint.fp4 import POWERS_OF_32, Mxfp4Matrices
+from eyas.engine.checkpoint.fp4 import OF_16, OF_32, Mxfp4Matrices, Nvfp4Matrices
 from eyas.engine.checkpoint.packed import (
     FLOATS,
     WHOLE,
@@ -164,7 +164,10 @@ _INTEGERS: dict[str, type[IntegerConfig]] = {
 """By `format`."""
 
 
-_FP4: dict[str, tuple[type[PackedConfig], int]] = {"mxfp4-pack-quantized": (Mxfp4Matrices, POWERS_OF_32)}
+_FP4: dict[str, tuple[type[PackedConfig], int]] = {
+    "mxfp4-pack-quantized": (Mxfp4Matrices, OF_32),
+    "nvfp4-pack-quantized": (Nvfp4Matrices, OF_16),
+}
 """By `format`: with the numbers of a row that have one scale."""
 
 

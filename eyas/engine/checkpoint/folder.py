@@ -14,8 +14,9 @@ from typing import Any
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
 from eyas.common.tokenizers.text_source import TextSource
+from eyas.engine.checkpoint.modelopt import BESIDE
 from eyas.engine.checkpoint.packed import packed_among
-from eyas.engine.checkpoint.quantized import QuantizedConfig
+from eyas.engine.checkpoint.quantized import QUANTIZED, QuantizedConfig
 from eyas.engine.checkpoint.turn_ends import named_ends
 from eyas.engine.checkpoint.values import said, whole_number, wholes
 
@@ -28,12 +29,19 @@ _LONGEST_NAME = 255  # bytes
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as a dict; ConfigError if the folder or the file is missing or is not JSON."""
+    """config.json as a dict; ConfigError if the folder or the file is missing or is not JSON.
+
+    If it says nothing of quantized weights, what hf_quant_config.json says is its `quantization_config`.
+    """
     if not folder.is_dir():
         raise ConfigError(f"model folder {folder} does not exist")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model folder {folder} has no config.json")
-    return read_json_object(folder / "config.json")
+    raw = read_json_object(folder / "config.json")
+    beside = folder / BESIDE
+    if beside.is_file() and not any(raw.get(name) for name in QUANTIZED):
+        raw["quantization_config"] = {**read_json_object(beside), "quant_method": "modelopt"}
+    return raw
 
 
 def end_tokens(

@@ -1,4 +1,4 @@
-"""Numbers of four bits in floating point (e2m1), two in a byte: MXFP4 of gpt-oss's experts, and of matrices.
+"""Numbers of four bits in floating point (e2m1), two in a byte: MXFP4 (gpt-oss, or any matrix) and NVFP4.
 
 How a format rounds the rows that they multiply is left out: they are weights alone here.
 """
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values of the numbers from 0 on; those from 8 on are the same, negative."""
 
-POWERS_OF_32 = 32
+OF_32 = 32
 """Numbers of MXFP4 that have one scale, a power of two."""
+
+OF_16 = 16
+"""Numbers of NVFP4 that have one, of FP8."""
 
 _HALF = 16  # bytes of them
 _EIGHT_BITS = ("U8", "F8_E8M0")
@@ -38,7 +41,7 @@ class Mxfp4Experts(PackedConfig):
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
         match stored["blocks"]:
             case experts, n, groups, _:
-                return experts, groups * POWERS_OF_32, n
+                return experts, groups * OF_32, n
         return ()
 
     def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
@@ -56,13 +59,14 @@ class Mxfp4Experts(PackedConfig):
 
 
 @dataclass(frozen=True)
-class Mxfp4Matrices(PackedConfig):
-    """As compressed-tensors stores it: mxfp4-pack-quantized."""
+class Fp4Matrices(PackedConfig):
+    """A row's halves of bytes, and a scale of eight bits for each group of it."""
 
-    ends: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale")
+    numbers: ClassVar[str] = "weight_packed"
+    scales: ClassVar[tuple[str, ...]]
 
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
-        match stored["weight_packed"]:
+        match stored.get(self.numbers, ()):
             case n, half:
                 return n, 2 * half
         return ()
@@ -70,15 +74,59 @@ class Mxfp4Matrices(PackedConfig):
     def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
         n, k = shape
         return {
-            "weight_packed": PackedPart(("U8",), ((n, k // 2),)),
-            "weight_scale": PackedPart(_EIGHT_BITS, ((n, groups),)),
+            self.numbers: PackedPart(("U8",), ((n, k // 2),)),
+            "weight_scale": PackedPart(self.scales, ((n, groups),)),
         }
+
+
+@dataclass(frozen=True)
+class Mxfp4Matrices(Fp4Matrices):
+    """As compressed-tensors stores it: mxfp4-pack-quantized."""
+
+    ends: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale", "input_global_scale")
+    scales: ClassVar[tuple[str, ...]] = _EIGHT_BITS
 
     def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
         return e2m1(parts["weight_packed"], powers(parts["weight_scale"]))
 
     def __str__(self) -> str:
         return "MXFP4, widened as they are loaded"
+
+
+@dataclass(frozen=True)
+class Nvfp4Matrices(Fp4Matrices):
+    """Scales are in FP8 (e4m3), and a number for the whole matrix divides them: nvfp4-pack-quantized."""
+
+    ends: ClassVar[tuple[str, ...]] = (
+        "weight_packed",
+        "weight_scale",
+        "weight_global_scale",
+        "input_global_scale",
+    )
+    scales: ClassVar[tuple[str, ...]] = ("F8_E4M3",)
+    whole: ClassVar[str] = "weight_global_scale"
+    divides: ClassVar[bool] = True
+
+    def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
+        return {**super().parts(shape, groups), self.whole: PackedPart(("F32",), ((1,), ()))}
+
+    def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
+        whole = parts[self.whole].reshape(1)
+        scales = parts["weight_scale"].float()
+        return e2m1(parts[self.numbers], scales / whole if self.divides else scales * whole)
+
+    def __str__(self) -> str:
+        return "NVFP4, widened as they are loaded"
+
+
+@dataclass(frozen=True)
+class ModelOptNvfp4(Nvfp4Matrices):
+    """The matrix's number multiplies them: as ModelOpt stores it."""
+
+    ends: ClassVar[tuple[str, ...]] = ("weight_scale_2", "weight", "weight_scale", "input_scale")
+    numbers: ClassVar[str] = "weight"
+    whole: ClassVar[str] = "weight_scale_2"
+    divides: ClassVar[bool] = False
 
 
 def e2m1(packed: torch.Tensor, scales: torch.Tensor) -> PackedNumbers:
@@ -98,6 +146,6 @@ def powers(stored: torch.Tensor) -> torch.Tensor:
 def read_mxfp4(raw: Raw) -> Mxfp4Experts:
     """Of `quant_method` mxfp4."""
     for key in ("group_size", "block_size"):
-        if (size := raw.get(key, POWERS_OF_32)) != POWERS_OF_32:
+        if (size := raw.get(key, OF_32)) != OF_32:
             raise refused(f"mxfp4 with {key} {said(size)}")
-    return Mxfp4Experts(4, POWERS_OF_32, ignored=ignored_modules(raw))
+    return Mxfp4Experts(4, OF_32, ignored=ignored_modules(raw))

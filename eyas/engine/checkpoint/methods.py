@@ -11,10 +11,18 @@ from eyas.engine.checkpoint.awq import read_awq
 from eyas.engine.checkpoint.compressed import read_compressed
 from eyas.engine.checkpoint.fp4 import read_mxfp4
 from eyas.engine.checkpoint.gptq import read_auto_round, read_gptq
-from eyas.engine.checkpoint.quantized import QUANTIZED, QuantizedConfig, Raw, read_fp8, refused
+from eyas.engine.checkpoint.modelopt import read_modelopt
+from eyas.engine.checkpoint.quantized import (
+    QUANTIZED,
+    QuantizedConfig,
+    Raw,
+    read_fbgemm,
+    read_fp8,
+    refused,
+)
 from eyas.engine.checkpoint.values import said
 
-METHODS: dict[str, Callable[[Raw], QuantizedConfig]] = {
+METHODS: dict[str, Callable[[Raw], QuantizedConfig | None]] = {
     "fp8": read_fp8,
     "compressed-tensors": read_compressed,
     "gptq": read_gptq,
@@ -22,6 +30,9 @@ METHODS: dict[str, Callable[[Raw], QuantizedConfig]] = {
     "auto-round": read_auto_round,
     "intel/auto-round": read_auto_round,
     "mxfp4": read_mxfp4,
+    "modelopt": read_modelopt,
+    "modelopt_fp4": read_modelopt,
+    "fbgemm_fp8": read_fbgemm,
 }
 """By `quant_method`: what reads the rest."""
 

@@ -26,8 +26,8 @@ Raw = Mapping[str, Any]
 QUANTIZED = ("quantization_config", "compression_config")
 """Where a config.json says it: beside what it says of a model's parts."""
 
-_KNOWN = "docs/models.md lists what is"
-_IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert")
+_KNOWN = "FP8, GPTQ, AWQ, MXFP4, NVFP4 and compressed-tensors are, as docs/models.md says"
+_IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,13 @@ def read_fp8(raw: Raw) -> Fp8Config:
     if block != [FP8_SIDE, FP8_SIDE] or scheme != "dynamic":
         raise refused(f"{scheme} FP8 with weight_block_size {block}")
     return Fp8Config("block", powers, rows="block", ignored=kept)
+
+
+def read_fbgemm(raw: Raw) -> Fp8Config:
+    """Of `quant_method` fbgemm_fp8: a scale for each row of a weight. `activation_scale_ub`, at which its own
+    kernels cut off the elements of rows, is passed over: none is cut off.
+    """
+    return Fp8Config("channel", rows="token", ignored=ignored_modules(raw))
 
 
 def ignored_modules(raw: Raw) -> tuple[str, ...]:
