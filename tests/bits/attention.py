@@ -77,6 +77,9 @@ class Tokens:
         scores = torch.einsum("hd,khd->hk", self.q[path[-1]].double(), k) * rule.scale
         if rule.soft_cap:
             scores = (scores / rule.soft_cap).tanh() * rule.soft_cap
+        if rule.sinks is not None:  # a key that has no value
+            scores = torch.cat((scores, rule.sinks.double()[:, None]), 1)
+            v = torch.cat((v, torch.zeros_like(v[:1])))
         return torch.einsum("hk,khd->hd", scores.softmax(-1), v)
 
     def ints(self, *values: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from tests.unit.dense_families import DENSE
+from tests.unit.expert_families import WITH_EXPERTS
 from tests.unit.family_sample import SIZES, VOCAB, WINDOW, Sample
 
 __all__ = ["SAMPLES", "SIZES", "VOCAB", "WINDOW", "Sample", "write_family"]
@@ -142,6 +143,7 @@ SAMPLES = {
         },
     ),
     **DENSE,
+    **WITH_EXPERTS,
 }
 
 

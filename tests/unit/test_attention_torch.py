@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from eyas.engine.attention.torch_backend import KeyVisibility, TorchAttention
 from eyas.engine.batch.spans import QuerySpan
@@ -36,6 +37,7 @@ class Scene:
         self.pool.tensor.copy_(torch.randn(shape.sizes, generator=self.generator))
         plain = AttentionSpec(heads, kv_heads, head_dim, RopeConfig(), head_dim**-0.5)
         self.spec = replace(plain, **special)
+        self.sinks = torch.randn(heads, generator=self.generator) if self.spec.sinks else None
         self.backend = TorchAttention(heads, shape, {KeyVisibility(0, 0), KeyVisibility.of(self.spec)})
         self._order = torch.randperm(pages, generator=self.generator).tolist()
 
@@ -50,7 +52,7 @@ class Scene:
 
     def run(self, spans: list[QuerySpan], q: torch.Tensor) -> torch.Tensor:
         plan = self.backend.plan(spans)
-        return self.backend.run(q, self.pool.layer(LAYER), plan, self.spec)[: q.shape[0]]
+        return self.backend.run(q, self.pool.layer(LAYER), plan, self.spec, self.sinks)[: q.shape[0]]
 
     def expected(self, spans: list[QuerySpan], q: torch.Tensor) -> torch.Tensor:
         layer, rows = self.pool.layer(LAYER).double(), iter(q.double())
@@ -66,6 +68,11 @@ class Scene:
                 scores = torch.einsum("hd,khd->hk", next(rows), k) * self.spec.scale
                 if cap := self.spec.soft_cap:
                     scores = (scores / cap).tanh() * cap
+                if self.sinks is not None:  # a key that has no value
+                    scores, v = (
+                        torch.cat((scores, self.sinks.double()[:, None]), 1),
+                        F.pad(v, (0, 0) * 2 + (0, 1)),
+                    )
                 results.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v))
         return torch.stack(results)
 
@@ -95,7 +102,7 @@ def tree_paths(start: int) -> tuple[tuple[int, ...], ...]:
 
 
 @pytest.mark.parametrize(
-    "special", [{}, {"window": 60}, {"window": 600, "soft_cap": 20.0}, {"unseen": 3}], ids=str
+    "special", [{}, {"window": 60, "sinks": True}, {"window": 600, "soft_cap": 20.0}, {"unseen": 3}], ids=str
 )
 @pytest.mark.parametrize("start", [1000, 1022, 1024, 70, 40])
 def test_a_node_has_the_bits_of_a_plain_row_after_its_path(start: int, special: dict[str, float]) -> None:
@@ -139,10 +146,11 @@ def test_every_kind_of_span_in_one_step(heads: int, kv_heads: int, head_dim: int
     [
         {"window": 1},
         {"window": 40},
-        {"window": 64},
+        {"window": 64, "sinks": True},
         {"window": 300, "soft_cap": 1.5},
         {"window": 4096},
         {"soft_cap": 50.0},
+        {"sinks": True},
         {"scale": 0.7, "soft_cap": 0.4},
     ],
 )

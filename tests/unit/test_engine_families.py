@@ -70,6 +70,7 @@ def served(cluster: Loopback, *, split: bool = False) -> list[list[int]]:
             "deepseek_v2_lite",
             "mixtral",
             "qwen3_moe",
+            "gpt_oss",
         )
     ],
 )

@@ -102,13 +102,19 @@ def test_a_tree_of_several_words_and_its_neighbour(tokens: Tokens) -> None:
     assert said(runs) == []
 
 
-RULES = {"window": ScoreScaling(0.3, window=70), "cap": ScoreScaling(0.3, soft_cap=2.0)}
+RULES = {
+    "window": ScoreScaling(0.3, window=70),
+    "cap": ScoreScaling(0.3, soft_cap=2.0),
+    "sinks": ScoreScaling(0.3, sinks=torch.tensor([1.0, 4.0])),
+}
 
 
 @pytest.mark.parametrize(
-    "rule", [RULES["window"], pytest.param(RULES["cap"], marks=pytest.mark.slow)], ids=RULES.keys()
+    "rule",
+    [RULES["window"], *(pytest.param(RULES[each], marks=pytest.mark.slow) for each in ("cap", "sinks"))],
+    ids=RULES.keys(),
 )
-def test_windows_and_caps(tokens: Tokens, rule: ScoreScaling) -> None:
+def test_windows_caps_and_sinks(tokens: Tokens, rule: ScoreScaling) -> None:
     own = ruled(tokens, rule)
     tree = branching(PATH[:255], PATH[255:258], range(400, 403))
     shared = Exact(own, SHORT, SHARED)

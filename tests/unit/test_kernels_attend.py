@@ -75,6 +75,9 @@ class Scene:
         scores = torch.einsum("hd,khd->hk", q.double(), k) * rule.scale
         if rule.soft_cap:
             scores = (scores / rule.soft_cap).tanh() * rule.soft_cap
+        if rule.sinks is not None:  # a key that has no value
+            scores = torch.cat((scores, rule.sinks.double()[:, None]), 1)
+            v = torch.cat((v, torch.zeros_like(v[:1])))
         return torch.einsum("hk,khd->hd", scores.softmax(-1), v)
 
 
@@ -183,6 +186,9 @@ RULES = {
     "window": ScoreScaling(0.2, window=37),
     "short window": ScoreScaling(0.2, window=2),
     "window and cap": ScoreScaling(0.5, window=70, soft_cap=1.5),
+    "window and sinks": ScoreScaling(
+        0.2, window=37, sinks=torch.tensor([-9.0, 0.0, 2.0, 5.0], device=DEVICE)
+    ),
 }
 
 
@@ -192,7 +198,7 @@ RULES = {
         pytest.param(name, *shape, marks=() if name == quick else pytest.mark.slow)
         for shape, quick in (
             ((1, 4, None), "scale"),
-            ((4, 2, None), "window"),
+            ((4, 2, None), "window and sinks"),
             ((3, 3, [0, 61, 5, 97, 1]), "window and cap"),
         )
         for name in RULES
@@ -344,7 +350,7 @@ def test_chunks(heads: int, kv_heads: int, dim: int, rows: int, keys: int) -> No
 @pytest.mark.parametrize(
     ("name", "later"),
     crossed(
-        RULES, [False, True], quick=lambda name, later: name == ("window and cap" if later else "window")
+        RULES, [False, True], quick=lambda name, later: name == f"window and {'cap' if later else 'sinks'}"
     ),
 )
 def test_chunks_by_a_layers_rule(name: str, later: bool) -> None:

@@ -164,11 +164,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen2_windows": {"sliding_window": WINDOW, "max_window_layers": 1},
     "qwen3": {},
+    "gpt_oss": {"sliding_window": WINDOW},
     "gemma2": {"sliding_window": WINDOW},
     "gemma3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
 }
 WAYS = [("narrow", family) for family in FAMILIES] + [
-    ("wide", f) for f in ("qwen2", "qwen3", "gemma2", "olmo2")
+    ("wide", f) for f in ("qwen2", "qwen3", "gemma2", "olmo2", "gpt_oss")
 ]
 
 
@@ -177,7 +178,7 @@ def test_every_family(tmp_path: Path, way: str, family: str) -> None:
     """Of few rows all but one take the narrow way: no kernel of it adds an output bias."""
     write_family(tmp_path, family, vocab_size=128, num_hidden_layers=LAYERS, **FAMILIES[family])
     model = same_forwards(tmp_path, FIRST[way])
-    assert model.few_rows == (0 if family in ("llama_biases", "olmo2") else skinny.MAX_ROWS)
+    assert model.few_rows == (0 if family in ("llama_biases", "olmo2", "gpt_oss") else skinny.MAX_ROWS)
 
 
 def test_norms_over_whole_rows_between_what_is_fused(tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ def test_every_field_of_a_specification_is_known() -> None:
         "load_format",
         LayerSpec: "attention feed_forward norms residual_scale",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
-        "output_bias head_norms row_norms",
+        "output_bias head_norms row_norms sinks",
         FeedForwardSpec: "width activation bias",
         NormNames: "before_attention after_attention before_feed_forward after_feed_forward",
     }

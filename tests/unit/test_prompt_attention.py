@@ -126,7 +126,7 @@ def test_layers_with_a_window_stay_with_the_triton_kernel(
     tokens = _answers(models, None, "flashinfer")
     assert Attention.runs == len(Attention.planned) > 0
     assert [record.message for record in caplog.records if "attend" in record.message] == [
-        "prompts attend by the triton kernel in 1 of 2 layers, which have windows or soft caps",
+        "prompts attend by the triton kernel in 1 of 2 layers, which have windows, soft caps or sinks",
         "prompts attend by flashinfer from now on",
     ]
     assert tokens == _answers(models, None, "torch")

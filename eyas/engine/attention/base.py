@@ -27,11 +27,17 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def run(
-        self, q: torch.Tensor, layer_pool: torch.Tensor, plan: AttentionPlan, spec: AttentionSpec
+        self,
+        q: torch.Tensor,
+        layer_pool: torch.Tensor,
+        plan: AttentionPlan,
+        spec: AttentionSpec,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q [R, heads, dim] over layer_pool [pages, fields, page_size, kv_heads, dim]: [R, heads, value dim].
 
         `spec`: the layer's scale, window and soft cap; a row at place p of its path sees the places from
-        p - window + 1 on. The rows' own keys and values are already in the pool. R may exceed the plan's
-        rows by padding up to a multiple of 8; results there are finite and mean nothing.
+        p - window + 1 on. `sinks` float32 [heads]: a score of each head's that no key has. The rows' own keys
+        and values are already in the pool. R may exceed the plan's rows by padding up to a multiple of 8;
+        results there are finite and mean nothing.
         """

@@ -210,23 +210,29 @@ class TorchAttention(AttentionBackend):
         return _VisibleParts(tuple(parts), self._result_rows(order, row))
 
     def run(
-        self, q: torch.Tensor, layer_pool: torch.Tensor, plan: AttentionPlan, spec: AttentionSpec
+        self,
+        q: torch.Tensor,
+        layer_pool: torch.Tensor,
+        plan: AttentionPlan,
+        spec: AttentionSpec,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert isinstance(plan, TorchPlan)
         view, kv_heads = plan.views[KeyVisibility.of(spec)], self._shape.kv_heads
         rows = self._as_rows(layer_pool)
         q_rows = q.reshape(-1, self._shape.head_dim).float()
+        idle = None if sinks is None else self._of_tile(sinks)
         results = []
         for part in view.parts:
             if isinstance(part, _TreePart):
                 self._beat()
-                results.append(self._attend_tree(q_rows, rows, part, spec))
+                results.append(self._attend_tree(q_rows, rows, part, spec, idle))
                 continue
             gathered = self._gathered(rows, part.keys)
             for group in part.groups:
                 self._beat()
                 seen = gathered[:, group.at * kv_heads : (group.at + group.pairs) * kv_heads]
-                results.append(self._attend(q_rows, seen, group, spec))
+                results.append(self._attend(q_rows, seen, group, spec, idle))
         output = results[0] if len(results) == 1 else torch.cat(results)
         output = output.index_select(0, view.rows[: q_rows.shape[0]])
         return output.view(*q.shape[:-1], self._shape.format.value_dim).to(q.dtype)
@@ -247,17 +253,32 @@ class TorchAttention(AttentionBackend):
         rows = ((shape.pages - 1) * shape.layers + 1) * page
         return layer_pool.as_strided((rows, shape.head_dim), (shape.head_dim, 1))
 
+    def _of_tile(self, sinks: torch.Tensor) -> torch.Tensor:
+        """The sinks [heads] of a tile's rows, [kv_heads * tile rows]."""
+        head = torch.arange(self._tile_rows, device=sinks.device) % self._group
+        return sinks.view(-1, self._group)[:, head].flatten()
+
     def _attend(
-        self, q_rows: torch.Tensor, seen: torch.Tensor, group: _TileGroup, spec: AttentionSpec
+        self,
+        q_rows: torch.Tensor,
+        seen: torch.Tensor,
+        group: _TileGroup,
+        spec: AttentionSpec,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """`seen` [fields, pairs * kv_heads, BLOCK, dim] -> [tiles * kv_heads * tile rows, value dim]."""
         scores, peaks = self._scores(q_rows, seen, group, spec)
         peak = _fold(torch.maximum, peaks[: group.counts[0]].clone(), peaks, group.counts)
         total, mixed = self._mixed(scores, peak, seen, group)
-        return mixed.div_(total)
+        return mixed.div_(_with_sinks(total, peak, sinks))
 
     def _attend_tree(
-        self, q_rows: torch.Tensor, rows: torch.Tensor, part: _TreePart, spec: AttentionSpec
+        self,
+        q_rows: torch.Tensor,
+        rows: torch.Tensor,
+        part: _TreePart,
+        spec: AttentionSpec,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """The results of the tips, bit for bit as `_attend` gives them if each tip had its stem's blocks
         before its own.
@@ -274,7 +295,7 @@ class TorchAttention(AttentionBackend):
             values[part.stem_rows] for values in self._mixed(stem_scores, stem_peak, stem_seen, stems)
         ]
         total, mixed = self._mixed(scores, peak, tip_seen, tips, stem_sums)
-        return mixed.div_(total)
+        return mixed.div_(_with_sinks(total, peak, sinks))
 
     def _scores(
         self, q_rows: torch.Tensor, seen: torch.Tensor, group: _TileGroup, spec: AttentionSpec
@@ -475,6 +496,11 @@ def _fold(
         fold(folded[:count], values[at : at + count], out=folded[:count])
         at += count
     return folded
+
+
+def _with_sinks(total: torch.Tensor, peak: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Sums of weights [n, 1] and what the sinks of a tile's rows weigh, for `peak` [tiles, rows]."""
+    return total if sinks is None else total + (sinks - peak).exp_().view(-1, 1)
 
 
 def _pairs(tiles: Sequence[_QueryTile]) -> tuple[np.ndarray, np.ndarray]:

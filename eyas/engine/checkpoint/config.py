@@ -18,6 +18,7 @@ from eyas.engine.checkpoint.folder import fingerprint, weight_files
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.quantized import QuantizedConfig
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, RopeConfig
+from eyas.engine.checkpoint.stacked_tensors import StackedTensor
 from eyas.engine.kv.format import KvFormat
 
 Value = TypeVar("Value")
@@ -30,7 +31,8 @@ class AttentionSpec:
     `scale` multiplies scores. `window`: tokens that a row sees, itself the last of them (0: all). `unseen`:
     rows at a sequence's start that no other row sees. `soft_cap`: scores become cap * tanh(score / cap) (0.0:
     they do not). `head_norms`: q and k are normalised per head before they are rotated; `row_norms`: all
-    heads of q as one row, and all of k.
+    heads of q as one row, and all of k. `sinks`: each head has a stored score that no key has, which takes
+    its share of the softmax and mixes nothing.
     """
 
     num_heads: int
@@ -45,6 +47,7 @@ class AttentionSpec:
     output_bias: bool = False
     head_norms: bool = False
     row_norms: bool = False
+    sinks: bool = False
 
     @property
     def rotated_dim(self) -> int:
@@ -217,7 +220,7 @@ class ModelConfig:
     logit_soft_cap: float = 0.0
     quantized: QuantizedConfig | None = None
     renamed: tuple[tuple[str, str], ...] = ()
-    fused: tuple[FusedTensor, ...] = ()
+    fused: tuple[FusedTensor | StackedTensor, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     load_format: str = "auto"  # "dummy": weight files are neither needed nor read
 

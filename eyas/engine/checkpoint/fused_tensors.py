@@ -6,12 +6,16 @@ Only the rows that are needed are read of a safetensors file.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.quantized import FP8_SIDE
+
+View = Callable[[Any], Any]
+"""Makes a reader of a part of the reader of a stored tensor."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,13 @@ class FusedTensor:
     name: str
     parts: tuple[tuple[str, int], ...]
 
-    def split(self, stored: str, shape: tuple[int, ...]) -> Iterator[tuple[str, slice | None]]:
-        """The names of the parts of a stored tensor of that shape, and their rows in it (None: all of it).
+    def holds(self, stored: str) -> bool:
+        """True if that tensor is of this kind."""
+        return f".{self.name}." in stored
+
+    def split(self, stored: str, shape: tuple[int, ...]) -> Iterator[tuple[str, View | None]]:
+        """The names of the parts of a stored tensor of that shape, and how each is read of it (None: as
+        it is).
 
         Scales of rows or of blocks of rows lie as the matrix does; one scale is every part's. Raises
         ConfigError for a tensor that is of other rows.
@@ -36,8 +45,10 @@ class FusedTensor:
             raise ConfigError(f"tensor {stored} is {shape}: rows cannot be {whole}")
         first = 0
         for name, count in self.parts:
-            rows = None if side is None else slice(first // side, (first + count) // side)
-            yield stored.replace(f".{self.name}.", f".{name}."), rows
+            view = None
+            if side is not None:
+                view = partial(SomeRows, rows=slice(first // side, (first + count) // side))
+            yield stored.replace(f".{self.name}.", f".{name}."), view
             first += count
 
     def _side(self, counts: list[int], shape: tuple[int, ...]) -> int | None:

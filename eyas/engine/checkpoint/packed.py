@@ -244,7 +244,7 @@ class WidenedExperts(WidenedTensor):
     def __getitem__(self, part: Any) -> torch.Tensor:
         which, columns, rows = (*_cuts(part), *[slice(None)] * 3)[:3]
         if isinstance(which, int):
-            return self._parts.read(which).part(rows, columns).widened().t()
+            return self.numbers(part).widened().t()
         some = range(self._parts.shape[0])[which]
         first = self[some[0], columns, rows]
         wide = first.new_empty(len(some), *first.shape)
@@ -252,6 +252,11 @@ class WidenedExperts(WidenedTensor):
         for place, expert in enumerate(some[1:], 1):
             wide[place] = self[expert, columns, rows]
         return wide
+
+    def numbers(self, part: Any) -> PackedNumbers:
+        """Those of a part of one expert, [n, k], as they are before they are widened."""
+        which, columns, rows = (*_cuts(part), *[slice(None)] * 2)[:3]
+        return self._parts.read(which).part(rows, columns)
 
 
 def _cuts(part: Any) -> tuple[Any, ...]:

@@ -29,10 +29,11 @@ from safetensors import SafetensorError, safe_open
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.folder import weight_files
-from eyas.engine.checkpoint.fused_tensors import FusedTensor, SomeRows
+from eyas.engine.checkpoint.fused_tensors import FusedTensor, View
 from eyas.engine.checkpoint.packed import WidenedFile
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.quantized import Fp8Config, QuantizedConfig, ScaledConfig
+from eyas.engine.checkpoint.stacked_tensors import StackedTensor
 from eyas.engine.checkpoint.staging import WeightStaging
 
 Shape = tuple[int, ...]
@@ -234,7 +235,7 @@ class FolderWeights(WeightSource):
         placement: WeightPlacement = CPU,
         prefixes: tuple[str, ...] = ("",),
         quantized: QuantizedConfig | None = None,
-        fused: tuple[FusedTensor, ...] = (),
+        fused: tuple[FusedTensor | StackedTensor, ...] = (),
     ) -> None:
         super().__init__(placement, quantized)
         self._folder = folder
@@ -400,11 +401,11 @@ class FolderWeights(WeightSource):
 
 @dataclass(frozen=True)
 class _StoredTensor:
-    """The location of a tensor: all of a stored one, or (`rows`) some rows of it."""
+    """The location of a tensor: all of a stored one, or a part of it that `view` reads."""
 
     file: Any
     name: str
-    rows: slice | None = None
+    view: View | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -414,17 +415,17 @@ class _StoredTensor:
     def read(self) -> Any:
         """Opens a reader of it, or of slices of it."""
         whole = self.file.get_slice(self.name)
-        return whole if self.rows is None else SomeRows(whole, self.rows)
+        return whole if self.view is None else self.view(whole)
 
 
 def _parts(
-    file: Any, name: str, here: str, fused: tuple[FusedTensor, ...]
+    file: Any, name: str, here: str, fused: tuple[FusedTensor | StackedTensor, ...]
 ) -> Iterator[tuple[str, _StoredTensor]]:
     """The tensors that a stored one is, whose name in the model's spelling is `here`, and where they are."""
     for each in fused:
-        if f".{each.name}." in here:
-            for part, rows in each.split(here, tuple(file.get_slice(name).get_shape())):
-                yield part, _StoredTensor(file, name, rows)
+        if each.holds(here):
+            for part, view in each.split(here, tuple(file.get_slice(name).get_shape())):
+                yield part, _StoredTensor(file, name, view)
             return
     yield here, _StoredTensor(file, name)
 

@@ -26,5 +26,15 @@ def gelu_tanh(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (gate * up).div_(turned.exp_().add_(1.0))
 
 
-ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_tanh": gelu_tanh}
-"""What a `FeedForwardSpec` may name. Kernels know these two; others run as they stand here."""
+CLAMP_LIMIT, CLAMP_STEEPNESS = 7.0, 1.702
+
+
+def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gate / (1 + exp(-1.702 gate)) * (up + 1), gate being at most 7, and up from -7 to 7."""
+    gate = gate.clamp(max=CLAMP_LIMIT)
+    up = up.clamp(-CLAMP_LIMIT, CLAMP_LIMIT).add_(1.0)
+    return up.mul_(gate).div_(gate.mul_(-CLAMP_STEEPNESS).exp_().add_(1.0))
+
+
+ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_tanh": gelu_tanh, "clamped_swiglu": clamped_swiglu}
+"""What a `FeedForwardSpec` may name. Kernels know the first two; others run as they stand here."""

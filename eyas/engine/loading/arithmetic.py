@@ -108,10 +108,13 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         return ExpandedPrompts(latents, loaded.with_pages(1).shape(KvKind.TARGET))
     if config.prefill_attention_backend != "flashinfer" or config.deterministic:
         return None
-    rules = [ScoreScaling.of(layer.attention) for layer in target.layers]
-    plain = next((rule for rule in rules if rule == ScoreScaling(rule.scale)), None)
-    if others := sum(rule != plain for rule in rules):
-        text = "prompts attend by the triton kernel in %d of %d layers, which have windows or soft caps"
+    layers = [layer.attention for layer in target.layers]
+    rules = [None if each.sinks else ScoreScaling.of(each) for each in layers]
+    plain = next((rule for rule in rules if rule and rule == ScoreScaling(rule.scale)), None)
+    if others := sum(rule is None or rule != plain for rule in rules):
+        text = (
+            "prompts attend by the triton kernel in %d of %d layers, which have windows, soft caps or sinks"
+        )
         _log.info(text, others, len(rules))
     if plain is None:
         return None

@@ -50,7 +50,8 @@ class HeadsAttention(Generic[ProjectionT]):
             row_gains = query_key_gains(config, spec, weights, prefix)
         self.norm = None if gain is None else blocks.norm_before(gain, qkv)
         shape = row_kernels.HeadLayout(heads, kv_heads, dim, norms)
-        self._qkv = QkvPart(qkv, spec, shape, ScoreScaling.of(spec), bias, row_gains)
+        sinks = weights.take_rows(f"{prefix}.sinks", (spec.num_heads,)).float() if spec.sinks else None
+        self._qkv = QkvPart(qkv, spec, shape, ScoreScaling.of(spec, sinks), bias, row_gains)
 
     @property
     def projections(self) -> tuple[ProjectionT, ...]:

@@ -102,6 +102,7 @@ def _latent_refusal(spec: LatentSpec) -> str:
         "a window": spec.window,
         "a soft cap": spec.soft_cap,
         "norms of heads": spec.head_norms,
+        "sinks": spec.sinks,
     }
     if named := [name for name, there in special.items() if there]:
         return f"latent attention with {' and '.join(named)}"

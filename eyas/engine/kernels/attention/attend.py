@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, most_parts, tiling_of
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
-from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh
+from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh, with_sink
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
@@ -157,6 +157,7 @@ def attend(
         queries.slots,
         queries.starts,
         kv.firsts,
+        kv.rule.sinks,
         queries.starts if queries.mask is None else queries.mask,
         out,
         launch.parts,
@@ -196,7 +197,9 @@ def _layout(heads: int, kv: PagedKv, queries: QueryRows, tiling: AttentionTiling
     )
 
 
-@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "masks", "tickets"])
+@kernel(
+    do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "sinks", "masks", "tickets"]
+)
 def _attend(
     q,
     q_stride,
@@ -207,6 +210,7 @@ def _attend(
     slots,
     starts,
     firsts,
+    sinks,
     masks,
     out,
     parts,
@@ -243,6 +247,8 @@ def _attend(
     )
     place = query * layout.heads + column  # of a query head, in out and in each part
     if used == 1:
+        if sinks is not None:  # beside a softmax whose weights' sum is 1
+            acc /= with_sink(tl.full([layout.tile], 1.0, tl.float32), lse, sinks, column)[:, None]
         tl.store(
             out + place.to(tl.int64)[:, None] * layout.dim + dim,
             acc.to(out.dtype.element_ty),
@@ -255,7 +261,7 @@ def _attend(
     tl.debug_barrier()  # all threads' parts are written before the ticket is drawn
     ticket = tickets + sequence * tl.num_programs(0) + tl.program_id(0)
     if tl.atomic_add(ticket, 1, sem="acq_rel") == used - 1:
-        _merge(parts, lses, out, sequence, used, layout)
+        _merge(parts, lses, out, sinks, sequence, used, layout)
         tl.store(ticket, 0)
 
 
@@ -373,7 +379,7 @@ def _depth(sees, layout: tl.constexpr):
 
 
 @triton.jit
-def _merge(parts, lses, out, sequence, used, layout: tl.constexpr):
+def _merge(parts, lses, out, sinks, sequence, used, layout: tl.constexpr):
     """Adds up the `used` parts of the program's rows, a few rows at a time."""
     STEP: tl.constexpr = layout.merged_rows
     part = tl.arange(0, layout.most_parts)[None, :]
@@ -383,14 +389,16 @@ def _merge(parts, lses, out, sequence, used, layout: tl.constexpr):
     for begin in range(first, min(first + layout.tile, layout.rows), STEP):
         row = begin + tl.arange(0, STEP)
         query = sequence * layout.width + row // layout.group
-        place = query * layout.heads + tl.program_id(0) // layout.tiles * layout.group + row % layout.group
+        column = tl.program_id(0) // layout.tiles * layout.group + row % layout.group
+        place = query * layout.heads + column
         real = row < layout.rows
         there = real[:, None] & (part < used)
         at = part * heads + place[:, None]
         lse = tl.load(lses + at, mask=there, other=_UNSEEN, cache_modifier=".cg")
         x_at = parts + at.to(tl.int64)[:, :, None] * layout.dim + dim
         x = tl.load(x_at, mask=there[:, :, None], other=0.0, cache_modifier=".cg")
-        weight = tl.exp2(lse - tl.max(lse, 1)[:, None])
-        weight /= tl.sum(weight, 1)[:, None]
+        peak = tl.max(lse, 1)
+        weight = tl.exp2(lse - peak[:, None])
+        weight /= with_sink(tl.sum(weight, 1), peak, sinks, column)[:, None]
         result = tl.sum(x * weight[:, :, None], 1).to(out.dtype.element_ty)
         tl.store(out + place.to(tl.int64)[:, None] * layout.dim + dim, result, mask=real[:, None])

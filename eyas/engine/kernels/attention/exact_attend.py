@@ -30,7 +30,7 @@ from eyas.engine.kernels.attention.exact_parts import (
     part_from,
 )
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
-from eyas.engine.kernels.attention.scores import lowest_row
+from eyas.engine.kernels.attention.scores import lowest_row, with_sink
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, padded_batch, power_of_2
 
@@ -158,7 +158,7 @@ def attend_shared(
     masks = queries.starts if queries.mask is None else queries.mask
     where = (kv.tables, kv.tables.stride(0), queries.slots, queries.starts, masks)
     left = (launch.accs, launch.peaks, launch.totals, launch.tickets)
-    args = (q, q.stride(0), kv.pool, kv.values, *where, out, *left, kv.rule.factor, layout)
+    args = (q, q.stride(0), kv.pool, kv.values, *where, kv.rule.sinks, out, *left, kv.rule.factor, layout)
     grid = (kv.kv_heads * layout.tiles, cut.shares, queries.slots.shape[0])
     start(_attend_shared, grid, args, cut, launch)
 
@@ -175,10 +175,10 @@ def start(
         kernel[grid](*args, **options)
 
 
-@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "tickets"])
+@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "sinks", "tickets"])
 def _attend_shared(
     q, q_stride, keys, values, tables, table_stride, slots, starts, masks,
-    out, accs, peaks, totals, tickets, scale, layout: tl.constexpr,
+    sinks, out, accs, peaks, totals, tickets, scale, layout: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads * tiles, shares, B): heads side by side, as they lie in a page."""
     sequence, share = tl.program_id(2), tl.program_id(1)
@@ -213,7 +213,7 @@ def _attend_shared(
         if share == 0:
             leave(accs, peaks, totals, place, acc, peak, total, real, layout)
     elif used == 1:
-        write(out, place, acc / total[:, None], real, layout)
+        write(out, place, acc / with_sink(total, peak, sinks, column)[:, None], real, layout)
     else:
         if share == 0:
             leave(accs, peaks, totals, place, acc, peak, total, real, layout)
@@ -221,7 +221,7 @@ def _attend_shared(
         ticket = tickets + sequence * tl.num_programs(0) + tl.program_id(0)
         if tl.atomic_add(ticket, 1, sem="acq_rel") == used - 1:
             acc, peak, total = from_left(accs, peaks, totals, place, real, low, end, layout)
-            write(out, place, acc / total[:, None], real, layout)
+            write(out, place, acc / with_sink(total, peak, sinks, column)[:, None], real, layout)
             tl.store(ticket, 0)
 
 

@@ -27,7 +27,7 @@ from eyas.engine.kernels.attention.exact_attend import (
 from eyas.engine.kernels.attention.exact_blocks import depth_of, over_columns
 from eyas.engine.kernels.attention.exact_parts import BLOCK, part_at, part_begin
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.scores import lowest_row
+from eyas.engine.kernels.attention.scores import lowest_row, with_sink
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 
@@ -70,15 +70,15 @@ def _attend_paths_of(
     layout = replace(layout, tile=rows, paths=True)
     where = (kv.tables, kv.tables.stride(0), queries.slots, queries.starts, queries.mask)
     left = (launch.accs, launch.peaks, launch.totals)
-    args = (q, q.stride(0), kv.pool, kv.values, *where, out, *left, kv.rule.factor, layout)
+    args = (q, q.stride(0), kv.pool, kv.values, *where, kv.rule.sinks, out, *left, kv.rule.factor, layout)
     grid = (kv.kv_heads, queries.width, queries.slots.shape[0])
     start(_attend_paths, grid, args, replace(cut, rows=rows, warps=4, registers=None), launch)
 
 
-@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks"])
+@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "sinks"])
 def _attend_paths(
     q, q_stride, keys, values, tables, table_stride, slots, starts, masks,
-    out, accs, peaks, totals, scale, layout: tl.constexpr,
+    sinks, out, accs, peaks, totals, scale, layout: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads, width, B): the heads of one query that share a key head."""
     head, sequence = tl.program_id(0), tl.program_id(2)
@@ -108,4 +108,5 @@ def _attend_paths(
         acc, peak, total, q_tile, own + tl.zeros_like(row), sees, keys + at, values + at, table, start, low,
         first, own + 1, start + layout.width, scale, False, None, None, None, row, 0, real, layout,
     )  # fmt: skip
-    write(out, place, acc / total[:, None], real, layout)
+    column = head * layout.group + row % layout.group
+    write(out, place, acc / with_sink(total, peak, sinks, column)[:, None], real, layout)

@@ -16,7 +16,7 @@ from eyas.engine.kernels.attention.exact_blocks import BlockLayout, over_columns
 from eyas.engine.kernels.attention.exact_parts import BLOCK, PartSizes, nothing
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import TILE
-from eyas.engine.kernels.attention.scores import lowest_row
+from eyas.engine.kernels.attention.scores import lowest_row, with_sink
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 
@@ -65,7 +65,7 @@ def attend_chunks_exactly(
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     where = (kv.tables, kv.tables.stride(0), tiles)
-    args = (q, q.stride(0), kv.pool, kv.values, *where, out, kv.rule.factor, layout)
+    args = (q, q.stride(0), kv.pool, kv.values, *where, kv.rule.sinks, out, kv.rule.factor, layout)
     programs = cdiv(TILE // layout.group, cut.rows // layout.group)  # each takes whole queries
     grid = (kv.kv_heads, tiles.shape[0], programs)
     options = {"num_warps": cut.warps, "num_stages": cut.stages, "enable_fp_fusion": False}
@@ -76,9 +76,9 @@ def attend_chunks_exactly(
     return out
 
 
-@kernel(do_not_specialize=["tables", "table_stride", "tiles"])
+@kernel(do_not_specialize=["tables", "table_stride", "tiles", "sinks"])
 def _attend_chunks(
-    q, q_stride, keys, values, tables, table_stride, tiles, out, scale, layout: tl.constexpr
+    q, q_stride, keys, values, tables, table_stride, tiles, sinks, out, scale, layout: tl.constexpr
 ):  # fmt: skip
     """Grid (kv_heads, T, programs of a tile)."""
     head = tl.program_id(0)
@@ -108,4 +108,5 @@ def _attend_chunks(
         acc, peak, total, q_tile, own, own, keys + at, values + at, table, start, low, first, end, end, scale,
         False, None, None, None, own, 0, real, layout,
     )  # fmt: skip
-    write(out, place * layout.heads + column, acc / total[:, None], real, layout)
+    acc /= with_sink(total, peak, sinks, column)[:, None]
+    write(out, place * layout.heads + column, acc, real, layout)

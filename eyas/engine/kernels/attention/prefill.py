@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.attention.paged import PagedKv, keys_at_a_time, pages_of
-from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh
+from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh, with_sink
 from eyas.engine.kernels.launch.launching import kernel
 
 _UNSEEN = tl.constexpr(-1.0e30)
@@ -113,6 +113,7 @@ def attend_chunks(
         kv.tables,
         kv.tables.stride(0),
         kv.firsts,
+        rule.sinks,
         tiles,
         out,
         rule.factor,
@@ -127,9 +128,9 @@ def attend_chunks(
     return out
 
 
-@kernel(do_not_specialize=["tables", "table_stride", "firsts", "tiles"])
+@kernel(do_not_specialize=["tables", "table_stride", "firsts", "sinks", "tiles"])
 def _attend_chunks(
-    q, q_stride, keys, values, tables, table_stride, firsts, tiles, out, scale, layout: tl.constexpr
+    q, q_stride, keys, values, tables, table_stride, firsts, sinks, tiles, out, scale, layout: tl.constexpr
 ):  # fmt: skip
     """Grid (kv_heads, T)."""
     head = tl.program_id(0)
@@ -149,17 +150,19 @@ def _attend_chunks(
     q_tile = tl.load(q + (place * q_stride + column * layout.dim)[:, None] + dim, mask=real, other=0.0)
     at = head * layout.dim + dim
     low, edge = lowest_row(firsts, slot, start, layout.window), first_row(firsts, slot)
-    acc = _over_rows(
+    acc, peak, total = _over_rows(
         q_tile, start + query, keys + at, values + at, table, low, edge, start, start + count, scale, layout
     )
+    acc /= with_sink(total, peak, sinks, column)[:, None]
     out_at = (place * layout.heads + column)[:, None] * layout.dim + dim
     tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def _over_rows(q_tile, own, keys, values, table, low, edge, start, end, scale, layout: tl.constexpr):
-    """Softmax over the rows from `low` up to `own` [tile], none of them beyond `end` -> float32 [tile, dim].
-    Rows before `edge` are seen by themselves alone.
+    """Softmax over the rows from `low` up to `own` [tile], none of them beyond `end` -> weighted values
+    float32 [tile, dim], the greatest scores, and the weights' sums. Rows before `edge` are seen by themselves
+    alone.
 
     Blocks below `start` are seen whole and need no mask, but for those in which a window begins. keys and
     values point at [1, dim] of the pool's first row.
@@ -186,7 +189,7 @@ def _over_rows(q_tile, own, keys, values, table, low, edge, start, end, scale, l
     peak, total, acc = _blocks(
         q_tile, own, keys, values, table, low, edge, whole, end, end, scale, peak, total, acc, True, layout
     )
-    return acc / total[:, None]
+    return acc, peak, total
 
 
 @triton.jit

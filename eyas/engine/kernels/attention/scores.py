@@ -7,29 +7,33 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 import triton
 import triton.language as tl
 
 from eyas.engine.checkpoint.config import AttentionSpec
 
 LOG2_E = math.log2(math.e)
+_LOG2_E = tl.constexpr(LOG2_E)
 
 
 @dataclass(frozen=True)
 class ScoreScaling:
     """`scale` times the product of query and key, bent by a tanh to stay below `soft_cap` (0: it is not).
 
-    `window`: a query sees this many rows at the end of its path, its own included (0: all).
+    `window`: a query sees this many rows at the end of its path, its own included (0: all). `sinks` float32
+    [heads]: a score of each head's that no key has (None: there are none).
     """
 
     scale: float
     window: int = 0
     soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, spec: AttentionSpec) -> Self:
+    def of(cls, spec: AttentionSpec, sinks: torch.Tensor | None = None) -> Self:
         """The rule of a layer that attends as `spec` says."""
-        return cls(spec.scale, spec.window, spec.soft_cap)
+        return cls(spec.scale, spec.window, spec.soft_cap, sinks)
 
     @property
     def factor(self) -> float:
@@ -63,6 +67,17 @@ def lowest_row(firsts, slot, start, WINDOW: tl.constexpr):
     if firsts is not None:
         low = tl.maximum(low, tl.minimum(first_row(firsts, slot), start))
     return low
+
+
+@triton.jit
+def with_sink(total, peak, sinks, column):
+    """The sum of a softmax's weights, to the base 2 above `peak`, with that of its head's sink.
+
+    sinks float32 [heads] or None; column: each row's head.
+    """
+    if sinks is not None:
+        total += tl.exp2(tl.load(sinks + column) * _LOG2_E - peak)
+    return total
 
 
 @triton.jit

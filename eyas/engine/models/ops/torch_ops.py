@@ -136,7 +136,8 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
 
     def attend(self, q: torch.Tensor, part: QkvPart[Linear], layer: int) -> torch.Tensor:
         step = self.step
-        return step.backend.run(q, step.pool.layer(layer), step.plan, part.spec).view(q.shape[0], -1)
+        mixed = step.backend.run(q, step.pool.layer(layer), step.plan, part.spec, part.scores.sinks)
+        return mixed.view(q.shape[0], -1)
 
     def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
         step, norms, (latent, rotated) = self.step, part.norms, (part.spec.kv_rank, part.spec.rotated_dim)

@@ -1,0 +1,77 @@
+"""Each special of a family with experts counts: a decoder that leaves it out gives other logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.rope import RopeConfig
+from eyas.engine.layers.activations import CLAMP_LIMIT, CLAMP_STEEPNESS, clamped_swiglu
+from eyas.engine.models.table import read_model
+from tests.unit.families import write_family
+from tests.unit.fp4_formats import gpt_oss, mx_experts
+from tests.unit.model_rig import Rig
+from tests.unit.test_dense_families import unnoticed
+from tests.unit.test_model_families import CLOSE, Change, attention, edit, feed_forward, prompt, wanted, whole
+
+ROPE = RopeConfig(10000.0)
+
+SPECIALS: dict[str, dict[str, Change]] = {
+    "gpt_oss": {
+        "sinks": attention(sinks=False),
+        "windows": attention(window=0),
+        "biases of q, k and v": attention(qkv_bias=False),
+        "bias of o": attention(output_bias=False),
+        "rope": attention(rope=ROPE),
+        "activation": feed_forward(activation="silu"),
+        "biases of experts": feed_forward(bias=False),
+        "bias of the router": feed_forward(router_bias=False),
+        "softmax over the chosen": feed_forward(normalised=False),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SPECIALS)
+def test_each_special_counts(tmp_path: Path, name: str) -> None:
+    model, tokens = write_family(tmp_path, name), prompt()
+    assert unnoticed(tmp_path, SPECIALS[name], wanted(model, tokens), tokens) == []
+
+
+def test_the_limits_of_a_clamped_gate() -> None:
+    gate, up = torch.randn(2, 300, dtype=torch.float64) * 6
+    gated, lifted = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    assert (CLAMP_LIMIT, CLAMP_STEEPNESS) == (7.0, 1.702) and (gate > 7).any() and (up.abs() > 7).any()
+    made = clamped_swiglu(gate, up)
+    assert torch.allclose(made, gated * torch.sigmoid(1.702 * gated) * (lifted + 1))
+    for changed in (clamped_swiglu(gated, up), clamped_swiglu(gate, lifted)):
+        assert torch.equal(made, changed)
+
+
+def test_another_limit_of_gates_is_refused_by_name(tmp_path: Path) -> None:
+    write_family(tmp_path, "gpt_oss")
+    edit(tmp_path, swiglu_limit=7.0)
+    read_model(tmp_path)
+    edit(tmp_path, swiglu_limit=5.0)
+    with pytest.raises(ConfigError, match=r"swiglu_limit 5 is not supported \(7 is\)"):
+        read_model(tmp_path)
+
+
+def test_a_gpt_oss_in_mxfp4_is_the_one_that_its_numbers_mean(tmp_path: Path) -> None:
+    """As it is published: gates, ups and downs of experts in four bits, all else in 16."""
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    for folder in (plain, packed):
+        write_family(folder, "gpt_oss", hidden_size=64, num_hidden_layers=2)
+    stored = load_file(plain / "model.safetensors")
+    fours = dict(stored)
+    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
+        parts, stored[name] = mx_experts(name, fours.pop(name))
+        fours |= parts
+    save_file(stored, plain / "model.safetensors")
+    save_file(fours, packed / "model.safetensors")
+    edit(packed, quantization_config=gpt_oss())
+    tokens = prompt(70)
+    assert (whole(Rig(packed), tokens) - whole(Rig(plain), tokens)).abs().max() < CLOSE
