@@ -311,7 +311,7 @@ def compressed(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "quant_method 'bitsandbytes'"),
+        ({"quant_method": "quanto", "weights": "int8"}, "quant_method 'quanto'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt with quant_algo 'W4A8_AWQ'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),

@@ -26,6 +26,7 @@ PICKLED = "pytorch_model*.bin"
 _SAMPLES_PER_FILE = 16
 _SAMPLE_BYTES = 4096
 _LONGEST_NAME = 255  # bytes
+_MOST_TEXT = 65536  # bytes of a tensor that says something about others
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -125,17 +126,22 @@ def stored_tensors(folder: Path, quantized: QuantizedConfig | None) -> dict[str,
 
     A packed matrix is one tensor, whose dtype is "".
     """
-    headers = map(_header, weight_files(folder))
+    headers = {path: _header(path) for path in weight_files(folder)}
     tensors = {
         name: (str(entry.get("dtype")), tuple(entry["shape"]))
-        for header in headers
+        for header in headers.values()
         for name, entry in header.items()
     }
     shapes = {name: shape for name, (_, shape) in tensors.items()}
+
+    def text(name: str) -> bytes:
+        path = next(path for path, header in headers.items() if name in header)
+        return _bytes(path, headers[path][name])
+
     for matrix in packed_among(quantized, shapes):
         for part in matrix.stored.values():
             del tensors[part]
-        tensors[matrix.name] = "", matrix.shape(shapes)
+        tensors[matrix.name] = "", matrix.shape(shapes, text)
     return tensors
 
 
@@ -169,6 +175,14 @@ def _header(path: Path) -> dict[str, Any]:
     if file_size < whole:
         raise ConfigError(f"{path} is cut off: {file_size} of {whole} bytes are there")
     return entries
+
+
+def _bytes(path: Path, entry: Mapping[str, Any]) -> bytes:
+    """Those of a small tensor, of which a header has the entry."""
+    first, last = entry["data_offsets"]
+    with path.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little") + first)
+        return file.read(min(last - first, _MOST_TEXT))
 
 
 def fingerprint(meaning: Mapping[str, Any], files: list[Path]) -> str:

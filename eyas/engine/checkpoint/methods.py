@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from eyas.engine.checkpoint.awq import read_awq
+from eyas.engine.checkpoint.bitsandbytes import read_bitsandbytes
 from eyas.engine.checkpoint.compressed import read_compressed
 from eyas.engine.checkpoint.fp4 import read_mxfp4
 from eyas.engine.checkpoint.gptq import read_auto_round, read_gptq
@@ -33,6 +34,7 @@ METHODS: dict[str, Callable[[Raw], QuantizedConfig | None]] = {
     "modelopt": read_modelopt,
     "modelopt_fp4": read_modelopt,
     "fbgemm_fp8": read_fbgemm,
+    "bitsandbytes": read_bitsandbytes,
 }
 """By `quant_method`: what reads the rest."""
 

@@ -9,7 +9,7 @@ in a file of its own. Readers of a folder see one tensor "NAME.weight" instead o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,9 @@ _WORD = 32
 
 @dataclass(frozen=True)
 class PackedPart:
-    """A stored tensor of a matrix: the dtypes, by safetensors' names, and the shapes that it may have."""
+    """A stored tensor of a matrix: the dtypes, by safetensors' names, and the shapes that it may have (none:
+    any).
+    """
 
     kinds: tuple[str, ...]
     shapes: tuple[Shape, ...]
@@ -46,17 +48,23 @@ class PackedConfig(QuantizedConfig, ABC):
     `ends`: what the parts of a matrix are called in the place of "weight", the first of them one that no
     other matrix has. Those that `parts` leaves out are not read. `of_experts`: a matrix is one for each
     expert, [experts, k, n], seen under its module's name; an end has "_" before it, and `read` is given the
-    parts of an expert.
+    parts of an expert. `tells`: the ends of parts of which one is there, whose bytes say the shape, where the
+    parts' shapes do not.
     """
 
     ends: ClassVar[tuple[str, ...]]
     of_experts: ClassVar[bool] = False
+    tells: ClassVar[tuple[str, ...]] = ()
     bits: int
     group: int
 
     @abstractmethod
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
         """The shape of a matrix, by its parts' shapes; () where they are of no matrix."""
+
+    def told_shape(self, text: bytes) -> Shape:
+        """The shape by the bytes of a part that tells it; () where they do not."""
+        return ()
 
     @abstractmethod
     def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
@@ -94,8 +102,11 @@ class PackedMatrix:
         """The name of the stored tensor with this end."""
         return f"{self.module}{self.config.joint}{end}"
 
-    def shape(self, shapes: Mapping[str, Shape]) -> Shape:
-        """By the shapes of the folder's tensors; () where they are of no matrix."""
+    def shape(self, shapes: Mapping[str, Shape], text: Callable[[str], bytes]) -> Shape:
+        """By the shapes and the bytes of stored tensors; () where they are of no matrix."""
+        for end in self.config.tells:
+            if end in self.stored:
+                return self.config.told_shape(text(self.stored[end]))
         return self.config.shape({end: shapes[name] for end, name in self.stored.items()})
 
 
@@ -156,7 +167,7 @@ class StoredParts:
     def shape(self) -> Shape:
         """Of the matrix. Raises ConfigError if the parts are of none."""
         shapes = {name: self._shape(end) for end, name in self._matrix.stored.items()}
-        if (shape := self._matrix.shape(shapes)) and 0 not in shape:
+        if (shape := self._matrix.shape(shapes, self._text)) and 0 not in shape:
             return shape
         name, stored = next(iter(shapes.items()))
         raise self._error(name, f"is {stored}: no packed matrix")
@@ -198,8 +209,12 @@ class StoredParts:
         name, kind, shape = self._matrix.stored[end], self._readers[end].get_dtype(), self._shape(end)
         if kind not in part.kinds:
             raise self._error(name, f"is stored as {kind}, not as {' or '.join(part.kinds)}")
-        if shape not in part.shapes:
+        if part.shapes and shape not in part.shapes:
             raise self._error(name, f"is {shape}, not {' or '.join(map(str, part.shapes))}")
+
+    def _text(self, name: str) -> bytes:
+        reader = next(self._readers[end] for end, stored in self._matrix.stored.items() if stored == name)
+        return bytes(reader[...].flatten().tolist()) if reader.get_dtype() == "U8" else b""
 
     def _shape(self, end: str) -> Shape:
         return tuple(self._readers[end].get_shape())

@@ -26,7 +26,7 @@ Raw = Mapping[str, Any]
 QUANTIZED = ("quantization_config", "compression_config")
 """Where a config.json says it: beside what it says of a model's parts."""
 
-_KNOWN = "FP8, GPTQ, AWQ, MXFP4, NVFP4 and compressed-tensors are, as docs/models.md says"
+_KNOWN = "FP8, GPTQ, AWQ, MXFP4, NVFP4, bitsandbytes, compressed-tensors are, as docs/models.md says"
 _IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 
 
