@@ -16,7 +16,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
 from eyas.common.wire.pool import PoolInfo
 
-PROTOCOL = 4  # raised whenever pages, handles or the rules of a lease change their meaning
+PROTOCOL = 5  # raised whenever pages, handles or the rules of a lease change their meaning
 
 WINDOW_BYTES = 32 << 20
 """The bytes of a window of staged pages: enough that a step between two windows does not show."""

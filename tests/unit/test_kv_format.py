@@ -21,11 +21,11 @@ EIGHT_B = KvFormat(layers=32, kv_heads=8, head_dim=128)
 
 
 def test_bytes_are_those_of_the_pools_tensor() -> None:
-    assert EIGHT_B.row_bytes(2) == 32 * 2 * 8 * 128 * 2
+    assert EIGHT_B.page_bytes(1, 2) == 32 * 2 * 8 * 128 * 2
     shape = PoolShape(KvFormat(3, 2, 8), pages=5, page_size=4)
     pool = KvPool(shape)
     assert pool.tensor.shape == (5, 3, 2, 4, 2, 8)
-    assert pool.tensor.nbytes == shape.nbytes == 5 * 4 * shape.format.row_bytes(4)
+    assert pool.tensor.nbytes == shape.nbytes == 5 * shape.format.page_bytes(4, 4)
 
 
 def test_ranks_have_heads_of_their_own() -> None:

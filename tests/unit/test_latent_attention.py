@@ -149,7 +149,7 @@ def test_a_cached_row_is_the_normed_latent_and_the_rotated_key() -> None:
 
 def test_a_row_of_latents_is_small_and_every_ranks() -> None:
     v3 = KvFormat(61, kv_heads=1, head_dim=576, latent=512)
-    assert v3.slot == (1, 1, 576) and v3.row_bytes(2) == 70272 and v3.value_dim == 512
+    assert v3.slot == (1, 1, 576) and v3.page_bytes(1, 2) == 70272 and v3.value_dim == 512
     assert v3.of_rank(8) == v3
     geometry = PoolShape(v3, pages=3, page_size=64, dtype=torch.bfloat16).geometry
     assert geometry.fields == 1 and geometry.page_bytes == 61 * 73728
@@ -254,7 +254,7 @@ def test_published_configurations(
     assert first.attention.scale == pytest.approx(scale, abs=1e-6)
     assert first.attention.rope.attention_factor == 1.0
     assert sum(not isinstance(layer.feed_forward, ExpertsSpec) for layer in config.layers) == dense
-    assert config.kv_format.row_bytes(2) == row_bytes
+    assert config.kv_format.page_bytes(1, 2) == row_bytes
     names = "experts per_row scores normalised scale corrected groups topk_groups group_best shared_width"
     assert tuple(getattr(last.feed_forward, name) for name in names.split()) == experts
     assert bool(config.quantized) == bool(raw["quantization_config"])

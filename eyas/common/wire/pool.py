@@ -12,6 +12,22 @@ import msgspec
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
+SCALE_BYTES = 4
+"""Bytes of a scale: they are float32."""
+
+
+def scale_rows(fields: int, page_size: int, head_dim: int, itemsize: int) -> int:
+    """How many rows of heads stand behind those of each layer of a page, and have its scales; 0: none.
+
+    Keys and values of one byte have them, latents (of one field) not. The scale of a head's row `slot` of
+    field f is float32 number f * page_size + slot of what that head has of these rows, which ends in padding:
+    so whoever takes some heads of each row takes their scales with them.
+    """
+    if fields == 1 or itemsize > 1:
+        return 0
+    return -(-fields * page_size * SCALE_BYTES // head_dim)
+
+
 Export: TypeAlias = dict[str, bytes]
 """The fields with which one backend opens one pool: names of its own choice, with their values."""
 
@@ -19,7 +35,8 @@ Export: TypeAlias = dict[str, bytes]
 class PoolGeometry(msgspec.Struct, frozen=True):
     """A page-major pool `[page, layer, field, slot, head, dim]`: one page of all layers is one block.
 
-    `fields`: 2 for a key and a value, 1 for one row that is both.
+    `fields`: 2 for a key and a value, 1 for one row that is both. Each layer of a page may end in rows of
+    scales, see `scale_rows`.
 
     Raises ValueError (or msgspec.ValidationError, which is one) for sizes that no pool has.
     """
@@ -45,13 +62,14 @@ class PoolGeometry(msgspec.Struct, frozen=True):
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page: all fields of all its slots, in all layers."""
+        """Bytes of one page: all fields of all its slots, in all layers, and their scales."""
         return self.page_rows * self.kv_heads * self.head_dim * _ITEMSIZE[self.dtype]
 
     @property
     def page_rows(self) -> int:
-        """Rows of heads per page: the fields of each slot in each layer."""
-        return self.fields * self.layers * self.page_size
+        """Rows of heads per page: the fields of each slot in each layer, and those of scales."""
+        scales = scale_rows(self.fields, self.page_size, self.head_dim, _ITEMSIZE[self.dtype])
+        return self.layers * (self.fields * self.page_size + scales)
 
     @property
     def pool_bytes(self) -> int:

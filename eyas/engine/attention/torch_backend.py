@@ -26,6 +26,7 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import PoolShape, rows_at
+from eyas.engine.kv.scaled import scales_per_row
 
 BLOCK = 64
 _TILES_SHARING_KEYS = 4  # a causal span of more tiles gathers its keys once for all of them
@@ -81,6 +82,7 @@ class _KeyGather:
     """Indices of the keys and values that are gathered together."""
 
     gather: torch.Tensor  # int64 [fields * blocks * kv_heads * BLOCK], into a layer viewed as rows of [dim]
+    scales: torch.Tensor | None  # int64, as many, into a layer viewed as float32; None: there are none
     blocks: torch.Tensor | None  # int64 [pairs]: which of these blocks each pair has; None: its own
 
 
@@ -241,6 +243,9 @@ class TorchAttention(AttentionBackend):
         """-> [fields, pairs * kv_heads, BLOCK, dim] (blocks for pairs where each pair has its own)"""
         fields, dim = self._shape.fields, self._shape.head_dim
         gathered = rows_at(rows, keys.gather, torch.float32)
+        if keys.scales is not None:
+            scales = rows.view(torch.uint8).view(torch.float32).view(-1)
+            gathered *= scales.index_select(0, keys.scales).unsqueeze(1)
         if keys.blocks is not None:
             whole = gathered.view(fields, -1, self._shape.kv_heads * BLOCK * dim)
             gathered = whole.index_select(1, keys.blocks)
@@ -249,7 +254,7 @@ class TorchAttention(AttentionBackend):
     def _as_rows(self, layer_pool: torch.Tensor) -> torch.Tensor:
         """The memory of one layer's view, and what lies between its pages, as rows of [dim]."""
         shape = self._shape
-        page = shape.fields * shape.page_size * shape.kv_heads  # rows of one layer of one page
+        page = shape.layer_rows * shape.kv_heads  # rows of one layer of one page
         rows = ((shape.pages - 1) * shape.layers + 1) * page
         return layer_pool.as_strided((rows, shape.head_dim), (shape.head_dim, 1))
 
@@ -434,10 +439,24 @@ class TorchAttention(AttentionBackend):
         for table, tile in zip(tables, tiles, strict=True):
             table[: len(tile.pages)] = tile.pages
         page, slot = tables[tile_of[:, None], path // size], path % size
-        rows = (page * (shape.layers * shape.fields * size) + slot) * shape.kv_heads
-        heads = rows[:, None, :] + np.arange(shape.kv_heads)[:, None]  # [pairs, kv_heads, BLOCK]
-        fields = [heads + field * size * shape.kv_heads for field in range(shape.fields)]
-        return _KeyGather(self._tensor(np.stack(fields).reshape(-1)), blocks)
+        page = page * (shape.layers * shape.layer_rows)  # now its first row of heads
+        fields = [self._of_each_head(page + field * size + slot) for field in range(shape.fields)]
+        scales = self._scale_places(page, slot) if shape.scale_rows else None
+        return _KeyGather(self._tensor(np.stack(fields).reshape(-1)), scales, blocks)
+
+    def _scale_places(self, page: np.ndarray, slot: np.ndarray) -> torch.Tensor:
+        """The places of the scales of both fields of rows [pairs, BLOCK], see `scale_rows`."""
+        size, each, places = self._shape.page_size, scales_per_row(self._shape.head_dim), []
+        for field in range(2):
+            number = field * size + slot
+            row = self._of_each_head(page + 2 * size + number // each)
+            places.append(row * each + (number % each)[:, None, :])
+        return self._tensor(np.stack(places).reshape(-1))
+
+    def _of_each_head(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of heads [pairs, BLOCK] -> those of each head [pairs, kv_heads, BLOCK]"""
+        kv_heads = self._shape.kv_heads
+        return rows[:, None, :] * kv_heads + np.arange(kv_heads)[:, None]
 
     def _group_of(
         self,

@@ -74,7 +74,7 @@ def page_bytes(model: ModelConfig, page_size: int, dtype: str, ranks: int = 1) -
 
     Raises ConfigError if the ranks cannot divide its heads.
     """
-    return page_size * model.kv_format.of_rank(ranks).row_bytes(ITEMSIZE[dtype])
+    return model.kv_format.of_rank(ranks).page_bytes(page_size, ITEMSIZE[dtype])
 
 
 def _is_read(model: ModelConfig, name: str) -> bool:

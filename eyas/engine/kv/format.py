@@ -1,7 +1,8 @@
 """The KV of one token in one layer: the fields of a slot, their bytes, and how ranks divide them.
 
 The pool's shape, the transfer's geometry and tensor parallelism read it. There are two kinds: a key and a
-value for each head, and one row per token that all heads share.
+value for each head, and one row per token that all heads share. Elements of one byte have a scale for each
+key, and for each value, of every head; latents have none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from eyas.common.errors import ConfigError
+from eyas.common.wire.pool import scale_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +36,16 @@ class KvFormat:
         """Elements of a value."""
         return self.latent or self.head_dim
 
-    def row_bytes(self, itemsize: int) -> int:
-        """Bytes of one token in all layers, with elements of `itemsize` bytes."""
+    def page_bytes(self, page_size: int, itemsize: int) -> int:
+        """Bytes of `page_size` tokens in all layers, with elements of `itemsize` bytes, and their scales."""
         fields, heads, elements = self.slot
-        return self.layers * fields * heads * elements * itemsize
+        rows = fields * page_size + self.scale_rows(page_size, itemsize)
+        return self.layers * rows * heads * elements * itemsize
+
+    def scale_rows(self, page_size: int, itemsize: int) -> int:
+        """Rows behind those of each layer of a page, which have its scales, see `scale_rows`; 0: none."""
+        fields, _, elements = self.slot
+        return scale_rows(fields, page_size, elements, itemsize)
 
     def of_rank(self, ranks: int) -> KvFormat:
         """One rank's share: its heads, of every layer; of latents everything, since all heads read them.

@@ -31,7 +31,7 @@ class HostMemory:
     """
 
     def __init__(self, pools: Sequence[KvPool], slots: int) -> None:
-        self._pools = [pool.tensor.flatten(1) for pool in pools]
+        self._pools = [pool.pages[: pool.shape.pages] for pool in pools]
         self.page_bytes = sum(pool.shape.page_bytes for pool in pools)
         self.ready = 0
         self.bytes_out = self.bytes_in = 0

@@ -9,6 +9,7 @@ processes.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import zlib
@@ -22,6 +23,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.wire.pool import PoolGeometry
 from eyas.engine.kv.format import KvFormat
+from eyas.engine.kv.scaled import FP8, LARGEST, PageScales, quantised
 from kv_transfer.area import DeviceArea, PoolArea, create_file, map_file
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import DeviceAllocation, DriverError, GpuMemory
@@ -50,7 +52,8 @@ def bytes_of(memory: GpuMemory, device: str) -> torch.Tensor:
 class PoolShape:
     """Sizes of a pool; the tensor is [pages, layers, fields, page_size, kv_heads, head_dim].
 
-    The fields are keys and values, or one for both.
+    The fields are keys and values, or one for both. Behind each layer of a page are its scales, if there are
+    some (`eyas.common.wire.pool.scale_rows`).
     """
 
     format: KvFormat
@@ -88,7 +91,17 @@ class PoolShape:
     @property
     def page_bytes(self) -> int:
         """All layers of one page, which is one contiguous block."""
-        return self.page_size * self.format.row_bytes(self.dtype.itemsize)
+        return self.format.page_bytes(self.page_size, self.dtype.itemsize)
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of heads with scales, in each layer of a page."""
+        return self.format.scale_rows(self.page_size, self.dtype.itemsize)
+
+    @property
+    def layer_rows(self) -> int:
+        """Rows of heads in each layer of a page."""
+        return self.fields * self.page_size + self.scale_rows
 
     @property
     def geometry(self) -> PoolGeometry:
@@ -145,12 +158,16 @@ class KvPool:
                 self.area = PoolArea.new(memoryview(memory), shape.page_bytes, str(path))
                 self.checksum = self.area.checksum(shape.pages)
             self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.pages + 1, -1)
-        self.tensor = self.pages[: shape.pages].view(shape.sizes)
+        cut = (shape.pages, shape.layers, shape.layer_rows, shape.kv_heads, shape.head_dim)
+        whole = self.pages[: shape.pages].view(cut)
+        numbers = whole[:, :, : shape.fields * shape.page_size]
+        self.tensor = numbers.unflatten(2, (shape.fields, shape.page_size))
+        self._scales = PageScales(whole, shape.page_size) if shape.scale_rows else None
         self._layers = [self.tensor[:, layer] for layer in range(shape.layers)]
         self._moved = as_bytes(self.tensor)
-        rows = self._moved.view(-1, shape.kv_heads * shape.head_dim)
-        starts = range(0, shape.layers * shape.fields * shape.page_size, shape.page_size)
-        self._field_rows = [rows[start:] for start in starts]  # of the first layer, then of the next
+        rows = as_bytes(whole).view(-1, shape.kv_heads * shape.head_dim)
+        places = itertools.product(range(shape.layers), range(shape.fields))
+        self._field_rows = [rows[i * shape.layer_rows + field * shape.page_size :] for i, field in places]
 
     @property
     def page_size(self) -> int:
@@ -183,24 +200,40 @@ class KvPool:
         """Physical rows int64 [R] as `write` takes them; once per forward, the same for all layers."""
         size = self.shape.page_size
         page, slot = kv_rows // size, kv_rows % size
-        return page * (self.shape.layers * self.shape.fields * size) + slot
+        return page * (self.shape.layers * self.shape.layer_rows) + slot
 
     def write(self, layer: int, slots: torch.Tensor, *fields: torch.Tensor) -> None:
         """Stores the first len(slots) rows of each field [.., kv_heads, head_dim] in one layer."""
         count, first = slots.shape[0], layer * self.shape.fields
+        page_rows = self.shape.layers * self.shape.layer_rows
         for i, field in enumerate(fields):
-            rows = stored(field[:count].reshape(count, -1), self.shape.dtype)
-            self._field_rows[first + i].index_copy_(0, slots, as_bytes(rows))
+            if self._scales is None:
+                rows = stored(field[:count], self.shape.dtype)
+            else:
+                heads = field[:count].reshape(count, self.shape.kv_heads, self.shape.head_dim)
+                rows, scales = quantised(heads)
+                self._scales.write(layer, i, slots // page_rows, slots % page_rows, scales)
+            self._field_rows[first + i].index_copy_(0, slots, as_bytes(rows.reshape(count, -1)))
 
     def move(self, src: torch.Tensor, dst: torch.Tensor) -> None:
         """Copies physical rows int64 [n] over all layers; all sources are read before any row is written."""
         size = self.shape.page_size
         taken = self._moved[src // size, :, :, src % size]
         self._moved[dst // size, :, :, dst % size] = taken
+        if self._scales is not None:
+            self._scales.move(src, dst)
 
     def copy_page(self, src: int, dst: int) -> None:
         """Copies all layers of page `src` to page `dst`."""
-        self._moved[dst] = self._moved[src]
+        pages = as_bytes(self.pages)
+        pages[dst] = pages[src]
+
+    def cleanse(self, pages: torch.Tensor) -> None:
+        """Takes NaN and infinity out of `pages` int64 [n]; numbers stay as they are."""
+        sound = self.tensor[pages].float().nan_to_num_(0.0, 0.0, 0.0)
+        self.tensor[pages] = sound.to(self.tensor.dtype)
+        if self._scales is not None:
+            self._scales.cleanse(pages)
 
     def close(self) -> None:
         """Gives the memory back and removes the file; the mapping goes with the last view of it."""
@@ -209,7 +242,7 @@ class KvPool:
         self.attached = []
         self.area = None
         self.pages = self.tensor = self._moved = torch.empty(0)
-        self._layers, self._field_rows = [], []
+        self._layers, self._field_rows, self._scales = [], [], None
         if self._allocation is not None:
             torch.cuda.synchronize(self.shape.device)  # what was launched may still write to it
             self._allocation.free()
@@ -219,16 +252,15 @@ class KvPool:
 
 
 def stored(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows as a pool of that dtype keeps them; in FP8 what is beyond its largest number becomes that."""
-    if dtype is torch.float8_e4m3fn:
-        largest = torch.finfo(dtype).max
-        rows = rows.clamp(-largest, largest)
-    return rows.to(dtype)
+    """Rows as a pool of that dtype keeps them without scales; in FP8 what is beyond its largest number
+    becomes that.
+    """
+    return (rows.clamp(-LARGEST, LARGEST) if dtype is FP8 else rows).to(dtype)
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
     """Views rows in FP8 as bytes, since few operations support FP8; others as they are."""
-    return rows.view(torch.uint8) if rows.dtype is torch.float8_e4m3fn else rows
+    return rows.view(torch.uint8) if rows.dtype is FP8 else rows
 
 
 def rows_at(rows: torch.Tensor, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

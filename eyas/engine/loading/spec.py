@@ -15,7 +15,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.types import FAST, KvKind, Role
-from eyas.common.wire.pool import PoolGeometry
+from eyas.common.wire.pool import SCALE_BYTES, PoolGeometry
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
@@ -248,12 +248,17 @@ def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
 
 
 def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:
-    """Raises ConfigError for KV in FP8 that a GPU's kernels do not read."""
-    in_fp8 = config.kv_cache_dtype != "auto" and config.attention_backend != "torch"
-    if in_fp8 and not target.kv_format.latent:
-        flag = "kv-cache-dtype"
-        text = f"--{flag} {config.kv_cache_dtype}: on a GPU it is for latent attention (DeepSeek's) alone"
-        raise ConfigError(text, param=flag)
+    """Raises ConfigError for KV in FP8 whose scales have no place, or that a GPU's kernels do not read."""
+    if config.kv_cache_dtype == "auto" or target.kv_format.latent:
+        return
+    flag = "kv-cache-dtype"
+    if target.head_dim % SCALE_BYTES:
+        text = f"heads of {target.head_dim} elements have no room for its scales (a multiple of 4 has)"
+    elif config.attention_backend != "torch":
+        text = "on a GPU it is for latent attention (DeepSeek's) alone"
+    else:
+        return
+    raise ConfigError(f"--{flag} {config.kv_cache_dtype}: {text}", param=flag)
 
 
 def _check_implemented(decoder: ModelConfig, outputs: int) -> None:

@@ -129,8 +129,7 @@ class PlainRunner:
         """
         for pool in self._pools if works else ():
             pages = torch.tensor(sorted({page for work in works for page in work.seq.pages}))
-            sound = pool.tensor[pages].float().nan_to_num_(0.0, 0.0, 0.0)
-            pool.tensor[pages] = sound.to(pool.tensor.dtype)
+            pool.cleanse(pages)
 
     def _scored(self, results: list[StepResult], residual: torch.Tensor) -> list[StepResult]:
         """A copy of the results with the requested log-probabilities of the prompts' rows."""
