@@ -16,7 +16,43 @@ SLOW_YARN = {
     "truncate": False,
 }
 
+GROUPED: dict[str, Any] = {
+    "n_routed_experts": 12,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+}
+MULTIPLIED: dict[str, Any] = {
+    "num_experts_per_tok": 3,
+    "num_local_experts": 6,
+    "intermediate_size": 32,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.3,
+    "embedding_multiplier": 6.0,
+    "logits_scaling": 2.0,
+}
+
 WITH_EXPERTS: dict[str, Sample] = {
+    "dots1": Sample(
+        "Dots1ForCausalLM",
+        "Dots1Config",
+        changes=SMALL_EXPERTS | GROUPED | {"sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "glm4_moe": Sample(
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        changes=SMALL_EXPERTS | GROUPED | {"use_qk_norm": True, "num_nextn_predict_layers": 0},
+    ),
+    "glm4_moe_biases": Sample(
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        changes=SMALL_EXPERTS
+        | GROUPED
+        | {"attention_bias": True, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0},
+    ),
     "gpt_oss": Sample(
         "GptOssForCausalLM",
         "GptOssConfig",
@@ -27,5 +63,28 @@ WITH_EXPERTS: dict[str, Sample] = {
             "sliding_window": WINDOW,
             "rope_parameters": SLOW_YARN,
         },
+    ),
+    "granite_moe": Sample("GraniteMoeForCausalLM", "GraniteMoeConfig", changes=NO_ENDS | MULTIPLIED),
+    "granite_moe_shared": Sample(
+        "GraniteMoeSharedForCausalLM",
+        "GraniteMoeSharedConfig",
+        changes=NO_ENDS | MULTIPLIED | {"shared_intermediate_size": 48},
+    ),
+    "minimax_m2": Sample(
+        "MiniMaxM2ForCausalLM",
+        "MiniMaxM2Config",
+        changes=NO_ENDS
+        | {
+            "num_experts_per_tok": 3,
+            "num_local_experts": 8,
+            "intermediate_size": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "olmoe": Sample(
+        "OlmoeForCausalLM",
+        "OlmoeConfig",
+        changes=NO_ENDS
+        | {"hidden_size": 64, "num_experts_per_tok": 3, "num_experts": 8, "intermediate_size": 32},
     ),
 }

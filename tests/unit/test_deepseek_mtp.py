@@ -1,4 +1,4 @@
-"""DeepSeek-V3's NextN layer: against transformers' layer behind a written-out join, and in whole engines."""
+"""NextN layers of DeepSeek-V3 and GLM-4.5, against transformers' layers behind a written-out join."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from test_engine import _assert_nothing_held, _plain, _requests, _run
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.engine.batch.spans import QuerySpan
+from tests.unit.families import write_family
 from tests.unit.model_rig import HeadRig, Rig
-from tests.unit.tiny_deepseek import Tensors, write_tiny_nextn_deepseek
+from tests.unit.tiny_deepseek import Tensors, add_nextn, write_tiny_nextn_deepseek
 
 N, STEPS = 70, 4
 TOKENS = torch.randint(256, (N + 1,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -51,8 +52,20 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(folder, *write_tiny_nextn_deepseek(folder))
 
 
-@torch.no_grad()
 def test_certain_rows_then_a_recurrent_chain(case: Case) -> None:
+    check_chain(case)
+
+
+def test_a_glm_has_a_layer_of_its_own_kind(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 256, "rms_norm_eps": 1e-6}
+    target = write_family(tmp_path, "glm4_moe", **sizes)
+    alone = sizes | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+    layer = write_family(tmp_path / "layer", "glm4_moe", std=0.1, **alone)
+    check_chain(Case(tmp_path, target, layer, add_nextn(tmp_path, target, layer)))
+
+
+@torch.no_grad()
+def check_chain(case: Case) -> None:
     rig = Rig(case.folder)
     draft = HeadRig(case.folder, rig)
     _, captured = rig.forward([QuerySpan(rig.table(N), 0, N)], TOKENS[:N], draft.capture.layers)

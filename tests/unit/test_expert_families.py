@@ -15,12 +15,45 @@ from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.fp4_formats import gpt_oss, mx_experts
 from tests.unit.model_rig import Rig
-from tests.unit.test_dense_families import unnoticed
+from tests.unit.test_dense_families import every, unnoticed
 from tests.unit.test_model_families import CLOSE, Change, attention, edit, feed_forward, prompt, wanted, whole
 
 ROPE = RopeConfig(10000.0)
 
 SPECIALS: dict[str, dict[str, Change]] = {
+    "dots1": {
+        "norms of heads": attention(head_norms=False),
+        "windows": attention(window=0),
+        "correction": feed_forward(corrected=False),
+    },
+    "glm4_moe": {
+        "rotated in part": attention(rope=ROPE),
+        "norms of heads": attention(head_norms=False),
+        "sigmoid": feed_forward(scores="softmax"),
+        "correction": feed_forward(corrected=False),
+        "scale": feed_forward(scale=1.0),
+        "normalised": feed_forward(normalised=False),
+        "groups": feed_forward(topk_groups=4),
+        "shared": feed_forward(shared_width=0),
+    },
+    "glm4_moe_biases": {"biases of q, k and v": attention(qkv_bias=False)},
+    "granite_moe": {
+        "residual": every(residual_scale=1.0),
+        "scores": attention(scale=0.25),
+        "softmax over the chosen": feed_forward(normalised=False),
+    },
+    "granite_moe_shared": {"shared": feed_forward(shared_width=0)},
+    "minimax_m2": {
+        "norms of rows": attention(row_norms=False),
+        "rotated in part": attention(rope=ROPE),
+        "sigmoid": feed_forward(scores="softmax"),
+        "correction": feed_forward(corrected=False),
+        "normalised": feed_forward(normalised=False),
+    },
+    "olmoe": {
+        "norms of rows": attention(row_norms=False),
+        "shares": feed_forward(normalised=True),
+    },
     "gpt_oss": {
         "sinks": attention(sinks=False),
         "windows": attention(window=0),

@@ -165,6 +165,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_windows": {"sliding_window": WINDOW, "max_window_layers": 1},
     "qwen3": {},
     "gpt_oss": {"sliding_window": WINDOW},
+    "glm4_moe": {},
+    "granite_moe_shared": {},
+    "minimax_m2": {},
     "gemma2": {"sliding_window": WINDOW},
     "gemma3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
 }

@@ -110,12 +110,20 @@ def write_tiny_nextn_deepseek(folder: Path, sizes: dict[str, Any] = SMALL) -> tu
     target = write_tiny_deepseek(folder, sizes)
     dense = int(sizes["first_k_dense_replace"] == sizes["num_hidden_layers"])
     layer = _random(sizes | {"num_hidden_layers": 1, "first_k_dense_replace": dense}, seed=1)
+    return target, layer, add_nextn(folder, target, layer)
+
+
+def add_nextn(folder: Path, target: Any, layer: Any) -> Tensors:
+    """Stores a model's only layer as the NextN layer of the folder's `target`; gives what joins.
+
+    The model's output head becomes the target's.
+    """
     layer.lm_head.weight = target.lm_head.weight
     layer.save_pretrained(folder / "layer")
     parts, prefix = load_file(folder / "layer" / "model.safetensors"), nextn_prefix(folder)
     stored = load_file(folder / "model.safetensors")
     stored |= {n.replace("model.layers.0", prefix): t for n, t in parts.items() if ".layers.0." in n}
-    hidden, generator = sizes["hidden_size"], torch.Generator().manual_seed(2)
+    hidden, generator = target.config.hidden_size, torch.Generator().manual_seed(2)
     join = {name: torch.rand(hidden, generator=generator) + 0.5 for name in ("enorm", "hnorm")}
     join["eh_proj"] = torch.randn(hidden, 2 * hidden, generator=generator) / (2 * hidden) ** 0.5
     shared = {"shared_head.norm": parts["model.norm.weight"], "shared_head.head": stored["lm_head.weight"]}
@@ -124,7 +132,7 @@ def write_tiny_nextn_deepseek(folder: Path, sizes: dict[str, Any] = SMALL) -> tu
     save_file(stored, folder / "model.safetensors")
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"num_nextn_predict_layers": 1}))
-    return target, layer, join
+    return join
 
 
 def _random(sizes: dict[str, Any], shift: float = 0.0, seed: int = 0) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.models import keys
 
 METHODS: dict[str, tuple[str, int]] = {
@@ -24,10 +24,13 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """
     if raw.get("moe_layer_freq", 1) != 1:
         raise ConfigError(f"config.json of {folder}: moe_layer_freq {raw['moe_layer_freq']} is not supported")
-    attention, dense = _attention(raw), keys.feed_forward(raw)
-    first = values.whole(raw, "first_k_dense_replace")
-    parts = [_experts(raw) if layer >= first else dense for layer in range(keys.count(raw))]
-    return keys.decoder(raw, folder, [LayerSpec(attention, part) for part in parts])
+    return keys.decoder(raw, folder, layers(raw, _attention(raw), _experts(raw)))
+
+
+def layers(raw: values.Raw, attention: AttentionSpec, experts: ExpertsSpec) -> list[LayerSpec]:
+    """One per layer, of which the first, by `first_k_dense_replace`, are dense."""
+    first, dense = values.whole(raw, "first_k_dense_replace"), keys.feed_forward(raw)
+    return [LayerSpec(attention, experts if i >= first else dense) for i in range(keys.count(raw))]
 
 
 def _attention(raw: values.Raw) -> LatentSpec:
@@ -63,10 +66,21 @@ def _experts(raw: values.Raw) -> ExpertsSpec:
     scoring = raw.get("scoring_func")
     if not isinstance(method, str) or method not in METHODS or scoring not in (None, METHODS[method][0]):
         raise ConfigError(f"topk_method {method!s:.60} with scoring_func {scoring!s:.60} is not supported")
-    scores, best = METHODS[method]
     normalised = values.switch(raw, "norm_topk_prob", newer)
     if normalised and not newer:
         raise ConfigError("norm_topk_prob of DeepSeek-V2 is not supported")
+    return _chosen_by(method, raw, normalised=normalised)
+
+
+def corrected_experts(raw: values.Raw) -> ExpertsSpec:
+    """DeepSeek-V3's, of a family whose config.json has some of its keys, and no name for the method."""
+    usual = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
+    normalised = values.switch(raw, "norm_topk_prob", False)
+    return _chosen_by("noaux_tc", usual | dict(raw), normalised=normalised)
+
+
+def _chosen_by(method: str, raw: values.Raw, *, normalised: bool) -> ExpertsSpec:
+    scores, best = METHODS[method]
     width = keys.width_of(raw, "moe_intermediate_size")
     return ExpertsSpec(
         width=width,

@@ -20,18 +20,24 @@ from eyas.engine.models.keys import reading
 MODELS = {
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",  # R1, V3.1 and Kimi-K2 as well
+    "Dots1ForCausalLM": "dots1",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granite_moe",
+    "GraniteMoeSharedForCausalLM": "granite_moe",
+    "Glm4MoeForCausalLM": "glm4_moe",  # GLM-4.5, 4.6 and 4.7
     "GptOssForCausalLM": "gpt_oss",
     "LlamaForCausalLM": "llama",
     "MiMoForCausalLM": "qwen2",  # its MTP layer is a draft head's
+    "MiniMaxM2ForCausalLM": "minimax_m2",
     "MinistralForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
+    "OlmoeForCausalLM": "olmoe",
     "Phi3ForCausalLM": "phi3",  # Phi-4 and Phi-4-mini as well
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
