@@ -17,6 +17,28 @@ STRETCHED = {
     },
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
+TEMPERED: dict[str, Any] = {
+    "rope_parameters": STRETCHED["full_attention"] | {"mscale": 1.0, "llama_4_scaling_beta": 0.5},
+}
+IN_A_PLANE: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+    "hidden_size": 64,
+}
+EYES: dict[str, Any] = {
+    "depth": 1,
+    "embed_dim": 16,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "image_size": 28,
+    "deepstack_visual_indexes": [0],
+}
+"""Of the half that reads images, which is stored and left unread."""
 
 DENSE: dict[str, Sample] = {
     "smollm3": Sample("SmolLM3ForCausalLM", "SmolLM3Config", changes=NO_ENDS | {"no_rope_layer_interval": 2}),
@@ -43,4 +65,45 @@ DENSE: dict[str, Sample] = {
             "logits_scaling": 2.0,
         },
     ),
+    "seed_oss": Sample(
+        "SeedOssForCausalLM",
+        "SeedOssConfig",
+        changes=NO_ENDS | {"attention_out_bias": True, "mlp_bias": True},
+    ),
+    "exaone4": Sample(
+        "Exaone4ForCausalLM",
+        "Exaone4Config",
+        changes=NO_ENDS | {"sliding_window": WINDOW, "sliding_window_pattern": 2},
+    ),
+    "exaone4_small": Sample(
+        "Exaone4ForCausalLM",
+        "Exaone4Config",
+        changes=NO_ENDS | {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+    ),
+    "ministral3": Sample("Ministral3ForCausalLM", "Ministral3Config", changes=NO_ENDS | TEMPERED),
+    "mistral3_with_eyes": Sample(
+        "Mistral3ForConditionalGeneration", "Mistral3Config", changes=NO_ENDS | {"tie_word_embeddings": False}
+    ),
+    "ministral3_with_eyes": Sample(
+        "Mistral3ForConditionalGeneration",
+        "Mistral3Config",
+        changes=NO_ENDS | TEMPERED | {"model_type": "ministral3", "tie_word_embeddings": False},
+    ),
+    "glm": Sample("GlmForCausalLM", "GlmConfig", changes=NO_ENDS | {"eos_token_id": [100]}),
+    "glm4": Sample("Glm4ForCausalLM", "Glm4Config", changes=NO_ENDS | {"eos_token_id": [100]}),
+    "ernie4_5": Sample("Ernie4_5ForCausalLM", "Ernie4_5Config", changes=NO_ENDS | {"use_bias": True}),
+    "hunyuan": Sample("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", changes=NO_ENDS),
+    "hunyuan_alpha": Sample(
+        "HunYuanDenseV1ForCausalLM",
+        "HunYuanDenseV1Config",
+        changes=NO_ENDS
+        | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0}},
+    ),
+    "gemma": Sample("GemmaForCausalLM", "GemmaConfig", 0.0, NO_ENDS),
+    "helium": Sample("HeliumForCausalLM", "HeliumConfig", changes=NO_ENDS | {"hidden_size": 64}),
+    "qwen2_vl": Sample("Qwen2VLForConditionalGeneration", "Qwen2VLConfig", changes=NO_ENDS | IN_A_PLANE),
+    "qwen2_5_vl": Sample(
+        "Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig", changes=NO_ENDS | IN_A_PLANE
+    ),
+    "qwen3_vl": Sample("Qwen3VLForConditionalGeneration", "Qwen3VLConfig", changes=NO_ENDS | IN_A_PLANE),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.unit.dense_families import DENSE
+from tests.unit.dense_families import DENSE, EYES
 from tests.unit.expert_families import WITH_EXPERTS
 from tests.unit.family_sample import SIZES, VOCAB, WINDOW, Sample
 
@@ -166,6 +166,11 @@ def write_family(folder: Path, name: str, *, std: float = 0.2, **changes: Any) -
     sizes = SIZES | sample.changes | changes
     if sample.config == "Gemma3Config":
         config = transformers.Gemma3Config(text_config=sizes, vision_config=SEEING, mm_tokens_per_image=4)
+    elif sample.model.endswith("ForConditionalGeneration"):
+        tied = sizes.get("tie_word_embeddings", False)
+        config = getattr(transformers, sample.config)(
+            text_config=sizes, vision_config=dict(EYES), tie_word_embeddings=tied
+        )
     else:
         config = getattr(transformers, sample.config)(**sizes)
     config._attn_implementation = "eager"

@@ -11,12 +11,22 @@ import pytest
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
-from eyas.engine.checkpoint.rope import RopeConfig
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, Temper
+from eyas.engine.checkpoint.rope import NO_ROPE, RopeConfig
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.model_rig import Rig
-from tests.unit.test_model_families import CLOSE, Change, attention, common, prompt, wanted, whole
+from tests.unit.test_model_families import (
+    CLOSE,
+    Change,
+    attention,
+    common,
+    feed_forward,
+    norms,
+    prompt,
+    wanted,
+    whole,
+)
 
 ROPE = RopeConfig(10000.0)
 
@@ -47,6 +57,25 @@ SPECIALS: dict[str, dict[str, Change]] = {
         ),
         "norms of rows": attention(row_norms=False),
     },
+    "seed_oss": {"biases": attention(qkv_bias=False), "output bias": attention(output_bias=False)},
+    "exaone4": {
+        "windows": attention(window=0),
+        "rotates everywhere": attention(rope=ROPE),
+        "norms of heads": attention(head_norms=False),
+        "norms behind": norms(after_feed_forward=""),
+    },
+    "exaone4_small": {"rotates": attention(rope=NO_ROPE)},
+    "ministral3": {"temperature": attention(temper=None), "span": attention(temper=Temper(0.5, 65))},
+    "ministral3_with_eyes": {"temperature": attention(temper=None)},
+    "glm": {"neighbours": attention(adjacent=False), "part": attention(rope=ROPE)},
+    "glm4": {"neighbours": attention(adjacent=False), "norms behind": norms(after_attention="")},
+    "ernie4_5": {"neighbours": attention(adjacent=False), "biases": feed_forward(bias=False)},
+    "hunyuan": {"behind": attention(norms_behind=False), "norms": attention(head_norms=False)},
+    "hunyuan_alpha": {"alpha": attention(rope=ROPE)},
+    "gemma": {"embeddings": common(embedding_scale=1.0), "offset": common(norm_offset=0.0)},
+    "helium": {"neighbours": attention(adjacent=False)},
+    "qwen2_vl": {"biases": attention(qkv_bias=False)},
+    "qwen3_vl": {"norms of heads": attention(head_norms=False)},
     "granite": {
         "embeddings": common(embedding_scale=1.0),
         "scores": attention(scale=0.25),

@@ -25,7 +25,19 @@ from tests.unit.tiny_deepseek import SMALL, write_tiny_deepseek
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "llama_biases", "granite", "mixtral", "qwen3_moe")
+FAMILIES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "llama_biases",
+    "granite",
+    "ministral3",
+    "glm4",
+    "hunyuan",
+    "mixtral",
+    "qwen3_moe",
+)
 HALF = WeightPlacement("cpu", torch.float16)
 NARROW: dict[str, list[Step]] = {
     "one chunk": [(CHUNK, 70)],

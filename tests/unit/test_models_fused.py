@@ -159,6 +159,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     "smollm3": {},
     "granite": {},
+    "ministral3": {"sliding_window": WINDOW},
+    "glm4": {},
+    "hunyuan": {},
     "phi3": {"sliding_window": WINDOW},
     "phi3_short": {},
     "qwen2": {},
@@ -237,7 +240,7 @@ def test_every_field_of_a_specification_is_known() -> None:
         "load_format",
         LayerSpec: "attention feed_forward norms residual_scale",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
-        "output_bias head_norms row_norms sinks",
+        "output_bias head_norms row_norms sinks norms_behind adjacent temper",
         FeedForwardSpec: "width activation bias",
         NormNames: "before_attention after_attention before_feed_forward after_feed_forward",
     }

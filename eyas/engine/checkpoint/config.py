@@ -25,14 +25,26 @@ Value = TypeVar("Value")
 
 
 @dataclasses.dataclass(frozen=True)
+class Temper:
+    """Queries are sharper far behind the start: at position p they are multiplied by
+    1 + scale * ln(1 + floor((p + first) / span)).
+    """
+
+    scale: float
+    span: int
+    first: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class AttentionSpec:
     """One layer's attention: queries in groups over fewer key and value heads.
 
     `scale` multiplies scores. `window`: tokens that a row sees, itself the last of them (0: all). `unseen`:
     rows at a sequence's start that no other row sees. `soft_cap`: scores become cap * tanh(score / cap) (0.0:
-    they do not). `head_norms`: q and k are normalised per head before they are rotated; `row_norms`: all
-    heads of q as one row, and all of k. `sinks`: each head has a stored score that no key has, which takes
-    its share of the softmax and mixes nothing.
+    they do not). `head_norms`: q and k are normalised per head before they are rotated, or, with
+    `norms_behind`, after; `row_norms`: all heads of q as one row, and all of k. `adjacent`: stored rotated
+    elements are paired with their neighbours, not with those half the rotated part away. `sinks`:
+    each head has a stored score that no key has, which takes its share of the softmax and mixes nothing.
     """
 
     num_heads: int
@@ -48,6 +60,9 @@ class AttentionSpec:
     head_norms: bool = False
     row_norms: bool = False
     sinks: bool = False
+    norms_behind: bool = False
+    adjacent: bool = False
+    temper: Temper | None = None
 
     @property
     def rotated_dim(self) -> int:
@@ -68,8 +83,7 @@ class LatentSpec(AttentionSpec):
     that all heads share. A head's own key of `plain_dim` elements, and its value of `value_dim`, are products
     with the latent. Absorbed, those products move to the query and to the result: attention then has one key
     head of `head_dim` = `kv_rank` + rotated elements, of which the latent is the value too. `query_rank`: the
-    width between the two factors of the queries' projection (0: it is one matrix). `adjacent`: stored rotated
-    elements are paired with their neighbours, not with those half a head away.
+    width between the two factors of the queries' projection (0: it is one matrix).
     """
 
     kv_rank: int
@@ -188,6 +202,8 @@ class LayerSpec:
             yield f"mscale_all_dim or head_dim scale scores by {self.attention.scale}"
         if not 0 <= self.attention.soft_cap < math.inf:
             yield f"attn_logit_softcapping {self.attention.soft_cap} is negative"
+        if (temper := self.attention.temper) is not None and (temper.span < 1 or temper.scale < 0):
+            yield f"attention temperature grows by {temper.scale} in {temper.span} tokens"
         if not 0 < self.residual_scale < math.inf:
             yield f"residual_multiplier {self.residual_scale} is not a positive number"
         if isinstance(self.feed_forward, ExpertsSpec):

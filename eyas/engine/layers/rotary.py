@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import Temper
 from eyas.engine.checkpoint.rope import RopeConfig
 
 _BEYOND = 256  # drafts are computed, though never read, past the end of the context
@@ -60,11 +61,22 @@ def tables(rope: RopeConfig, head_dim: int, length: int) -> Angles:
     return cos, sin
 
 
-def head_order(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Where each element of a head of queries or keys is stored, int64 [head_dim]."""
+def head_order(rope: RopeConfig, head_dim: int, adjacent: bool = False) -> torch.Tensor:
+    """Where each element of a head of queries or keys is stored, int64 [head_dim]. `adjacent`: stored pairs
+    are neighbours.
+    """
     rotated = rope.rotated(head_dim)
-    pairs = torch.arange(rotated).view(2, -1), torch.arange(rotated, head_dim).view(2, -1)
-    return torch.cat(pairs, 1).flatten()
+    turned, still = torch.arange(rotated), torch.arange(rotated, head_dim)
+    pairs = turned.view(-1, 2).t() if adjacent else turned.view(2, -1)
+    return torch.cat((pairs, still.view(2, -1)), 1).flatten()
+
+
+def temperatures(temper: Temper, length: int) -> torch.Tensor:
+    """What queries are multiplied by at every position below `length` and at those of drafts just beyond,
+    float32.
+    """
+    spans = (torch.arange(length + _BEYOND, dtype=torch.float64) + temper.first).div(temper.span).floor_()
+    return spans.add_(1.0).log_().mul_(temper.scale).add_(1.0).float()
 
 
 def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:

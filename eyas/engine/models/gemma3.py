@@ -11,14 +11,8 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.quantized import QUANTIZED
 from eyas.engine.models import gemma2, keys
 
-RENAMED = (
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-)
 DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 131072,
@@ -35,9 +29,7 @@ GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """`layer_types`, or without them `sliding_window_pattern`, say which layers have the window."""
     if "text_config" in raw:
-        whole = {name: raw[name] for name in ("architectures", *QUANTIZED) if name in raw}
-        text = dict(values.section(raw, "text_config")) | whole
-        return dataclasses.replace(describe(text, folder), renamed=RENAMED)
+        return dataclasses.replace(describe(keys.text_of(raw), folder), renamed=keys.TEXT_NAMES)
     for key in ("use_bidirectional_attention", "attn_logit_softcapping"):
         if raw.get(key):
             raise ConfigError(f"config.json of {folder}: {key} of a Gemma 3 is not supported")

@@ -15,7 +15,7 @@ from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
 from eyas.engine.layers.norm import load_gain
-from eyas.engine.layers.rotary import head_order
+from eyas.engine.layers.rotary import head_order, temperatures
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import QkvPart
@@ -43,15 +43,21 @@ class HeadsAttention(Generic[ProjectionT]):
             pairs = zip(names, counts, strict=True)
             bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
             bias = bias if order is None else bias[order.to(bias.device)]
+        query_gain = places = None
         if spec.head_norms:
-            gains = query_key_gains(config, spec, weights, prefix)
-            norms = skinny.HeadNorms(torch.stack(gains), config.norm_eps)
+            gains = torch.stack(query_key_gains(config, spec, weights, prefix))
+            if spec.norms_behind:  # what keys would be multiplied by, queries are
+                query_gain, gains = gains.float().prod(0), torch.ones_like(gains)
+            norms = skinny.HeadNorms(gains, config.norm_eps)
+        if spec.temper is not None:
+            places = temperatures(spec.temper, config.context_length).to(weights.placement.device)
         if spec.row_norms:
             row_gains = query_key_gains(config, spec, weights, prefix)
         self.norm = None if gain is None else blocks.norm_before(gain, qkv)
         shape = row_kernels.HeadLayout(heads, kv_heads, dim, norms)
         sinks = weights.take_rows(f"{prefix}.sinks", (spec.num_heads,)).float() if spec.sinks else None
-        self._qkv = QkvPart(qkv, spec, shape, ScoreScaling.of(spec, sinks), bias, row_gains)
+        scores = ScoreScaling.of(spec, sinks)
+        self._qkv = QkvPart(qkv, spec, shape, scores, bias, row_gains, query_gain, places)
 
     @property
     def projections(self) -> tuple[ProjectionT, ...]:
@@ -60,7 +66,8 @@ class HeadsAttention(Generic[ProjectionT]):
 
     def attend(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> torch.Tensor:
         """-> what every query has attended to, [m, heads * dim]."""
-        return ops.attend(ops.qkv(read, self._qkv, layer), self._qkv, layer)
+        q = ops.weighed(ops.qkv(read, self._qkv, layer), self._qkv)
+        return ops.attend(q, self._qkv, layer)
 
     def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> None:
         """Writes keys and values."""
@@ -73,10 +80,11 @@ def rows_order(spec: AttentionSpec, heads: int, kv_heads: int) -> torch.Tensor |
     None: they are stored in the order that attention needs.
     """
     dim = spec.head_dim
-    if spec.rope.rotated(dim) == dim:
+    if spec.rope.rotated(dim) == dim and not spec.adjacent:
         return None
     rows = torch.arange((heads + 2 * kv_heads) * dim).view(-1, dim)
-    return torch.cat((rows[:-kv_heads, head_order(spec.rope, dim)], rows[-kv_heads:])).flatten()
+    order = head_order(spec.rope, dim, spec.adjacent)
+    return torch.cat((rows[:-kv_heads, order], rows[-kv_heads:])).flatten()
 
 
 def query_key_gains(
@@ -86,6 +94,6 @@ def query_key_gains(
     counts = (spec.num_heads, spec.num_kv_heads) if spec.row_norms else (1, 1)
     names = [f"{prefix}.{part}_norm.weight" for part in "qk"]
     stored = [load_gain(config, weights, n, c * spec.head_dim) for n, c in zip(names, counts, strict=True)]
-    order = head_order(spec.rope, spec.head_dim).to(stored[0].device)
+    order = head_order(spec.rope, spec.head_dim, spec.adjacent).to(stored[0].device)
     q, k = (gain.view(count, -1)[:, order] for gain, count in zip(stored, counts, strict=True))
     return (q, k) if spec.row_norms else (q[0], k[0])

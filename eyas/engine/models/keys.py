@@ -17,7 +17,9 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.methods import read_quantized
+from eyas.engine.checkpoint.quantized import QUANTIZED
 from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, RopeConfig
 from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, section, switch, whole, words
 
@@ -80,6 +82,11 @@ def feed_forward(raw: Raw, activation: str | None = None) -> FeedForwardSpec:
     return FeedForwardSpec(width_of(raw, "intermediate_size"), _ACTIVATIONS[name])
 
 
+def gate_up(spec: FeedForwardSpec) -> FusedTensor:
+    """The tensor of a feed-forward's gate and up, stored as one."""
+    return FusedTensor("gate_up_proj", (("gate_proj", spec.width), ("up_proj", spec.width)))
+
+
 def width_of(raw: Raw, name: str) -> int:
     """How many columns or rows of a matrix the field says."""
     return whole(raw, name, least=1, most=MOST_COLUMNS)
@@ -124,6 +131,30 @@ def layer_windows(raw: Raw, default: Sequence[bool]) -> list[int]:
 def window_of(raw: Raw) -> int:
     """The tokens of `sliding_window`; a layer complains of one below 0."""
     return whole(raw, "sliding_window", least=-MOST)
+
+
+TEXT_NAMES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+"""The names of a language model's tensors in a checkpoint that reads images too, and here."""
+
+
+def text_of(raw: Raw) -> Raw:
+    """The keys of the language model of such a checkpoint: of its `text_config`, if it has one."""
+    if "text_config" not in raw:
+        return raw
+    names = ("architectures", "tie_word_embeddings", *QUANTIZED)
+    return dict(section(raw, "text_config")) | {
+        name: raw[name] for name in names if raw.get(name) is not None
+    }
+
+
+def biases(raw: Raw, name: str) -> dict[str, bool]:
+    """Fields of an `AttentionSpec`: the key of that name stands for biases of q, k, v and o."""
+    bias = switch(raw, name, False)
+    return {"qkv_bias": bias, "output_bias": bias}
 
 
 def rope_scaling(raw: Raw) -> Raw:

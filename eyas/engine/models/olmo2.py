@@ -26,5 +26,6 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
 
 def attention(raw: values.Raw, rope: RopeConfig | None = None) -> AttentionSpec:
     """`attention_bias` stands for biases of q, k, v and o. `rope`: instead of the configured one."""
-    bias = values.switch(raw, "attention_bias", False)
-    return dataclasses.replace(keys.attention(raw, rope), row_norms=True, qkv_bias=bias, output_bias=bias)
+    return dataclasses.replace(
+        keys.attention(raw, rope), row_norms=True, **keys.biases(raw, "attention_bias")
+    )

@@ -23,6 +23,5 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     plain = keys.decoder(raw, folder, [layer] * keys.count(raw))
     queries, keys_too = (n * attention.head_dim for n in (attention.num_heads, attention.num_kv_heads))
     qkv = ("q_proj", queries), ("k_proj", keys_too), ("v_proj", keys_too)
-    gate_up = tuple((part, layer.feed_forward.width) for part in ("gate_proj", "up_proj"))
-    fused = FusedTensor("qkv_proj", qkv), FusedTensor("gate_up_proj", gate_up)
+    fused = FusedTensor("qkv_proj", qkv), keys.gate_up(layer.feed_forward)
     return dataclasses.replace(plain, fused=fused)

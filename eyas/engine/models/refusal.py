@@ -85,8 +85,9 @@ def _blocks_refusal(layer: LayerSpec) -> str:
         if attention.plain_dim % attention.rotated_dim or attention.rotated_dim > FP8_SIDE:
             return "rotated rows that do not lie in one FP8 block"
     else:
-        if attention.rope.share != 1.0 and FP8_SIDE % attention.head_dim:
-            return f"heads of {attention.head_dim} that are rotated in part, in FP8 blocks"
+        reordered = attention.rope.share != 1.0 or attention.adjacent
+        if reordered and FP8_SIDE % attention.head_dim:
+            return f"heads of {attention.head_dim} that are rotated in part or by neighbours, in FP8 blocks"
         sizes["rows of q_proj"] = attention.num_heads * attention.head_dim
         sizes["rows of k_proj"] = attention.num_kv_heads * attention.head_dim
     if isinstance(mlp, ExpertsSpec):

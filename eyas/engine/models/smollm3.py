@@ -26,9 +26,8 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     windows = [0] * number
     if values.switch(raw, "use_sliding_window", False) and raw.get("sliding_window") is not None:
         windows = keys.layer_windows(raw, [not rotated for rotated in rotates[:number]])
-    bias = values.switch(raw, "attention_bias", False)
     rope = keys.read_rope(raw, keys.rope_scaling(raw), DEFAULT_THETA)
-    plain = dataclasses.replace(keys.attention(raw, rope), qkv_bias=bias, output_bias=bias)
+    plain = dataclasses.replace(keys.attention(raw, rope), **keys.biases(raw, "attention_bias"))
     feed_forward = keys.feed_forward(raw)
     feed_forward = dataclasses.replace(feed_forward, bias=values.switch(raw, "mlp_bias", False))
     attentions = [

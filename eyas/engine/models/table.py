@@ -21,27 +21,40 @@ MODELS = {
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",  # R1, V3.1 and Kimi-K2 as well
     "Dots1ForCausalLM": "dots1",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Exaone4ForCausalLM": "exaone4",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "GemmaForCausalLM": "gemma",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4_moe",  # GLM-4.5, 4.6 and 4.7
+    "GlmForCausalLM": "glm",
+    "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granite_moe",
     "GraniteMoeSharedForCausalLM": "granite_moe",
-    "Glm4MoeForCausalLM": "glm4_moe",  # GLM-4.5, 4.6 and 4.7
-    "GptOssForCausalLM": "gpt_oss",
+    "HeliumForCausalLM": "helium",
+    "HunYuanDenseV1ForCausalLM": "hunyuan",
     "LlamaForCausalLM": "llama",
     "MiMoForCausalLM": "qwen2",  # its MTP layer is a draft head's
     "MiniMaxM2ForCausalLM": "minimax_m2",
+    "Ministral3ForCausalLM": "ministral3",
     "MinistralForCausalLM": "mistral",
+    "Mistral3ForConditionalGeneration": "mistral3",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
     "OlmoeForCausalLM": "olmoe",
     "Phi3ForCausalLM": "phi3",  # Phi-4 and Phi-4-mini as well
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
 }
 """What a config.json calls an architecture, and the module of `eyas.engine.models` that is its `Family`."""

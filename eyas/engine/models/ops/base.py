@@ -67,6 +67,10 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """Copies rows x [m, hidden] into their place of a room [m, places, hidden]."""
 
     @abstractmethod
+    def placed(self, table: torch.Tensor) -> torch.Tensor:
+        """table [positions, ...] -> its row at the position of each row."""
+
+    @abstractmethod
     def product(self, read: ReadT, projection: ProjectionT, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product of what products read of the residual -> [m, n]."""
 
@@ -122,6 +126,14 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
             for cut, gain in zip(made.split([*counts, counts[1]], 1), part.row_gains, strict=False):
                 cut.copy_(rms_norm(cut, gain.flatten(), self.eps))
         return self.store(made, part, layer)
+
+    def weighed(self, q: torch.Tensor, part: QkvPart[ProjectionT]) -> torch.Tensor:
+        """Queries [m, heads, dim] as `qkv` gave them, times what the part says; in their place."""
+        if part.query_gain is not None:
+            q = q.mul_(part.query_gain)
+        if part.temperatures is not None:
+            q = q.mul_(self.placed(part.temperatures)[:, None, None])
+        return q
 
     def gated(self, read: ReadT, part: GatedPart[ProjectionT]) -> Rows:
         """act(gate) * up, [m, width]; on a GPU perhaps rounded as the next product reads it."""

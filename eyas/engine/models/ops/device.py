@@ -42,6 +42,9 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     def put(self, x: torch.Tensor, room: torch.Tensor, place: int) -> None:
         row_kernels.put_rows(x, room, place, self.step.context.launch.pdl)
 
+    def placed(self, table: torch.Tensor) -> torch.Tensor:
+        return table.index_select(0, self.step.rows.positions)
+
     def product(self, read: ReadT, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product of what products read of the residual, by the kernel that the weight's format
         chooses."""

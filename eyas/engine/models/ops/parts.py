@@ -24,7 +24,8 @@ class QkvPart(Generic[ProjectionT]):
     """The product of q, k and v, and what they pass until they are stored; how queries then attend.
 
     `heads`: with the norms of each head, if there are such. `row_gains`: of the norms of all heads of q as
-    one row, and of k, [heads, dim] and [kv_heads, dim].
+    one row, and of k, [heads, dim] and [kv_heads, dim]. Rotated queries are multiplied by `query_gain` [dim],
+    and by the number of their position in `temperatures` [positions], float32, if there are such.
     """
 
     projection: ProjectionT
@@ -33,6 +34,8 @@ class QkvPart(Generic[ProjectionT]):
     scores: ScoreScaling
     bias: torch.Tensor | None = None
     row_gains: tuple[torch.Tensor, torch.Tensor] | None = None
+    query_gain: torch.Tensor | None = None
+    temperatures: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,13 @@ from eyas.engine.parallel.expert_ranks import ExpertRanks
 
 @dataclass(frozen=True)
 class Step:
-    """State that every layer of one forward shares. `tokens` [R'], padded to whole blocks. `slots` [R]:
-    `KvPool.slots` of the rows being written. `angles`: of each RoPE that a layer has.
+    """State that every layer of one forward shares. `tokens` and `positions` [R'], padded to whole blocks.
+    `slots` [R]: `KvPool.slots` of the rows being written. `angles`: of each RoPE that a layer has.
     """
 
     pool: KvPool
     tokens: torch.Tensor
+    positions: torch.Tensor
     slots: torch.Tensor
     plan: AttentionPlan
     angles: Mapping[RopeConfig, Angles]
@@ -67,7 +68,8 @@ class Step:
         """A forward of `rows`."""
         positions = pad_rows(rows.positions)
         angles = {rope: rotary.angles(positions) for rope, rotary in rotaries.items()}
-        return cls(pool, pad_rows(rows.tokens), pool.slots(rows.kv_rows), rows.plan, angles, backend)
+        slots = pool.slots(rows.kv_rows)
+        return cls(pool, pad_rows(rows.tokens), positions, slots, rows.plan, angles, backend)
 
 
 class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
@@ -108,6 +110,9 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
 
     def put(self, x: torch.Tensor, room: torch.Tensor, place: int) -> None:
         room[:, place] = x
+
+    def placed(self, table: torch.Tensor) -> torch.Tensor:
+        return table.index_select(0, self.step.positions)
 
     def product(
         self, read: torch.Tensor, projection: Linear, bias: torch.Tensor | None = None

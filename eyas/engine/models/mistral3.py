@@ -1,0 +1,17 @@
+"""Mistral Small 3.1 and later, Ministral 3: of a checkpoint that also reads images the language model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from eyas.engine.checkpoint import values
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.models import keys, ministral3, mistral
+
+
+def describe(raw: values.Raw, folder: Path) -> ModelConfig:
+    """The `model_type` of its `text_config` says which of two it is."""
+    text = keys.text_of(raw)
+    kind = ministral3 if text.get("model_type") == "ministral3" else mistral
+    return dataclasses.replace(kind.describe(text, folder), renamed=keys.TEXT_NAMES)
