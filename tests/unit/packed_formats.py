@@ -83,6 +83,8 @@ def quantised(weight: torch.Tensor, form: Packing, seed: int) -> Quantised:
 
 def words(rows: Numbers, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
     """Rows of numbers -> rows of words, each number shifted to its place; `order`: of a word's numbers."""
+    if bits == 3:
+        return stream(rows, bits)
     each = 32 // bits
     places = order or tuple(range(each))
     out = np.zeros((rows.shape[0], -(-rows.shape[1] // each)), dtype=np.int64)
@@ -94,6 +96,15 @@ def words(rows: Numbers, bits: int, order: tuple[int, ...] | None = None) -> tor
                     word |= there[column] << (bits * place)
             out[r, first // each] = word
     return torch.from_numpy(out.astype(np.uint32).view(np.int32))
+
+
+def stream(rows: Numbers, bits: int) -> torch.Tensor:
+    """Rows of numbers -> rows of words, the numbers one behind the other whatever word they end in."""
+    made = []
+    for row in rows.tolist():
+        whole = sum(number << bits * place for place, number in enumerate(row))
+        made.append([whole >> 32 * word & 0xFFFFFFFF for word in range(-(-len(row) * bits // 32))])
+    return torch.from_numpy(np.array(made, dtype=np.uint32).view(np.int32))
 
 
 def _gptq(less: int, *, with_groups: bool = True) -> Callable[[Quantised], Tensors]:
@@ -188,6 +199,8 @@ PACKINGS = {
         gptq(group_size=16, desc_act=True), _gptq(1), group=16, shuffled=True, scales=torch.bfloat16
     ),
     "gptq_v2": Packing(gptq(checkpoint_format="gptq_v2"), _gptq(0)),
+    "gptq, 2 bits": Packing(gptq(bits=2, group_size=16), _gptq(1), bits=2, group=16, symmetric=True),
+    "gptq_v2, 3 bits": Packing(gptq(checkpoint_format="gptq_v2", bits=3), _gptq(0), bits=3),
     "auto-round": Packing(auto_round("auto_round:auto_gptq"), _gptq(1, with_groups=False), symmetric=True),
     "auto-round, as it is": Packing(
         auto_round("auto_round:gptqmodel", sym=False), _gptq(0, with_groups=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.model_rig import HeadRig, Rig
-from tests.unit.packed_formats import PACKINGS, auto_round, awq, compressed, gptq, write_packed
+from tests.unit.packed_formats import (
+    CHANNEL,
+    PACKINGS,
+    TOKEN,
+    auto_round,
+    awq,
+    compressed,
+    gptq,
+    write_packed,
+)
 from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
 
 UP = "model.layers.0.mlp.up_proj"
@@ -253,12 +263,14 @@ def test_what_is_not_as_the_format_says_is_refused_by_name(
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        (gptq(bits=3), "gptq of 3 bits"),
+        (gptq(bits=3), "gptq of 3 bits whose zero points are stored less one"),
+        (gptq(bits=5), "gptq of 5 bits"),
         (gptq(bits="4"), "gptq of '4' bits"),
         (gptq(group_size=0), "gptq with group_size 0"),
         (gptq(checkpoint_format="marlin"), "gptq with checkpoint_format 'marlin'"),
         (gptq(is_marlin_format=True), "gptq with is_marlin_format True"),
-        (gptq(dynamic={"+:.*down.*": {"bits": 8}}), r"gptq with dynamic '\+:"),
+        (gptq(dynamic={"+:.*down.*": {"bits": 6}}), "gptq of 6 bits"),
+        (gptq(dynamic={"+:*": {"bits": 8}}), "dynamic 're:\\*', which is no pattern"),
         (gptq(dynamic={"-:*": {}}), "dynamic 're:\\*', which is no pattern"),
         (gptq(rotation="hadamard"), "gptq with rotation 'hadamard'"),
         (awq(version="gemv"), "awq of version 'gemv'"),
@@ -268,7 +280,8 @@ def test_what_is_not_as_the_format_says_is_refused_by_name(
             "auto-round with packing_format 'auto_round:llm_compressor'",
         ),
         (auto_round("auto_round", data_type="mx_fp"), "auto-round with data_type 'mx_fp'"),
-        (auto_round("auto_round", extra_config={"m": {"bits": 8}}), "auto-round with bits 8 for 'm'"),
+        (auto_round("auto_round", extra_config={"m": {"bits": 7}}), "auto-round of 7 bits"),
+        (auto_round("auto_round", extra_config={"m": {"data_type": "mx_fp"}}), "with data_type 'mx_fp'"),
         (compressed("marlin-24"), "format marlin-24"),
         (compressed(num_bits=2), "weights of group_0 of 2 bits"),
         (compressed(strategy="block"), "int4 weights of group_0 by 'block'"),
@@ -311,6 +324,64 @@ def test_modules_that_are_left_out(tmp_path: Path, plain: Path, name: str, told:
         ConfigError, match="o_proj.(q|weight_).*, though quantization_config says that it is not"
     ):
         Rig(tmp_path / "all")
+
+
+def groups_of(*each: tuple[list[str], dict[str, Any]]) -> dict[str, Any]:
+    """compressed-tensors with a group of modules for each."""
+    whole = {}
+    for number, (names, told) in enumerate(each):
+        group = told["config_groups"]["group_0"]
+        whole[f"group_{number}"] = group | {"targets": names, "format": told["format"]}
+    return each[0][1] | {"config_groups": whole, "format": "mixed-precision"}
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("gptq", "gptq, 8 bits, by row"), gptq(dynamic={r"+:.*\.down_proj": {"bits": 8, "group_size": -1}})),
+        (
+            ("gptq", "gptq, by activations"),
+            gptq(dynamic={r"-:lm_head": {}, r".*\.down_proj": {"group_size": 16, "desc_act": True}}),
+        ),
+        (
+            ("auto-round", "gptq, 8 bits, by row"),
+            auto_round(
+                "auto_round:gptq",
+                extra_config={
+                    f"model.layers.{i}.mlp.down_proj": {"bits": 8, "group_size": -1} for i in range(2)
+                },
+            ),
+        ),
+        (
+            ("w4a16", "w8a16"),
+            groups_of((["Linear"], compressed()), (["re:.*down_proj"], compressed(**CHANNEL))),
+        ),
+        (
+            ("w4a16", "w8a8"),
+            groups_of(
+                (["Linear"], compressed()),
+                (["re:.*down_proj"], compressed("int-quantized", TOKEN, **CHANNEL)),
+            ),
+        ),
+    ],
+)
+def test_modules_may_be_in_another_format(
+    tmp_path: Path, plain: Path, names: tuple[str, str], told: dict[str, Any]
+) -> None:
+    """The projections down are; the config tells of them by their names."""
+    stored: dict[str, list[dict[str, torch.Tensor]]] = {"packed": [], "meant": []}
+    for number, name in enumerate(names):
+        (tmp_path / str(number)).mkdir()
+        write_packed(tmp_path / str(number) / "packed", plain, PACKINGS[name])
+        for kind, each in stored.items():
+            each.append(load_file(tmp_path / str(number) / kind / "model.safetensors"))
+    for kind, (usual, other) in stored.items():
+        usual = {name: tensor for name, tensor in usual.items() if "down_proj" not in name}
+        both = usual | {name: tensor for name, tensor in other.items() if "down_proj" in name}
+        shutil.copytree(tmp_path / "0" / kind, tmp_path / kind)
+        save_file(both, tmp_path / kind / "model.safetensors")
+    edit(tmp_path / "packed", quantization_config=told)
+    assert torch.equal(logits(tmp_path / "packed"), logits(tmp_path / "meant"))
 
 
 def test_an_output_head_may_be_packed(tmp_path: Path, plain: Path) -> None:

@@ -16,6 +16,7 @@ from eyas.engine.checkpoint.packed import (
     FLOATS,
     WHOLE,
     WORDS,
+    MixedConfig,
     PackedConfig,
     PackedPart,
     Shape,
@@ -30,6 +31,7 @@ from eyas.engine.checkpoint.quantized import (
     QuantizedConfig,
     Raw,
     RowScales,
+    entries,
     ignored_modules,
     refused,
 )
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 BITS = (4, 8)
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
+_CLASSES = ("Linear",)
 _ROWS = ("input_scale", "input_zero_point")
 _BYTES = ("I8",)
 
@@ -178,10 +181,30 @@ def read_compressed(raw: Raw) -> QuantizedConfig:
         if given and given.get("format") != "dense":
             what = given.get("sparsity_structure") or given.get("format") or given
             raise refused(f"{key} {what if isinstance(what, str) else said(what)}")
-    kinds = {_kind(name, group, raw) for name, group in section(raw, "config_groups").items()}
-    if len(kinds) != 1:
+    groups = section(raw, "config_groups")
+    each = [
+        (entry, _kind(name, group, raw)) for name, group in groups.items() for entry in _targets(name, group)
+    ]
+    kinds = {kind for _, kind in each}
+    if len(kinds) == 1:
+        return replace(kinds.pop(), ignored=ignored_modules(raw))
+    packed = [(entry, kind) for entry, kind in each if isinstance(kind, PackedConfig)]
+    if not each or len(packed) < len(each):
         raise refused(f"compressed-tensors with {len(kinds)} kinds of config_groups")
-    return replace(kinds.pop(), ignored=ignored_modules(raw))
+    named_first = sorted(packed, key=lambda one: _last(one[0]))
+    formats = tuple(("" if entry in _CLASSES else entry, kind) for entry, kind in named_first)
+    return MixedConfig(formats, ignored=ignored_modules(raw))
+
+
+def _targets(name: str, group: Any) -> list[str]:
+    """What names the modules of a group: a class of them is all that no other group names."""
+    named = section({name: group}, name).get("targets")
+    return entries("targets", named) if named else ["Linear"]
+
+
+def _last(entry: str) -> int:
+    """In which order entries are looked at: names, patterns, classes."""
+    return 2 if entry in _CLASSES else int(entry.startswith("re:"))
 
 
 def _kind(name: str, group: Any, raw: Raw) -> QuantizedConfig:

@@ -9,15 +9,15 @@ in a file of its own. Readers of a folder see one tensor "NAME.weight" instead o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
-from eyas.engine.checkpoint.quantized import QuantizedConfig, Raw, refused
+from eyas.engine.checkpoint.quantized import QuantizedConfig, Raw, named, refused
 from eyas.engine.checkpoint.values import said
 
 if TYPE_CHECKING:
@@ -86,6 +86,22 @@ class PackedConfig(QuantizedConfig, ABC):
 
 
 @dataclass(frozen=True)
+class MixedConfig(QuantizedConfig):
+    """Packed formats by module. `formats`: beside what names modules ("": all); the first that names a module
+    is its own.
+    """
+
+    formats: tuple[tuple[str, PackedConfig], ...]
+
+    def of(self, module: str) -> PackedConfig | None:
+        """The format of a module; None: it has none."""
+        return next((config for entry, config in self.formats if not entry or named(entry, module)), None)
+
+    def __str__(self) -> str:
+        return "by module: " + "; ".join(dict.fromkeys(str(config) for _, config in self.formats))
+
+
+@dataclass(frozen=True)
 class PackedMatrix:
     """One of a folder's: `stored`, the tensors that it is, by the ends of their names."""
 
@@ -112,16 +128,26 @@ class PackedMatrix:
 
 def packed_among(config: QuantizedConfig | None, names: Collection[str]) -> list[PackedMatrix]:
     """The packed matrices among a folder's tensors."""
-    if not isinstance(config, PackedConfig):
+    if isinstance(config, PackedConfig):
+        config = MixedConfig((("", config),))
+    if not isinstance(config, MixedConfig):
         return []
-    joint, first = config.joint, f"{config.joint}{config.ends[0]}"
-    modules = [name.removesuffix(first) for name in names if name.endswith(first)]
+    formats = dict.fromkeys(format for _, format in config.formats)
     return [
-        PackedMatrix(
-            config, each, {end: there for end in config.ends if (there := f"{each}{joint}{end}") in names}
-        )
-        for each in modules
+        matrix for each in formats for matrix in _matrices(each, names) if config.of(matrix.module) == each
     ]
+
+
+def _matrices(config: PackedConfig, names: Collection[str]) -> Iterator[PackedMatrix]:
+    """Those that may be in one format."""
+    joint, first = config.joint, f"{config.joint}{config.ends[0]}"
+    for name in names:
+        if name.endswith(first):
+            module = name.removesuffix(first)
+            stored = {end: f"{module}{joint}{end}" for end in config.ends}
+            yield PackedMatrix(
+                config, module, {end: there for end, there in stored.items() if there in names}
+            )
 
 
 class WidenedFile:
@@ -141,7 +167,7 @@ class WidenedFile:
             first = next(iter(matrix.stored.values()))
             if matrix.name in files and matrix.name not in self.parts:
                 raise ConfigError(f"{folder} holds both {first} and {matrix.name}: one matrix, stored twice")
-            if matrix.config.keeps(matrix.name):
+            if config is not None and config.keeps(matrix.name):
                 excuse = "though quantization_config says that it is not quantized"
                 raise ConfigError(f"{folder} holds a tensor {first}, {excuse}")
 
@@ -295,6 +321,15 @@ def group_of(raw: Raw, what: str) -> int:
     if type(size) is not int or size < 1:
         raise refused(f"{what} with group_size {said(size)}")
     return size
+
+
+def mixed(
+    own: list[tuple[str, PackedConfig]], others: PackedConfig, ignored: tuple[str, ...]
+) -> PackedConfig | MixedConfig:
+    """The format of `others`, if all are alike, or the formats of modules by the entries that name them."""
+    if all(config == others for _, config in own):
+        return replace(others, ignored=ignored)
+    return MixedConfig((*own, ("", others)), ignored=ignored)
 
 
 def words(numbers: int, bits: int) -> int:

@@ -80,21 +80,42 @@ class PackedNumbers:
 
 
 def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [...] -> the 32 / bits numbers of each word, uint8 [..., 32 / bits], the lowest bits first."""
+    """int32 [...] -> the 32 / bits numbers of each word, uint8 [..., 32 / bits], the lowest bits first.
+
+    Of 3 bits, 32 are in three words [..., m]: uint8 [..., m / 3, 32].
+    """
     from torch import uint8
 
     each: torch.Tensor = packed.flatten().view(uint8).view(*packed.shape, 4)
-    return each if bits == 8 else halves(each)
+    if bits == 3:
+        return _threes(each.view(*packed.shape[:-1], -1, 4, 3)).flatten(-2)
+    if bits == 8:
+        return each
+    return halves(each) if bits == 4 else _split(halves(each), bits)
 
 
 def halves(each: torch.Tensor) -> torch.Tensor:
     """uint8 [..., m] -> the numbers of four bits of each byte, uint8 [..., 2 m], the lower one first."""
+    return _split(each, 4)
+
+
+def _split(each: torch.Tensor, bits: int) -> torch.Tensor:
+    """Numbers of 2 * bits in bytes [..., m] -> those of which they are two, [..., 2 m], the lower first."""
     from torch import int16, uint8
 
     pairs = each.to(int16)
-    pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F)  # the lower half of a byte is the first of two bytes
-    numbers: torch.Tensor = pairs.view(uint8)
+    pairs.bitwise_or_(pairs << 8 - bits)  # the lower half of a number is the first of two bytes
+    numbers: torch.Tensor = pairs.bitwise_and_(0x0101 * (2**bits - 1)).view(uint8)
     return numbers
+
+
+def _threes(bytes_of_eight: torch.Tensor) -> torch.Tensor:
+    """Three bytes [..., 3] -> the eight numbers of 3 bits in them, uint8 [..., 8], the lowest first."""
+    from torch import arange, int32, uint8
+
+    low, middle, high = bytes_of_eight.to(int32).unbind(-1)
+    joined = low | middle << 8 | high << 16
+    return (joined[..., None] >> arange(0, 24, 3)).bitwise_and_(7).to(uint8)
 
 
 def columns_groups(stored: torch.Tensor, groups: int, end: str) -> torch.Tensor:

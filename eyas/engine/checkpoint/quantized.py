@@ -45,13 +45,9 @@ class QuantizedConfig:
     ignored: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
 
     def keeps(self, tensor: str) -> bool:
-        """True if the module of this tensor, by its stored name, is not quantized.
-
-        "re:" begins a pattern that a name begins with; other entries are a module, its last parts, or what it
-        is in. "*" in one stands for anything.
-        """
+        """True if the module of this tensor, by its stored name, is not quantized."""
         module = tensor.removesuffix(".weight")
-        return any(_named(entry, module) for entry in self.ignored)
+        return any(named(entry, module) for entry in self.ignored)
 
     def with_rows_as_they_are(self) -> Self:
         """A copy for the same weights that rounds no rows."""
@@ -133,7 +129,12 @@ def entries(key: str, listed: Any) -> list[str]:
     return listed
 
 
-def _named(entry: str, module: str) -> bool:
+def named(entry: str, module: str) -> bool:
+    """True if an entry of a list of modules names this one.
+
+    "re:" begins a pattern that a name begins with; other entries are a module, its last parts, or what it is
+    in. "*" in one stands for anything.
+    """
     if entry.startswith("re:"):
         return re.match(entry[3:], module) is not None
     if "*" in entry:
