@@ -182,9 +182,8 @@ def read_compressed(raw: Raw) -> QuantizedConfig:
             what = given.get("sparsity_structure") or given.get("format") or given
             raise refused(f"{key} {what if isinstance(what, str) else said(what)}")
     groups = section(raw, "config_groups")
-    each = [
-        (entry, _kind(name, group, raw)) for name, group in groups.items() for entry in _targets(name, group)
-    ]
+    kinds_of = {name: _kind(name, group, raw) for name, group in groups.items()}
+    each = [(entry, kind) for name, kind in kinds_of.items() for entry in _targets(groups[name])]
     kinds = {kind for _, kind in each}
     if len(kinds) == 1:
         return replace(kinds.pop(), ignored=ignored_modules(raw))
@@ -196,10 +195,9 @@ def read_compressed(raw: Raw) -> QuantizedConfig:
     return MixedConfig(formats, ignored=ignored_modules(raw))
 
 
-def _targets(name: str, group: Any) -> list[str]:
+def _targets(group: Raw) -> list[str]:
     """What names the modules of a group: a class of them is all that no other group names."""
-    named = section({name: group}, name).get("targets")
-    return entries("targets", named) if named else ["Linear"]
+    return entries("targets", group.get("targets") or list(_CLASSES))
 
 
 def _last(entry: str) -> int:
