@@ -74,7 +74,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype",
         choices=["auto", "fp8_e4m3"],
         default=engine.kv_cache_dtype,
-        help="of KV alone: fp8_e4m3 takes a byte per element, on a GPU for latent attention only "
+        help="of KV alone: fp8_e4m3 takes a byte per element, and half of what prefill sends "
         f"({engine.kv_cache_dtype}: as --dtype)",
     )
     add("--context-length", type=positive, metavar="N", help="tokens per request (the model's)")

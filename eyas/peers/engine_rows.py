@@ -186,7 +186,10 @@ MEMORY = (
         example="0",
     ),
     FlagRow(
-        VLLM, ("--calculate-kv-scales",), RefusedFlag("leave it out: FP8 latents carry their scales"), NONE
+        VLLM,
+        ("--calculate-kv-scales",),
+        RefusedFlag("leave it out: each key and value in FP8 has its own scale"),
+        NONE,
     ),
     FlagRow(
         VLLM,

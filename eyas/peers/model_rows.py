@@ -39,7 +39,7 @@ MODEL = (
     FlagRow(
         BOTH,
         ("--kv-cache-dtype",),
-        SameFlag(_KV_DTYPES, "`fp8` is `fp8_e4m3`; for latent attention on a GPU"),
+        SameFlag(_KV_DTYPES, "`fp8` is `fp8_e4m3`"),
         example="fp8",
     ),
     FlagRow(

@@ -128,6 +128,19 @@ def test_tokens_are_the_plain_engines(config: EngineConfig, drafts: SpeculationC
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_keys_and_values_in_fp8_have_the_plain_engines_tokens(config: EngineConfig, drafts: str) -> None:
+    spec = DRAFTS[drafts]
+    plain = replace(config, draft=None) if spec is None else replace(config, speculation=spec)
+    plain = replace(plain, kv_cache_dtype="fp8_e4m3")
+    expected, _ = answers(plain, requests())
+    found, _ = answers(on_device(plain), requests())
+    assert tokens(found) == tokens(expected)
+    assert [rounds(result) for result in found] == [rounds(result) for result in expected]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("drafts", [DRAFTS["plain"], DRAFTS["chain"]], ids=["plain", "chain"])
 def test_measured_steps_leave_nothing_behind(
     config: EngineConfig, drafts: SpeculationConfig | None, monkeypatch: pytest.MonkeyPatch

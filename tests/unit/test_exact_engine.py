@@ -15,6 +15,8 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.engine.checkpoint.config import LatentSpec
+from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.loading.arithmetic import inexact
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
@@ -130,4 +132,11 @@ def test_what_is_not_covered_is_refused_by_name(config: EngineConfig) -> None:
     refused(replace(config, dtype="float32"), "--deterministic: products of float32")
     refused(replace(config, uniform_experts=True), "--deterministic: chance chooses experts")
     in_fp8 = replace(config, kv_cache_dtype="fp8_e4m3")
-    assert "--kv-cache-dtype fp8_e4m3" in inexact(EngineSpec.of(config).target, in_fp8)
+    target = EngineSpec.of(config).target
+    latent = LatentSpec(
+        num_heads=2, num_kv_heads=1, head_dim=48, rope=RopeConfig(), scale=1.0,
+        kv_rank=32, query_rank=0, plain_dim=16, value_dim=16,
+    )  # fmt: skip
+    latents = replace(target, layers=(replace(target.layers[0], attention=latent),))
+    assert "latents of --kv-cache-dtype fp8_e4m3" in inexact(latents, in_fp8)
+    assert inexact(target, in_fp8) == inexact(latents, config) == ""

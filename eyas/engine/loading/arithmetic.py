@@ -108,6 +108,9 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         return ExpandedPrompts(latents, loaded.with_pages(1).shape(KvKind.TARGET))
     if config.prefill_attention_backend != "flashinfer" or config.deterministic:
         return None
+    if config.kv_cache_dtype != "auto":
+        _log.info("prompts attend by the triton kernel, which alone reads KV in FP8")
+        return None
     layers = [layer.attention for layer in target.layers]
     rules = [None if each.sinks else ScoreScaling.of(each) for each in layers]
     plain = next((rule for rule in rules if rule and rule == ScoreScaling(rule.scale)), None)
@@ -147,8 +150,8 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
     """The part of a model, or of how it is served, that has no exact kernels yet; "": none."""
     if config.dtype == "float32":
         return "products of float32 have no fixed order: take --dtype bfloat16"
-    if config.kv_cache_dtype != "auto":
-        return f"there are no exact kernels yet for --kv-cache-dtype {config.kv_cache_dtype}"
+    if config.kv_cache_dtype != "auto" and target.kv_format.latent:
+        return f"there are no exact kernels yet for latents of --kv-cache-dtype {config.kv_cache_dtype}"
     if config.uniform_experts:
         return "chance chooses experts by a row's place: leave --uniform-experts out"
     for layer in target.layers:
@@ -175,7 +178,8 @@ def _judged(launch: skinny.ProductLaunch, loaded: EngineSpec) -> skinny.ProductL
     if products := products_of(loaded.target, ranks):
         count = check_tiles(products, launch, measured(loaded.config.device), loaded.placement.dtype)
         _log.info("arithmetic: exact; %d tiles of grouped products give the same bits here", count)
-    weights = weights_of(loaded.target, ranks)
+    scaled = loaded.config.kv_cache_dtype != "auto"
+    weights = weights_of(loaded.target, ranks, scaled=scaled)
     others = unequal(weights, launch, loaded.placement.dtype)
     if not others:
         _log.info("arithmetic: exact; cuBLAS adds up as the narrow kernels do here, and keeps wide products")

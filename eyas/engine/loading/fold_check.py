@@ -40,8 +40,10 @@ class FoldedWeight:
         return f"{self.n} x {self.k}"
 
 
-def weights_of(target: ModelConfig, ranks: int = 1) -> list[FoldedWeight]:
-    """Every distinct weight of a decoder, or of one rank's share of it, that cuBLAS may have."""
+def weights_of(target: ModelConfig, ranks: int = 1, *, scaled: bool = False) -> list[FoldedWeight]:
+    """Every distinct weight of a decoder, or of one rank's share of it, that cuBLAS may have. `scaled`: its
+    keys and values are stored with scales.
+    """
     target, outputs = config_of_rank(target, ranks), target.vocab_size // ranks
     hidden, weights = target.hidden_size, []
     for spec in dict.fromkeys(target.layers):
@@ -49,7 +51,7 @@ def weights_of(target: ModelConfig, ranks: int = 1) -> list[FoldedWeight]:
         if not attention.latent:
             dim, heads = attention.head_dim, attention.num_heads
             rows = (heads + 2 * attention.num_kv_heads) * dim
-            weights.append(FoldedWeight("heads" if attention.head_norms else "qkv", rows, hidden, dim))
+            weights.append(FoldedWeight(skinny.qkv_kind(attention.head_norms, scaled), rows, hidden, dim))
             weights.append(FoldedWeight("linear", hidden, heads * dim, hidden))
         if isinstance(mlp, ExpertsSpec):
             routes = mlp.experts + -mlp.experts % SIDE

@@ -248,17 +248,12 @@ def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
 
 
 def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:
-    """Raises ConfigError for KV in FP8 whose scales have no place, or that a GPU's kernels do not read."""
-    if config.kv_cache_dtype == "auto" or target.kv_format.latent:
-        return
-    flag = "kv-cache-dtype"
-    if target.head_dim % SCALE_BYTES:
+    """Raises ConfigError for KV in FP8 whose scales have no place."""
+    in_fp8 = config.kv_cache_dtype != "auto" and not target.kv_format.latent
+    if in_fp8 and target.head_dim % SCALE_BYTES:
+        flag = "kv-cache-dtype"
         text = f"heads of {target.head_dim} elements have no room for its scales (a multiple of 4 has)"
-    elif config.attention_backend != "torch":
-        text = "on a GPU it is for latent attention (DeepSeek's) alone"
-    else:
-        return
-    raise ConfigError(f"--{flag} {config.kv_cache_dtype}: {text}", param=flag)
+        raise ConfigError(f"--{flag} {config.kv_cache_dtype}: {text}", param=flag)
 
 
 def _check_implemented(decoder: ModelConfig, outputs: int) -> None:

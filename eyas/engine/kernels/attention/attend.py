@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, most_parts, tiling_of
-from eyas.engine.kernels.attention.paged import PagedKv, pages_of
+from eyas.engine.kernels.attention.paged import PagedKv, pages_of, read_rows, scales_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh, with_sink
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 
@@ -243,8 +243,9 @@ def _attend(
         sees = masks + tl.where(real, query, 0)  # an address: no register has room for all words
     at = head * layout.dim + dim
     acc, lse = _over_part(
-        q_tile, sees[:, None], keys + at, values + at, table, start, low, edge, first, last, scale, layout
-    )
+        q_tile, sees[:, None], keys + at, values + at, scales_of(keys, head, layout),
+        table, start, low, edge, first, last, scale, layout,
+    )  # fmt: skip
     place = query * layout.heads + column  # of a query head, in out and in each part
     if used == 1:
         if sinks is not None:  # beside a softmax whose weights' sum is 1
@@ -303,12 +304,14 @@ def _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout:
 
 
 @triton.jit
-def _over_part(q_tile, sees, keys, values, table, start, low, edge, first, last, scale, layout: tl.constexpr):
+def _over_part(
+    q_tile, sees, keys, values, scales, table, start, low, edge, first, last, scale, layout: tl.constexpr
+):  # fmt: skip
     """Softmax over rows first .. last - 1 in blocks -> result float32 [tile, dim], base 2 lse [tile].
 
-    keys and values point at [1, dim] of the pool's first row; sees [tile, 1] is a query's own row after
-    `start`, or its mask, or the address of the first of its mask's words; low is the first row that any of
-    them sees; of a chain, rows before `edge` are seen by themselves alone.
+    keys and values point at [1, dim] of the pool's first row, scales at the head's first; sees [tile, 1] is a
+    query's own row after `start`, or its mask, or the address of the first of its mask's words; low is the
+    first row that any of them sees; of a chain, rows before `edge` are seen by themselves alone.
     """
     peak = tl.full([layout.tile], _UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
@@ -324,9 +327,10 @@ def _over_part(q_tile, sees, keys, values, table, start, low, edge, first, last,
         if layout.narrow:
             inside = inside & (row >= low)
         at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
+        here = pages
         pages = pages_of(table, row + layout.keys, last, layout.page_size)  # ahead of the rows they lead to
-        k = tl.load(keys + at, mask=inside[:, None], other=0.0)
-        v = tl.load(values + at, mask=inside[:, None], other=0.0)
+        k = read_rows(keys, at, scales, here, row, inside[:, None], 0, q_tile, layout)
+        v = read_rows(values, at, scales, here, row, inside[:, None], 1, q_tile, layout)
         scores = tl.dot(q_tile, tl.trans(k), input_precision="ieee") * scale
         if layout.ceiling > 0:
             scores = tanh(scores) * layout.ceiling

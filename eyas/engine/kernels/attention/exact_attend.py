@@ -29,7 +29,7 @@ from eyas.engine.kernels.attention.exact_parts import (
     part_begin,
     part_from,
 )
-from eyas.engine.kernels.attention.paged import PagedKv, pages_of
+from eyas.engine.kernels.attention.paged import PagedKv, pages_of, scales_of
 from eyas.engine.kernels.attention.scores import lowest_row, with_sink
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, padded_batch, power_of_2
@@ -205,9 +205,9 @@ def _attend_shared(
     all_heads = tl.num_programs(2) * layout.width * layout.heads
     acc, peak, total = nothing(layout.tile, layout.dim)
     acc, peak, total = over_columns(
-        acc, peak, total, q_tile, own, own, keys + at, values + at, table, start, low, first, last, end,
-        scale, share > 0, accs, peaks, totals, place - part_at(low, layout) * all_heads, all_heads, real,
-        layout,
+        acc, peak, total, q_tile, own, own, keys + at, values + at, scales_of(keys, head, layout), table,
+        start, low, first, last, end, scale, share > 0, accs, peaks, totals,
+        place - part_at(low, layout) * all_heads, all_heads, real, layout,
     )  # fmt: skip
     if layout.tree:
         if share == 0:

@@ -22,7 +22,7 @@ from eyas.engine.kernels.attention.exact_parts import (
     none_of_part,
     part_at,
 )
-from eyas.engine.kernels.attention.paged import pages_of
+from eyas.engine.kernels.attention.paged import pages_of, read_rows
 from eyas.engine.kernels.attention.scores import tanh
 
 
@@ -84,14 +84,15 @@ class BlockLayout:
 
 @triton.jit
 def over_columns(
-    acc, peak, total, q_tile, own, sees, keys, values, table, start, low, first, last, there, scale,
+    acc, peak, total, q_tile, own, sees, keys, values, scales, table, start, low, first, last, there, scale,
     leaves, accs, peaks, totals, place, apart, real, layout: tl.constexpr,
 ):  # fmt: skip
     """The softmax so far with the columns first .. last - 1, where `first` begins a part, or is the block of
     `low`. If `leaves`, each part is left on its own instead, at `place` [tile] and `apart` further for each.
 
     own [tile]: each query's own column, from `start` on. keys and values point at [1, dim] of the pool's
-    first row; rows below `there` are in it. sees: where a mask's words begin, if columns lie along a path.
+    first row, scales at the head's first; rows below `there` are in it. sees: where a mask's words begin, if
+    columns lie along a path.
     """
     part_acc, part_peak, part_total = none_of_part(layout.tile, layout.dim)
     masked = first
@@ -100,13 +101,13 @@ def over_columns(
         if first < masked:  # where there are no blocks, none of their pages is waited for
             acc, peak, total, part_acc, part_peak, part_total = _blocks(
                 acc, peak, total, part_acc, part_peak, part_total,
-                q_tile, own, sees, keys, values, table, start, low, first, first, masked, there, scale,
-                leaves, accs, peaks, totals, place, apart, real, False, layout,
+                q_tile, own, sees, keys, values, scales, table, start, low, first, first, masked, there,
+                scale, leaves, accs, peaks, totals, place, apart, real, False, layout,
             )  # fmt: skip
     if masked < last:
         acc, peak, total, part_acc, part_peak, part_total = _blocks(
             acc, peak, total, part_acc, part_peak, part_total,
-            q_tile, own, sees, keys, values, table, start, low, first, masked, last, there, scale,
+            q_tile, own, sees, keys, values, scales, table, start, low, first, masked, last, there, scale,
             leaves, accs, peaks, totals, place, apart, real, True, layout,
         )  # fmt: skip
     if first < last:
@@ -120,7 +121,7 @@ def over_columns(
 @triton.jit
 def _blocks(
     acc, peak, total, part_acc, part_peak, part_total,
-    q_tile, own, sees, keys, values, table, start, low, first, begin, end, there, scale,
+    q_tile, own, sees, keys, values, scales, table, start, low, first, begin, end, there, scale,
     leaves, accs, peaks, totals, place, apart, real, MASKED: tl.constexpr, layout: tl.constexpr,
 ):  # fmt: skip
     """The blocks begin .. end - 1 of a sequence's from `first` on, and the part so far that the last of them
@@ -135,21 +136,22 @@ def _blocks(
     for block in range(begin, end, BLOCK):
         column = block + tl.arange(0, BLOCK)
         at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
+        here, now = pages, row
         row = rows_at(column + BLOCK, sees, start, layout)  # ahead of the keys they lead to
         pages = pages_of(table, row, there, layout.page_size)
         if MASKED:
             inside = column < end
             if layout.window > 0:
                 inside = inside & (column >= low)
-            k = tl.load(keys + at, mask=inside[:, None], other=0.0)
-            v = tl.load(values + at, mask=inside[:, None], other=0.0)
+            k = read_rows(keys, at, scales, here, now, inside[:, None], 0, q_tile, layout)
+            v = read_rows(values, at, scales, here, now, inside[:, None], 1, q_tile, layout)
             seen = inside[None, :] & (column[None, :] <= own[:, None])
             if layout.window > 0:
                 seen = seen & (column[None, :] > own[:, None] - layout.window)
             scores = tl.where(seen, _scores(q_tile, k, scale, layout), UNSEEN)
         else:
-            k = tl.load(keys + at)
-            v = tl.load(values + at)
+            k = read_rows(keys, at, scales, here, now, None, 0, q_tile, layout)
+            v = read_rows(values, at, scales, here, now, None, 1, q_tile, layout)
             scores = _scores(q_tile, k, scale, layout)
         if begins_part(block, layout) & (block > first):
             acc, peak, total = _with_part(

@@ -26,7 +26,7 @@ from eyas.engine.kernels.attention.exact_attend import (
 )
 from eyas.engine.kernels.attention.exact_blocks import depth_of, over_columns
 from eyas.engine.kernels.attention.exact_parts import BLOCK, part_at, part_begin
-from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.paged import PagedKv, scales_of
 from eyas.engine.kernels.attention.scores import lowest_row, with_sink
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
@@ -105,8 +105,9 @@ def _attend_paths(
     if layout.window > 0:
         first = tl.maximum(first, low // BLOCK * BLOCK)
     acc, peak, total = over_columns(
-        acc, peak, total, q_tile, own + tl.zeros_like(row), sees, keys + at, values + at, table, start, low,
-        first, own + 1, start + layout.width, scale, False, None, None, None, row, 0, real, layout,
+        acc, peak, total, q_tile, own + tl.zeros_like(row), sees, keys + at, values + at,
+        scales_of(keys, head, layout), table, start, low, first, own + 1, start + layout.width, scale,
+        False, None, None, None, row, 0, real, layout,
     )  # fmt: skip
     column = head * layout.group + row % layout.group
     write(out, place, acc / with_sink(total, peak, sinks, column)[:, None], real, layout)

@@ -14,7 +14,7 @@ import triton.language as tl
 from eyas.engine.kernels.attention.exact_attend import write
 from eyas.engine.kernels.attention.exact_blocks import BlockLayout, over_columns
 from eyas.engine.kernels.attention.exact_parts import BLOCK, PartSizes, nothing
-from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.paged import PagedKv, scales_of
 from eyas.engine.kernels.attention.prefill import TILE
 from eyas.engine.kernels.attention.scores import lowest_row, with_sink
 from eyas.engine.kernels.launch.launching import kernel
@@ -105,8 +105,8 @@ def _attend_chunks(
     first = low // BLOCK * BLOCK
     acc, peak, total = nothing(layout.tile, layout.dim)
     acc, peak, total = over_columns(
-        acc, peak, total, q_tile, own, own, keys + at, values + at, table, start, low, first, end, end, scale,
-        False, None, None, None, own, 0, real, layout,
+        acc, peak, total, q_tile, own, own, keys + at, values + at, scales_of(keys, head, layout), table,
+        start, low, first, end, end, scale, False, None, None, None, own, 0, real, layout,
     )  # fmt: skip
     acc /= with_sink(total, peak, sinks, column)[:, None]
     write(out, place * layout.heads + column, acc, real, layout)

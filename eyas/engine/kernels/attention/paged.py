@@ -16,9 +16,10 @@ class PagedKv:
     """One layer of a pool, the page tables that lead to its rows, and how queries meet them.
 
     `pool` [pages, 2 (K, V), page_size, kv_heads, dim] is one layer's view of the page-major pool: contiguous
-    except between pages. `tables` int32 [slots, most pages] holds physical pages; unused entries are 0.
-    `scores`: the layer's rule (None: all rows, scaled by 1 / sqrt(dim)). `firsts` int32 [slots]: each slot's
-    first row that may be seen, what lies below it being anything (None: all rows may).
+    except between pages, where, in FP8, the scales of its rows lie. `tables` int32 [slots, most pages] holds
+    physical pages; unused entries are 0. `scores`: the layer's rule (None: all rows, scaled by 1 /
+    sqrt(dim)). `firsts` int32 [slots]: each slot's first row that may be seen, what lies below it being
+    anything (None: all rows may).
     """
 
     pool: torch.Tensor
@@ -63,3 +64,36 @@ def keys_at_a_time(key_bytes: int) -> int:
 def pages_of(table, rows, end, PAGE: tl.constexpr):
     """The pages, int64 [n, 1], of logical `rows` int32 [n]. Rows from `end` on get page 0."""
     return tl.load(table + rows // PAGE, mask=rows < end, other=0).to(tl.int64)[:, None]
+
+
+@triton.jit
+def scales_of(keys, head, layout: tl.constexpr):
+    """The address of a head's scales in the pool's first page, as `eyas.common.wire.pool.scale_rows` says;
+    it means something in FP8 alone.
+    """
+    behind = keys + 2 * layout.page_size * layout.row_stride + head * layout.dim
+    return behind.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def read_rows(rows, at, scales, pages, row, there, FIELD: tl.constexpr, q_tile, layout: tl.constexpr):
+    """The keys (FIELD 0) or values (1) [n, dim] that lie at `rows` + `at`, `there` [n, 1] or all (None).
+
+    In FP8 each row is multiplied by its scale, and rounded to the type of `q_tile`: pages [n, 1], logical
+    rows [n], `scales` as of `scales_of`.
+    """
+    if there is None:
+        x = tl.load(rows + at)
+    else:
+        x = tl.load(rows + at, mask=there, other=0.0)
+    if x.dtype == tl.float8e4nv:
+        EACH: tl.constexpr = layout.dim // 4  # scales of a head in a row of scales
+        number = (FIELD * layout.page_size + row % layout.page_size)[:, None]
+        place = number // EACH * (layout.row_stride // 4) + number % EACH
+        place += pages * (layout.page_stride // 4)
+        if there is None:
+            scale = tl.load(scales + place)
+        else:
+            scale = tl.load(scales + place, mask=there, other=0.0)
+        x = (x.to(tl.float32) * scale).to(q_tile.dtype)
+    return x

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.attention.paged import PagedKv, keys_at_a_time, pages_of
+from eyas.engine.kernels.attention.paged import PagedKv, keys_at_a_time, pages_of, read_rows, scales_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh, with_sink
 from eyas.engine.kernels.launch.launching import kernel
 
@@ -151,21 +151,24 @@ def _attend_chunks(
     at = head * layout.dim + dim
     low, edge = lowest_row(firsts, slot, start, layout.window), first_row(firsts, slot)
     acc, peak, total = _over_rows(
-        q_tile, start + query, keys + at, values + at, table, low, edge, start, start + count, scale, layout
-    )
+        q_tile, start + query, keys + at, values + at, scales_of(keys, head, layout),
+        table, low, edge, start, start + count, scale, layout,
+    )  # fmt: skip
     acc /= with_sink(total, peak, sinks, column)[:, None]
     out_at = (place * layout.heads + column)[:, None] * layout.dim + dim
     tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def _over_rows(q_tile, own, keys, values, table, low, edge, start, end, scale, layout: tl.constexpr):
+def _over_rows(
+    q_tile, own, keys, values, scales, table, low, edge, start, end, scale, layout: tl.constexpr
+):  # fmt: skip
     """Softmax over the rows from `low` up to `own` [tile], none of them beyond `end` -> weighted values
     float32 [tile, dim], the greatest scores, and the weights' sums. Rows before `edge` are seen by themselves
     alone.
 
     Blocks below `start` are seen whole and need no mask, but for those in which a window begins. keys and
-    values point at [1, dim] of the pool's first row.
+    values point at [1, dim] of the pool's first row, scales at the head's first.
     """
     whole = start // layout.keys * layout.keys
     peak = tl.full([layout.tile], _UNSEEN, tl.float32)
@@ -179,22 +182,23 @@ def _over_rows(q_tile, own, keys, values, table, low, edge, start, end, scale, l
             entered = tl.maximum(low, end - layout.window)
         entered = tl.minimum(tl.cdiv(entered, layout.keys) * layout.keys, whole)
         peak, total, acc = _blocks(
-            q_tile, own, keys, values, table, low, edge, first, entered, end, scale, peak, total, acc, True,
-            layout,
+            q_tile, own, keys, values, scales, table, low, edge, first, entered, end, scale, peak, total, acc,
+            True, layout,
         )  # fmt: skip
     peak, total, acc = _blocks(
-        q_tile, own, keys, values, table, low, edge, entered, whole, end, scale, peak, total, acc, False,
-        layout,
+        q_tile, own, keys, values, scales, table, low, edge, entered, whole, end, scale, peak, total, acc,
+        False, layout,
     )  # fmt: skip
     peak, total, acc = _blocks(
-        q_tile, own, keys, values, table, low, edge, whole, end, end, scale, peak, total, acc, True, layout
-    )
+        q_tile, own, keys, values, scales, table, low, edge, whole, end, end, scale, peak, total, acc,
+        True, layout,
+    )  # fmt: skip
     return acc, peak, total
 
 
 @triton.jit
 def _blocks(
-    q_tile, own, keys, values, table, low, edge, first, last, end, scale, peak, total, acc,
+    q_tile, own, keys, values, scales, table, low, edge, first, last, end, scale, peak, total, acc,
     MASKED: tl.constexpr, layout: tl.constexpr,
 ):  # fmt: skip
     """Rows first .. last - 1, in whole blocks, added to the softmax so far."""
@@ -203,16 +207,17 @@ def _blocks(
     for block in range(first, last, layout.keys):
         row = block + place
         at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
+        here = pages
         pages = pages_of(table, row + layout.keys, end, layout.page_size)  # ahead of the rows they lead to
         if MASKED:
             inside = row < end
             if layout.narrow:
                 inside = inside & (row >= low)
-            k = tl.load(keys + at, mask=inside[:, None], other=0.0)
-            v = tl.load(values + at, mask=inside[:, None], other=0.0)
+            k = read_rows(keys, at, scales, here, row, inside[:, None], 0, q_tile, layout)
+            v = read_rows(values, at, scales, here, row, inside[:, None], 1, q_tile, layout)
         else:
-            k = tl.load(keys + at)
-            v = tl.load(values + at)
+            k = read_rows(keys, at, scales, here, row, None, 0, q_tile, layout)
+            v = read_rows(values, at, scales, here, row, None, 1, q_tile, layout)
         scores = tl.dot(q_tile, tl.trans(k), input_precision="ieee")
         factor = scale
         if layout.ceiling > 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -44,7 +45,8 @@ class PathRows:
 def compact(batch: RoundBatch, verdicts: RoundVerdicts, pool: Tensor) -> None:
     """Moves the KV of each accepted node i from row start + path[i] to row start + i, in all layers.
 
-    `pool` [pages, layers, fields, page_size, kv_heads, D]. All sources are read before any row is written.
+    `pool` [pages, layers, fields, page_size, kv_heads, D], and behind each layer of a page of keys and values
+    in FP8 their scales, which move with them. All sources are read before any row is written.
     For a chain there is nothing to move.
     """
     _, layers, fields, page_size, kv_heads, head_dim = pool.shape
@@ -62,6 +64,9 @@ def compact(batch: RoundBatch, verdicts: RoundVerdicts, pool: Tensor) -> None:
         verdicts.result.shape[1],
         PAGE_SIZE=page_size,
         LAYER_PARTS=layers * fields,
+        LAYER_ROWS=pool.stride(1) // width,
+        FIELDS=fields,
+        HEADS=kv_heads,
         WIDTH=width,
         PATH=path.shape[1],
         PATH_BLOCK=power_of_2(path.shape[1]),
@@ -85,6 +90,9 @@ def _compact(
     result_stride,
     PAGE_SIZE: tl.constexpr,
     LAYER_PARTS: tl.constexpr,
+    LAYER_ROWS: tl.constexpr,
+    FIELDS: tl.constexpr,
+    HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     PATH: tl.constexpr,
     PATH_BLOCK: tl.constexpr,
@@ -103,11 +111,46 @@ def _compact(
     source = physical_rows(pages, slot, start + node, moved, max_pages, PAGE_SIZE)
     target = physical_rows(pages, slot, start + index, moved, max_pages, PAGE_SIZE)
     there = (source >= 0)[:, None] & (element < WIDTH)[None, :]
-    source = ((source // PAGE_SIZE).to(tl.int64) * LAYER_PARTS + part) * PAGE_SIZE + source % PAGE_SIZE
-    target = ((target // PAGE_SIZE).to(tl.int64) * LAYER_PARTS + part) * PAGE_SIZE + target % PAGE_SIZE
+    SCALED: tl.constexpr = LAYER_ROWS > FIELDS * PAGE_SIZE
+    if SCALED:
+        scales, heads = pool.to(tl.pointer_type(tl.float32)), tl.arange(0, triton.next_power_of_2(HEADS))
+        first = (source >= 0)[:, None] & (heads < HEADS)[None, :] & (tl.program_id(2) == 0)
+        from_scale = _scale_at(source, part, heads, LAYER_PARTS, LAYER_ROWS, FIELDS, HEADS, WIDTH, PAGE_SIZE)
+        to_scale = _scale_at(target, part, heads, LAYER_PARTS, LAYER_ROWS, FIELDS, HEADS, WIDTH, PAGE_SIZE)
+        scale = tl.load(scales + from_scale, mask=first)
+    source = _row_at(source, part, LAYER_PARTS, LAYER_ROWS, FIELDS, PAGE_SIZE)
+    target = _row_at(target, part, LAYER_PARTS, LAYER_ROWS, FIELDS, PAGE_SIZE)
     taken = tl.load(pool + source[:, None] * WIDTH + element[None, :], mask=there)
     tl.debug_barrier()  # another thread's target may be this one's source
     tl.store(pool + target[:, None] * WIDTH + element[None, :], taken, mask=there)
+    if SCALED:
+        tl.store(scales + to_scale, scale, mask=first)
+
+
+@triton.jit
+def _row_at(
+    row, part, LAYER_PARTS: tl.constexpr, LAYER_ROWS: tl.constexpr, FIELDS: tl.constexpr, PAGE: tl.constexpr
+):  # fmt: skip
+    """The place of physical rows, in one field of one layer (`part`), among all rows of the pool."""
+    page, slot = (row // PAGE).to(tl.int64), row % PAGE
+    if LAYER_ROWS == FIELDS * PAGE:
+        place = (page * LAYER_PARTS + part) * PAGE + slot
+    else:
+        place = (page * (LAYER_PARTS // FIELDS) + part // FIELDS) * LAYER_ROWS + part % FIELDS * PAGE + slot
+    return place
+
+
+@triton.jit
+def _scale_at(
+    row, part, heads, LAYER_PARTS: tl.constexpr, LAYER_ROWS: tl.constexpr, FIELDS: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """The places of the scales of `heads`, among all numbers of 32 bits: [rows, heads]."""
+    EACH: tl.constexpr = WIDTH // HEADS // 4  # of a head, in a row of scales
+    layer = (row // PAGE).to(tl.int64) * (LAYER_PARTS // FIELDS) + part // FIELDS
+    number = part % FIELDS * PAGE + row % PAGE
+    behind = layer * LAYER_ROWS + FIELDS * PAGE + number // EACH
+    return (behind * (WIDTH // 4) + number % EACH)[:, None] + heads[None, :] * EACH
 
 
 def gather_path(batch: RoundBatch, verdicts: RoundVerdicts, features: Tensor, extension: PathRows) -> None:

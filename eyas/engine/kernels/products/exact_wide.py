@@ -20,7 +20,13 @@ from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.exact_fold import fold_matmul
 from eyas.engine.kernels.products.halving import halving_sum
-from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves
+from eyas.engine.kernels.products.rope_store import (
+    pool_row,
+    pool_scale,
+    rotated,
+    store_halves,
+    store_scaled,
+)
 from eyas.engine.kernels.products.rows import HeadLayout
 from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, ProductLaunch, RotaryInput
 from eyas.engine.kernels.products.skinny_tiles import ProductShape, stretches_of
@@ -247,4 +253,6 @@ def _rope_write(
     which = (head - HEADS) // KV_HEADS  # keys or values
     stored = slot + which * (PAGE * KV_HEADS * DIM) + (head - HEADS) % KV_HEADS * DIM + half
     store_halves(q_out + row * (HEADS * DIM) + of_head, low, high, head < HEADS, HALF)
-    store_halves(stored, low, high, there & (head >= HEADS) & (place >= 0), HALF)
+    kept = there & (head >= HEADS) & (place >= 0)
+    scales = pool_scale(layer, place, which, (head - HEADS) % KV_HEADS, page_stride, PAGE, KV_HEADS, DIM)
+    store_scaled(stored, tl.reshape(scales, (BLOCK,)), low, high, kept, tl.reshape(kept, (BLOCK,)), HALF)

@@ -29,7 +29,13 @@ from eyas.engine.kernels.products.blocks import (
     rounded_row,
 )
 from eyas.engine.kernels.products.halving import halving_sum
-from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves
+from eyas.engine.kernels.products.rope_store import (
+    pool_row,
+    pool_scale,
+    rotated,
+    store_halves,
+    store_scaled,
+)
 from eyas.engine.kernels.products.skinny import (
     MAX_ROWS,
     HeadNorms,
@@ -382,12 +388,19 @@ def _rope_write(
         at, inside = _heads_at(block - q_blocks, KV_HEADS, DIM, BLOCK, HALF)
         low, high = _head_norm(of_row + HEADS * DIM, at, inside, k_gain, eps, DIM, HALF)
         low, high = rotated(low, high, c, s)
-        store_halves(stored + at, low, high, inside & (place >= 0), DIM // 2)
+        head = (block - q_blocks) * BLOCK + tl.arange(0, BLOCK)
+        scales = pool_scale(layer, place, 0, head, page_stride, PAGE, KV_HEADS, DIM)
+        kept = (head < KV_HEADS) & (place >= 0)
+        store_scaled(stored + at, scales, low, high, inside & (place >= 0), kept, DIM // 2)
     else:
         at, inside = _heads_at(block - q_blocks - kv_blocks, KV_HEADS, DIM, BLOCK, HALF)
         values = of_row + (HEADS + KV_HEADS) * DIM
         low, high = _head_norm(values, at, inside, None, eps, DIM, HALF)
-        store_halves(stored + PAGE * KV_HEADS * DIM + at, low, high, inside & (place >= 0), DIM // 2)
+        stored += PAGE * KV_HEADS * DIM
+        head = (block - q_blocks - kv_blocks) * BLOCK + tl.arange(0, BLOCK)
+        scales = pool_scale(layer, place, 1, head, page_stride, PAGE, KV_HEADS, DIM)
+        kept = (head < KV_HEADS) & (place >= 0)
+        store_scaled(stored + at, scales, low, high, inside & (place >= 0), kept, DIM // 2)
 
 
 @triton.jit

@@ -120,11 +120,24 @@ class RotaryInput:
 class KvRows:
     """One layer of a pool, [pages, 2, page_size, kv_heads, head_dim], and each row's place in it.
 
-    rows, int32 or int64 [m]: page * page_size + slot, or -1 for a row that is not kept.
+    rows, int32 or int64 [m]: page * page_size + slot, or -1 for a row that is not kept. Keys and values in
+    FP8 have their scales behind these rows of each page.
     """
 
     layer: torch.Tensor
     rows: torch.Tensor
+
+    @property
+    def scaled(self) -> bool:
+        """True if heads are stored with scales."""
+        return self.layer.dtype is torch.float8_e4m3fn
+
+
+def qkv_kind(normed: bool, scaled: bool) -> str:
+    """The kind of the product of q, k and v, as of `skinny_tiles.ProductShape`: whether its tiles are heads,
+    since those are normalised, or stored with scales.
+    """
+    return "heads" if normed or scaled else "qkv"
 
 
 def empty_padded(m: int, *sizes: int, like: torch.Tensor) -> torch.Tensor:
@@ -202,7 +215,7 @@ def qkv_rope(
     )
     if weight.shape[0] != (heads.q + 2 * heads.kv) * dim or not kv.layer[0].is_contiguous():
         raise ValueError(f"weight {tuple(weight.shape)} or layer {kv.layer.stride()} does not suit {heads}")
-    plan = _plan("heads" if norms else "qkv", source, weight, dim, launch)
+    plan = _plan(qkv_kind(norms is not None, kv.scaled), source, weight, dim, launch)
     _expect("q_out", q_out, source.x.shape[0], heads.q, dim)
     if qkv.bias is not None:
         _expect("bias", qkv.bias, plan.n)

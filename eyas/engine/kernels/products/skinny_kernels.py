@@ -16,7 +16,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.halving import halving_sum, halving_total
-from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves
+from eyas.engine.kernels.products.rope_store import (
+    pool_row,
+    pool_scale,
+    rotated,
+    store_halves,
+    store_scaled,
+)
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
@@ -167,7 +173,7 @@ def qkv_rope_kernel(
 ):  # fmt: skip
     """Queries go to `q_out`, keys and values to the pool's `kv_rows` (-1: nowhere); q and k are rotated."""
     # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
-    # Where heads are normalised it is all of them.
+    # Where heads are normalised, or stored with scales, it is all of them.
     row = tl.arange(0, plan.rows)
     first = tl.program_id(0) * plan.half
     head = first // heads.half
@@ -203,11 +209,12 @@ def qkv_rope_kernel(
     is_query = head < heads.q
     queries = q_out + (row * heads.q + head)[:, None] * heads.dim + element[None, :]
     store_halves(queries, low, high, ((row < m) & is_query)[:, None], heads.half)
-    which = (head - heads.q) // heads.kv  # keys or values
+    which, kv_head = (head - heads.q) // heads.kv, (head - heads.q) % heads.kv  # keys or values
     slot = pool_row(pool, kv_row, heads.page_stride, heads.page_size, heads.token)
-    slot += which * heads.page_size * heads.token + (head - heads.q) % heads.kv * heads.dim
-    stored = ((row < m) & (kv_row >= 0) & (head >= heads.q))[:, None]
-    store_halves(slot[:, None] + element[None, :], low, high, stored, heads.half)
+    slot += which * heads.page_size * heads.token + kv_head * heads.dim
+    stored = (row < m) & (kv_row >= 0) & (head >= heads.q)
+    scales = pool_scale(pool, kv_row, which, kv_head, heads.page_stride, heads.page_size, heads.kv, heads.dim)
+    store_scaled(slot[:, None] + element[None, :], scales, low, high, stored[:, None], stored, heads.half)
 
 
 @triton.jit

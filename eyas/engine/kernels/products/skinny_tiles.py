@@ -16,7 +16,7 @@ MOST_SHARES = 32768
 class ProductShape:
     """One product: out [rows, n] = x [rows, k] . weight [n, k]^T.
 
-    `kind` is linear, gated, qkv or heads (qkv whose heads are normalised, so that a tile is one head); `rows`
+    `kind` is linear, gated, qkv or heads (qkv of which a tile is one head, see `skinny.qkv_kind`); `rows`
     is padded (16, 32, 64, 128); `span`: a tile's columns divide it, and are it where a tile is one head.
     """
 

@@ -79,10 +79,10 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
         if part.row_gains is not None:
             return super().qkv(read, part, layer)
         read, heads = self._readable(read, part.projection), part.heads
-        kind = "heads" if heads.norms else "qkv"
+        kv = skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows)
+        kind = skinny.qkv_kind(heads.norms is not None, kv.scaled)
         raw = self.step.exact_product(read.x, part.projection, kind, heads.dim)
         q = raw.new_empty(raw.shape[0], heads.q, heads.dim)
-        kv = skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows)
         after = exact_wide.AfterQkv(part.bias, heads.norms, self.step.context.launch.pdl)
         exact_wide.rope_write(raw, read.scales, after, q, self.step.rotation(part.spec.rope), kv)
         return q
