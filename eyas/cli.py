@@ -65,6 +65,7 @@ def _parser() -> CommandParser:
     from eyas.evals.flags import add_eval
     from eyas.peers.reading import MODEL, read
     from eyas.planning.flags import add_plan
+    from eyas.quantize.flags import add_quantize
     from eyas.train.flags import add_train
 
     parser = CommandParser(prog="eyas", description="A disaggregated LLM server.")
@@ -102,6 +103,7 @@ def _parser() -> CommandParser:
         server.add_argument("--config", metavar="FILE", help="YAML: flags as keys; what is typed counts more")
     add_bench(command("bench", None, "measure a server, an engine or its kernels"))
     add_tune(command("tune", None, "find the fastest tiles of a model's products on this GPU"))
+    add_quantize(command("quantize", _quantize, "write a model's folder in fewer bits"))
     add_train(command("train", None, "train a draft head, or the embedded model"))
     add_certs(command("certs", _certs, "make the certificates of a cluster"))
     add_keys(command("keys", None, "the file of API keys"))
@@ -236,6 +238,12 @@ def _plan(args: argparse.Namespace) -> int:
     from eyas.planning.command import plan
 
     return plan(args)
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    from eyas.quantize.command import quantize
+
+    return quantize(args)
 
 
 def _certs(args: argparse.Namespace) -> int:

@@ -1,0 +1,167 @@
+"""`eyas quantize`: what it writes is read by Eyas, is near to the model, and leaves out what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from eyas import cli
+from eyas.common.config import NANO
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.models.table import read_model
+from eyas.quantize.flags import FORMATS
+from tests.unit.families import write_family
+from tests.unit.model_rig import Rig
+from tests.unit.tiny import edit, write_tiny_llama
+
+TEXT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+AGREE = {"gptq": 0.75, "awq": 0.75, "int4": 0.75, "int8": 0.95, "fp8": 0.9, "mxfp4": 0.65}
+"""Of the likeliest tokens, the part that must be the same."""
+
+ERROR = {"gptq": 1 / 14.9, "awq": 1 / 14.9, "int4": 1 / 14.9, "int8": 1 / 255, "fp8": 1 / 28, "mxfp4": 1 / 5}
+"""Of a number, at most, of the largest that shares its scale; half a step, and a little of the scale's."""
+
+
+def quantized(folder: Path, out: Path, form: str, *more: str) -> Path:
+    assert cli.main(["quantize", str(folder), "--out", str(out), "--format", form, *more]) == 0
+    return out
+
+
+class Reader:
+    """A folder's model, and what it finds likeliest behind each token of a text."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rig = Rig(folder, pages=200)
+
+    def likeliest(self, tokens: list[int]) -> torch.Tensor:
+        span = QuerySpan(self.rig.table(len(tokens)), 0, len(tokens))
+        return self.rig.logits([span], tokens).argmax(1)
+
+
+@pytest.fixture(scope="module")
+def story() -> tuple[list[int], torch.Tensor]:
+    """A text that the embedded model goes on with, and what it finds likeliest in it."""
+    tokens, reader = Tokenizer.from_file(f"{NANO}/tokenizer.json").encode(TEXT).ids, Reader(NANO)
+    while len(tokens) < 48:
+        tokens.append(int(reader.likeliest(tokens)[-1]))
+    return tokens, reader.likeliest(tokens)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_embedded_model_goes_on_as_it_did(
+    tmp_path: Path, story: tuple[list[int], torch.Tensor], form: str
+) -> None:
+    tokens, expected = story
+    out = quantized(NANO, tmp_path / "out", form, "--group-size", "16")
+    assert (Reader(out).likeliest(tokens) == expected).float().mean() >= AGREE[form]
+    beside = {path.name for path in NANO.iterdir()}
+    assert {path.name for path in out.iterdir()} == beside
+    for name in beside - {"config.json", "model.safetensors"}:
+        assert (out / name).read_bytes() == (NANO / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With rows of 64, and of 72 in the projections down."""
+    folder = tmp_path_factory.mktemp("models") / "plain"
+    write_family(folder, "qwen3_moe", hidden_size=64, num_hidden_layers=2, moe_intermediate_size=72, std=0.1)
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_numbers_are_the_nearest(tmp_path: Path, plain: Path, form: str) -> None:
+    """Each weight is within half a step of what is read; what is left out is as it was."""
+    out = quantized(plain, tmp_path / "out", form, "--group-size", "32")
+    config, weights = read_model(out), load_file(plain / "model.safetensors")
+    stored = load_file(out / "model.safetensors")
+    size = {"int8": 0, "fp8": 0}.get(form, 32)
+    packed = 0
+    with FolderWeights(out, quantized=config.quantized) as read:
+        for name, weight in weights.items():
+            if name in stored and stored[name].dtype == weight.dtype:
+                assert torch.equal(stored[name], weight)
+                continue
+            packed += 1
+            assert weight.dim() == 2 and not any(part in name for part in ("embed", "lm_head", "mlp.gate."))
+            groups = weight.unflatten(1, (-1, size or weight.shape[1]))
+            error = read.take(name, tuple(weight.shape)).view(groups.shape) - groups
+            assert (error.abs().amax(-1) <= ERROR[form] * groups.abs().amax(-1) + 1e-6).all()
+    held = [
+        name
+        for name, weight in weights.items()
+        if name.endswith("_proj.weight") and not (size and weight.shape[1] % size)
+    ]
+    assert packed == len(held)
+    assert config.quantized is not None and config.quantized.keeps("model.layers.0.mlp.gate.weight")
+    assert config.quantized.keeps("model.layers.0.mlp.experts.2.down_proj") is bool(size)
+
+
+def test_a_wrong_order_would_be_noticed(tmp_path: Path, plain: Path) -> None:
+    """Power check of the bounds: a scale of the neighbour."""
+    out = quantized(plain, tmp_path / "out", "int4", "--group-size", "32")
+    name = "model.layers.0.self_attn.q_proj"
+    weight = load_file(plain / "model.safetensors")[f"{name}.weight"]
+    scale = load_file(out / "model.safetensors")[f"{name}.weight_scale"]
+    edit(out, {f"{name}.weight_scale": scale.roll(1, 0)})
+    with FolderWeights(out, quantized=read_model(out).quantized) as read:
+        error = (
+            (read.take(f"{name}.weight", tuple(weight.shape)) - weight).unflatten(1, (-1, 32)).abs().amax(-1)
+        )
+    assert (error > ERROR["int4"] * weight.unflatten(1, (-1, 32)).abs().amax(-1)).any()
+
+
+def test_several_files_have_an_index(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "plain", layers=2)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    for number in (1, 2):
+        some = {name: weights[name] for name in names[number % 2 :: 2]}
+        save_file(some, folder / f"model-{number}.safetensors")
+    (folder / "tokenizer.model").write_bytes(b"x")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ x }}")
+    out = quantized(folder, tmp_path / "out", "gptq", "--group-size", "64")
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    files = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    assert set(index["weight_map"].values()) == files
+    there = {name: file for file in files for name in load_file(out / file)}
+    assert index["weight_map"] == there and (out / "tokenizer.model").read_bytes() == b"x"
+    assert (out / "additional_chat_templates" / "rag.jinja").is_file()
+    Rig(out)
+
+
+@pytest.mark.parametrize("kind", ["quantized", "full", "nan", "nothing", "no folder"])
+def test_what_cannot_be_quantized_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    folder, out = write_tiny_llama(tmp_path / "plain", layers=1), tmp_path / "out"
+    name = "model.layers.0.mlp.up_proj.weight"
+    why = {
+        "quantized": "is quantized already: its config.json has a quantization_config",
+        "full": f"--out: {out} is there already, and is no empty folder",
+        "nan": f"tensor {name} of {folder} holds NaN or infinity",
+        "nothing": f"{folder} has no matrix that gptq can hold",
+        "no folder": "does not exist",
+    }[kind]
+    group = "64"
+    if kind == "quantized":
+        edit(folder, quantization_config={"quant_method": "fp8"})
+    elif kind == "full":
+        out.mkdir()
+        (out / "mine").touch()
+    elif kind == "nan":
+        edit(folder, {name: torch.full((128, 64), torch.nan)})
+    elif kind == "nothing":
+        group = "256"
+    else:
+        folder = tmp_path / "none"
+    command = ["quantize", str(folder), "--out", str(out), "--format", "gptq", "--group-size", group]
+    assert cli.main(command) == 2 and why in capsys.readouterr().err
+    assert not out.exists() or [path.name for path in out.iterdir()] == ["mine"]
