@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.unit.dense_families import IN_A_PLANE
 from tests.unit.family_sample import WINDOW, Sample
 
 SMALL_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3, "moe_intermediate_size": 32}
@@ -41,6 +42,13 @@ WITH_EXPERTS: dict[str, Sample] = {
         "Dots1Config",
         changes=SMALL_EXPERTS | GROUPED | {"sliding_window": WINDOW, "max_window_layers": 2},
     ),
+    "ernie4_5_moe": Sample(
+        "Ernie4_5_MoeForCausalLM",
+        "Ernie4_5_MoeConfig",
+        changes=SMALL_EXPERTS
+        | NO_ENDS
+        | {"moe_k": 3, "moe_num_experts": 8, "moe_layer_interval": 2, "hidden_size": 64},
+    ),
     "glm4_moe": Sample(
         "Glm4MoeForCausalLM",
         "Glm4MoeConfig",
@@ -69,6 +77,34 @@ WITH_EXPERTS: dict[str, Sample] = {
         "GraniteMoeSharedForCausalLM",
         "GraniteMoeSharedConfig",
         changes=NO_ENDS | MULTIPLIED | {"shared_intermediate_size": 48},
+    ),
+    "hunyuan_moe": Sample(
+        "HunYuanMoEV1ForCausalLM",
+        "HunYuanMoEV1Config",
+        changes=NO_ENDS | {"eod_token_id": None, "moe_topk": 3, "num_experts": 6, "intermediate_size": 32},
+    ),
+    "qwen2_moe": Sample(
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        changes=SMALL_EXPERTS
+        | {
+            "hidden_size": 64,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen2_moe_windows": Sample(
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        changes=SMALL_EXPERTS
+        | {"hidden_size": 64, "num_experts": 8, "shared_expert_intermediate_size": 32}
+        | {"use_sliding_window": True, "sliding_window": WINDOW, "qkv_bias": False},
+    ),
+    "qwen3_vl_moe": Sample(
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3VLMoeConfig",
+        changes=SMALL_EXPERTS | NO_ENDS | IN_A_PLANE | {"num_experts": 8, "moe_intermediate_size": 48},
     ),
     "minimax_m2": Sample(
         "MiniMaxM2ForCausalLM",

@@ -36,6 +36,26 @@ SPECIALS: dict[str, dict[str, Change]] = {
         "groups": feed_forward(topk_groups=4),
         "shared": feed_forward(shared_width=0),
     },
+    "ernie4_5_moe": {
+        "neighbours": attention(adjacent=False),
+        "correction": feed_forward(corrected=False),
+        "softmax": feed_forward(scores="sigmoid"),
+        "normalised": feed_forward(normalised=False),
+        "shared": feed_forward(shared_width=0),
+    },
+    "hunyuan_moe": {
+        "norms behind": attention(norms_behind=False),
+        "normalised": feed_forward(normalised=False),
+        "shared": feed_forward(shared_width=0),
+    },
+    "qwen2_moe": {
+        "biases": attention(qkv_bias=False),
+        "share": feed_forward(shared_share=False),
+        "shared": feed_forward(shared_width=0),
+        "normalised": feed_forward(normalised=True),
+    },
+    "qwen2_moe_windows": {"windows": attention(window=0)},
+    "qwen3_vl_moe": {"normalised": feed_forward(normalised=False), "norms": attention(head_norms=False)},
     "glm4_moe_biases": {"biases of q, k and v": attention(qkv_bias=False)},
     "granite_moe": {
         "residual": every(residual_scale=1.0),

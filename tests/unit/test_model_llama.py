@@ -108,7 +108,16 @@ LENGTH = 203
     params=["odd_head_dim", "gemma2", "deepseek_v3"]
     + [
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("gqa_tied", "wide_group", "gemma3", "mistral", "qwen3", "qwen3_moe")
+        for name in (
+            "gqa_tied",
+            "wide_group",
+            "gemma3",
+            "mistral",
+            "qwen3",
+            "qwen3_moe",
+            "qwen2_moe",
+            "gpt_oss",
+        )
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

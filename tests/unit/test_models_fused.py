@@ -171,6 +171,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": {},
     "granite_moe_shared": {},
     "minimax_m2": {},
+    "qwen2_moe": {"mlp_only_layers": []},
+    "ernie4_5_moe": {},
+    "hunyuan_moe": {},
     "gemma2": {"sliding_window": WINDOW},
     "gemma3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
 }

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.stacked_tensors import StackedTensor
+from eyas.engine.checkpoint.stacked_tensors import RowTensor, StackedTensor
 from eyas.engine.checkpoint.weights import CPU, FolderWeights, WeightPlacement
 
 PAIR = ("gate.weight", "up.weight")
@@ -42,6 +42,24 @@ def test_an_experts_part_is_read_of_the_whole(
                 assert torch.equal(weights.take_rows(*asked), whole[-rows:])
                 assert torch.equal(weights.take_columns(*asked), whole[:, -columns:])
         assert "a.experts.both" not in weights and weights.left(("a.",)) == []
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_matrix_with_as_many_rows_as_it_should_have_columns_is_transposed(
+    tmp_path: Path, turned: bool
+) -> None:
+    whole = torch.randn(EXPERTS, ROWS, COLUMNS)
+    kind = StackedTensor("experts.both", ("down.weight",), columns=COLUMNS)
+    with reading(tmp_path, whole.transpose(1, 2) if turned else whole, kind) as weights:
+        assert torch.equal(weights.take("a.experts.1.down.weight", (ROWS, COLUMNS)), whole[1])
+
+
+def test_a_single_row_is_a_vector(tmp_path: Path) -> None:
+    save_file({"a.row": torch.arange(4.0)[None], "b.row": torch.zeros(2, 4)}, tmp_path / "model.safetensors")
+    with FolderWeights(tmp_path, prefixes=("a.",), fused=(RowTensor("row"),)) as weights:
+        assert weights.take("a.row", (4,)).tolist() == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(ConfigError, match=r"tensor b.row is \(2, 4\): no single row"):
+        FolderWeights(tmp_path, fused=(RowTensor("row"),))
 
 
 def test_biases_are_vectors(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.folder import fingerprint, weight_files
-from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.quantized import QuantizedConfig
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, RopeConfig
-from eyas.engine.checkpoint.stacked_tensors import StackedTensor
+from eyas.engine.checkpoint.stacked_tensors import JoinedTensor
 from eyas.engine.kv.format import KvFormat
 
 Value = TypeVar("Value")
@@ -123,7 +122,9 @@ class ExpertsSpec(FeedForwardSpec):
     `corrected`: a stored bias is added to the scores that choose, not to the weights. `groups`: experts stand
     in as many groups, of which the `topk_groups` best alone are chosen from; a group is as good as the sum of
     its `group_best` best scores. The weights of the chosen are their scores, divided by their sum if
-    `normalised`, times `scale`. `shared_width`: of a feed-forward that every row takes (0: there is none).
+    `normalised`, times `scale`; they multiply what experts make, or, by `weighs_input`, what the one expert
+    of a row reads. `shared_width`: of a feed-forward that every row takes (0: there is none); `shared_share`:
+    of what it makes a row takes the share that the sigmoid of its product with a stored row says.
     """
 
     experts: int
@@ -136,12 +137,16 @@ class ExpertsSpec(FeedForwardSpec):
     groups: int = 1
     topk_groups: int = 1
     group_best: int = 1
+    weighs_input: bool = False
     shared_width: int = 0
+    shared_share: bool = False
 
     def complaints(self) -> Iterator[str]:
         """Finds numbers that do not go together; a sentence for each."""
         if not 0 < self.scale < math.inf:
             yield f"routed_scaling_factor {self.scale} is not a positive number"
+        if self.weighs_input and self.per_row != 1:
+            yield f"num_experts_per_tok {self.per_row}: experts whose inputs are weighed are one for each row"
         if not 1 <= self.per_row <= self.experts:
             yield f"num_experts_per_tok {self.per_row} is not between 1 and the {self.experts} experts"
         if self.groups < 1 or self.experts % self.groups:
@@ -236,7 +241,7 @@ class ModelConfig:
     logit_soft_cap: float = 0.0
     quantized: QuantizedConfig | None = None
     renamed: tuple[tuple[str, str], ...] = ()
-    fused: tuple[FusedTensor | StackedTensor, ...] = ()
+    fused: tuple[JoinedTensor, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     load_format: str = "auto"  # "dummy": weight files are neither needed nor read
 

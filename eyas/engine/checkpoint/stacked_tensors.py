@@ -6,25 +6,27 @@ Only what is needed of an expert is read of a safetensors file.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.fused_tensors import View
+from eyas.engine.checkpoint.fused_tensors import FusedTensor, View
 
 
 @dataclass(frozen=True)
 class StackedTensor:
     """`name`: the end of the stored name; `parts`: what stands behind an expert's number in the names that
     models use, for each of the matrices, or vectors, of an expert: one below the other, or with rows that
-    take turns if `interleaved`. `transposed`: a matrix is stored as [columns, rows].
+    take turns if `interleaved`. `transposed`: a matrix is stored as [columns, rows]. `columns`: where files
+    of both kinds are known, a matrix that has as many rows as this is transposed (0: as `transposed` says).
     """
 
     name: str
     parts: tuple[str, ...]
     transposed: bool = False
     interleaved: bool = False
+    columns: int = 0
 
     def holds(self, stored: str) -> bool:
         """True if that tensor is of this kind."""
@@ -35,14 +37,36 @@ class StackedTensor:
 
         Raises ConfigError for a tensor that has no such parts.
         """
-        rows = shape[2 if self.transposed else 1 :][:1]
+        turned = self.transposed if not self.columns else shape[1:2] == (self.columns,)
+        rows = shape[2 if turned else 1 :][:1]
         if not 2 <= len(shape) <= 3 or not rows or rows[0] % len(self.parts):
             parts = " and ".join(self.parts)
             raise ConfigError(f"tensor {stored} is {shape}: no {parts} of each expert")
-        stem = stored.removesuffix(self.name.rpartition(".")[2])
+        stem, kind = stored.removesuffix(self.name.rpartition(".")[2]), replace(self, transposed=turned)
         for expert in range(shape[0]):
             for number, part in enumerate(self.parts):
-                yield f"{stem}{expert}.{part}", partial(ExpertPart, self, expert, number)
+                yield f"{stem}{expert}.{part}", partial(ExpertPart, kind, expert, number)
+
+
+@dataclass(frozen=True)
+class RowTensor:
+    """A vector that is stored as a matrix of one row. `name`: the end of the stored name."""
+
+    name: str
+
+    def holds(self, stored: str) -> bool:
+        """True if that tensor is of this kind."""
+        return stored.endswith(f".{self.name}")
+
+    def split(self, stored: str, shape: tuple[int, ...]) -> Iterator[tuple[str, View]]:
+        """The same name, and how it is read. Raises ConfigError for a tensor of more rows."""
+        if len(shape) != 2 or shape[0] != 1:
+            raise ConfigError(f"tensor {stored} is {shape}: no single row")
+        yield stored, partial(ExpertPart, StackedTensor(self.name, (self.name,)), 0, 0)
+
+
+JoinedTensor = FusedTensor | StackedTensor | RowTensor
+"""Kinds of tensors that models ask for by other names or shapes than they are stored in."""
 
 
 class ExpertPart:

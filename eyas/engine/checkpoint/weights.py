@@ -29,11 +29,11 @@ from safetensors import SafetensorError, safe_open
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.folder import weight_files
-from eyas.engine.checkpoint.fused_tensors import FusedTensor, View
+from eyas.engine.checkpoint.fused_tensors import View
 from eyas.engine.checkpoint.packed import WidenedFile
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.quantized import Fp8Config, QuantizedConfig, ScaledConfig
-from eyas.engine.checkpoint.stacked_tensors import StackedTensor
+from eyas.engine.checkpoint.stacked_tensors import JoinedTensor
 from eyas.engine.checkpoint.staging import WeightStaging
 
 Shape = tuple[int, ...]
@@ -235,7 +235,7 @@ class FolderWeights(WeightSource):
         placement: WeightPlacement = CPU,
         prefixes: tuple[str, ...] = ("",),
         quantized: QuantizedConfig | None = None,
-        fused: tuple[FusedTensor | StackedTensor, ...] = (),
+        fused: tuple[JoinedTensor, ...] = (),
     ) -> None:
         super().__init__(placement, quantized)
         self._folder = folder
@@ -419,7 +419,7 @@ class _StoredTensor:
 
 
 def _parts(
-    file: Any, name: str, here: str, fused: tuple[FusedTensor | StackedTensor, ...]
+    file: Any, name: str, here: str, fused: tuple[JoinedTensor, ...]
 ) -> Iterator[tuple[str, _StoredTensor]]:
     """The tensors that a stored one is, whose name in the model's spelling is `here`, and where they are."""
     for each in fused:

@@ -20,7 +20,7 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
-from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, RouterPart
+from eyas.engine.models.ops.parts import BesidePart, ExpertsPart, GatedPart, OutPart, RouterPart
 from eyas.engine.models.refusal import MOST_CHOSEN
 
 Gains = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -84,9 +84,14 @@ class Mixture(Generic[ProjectionT]):
             forth, back = GatedLoaders.of(blocks.loader, [shared]).pair(shared, shape)
             self.projections += (forth, back)
             plain = FeedForwardSpec(spec.shared_width, spec.activation)
-            beside = GatedPart(forth, gated.activation, gate_of(plain, back), False), back
+            share = None
+            if spec.shared_share:
+                share = blocks.machine.router(
+                    blocks.weights, f"{shared}.share.weight", (1, config.hidden_size)
+                )
+            beside = BesidePart(GatedPart(forth, gated.activation, gate_of(plain, back), False), back, share)
         out = OutPart(down, down_bias, post, layer.residual_scale)
-        self.part = ExpertsPart(gated, out, spec.per_row + joined, beside)
+        self.part = ExpertsPart(gated, out, spec.per_row + joined, beside, spec.weighs_input)
         rounding = gate_up.rounding if len(self._router.own) == spec.experts else None
         self.norm = None if gain is None else row_kernels.NormInput(config.norm_eps, gain, rounding)
 
@@ -139,6 +144,8 @@ def _is_alike(
         or spec.shared_width != spec.width
         or spec.per_row == MOST_CHOSEN
         or spec.bias
+        or spec.shared_share
+        or spec.weighs_input
     ):
         return False
     return GatedLoaders.of(blocks.loader, [shared]) == loaders

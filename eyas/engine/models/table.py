@@ -22,6 +22,7 @@ MODELS = {
     "DeepseekV3ForCausalLM": "deepseek",  # R1, V3.1 and Kimi-K2 as well
     "Dots1ForCausalLM": "dots1",
     "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "Exaone4ForCausalLM": "exaone4",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
@@ -36,6 +37,7 @@ MODELS = {
     "GraniteMoeSharedForCausalLM": "granite_moe",
     "HeliumForCausalLM": "helium",
     "HunYuanDenseV1ForCausalLM": "hunyuan",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
     "LlamaForCausalLM": "llama",
     "MiMoForCausalLM": "qwen2",  # its MTP layer is a draft head's
     "MiniMaxM2ForCausalLM": "minimax_m2",
@@ -50,10 +52,12 @@ MODELS = {
     "Phi3ForCausalLM": "phi3",  # Phi-4 and Phi-4-mini as well
     "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",  # Qwen1.5-MoE as well
     "Qwen2VLForConditionalGeneration": "qwen2_vl",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
 }

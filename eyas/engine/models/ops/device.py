@@ -106,8 +106,11 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         """The rows that the feed-forward beside the experts makes, if there is one."""
         if part.beside is None:
             return None
-        gated, down = part.beside
-        return self.step.product(self._gated(rows, gated), down)
+        made = self.step.product(self._gated(rows, part.beside.gated), part.beside.down)
+        if part.beside.share is None:
+            return made
+        shares = expert_products.logits(rows.plain, *part.beside.share, self.step)[:, :1].sigmoid()
+        return made.mul_(shares.to(made.dtype))
 
     def _gated(self, rows: NormedRows, part: GatedPart[Projection]) -> Rows:
         if part.gate is None:

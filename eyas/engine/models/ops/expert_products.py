@@ -17,6 +17,7 @@ from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import empty_padded
+from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.layers import routing
 from eyas.engine.models.ops.device_step import Forward, product_float32
 from eyas.engine.models.ops.parts import ExpertsPart, Routed, RouterPart
@@ -35,22 +36,28 @@ def routed(rows: NormedRows, part: RouterPart, step: Forward) -> Routed:
         sharers.gather(rows.plain, everyone)
         rows = NormedRows(everyone)
         local = LocalExperts(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
-    logits = _logits(rows.plain, part, step)
+    scored = logits(rows.plain, part.weight, part.tiles, step)
+    if part.bias is not None:
+        scored.add_(part.bias)
     if part.spec.scores not in KNOWN_SCORES:
-        return Routed(rows, chosen_by_default(logits, part, local, uniform))
-    router = part.spec, part.correction, part.shared
-    return Routed(rows, route.choose_local(logits, router, local, uniform=uniform, pdl=pdl))
-
-
-def _logits(rows: torch.Tensor, part: RouterPart, step: Forward) -> torch.Tensor:
-    """The router's product, float32 [m, at least experts]."""
-    launch, router = step.context.launch, StoredWeight(part.weight)
-    if single.can_take(rows, router) and not launch.exact:
-        logits = single.dense(rows, router, launch.pdl, torch.float32)
+        chosen = chosen_by_default(scored, part, local, uniform)
     else:
-        logits = rows.new_empty(rows.shape[0], part.weight.shape[0], dtype=torch.float32)
-        product_float32(rows, part.weight, logits, replace(launch, tiles=part.tiles))
-    return logits if part.bias is None else logits.add_(part.bias)
+        router = part.spec, part.correction, part.shared
+        chosen = route.choose_local(scored, router, local, uniform=uniform, pdl=pdl)
+    if part.spec.weighs_input:
+        rows = NormedRows(rows.plain * chosen.weights.to(rows.plain.dtype))
+        chosen = ChosenExperts(chosen.experts, torch.ones_like(chosen.weights))
+    return Routed(rows, chosen)
+
+
+def logits(rows: torch.Tensor, weight: torch.Tensor, tiles: Table, step: Forward) -> torch.Tensor:
+    """A router's product, float32 [m, at least experts]."""
+    launch, router = step.context.launch, StoredWeight(weight)
+    if single.can_take(rows, router) and not launch.exact:
+        return single.dense(rows, router, launch.pdl, torch.float32)
+    made = rows.new_empty(rows.shape[0], weight.shape[0], dtype=torch.float32)
+    product_float32(rows, weight, made, replace(launch, tiles=tiles))
+    return made
 
 
 def chosen_by_default(

@@ -117,18 +117,30 @@ class Routed:
 
 
 @dataclass(frozen=True)
+class BesidePart(Generic[ProjectionT]):
+    """A feed-forward that every row takes beside its experts. `share`: a matrix as a router's, by the sigmoid
+    of whose first row a row's result is multiplied, and the tiles of its product (None: it is taken whole).
+    """
+
+    gated: GatedPart[ProjectionT]
+    down: ProjectionT
+    share: tuple[Any, Table] | None = None
+
+
+@dataclass(frozen=True)
 class ExpertsPart(Generic[ProjectionT]):
     """The experts' products: gate and up [experts, 2 width, hidden] with a bias [experts, 2 width], and back
     [experts, hidden, width] with a bias [experts, hidden], if there are such.
 
     `per_row`: how many a row takes. `beside`: the feed-forward that every row takes, if there is one that is
-    not among them.
+    not among them. `weighs_input`: weights multiply what experts read.
     """
 
     gated: GatedPart[ProjectionT]
     out: OutPart[ProjectionT]
     per_row: int
-    beside: tuple[GatedPart[ProjectionT], ProjectionT] | None = None
+    beside: BesidePart[ProjectionT] | None = None
+    weighs_input: bool = False
 
     @property
     def known(self) -> bool:

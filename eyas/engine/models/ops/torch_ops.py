@@ -27,11 +27,12 @@ from eyas.engine.layers.activations import Activation
 from eyas.engine.layers.linear import Linear, LinearExperts, LinearLoader, in_blocks, pad_rows, per_head
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.layers.rotary import Angles, Rotary
-from eyas.engine.layers.routing import SCORES, Routes, choose, in_order
+from eyas.engine.layers.routing import SCORES, Routes, choose, in_order, sigmoid
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops.base import Ops, scaled
 from eyas.engine.models.ops.machine import Machine
 from eyas.engine.models.ops.parts import (
+    BesidePart,
     ExpertsPart,
     GatedPart,
     JoinPart,
@@ -173,11 +174,14 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         """Adds what a row's experts give in the order in which it chose them: it does not matter which
         rank an expert is on.
         """
-        made = made_by_experts(rows, routed.experts, part, self._ranks)
-        mixed = in_order((made.float() * routed.weights[..., None]).unbind(1)).to(rows.dtype)
+        if part.weighs_input:
+            read = rows * routed.weights.to(rows.dtype)
+            mixed = made_by_experts(read, routed.experts, part, self._ranks)[:, 0]
+        else:
+            made = made_by_experts(rows, routed.experts, part, self._ranks)
+            mixed = in_order((made.float() * routed.weights[..., None]).unbind(1)).to(rows.dtype)
         if part.beside is not None:
-            gated, down = part.beside
-            mixed.add_(_gated(rows, gated.activation, (gated.projection, None), (down, None)))
+            mixed = mixed.add_(_made_beside(rows, part.beside))
         return self.plus(residual, scaled(mixed, part.out), part.out.post)
 
 
@@ -186,6 +190,14 @@ def routed(x: torch.Tensor, part: RouterPart) -> Routes:
     scores = SCORES[part.spec.scores]
     scored = in_blocks(lambda block: scores(part.weight(block, part.bias)), x.float())
     return choose(scored, part.spec, part.correction)
+
+
+def _made_beside(x: torch.Tensor, part: BesidePart[Linear]) -> torch.Tensor:
+    made = _gated(x, part.gated.activation, (part.gated.projection, None), (part.down, None))
+    if part.share is None:
+        return made
+    shares = sigmoid(in_blocks(part.share[0], x.float()))
+    return made.mul_(shares[:, :1].to(made.dtype))
 
 
 Biased = tuple[Linear, torch.Tensor | None]
