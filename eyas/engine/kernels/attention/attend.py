@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from eyas.engine.kernels.attention.attend_masks import UNSEEN, lowest_of, masked
+from eyas.engine.kernels.attention.attend_scaled import over_scaled_part
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, most_parts, tiling_of
-from eyas.engine.kernels.attention.paged import PagedKv, pages_of, read_rows, scales_of
+from eyas.engine.kernels.attention.paged import PagedKv, pages_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh, with_sink
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
-
-_UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
 
 @dataclass(frozen=True)
@@ -242,10 +242,14 @@ def _attend(
     elif layout.words > 0:
         sees = masks + tl.where(real, query, 0)  # an address: no register has room for all words
     at = head * layout.dim + dim
-    acc, lse = _over_part(
-        q_tile, sees[:, None], keys + at, values + at, scales_of(keys, head, layout),
-        table, start, low, edge, first, last, scale, layout,
-    )  # fmt: skip
+    if keys.dtype.element_ty == tl.float8e4nv:
+        acc, lse = over_scaled_part(
+            q_tile, sees[:, None], keys, values, head, table, start, low, edge, first, last, scale, layout
+        )
+    else:
+        acc, lse = _over_part(
+            q_tile, sees[:, None], keys + at, values + at, table, start, low, edge, first, last, scale, layout
+        )
     place = query * layout.heads + column  # of a query head, in out and in each part
     if used == 1:
         if sinks is not None:  # beside a softmax whose weights' sum is 1
@@ -304,21 +308,16 @@ def _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout:
 
 
 @triton.jit
-def _over_part(
-    q_tile, sees, keys, values, scales, table, start, low, edge, first, last, scale, layout: tl.constexpr
-):  # fmt: skip
+def _over_part(q_tile, sees, keys, values, table, start, low, edge, first, last, scale, layout: tl.constexpr):
     """Softmax over rows first .. last - 1 in blocks -> result float32 [tile, dim], base 2 lse [tile].
 
-    keys and values point at [1, dim] of the pool's first row, scales at the head's first; sees [tile, 1] is a
-    query's own row after `start`, or its mask, or the address of the first of its mask's words; low is the
-    first row that any of them sees; of a chain, rows before `edge` are seen by themselves alone.
+    keys and values point at [1, dim] of the pool's first row; low is the first row that any of the queries
+    sees; `sees` and `edge` as of `lowest_of`.
     """
-    peak = tl.full([layout.tile], _UNSEEN, tl.float32)
+    peak = tl.full([layout.tile], UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
     acc = tl.full([layout.tile, layout.dim], 0.0, tl.float32)
-    lowest = tl.minimum(edge, start + sees) if layout.words == 0 else low
-    if layout.window > 0:
-        lowest = tl.maximum(lowest, start + _depth(sees, layout) - layout.window + 1)
+    lowest = lowest_of(sees, start, low, edge, layout)
     row = first + tl.arange(0, layout.keys)
     pages = pages_of(table, row, last, layout.page_size)
     for block in range(first, last, layout.keys):
@@ -327,19 +326,13 @@ def _over_part(
         if layout.narrow:
             inside = inside & (row >= low)
         at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
-        here = pages
         pages = pages_of(table, row + layout.keys, last, layout.page_size)  # ahead of the rows they lead to
-        k = read_rows(keys, at, scales, here, row, inside[:, None], 0, q_tile, layout)
-        v = read_rows(values, at, scales, here, row, inside[:, None], 1, q_tile, layout)
+        k = tl.load(keys + at, mask=inside[:, None], other=0.0)
+        v = tl.load(values + at, mask=inside[:, None], other=0.0)
         scores = tl.dot(q_tile, tl.trans(k), input_precision="ieee") * scale
         if layout.ceiling > 0:
             scores = tanh(scores) * layout.ceiling
-        if layout.narrow:
-            seen = _seen(row[None, :] - start, sees, layout) & inside[None, :]
-            scores = tl.where(seen & (row[None, :] >= lowest), scores, _UNSEEN)
-        elif block + layout.keys > start:
-            seen = _seen(row[None, :] - start, sees, layout) & inside[None, :]
-            scores = tl.where(seen, scores, _UNSEEN)
+        scores = masked(scores, row, inside, sees, lowest, start, block, layout)
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - new_peak[:, None])
         rescale = tl.exp2(peak - new_peak)
@@ -347,39 +340,6 @@ def _over_part(
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
         peak = new_peak
     return acc / total[:, None], peak + tl.log2(total)
-
-
-@triton.jit
-def _seen(after, sees, layout: tl.constexpr):
-    """True if a query sees the rows that stand `after` [1, keys] rows after its sequence's start."""
-    if layout.words > 0:
-        row = tl.minimum(tl.maximum(after, 0), layout.words * 64 - 1)
-        return (after < 0) | (_bits(sees, row, layout) != 0)
-    else:
-        return after <= sees
-
-
-@triton.jit
-def _bits(sees, row, layout: tl.constexpr):
-    """Selects those bits of each query's mask: row [1, n] -> [tile, n], each 0 or 1."""
-    if layout.words == 1:
-        return (sees >> row) & 1
-    else:
-        word = tl.load(sees + row // 64 * tl.num_programs(2) * layout.width)
-        return (word >> row % 64) & 1
-
-
-@triton.jit
-def _depth(sees, layout: tl.constexpr):
-    """The length of each query's path beyond its sequence's start, [tile, 1]."""
-    if layout.words > 0:
-        depth = tl.full([layout.tile], -1, tl.int64)  # it is among its own ancestors
-        for word in tl.static_range(layout.words):
-            row = word * 64 + tl.arange(0, 64)[None, :]
-            depth += tl.sum(tl.where(row < layout.extent, _bits(sees, row, layout), 0), 1)
-        return depth.to(tl.int32)[:, None]
-    else:
-        return sees
 
 
 @triton.jit
@@ -398,7 +358,7 @@ def _merge(parts, lses, out, sinks, sequence, used, layout: tl.constexpr):
         real = row < layout.rows
         there = real[:, None] & (part < used)
         at = part * heads + place[:, None]
-        lse = tl.load(lses + at, mask=there, other=_UNSEEN, cache_modifier=".cg")
+        lse = tl.load(lses + at, mask=there, other=UNSEEN, cache_modifier=".cg")
         x_at = parts + at.to(tl.int64)[:, :, None] * layout.dim + dim
         x = tl.load(x_at, mask=there[:, :, None], other=0.0, cache_modifier=".cg")
         peak = tl.max(lse, 1)
