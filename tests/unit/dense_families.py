@@ -106,4 +106,34 @@ DENSE: dict[str, Sample] = {
         "Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig", changes=NO_ENDS | IN_A_PLANE
     ),
     "qwen3_vl": Sample("Qwen3VLForConditionalGeneration", "Qwen3VLConfig", changes=NO_ENDS | IN_A_PLANE),
+    "cohere": Sample("CohereForCausalLM", "CohereConfig", changes=NO_ENDS | {"logit_scale": 0.5}),
+    "cohere_norms": Sample(
+        "CohereForCausalLM",
+        "CohereConfig",
+        changes=NO_ENDS | {"use_qk_norm": True, "logit_scale": 0.5, "attention_bias": True},
+    ),
+    "cohere2": Sample(
+        "Cohere2ForCausalLM",
+        "Cohere2Config",
+        changes=NO_ENDS | {"hidden_size": 64, "sliding_window": WINDOW, "layer_types": LOCAL_AND_GLOBAL},
+    ),
+    "nemotron": Sample("NemotronForCausalLM", "NemotronConfig", 0.0, NO_ENDS | {"mlp_bias": True}),
+    "apertus": Sample("ApertusForCausalLM", "ApertusConfig", changes=NO_ENDS),
+    "starcoder2": Sample(
+        "Starcoder2ForCausalLM", "Starcoder2Config", changes={"hidden_size": 64, "sliding_window": WINDOW}
+    ),
+    "phi": Sample("PhiForCausalLM", "PhiConfig", changes={"hidden_size": 64}),
+    "stablelm": Sample(
+        "StableLmForCausalLM", "StableLmConfig", changes={"hidden_size": 64, "use_qkv_bias": True}
+    ),
+    "stablelm_side_by_side": Sample(
+        "StableLmForCausalLM", "StableLmConfig", changes={"hidden_size": 64, "use_parallel_residual": True}
+    ),
+    "arcee": Sample("ArceeForCausalLM", "ArceeConfig", changes=NO_ENDS | {"mlp_bias": True}),
+    "opt": Sample(
+        "OPTForCausalLM",
+        "OPTConfig",
+        changes=NO_ENDS
+        | {"hidden_size": 64, "ffn_dim": 96, "num_key_value_heads": 4, "word_embed_proj_dim": 64},
+    ),
 }

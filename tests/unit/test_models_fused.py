@@ -162,6 +162,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ministral3": {"sliding_window": WINDOW},
     "glm4": {},
     "hunyuan": {},
+    "cohere2": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "cohere_norms": {"attention_bias": False},
+    "nemotron": {},
+    "apertus": {},
+    "phi": {},
+    "opt": {},
     "phi3": {"sliding_window": WINDOW},
     "phi3_short": {},
     "qwen2": {},
@@ -178,7 +184,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
 }
 WAYS = [("narrow", family) for family in FAMILIES] + [
-    ("wide", f) for f in ("qwen2", "qwen3", "gemma2", "olmo2", "gpt_oss")
+    ("wide", f) for f in ("qwen2", "qwen3", "gemma2", "olmo2", "gpt_oss", "cohere2", "opt")
 ]
 
 
@@ -187,7 +193,8 @@ def test_every_family(tmp_path: Path, way: str, family: str) -> None:
     """Of few rows all but one take the narrow way: no kernel of it adds an output bias."""
     write_family(tmp_path, family, vocab_size=128, num_hidden_layers=LAYERS, **FAMILIES[family])
     model = same_forwards(tmp_path, FIRST[way])
-    assert model.few_rows == (0 if family in ("llama_biases", "olmo2", "gpt_oss") else skinny.MAX_ROWS)
+    biased = ("llama_biases", "olmo2", "gpt_oss", "phi", "opt")
+    assert model.few_rows == (0 if family in biased else skinny.MAX_ROWS)
 
 
 def test_norms_over_whole_rows_between_what_is_fused(tmp_path: Path) -> None:
@@ -239,12 +246,13 @@ def test_every_field_of_a_specification_is_known() -> None:
     """A new one is computed by the kernels or refused by name; then it may be added here."""
     known = {
         ModelConfig: "folder architecture vocab_size hidden_size norm_eps layers context_length tied_head "
-        "norm_offset embedding_scale logit_scale logit_soft_cap quantized renamed fused eos_token_ids "
-        "load_format",
-        LayerSpec: "attention feed_forward norms residual_scale",
+        "norm_offset centred norm_bias head_bias positions position_offset embedding_scale logit_scale "
+        "logit_soft_cap quantized renamed fused eos_token_ids load_format",
+        LayerSpec: "attention feed_forward norms residual_scale parallel",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
-        "output_bias head_norms row_norms sinks norms_behind adjacent temper",
-        FeedForwardSpec: "width activation bias",
+        "output_bias head_norms row_norms sinks norms_behind centred_heads adjacent "
+        "temper",
+        FeedForwardSpec: "width activation bias gated",
         NormNames: "before_attention after_attention before_feed_forward after_feed_forward",
     }
     for spec, names in known.items():

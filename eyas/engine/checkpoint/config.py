@@ -44,6 +44,7 @@ class AttentionSpec:
     `norms_behind`, after; `row_norms`: all heads of q as one row, and all of k. `adjacent`: stored rotated
     elements are paired with their neighbours, not with those half the rotated part away. `sinks`:
     each head has a stored score that no key has, which takes its share of the softmax and mixes nothing.
+    `centred_heads`: as `head_norms`, less the mean of a head, and each head has a gain of its own.
     """
 
     num_heads: int
@@ -60,6 +61,7 @@ class AttentionSpec:
     row_norms: bool = False
     sinks: bool = False
     norms_behind: bool = False
+    centred_heads: bool = False
     adjacent: bool = False
     temper: Temper | None = None
 
@@ -106,12 +108,14 @@ class LatentSpec(AttentionSpec):
 class FeedForwardSpec:
     """down(activation(gate(x), up(x))), "silu" being silu(gate) * up; `width`: rows of gate and of up.
 
-    `activation`: a name in `eyas.engine.layers.activations`. `bias`: gate, up and down have one each.
+    `activation`: a name in `eyas.engine.layers.activations`. `bias`: gate, up and down have one each. If it
+    is not `gated` there is no gate: down(activation(up(x))).
     """
 
     width: int
     activation: str = "silu"
     bias: bool = False
+    gated: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,13 +193,15 @@ class NormNames:
 class LayerSpec:
     """One layer: attention, then the feed-forward, each added to the residual; and its norms.
 
-    `residual_scale`: what each of the two adds is multiplied by it.
+    `residual_scale`: what each of the two adds is multiplied by it. `parallel`: both read what enters the
+    layer.
     """
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     norms: NormNames = NormNames()
     residual_scale: float = 1.0
+    parallel: bool = False
 
     def complaints(self) -> Iterator[str]:
         """Finds impossible numbers; a sentence for each."""
@@ -219,7 +225,10 @@ class LayerSpec:
 class ModelConfig:
     """A decoder. `context_length` is in tokens; sizes are element counts.
 
-    `norm_offset`: what is added to a stored gain. `embedding_scale` multiplies embedded tokens,
+    `norm_offset`: what is added to a stored gain. `centred`: norms take the mean off a row first, and with
+    `norm_bias` add a stored bias. `head_bias`: logits have one. `positions`: rows of a stored table, of which
+    that of its position, `position_offset` rows further, is added to an embedded token (0: there is none).
+    `embedding_scale` multiplies embedded tokens,
     `logit_scale` logits. `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not).
     `quantized`: how weights are stored that are not in 16 or 32 bits (None: all are). `renamed`: parts of
     tensor names, (as stored, as the decoder calls them), replaced in this order; `fused`: tensors that are
@@ -236,6 +245,11 @@ class ModelConfig:
     context_length: int
     tied_head: bool = False
     norm_offset: float = 0.0
+    centred: bool = False
+    norm_bias: bool = False
+    head_bias: bool = False
+    positions: int = 0
+    position_offset: int = 0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
@@ -269,8 +283,12 @@ class ModelConfig:
             complaints.append(f"final_logit_softcapping {self.logit_soft_cap} is negative")
         if not complaints and heads % kv.kv_heads:
             complaints.append("num_key_value_heads must divide num_attention_heads")
+        if self.positions and self.positions - self.position_offset < self.context_length:
+            complaints.append(f"positions for {self.positions} tokens are too few")
         for layer in dict.fromkeys(self.layers):
             complaints += layer.complaints()
+            if self.centred and layer.norms.around:
+                complaints.append("centred norms behind the halves of a layer are not supported")
         if self.context_length > MOST_CONTEXT:
             complaints.append(f"a context of {self.context_length} tokens is longer than {MOST_CONTEXT}")
         if complaints:

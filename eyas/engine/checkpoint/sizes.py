@@ -91,7 +91,7 @@ def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
         return WeightBytes(
             3 * hidden * part.width * part.experts, attention + router + 3 * hidden * part.shared_width
         )
-    return WeightBytes(0, attention + 3 * hidden * part.width)
+    return WeightBytes(0, attention + (3 if part.gated else 2) * hidden * part.width)
 
 
 def _attention(spec: AttentionSpec, hidden: int) -> int:

@@ -16,7 +16,8 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import Temper
 from eyas.engine.checkpoint.rope import RopeConfig
 
-_BEYOND = 256  # drafts are computed, though never read, past the end of the context
+BEYOND = 256
+"""Drafts are computed, though never read, at so many positions past the end of the context."""
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 
@@ -48,7 +49,7 @@ def tables(rope: RopeConfig, head_dim: int, length: int) -> Angles:
     `length`: of the context that is served. Both are multiplied by the attention factor; 1 and 0 where a head
     is left as it is.
     """
-    places = torch.arange(length + _BEYOND, dtype=torch.float32)
+    places = torch.arange(length + BEYOND, dtype=torch.float32)
     frequencies = _frequencies(rope, rope.rotated(head_dim), length)
     if not bool((frequencies.isfinite() & (frequencies >= 0)).all()):
         raise ConfigError(f"config.json: {rope} turns a head of {head_dim} by no finite angles")
@@ -75,7 +76,7 @@ def temperatures(temper: Temper, length: int) -> torch.Tensor:
     """What queries are multiplied by at every position below `length` and at those of drafts just beyond,
     float32.
     """
-    spans = (torch.arange(length + _BEYOND, dtype=torch.float64) + temper.first).div(temper.span).floor_()
+    spans = (torch.arange(length + BEYOND, dtype=torch.float64) + temper.first).div(temper.span).floor_()
     return spans.add_(1.0).log_().mul_(temper.scale).add_(1.0).float()
 
 

@@ -154,13 +154,18 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
         return f"there are no exact kernels yet for latents of --kv-cache-dtype {config.kv_cache_dtype}"
     if config.uniform_experts:
         return "chance chooses experts by a row's place: leave --uniform-experts out"
+    if target.centred or target.positions:
+        return "there are no exact kernels yet for norms that take off the mean and stored positions"
     for layer in target.layers:
+        if layer.attention.centred_heads or layer.parallel:
+            return "there are no exact kernels yet for halves of a layer that stand side by side"
         if layer.attention.row_norms:
             return "there are no exact kernels yet for norms over whole rows of queries and keys"
         if layer.attention.latent and layer.attention.qkv_bias:
             return "there are no exact kernels yet for latent attention with biases"
         mlp = layer.feed_forward
-        if mlp.bias or mlp.activation not in GATES or (isinstance(mlp, ExpertsSpec) and _is_new(mlp)):
+        new = not mlp.gated or mlp.activation not in GATES
+        if mlp.bias or new or (isinstance(mlp, ExpertsSpec) and _is_new(mlp)):
             return "there are no exact kernels yet for this model's feed-forward: biases, activation, scores"
     return ""
 

@@ -18,13 +18,15 @@ from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.norm import load_gain
+from eyas.engine.layers.norm import LayerNorm, load_norm
+from eyas.engine.layers.rotary import BEYOND
 from eyas.engine.models.layer import load_layers, run_layers
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks, Machine
 from eyas.engine.parallel.shards import config_of_rank
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+POSITIONS = "model.embed_positions.weight"
 _ASIDE = ("scale", "scale_inv", "inv_freq", "cos_cached", "sin_cached")
 """Ends of names that no equation here needs: scales of other quantities than weights, tables of RoPE."""
 
@@ -64,7 +66,12 @@ class Decoder(Generic[ProjectionT]):
         self.ends = ModelEnds.load(config, weights, machine)
         self.layers = load_layers(Blocks(config, weights, machine))
         self.few_rows = machine.most_rows(self.layers)
-        self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
+        self._norm = load_norm(config, weights, "model.norm", config.hidden_size)
+        self._head_bias = self._positions = None
+        if config.head_bias:
+            self._head_bias = weights.take("lm_head.bias", (config.vocab_size,), torch.float32)
+        if config.positions:
+            self._positions = _positions(config, weights)
         _check_layers(config, weights)
 
     @torch.inference_mode()
@@ -80,15 +87,21 @@ class Decoder(Generic[ProjectionT]):
         tapped = ops.room((len(taps), self.config.hidden_size), like=self.ends.embedding)
         entering = partial(_tap, ops, tapped, taps)
         # No name for the embedded rows: their memory is free for the layers behind the first.
-        x = run_layers(
-            self.layers, ops, ops.embed(self.ends.embedding, self.config.embedding_scale), entering
-        )
+        x = run_layers(self.layers, ops, self._embedded(ops), entering)
         return x, tapped.view(tapped.shape[0], -1)
+
+    def _embedded(self, ops: Ops[Any, Any, Any]) -> Any:
+        residual = ops.embed(self.ends.embedding, self.config.embedding_scale)
+        if self._positions is None:
+            return residual
+        return ops.plus(residual, ops.placed(self._positions), None)
 
     @torch.inference_mode()
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Residual rows [r, hidden] that left the last layer -> what the output head reads."""
-        return self.machine.norm(residual, self._gain, self.config.norm_eps)
+        if isinstance(self._norm, LayerNorm):
+            return self._norm(residual)
+        return self.machine.norm(residual, self._norm, self.config.norm_eps)
 
     @torch.inference_mode()
     def logits(
@@ -101,6 +114,8 @@ class Decoder(Generic[ProjectionT]):
         if picked is not None:
             residual = self.machine.picked(residual, picked)
         logits = self.machine.logits(self.final_norm(residual), self.ends.lm_head, out)
+        if self._head_bias is not None:
+            logits.add_(self._head_bias)
         if (scale := self.config.logit_scale) != 1.0:
             logits.mul_(scale)
         return self.machine.capped(logits, cap) if (cap := self.config.logit_soft_cap) else logits
@@ -112,6 +127,13 @@ def _tap(
     for place, tap in enumerate(taps):
         if tap == layer:
             ops.put(x, tapped, place)
+
+
+def _positions(config: ModelConfig, weights: WeightSource) -> torch.Tensor:
+    """What is added to the embedding at each position, zeros beyond the last; one rank alone adds it."""
+    stored = weights.take(POSITIONS, (config.positions, config.hidden_size))[config.position_offset :]
+    table = torch.nn.functional.pad(stored, (0, 0, 0, BEYOND))
+    return torch.zeros_like(table) if weights.placement.rank else table
 
 
 def _check_tied(config: ModelConfig, weights: WeightSource) -> None:

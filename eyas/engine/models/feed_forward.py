@@ -17,24 +17,44 @@ from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LayerSpe
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.layers.activations import ACTIVATIONS
+from eyas.engine.layers.activations import ACTIVATIONS, PLAIN, Inner, Xielu
+from eyas.engine.layers.norm import Gain, LayerNorm
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import BesidePart, ExpertsPart, GatedPart, OutPart, RouterPart
 from eyas.engine.models.refusal import MOST_CHOSEN
 
-Gains = tuple[torch.Tensor | None, torch.Tensor | None]
+Gains = tuple[Gain | None, torch.Tensor | None]
 """Gains of the norms before and behind a half of a layer; None: there is none."""
+
+Norm = row_kernels.NormInput | LayerNorm | None
 
 GATES = {"silu": False, "gelu_tanh": True}
 """The activations that kernels know, and whether that is GELU."""
 
 
 def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> GateActivation | None:
-    """The kernels' form of an activation that `down` reads; None: there is none, or there is a bias."""
-    if spec.bias or spec.activation not in GATES:
+    """The kernels' form of an activation that `down` reads; None: there is none, a bias or no gate."""
+    if spec.bias or not spec.gated or spec.activation not in GATES:
         return None
     return GateActivation(GATES[spec.activation], down.rounding)
+
+
+def activation_of(blocks: Blocks[Any], spec: FeedForwardSpec, prefix: str) -> Inner:
+    """What stands between the products of a feed-forward, whose own numbers of it are below `prefix`."""
+    if spec.gated:
+        gated = ACTIVATIONS[spec.activation]
+        return lambda made: gated(*made.chunk(2, dim=-1))
+    if spec.activation != "xielu":
+        return PLAIN[spec.activation]
+    weights, name = blocks.weights, f"{prefix}.act_fn"
+    known = {
+        part: weights.take(f"{name}.{part}", (), torch.float32)
+        for part in ("beta", "eps")
+        if f"{name}.{part}" in weights
+    }
+    rising, falling = (weights.take(f"{name}.{part}", (1,), torch.float32) for part in ("alpha_p", "alpha_n"))
+    return Xielu.of(rising, falling, **known)
 
 
 class GatedFeedForward(Generic[ProjectionT]):
@@ -45,22 +65,27 @@ class GatedFeedForward(Generic[ProjectionT]):
 
     def __init__(self, blocks: Blocks[ProjectionT], layer: LayerSpec, prefix: str, gains: Gains) -> None:
         spec, config, (gain, post) = layer.feed_forward, blocks.config, gains
-        loaders = GatedLoaders.of(blocks.loader, [prefix])
+        loaders = GatedLoaders.of(blocks.loader, [prefix], gated=spec.gated)
         gate_up, down = loaders.pair(prefix, (config.hidden_size, spec.width))
         self.projections = gate_up, down
         fused = gate_up.matrix is not None and down.matrix is not None
-        self.norm = None
-        if gain is not None:
+        self.norm: Norm = gain if isinstance(gain, LayerNorm) else None
+        if isinstance(gain, torch.Tensor):
             left = gate_up.folded(gain) if fused else gain
             self.norm = row_kernels.NormInput(config.norm_eps, left, gate_up.rounding)
         bias, down_bias = (each if each is None else each[0] for each in _biases(blocks, spec, [prefix]))
-        self._gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate_of(spec, down), fused, bias)
+        activation = activation_of(blocks, spec, prefix)
+        self._gated = GatedPart(gate_up, activation, gate_of(spec, down), fused, bias)
         self._down = OutPart(down, down_bias, post, layer.residual_scale)
 
-    def __call__(self, residual: Any, ops: Ops[Any, Any, Any]) -> Any:
-        """The residual with what it makes of it added."""
+    def inner(self, residual: Any, ops: Ops[Any, Any, Any]) -> tuple[Any, Any]:
+        """What it makes of the residual up to its last product; and the residual."""
         read, residual = ops.norm(residual, self.norm)
-        return ops.add(residual, ops.gated(read, self._gated), self._down)
+        return ops.gated(read, self._gated), residual
+
+    def add(self, residual: Any, inner: Any, ops: Ops[Any, Any, Any]) -> Any:
+        """The residual with the last product of what `inner` gave added."""
+        return ops.add(residual, inner, self._down)
 
 
 class Mixture(Generic[ProjectionT]):
@@ -76,7 +101,8 @@ class Mixture(Generic[ProjectionT]):
         names = [*(every[i] for i in self._router.own), *[shared] * joined]
         gate_up, down = _experts((config.hidden_size, spec.width), names, loaders)
         bias, down_bias = _biases(blocks, spec, names)
-        gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate_of(spec, down), False, bias)
+        activation = activation_of(blocks, spec, prefix)
+        gated = GatedPart(gate_up, activation, gate_of(spec, down), False, bias)
         beside = None
         self.projections: tuple[AnyProjection, ...] = (gate_up, down)
         if spec.shared_width and not joined:
@@ -93,13 +119,20 @@ class Mixture(Generic[ProjectionT]):
         out = OutPart(down, down_bias, post, layer.residual_scale)
         self.part = ExpertsPart(gated, out, spec.per_row + joined, beside, spec.weighs_input)
         rounding = gate_up.rounding if len(self._router.own) == spec.experts else None
-        self.norm = None if gain is None else row_kernels.NormInput(config.norm_eps, gain, rounding)
+        self.norm: Norm = gain if isinstance(gain, LayerNorm) else None
+        if isinstance(gain, torch.Tensor):
+            self.norm = row_kernels.NormInput(config.norm_eps, gain, rounding)
 
-    def __call__(self, residual: Any, ops: Ops[Any, Any, Any]) -> Any:
-        """The residual with what it makes of it added."""
+    def inner(self, residual: Any, ops: Ops[Any, Any, Any]) -> tuple[Any, Any]:
+        """The rows that its experts read, and which take which; and the residual."""
         read, residual = ops.norm(residual, self.norm)
         rows = ops.normed(read)
-        return ops.mix(residual, rows, ops.route(rows, self._router), self.part)
+        return (rows, ops.route(rows, self._router)), residual
+
+    def add(self, residual: Any, inner: Any, ops: Ops[Any, Any, Any]) -> Any:
+        """The residual with what the experts make of those rows added."""
+        rows, routed = inner
+        return ops.mix(residual, rows, routed, self.part)
 
 
 def _router(blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, shared: bool) -> RouterPart:
@@ -126,7 +159,7 @@ def _biases(
         return None, None
     weights = blocks.weights
     forth = [
-        torch.cat([weights.take_rows(f"{name}.{part}_proj.bias", (spec.width,)) for part in ("gate", "up")])
+        torch.cat([weights.take_rows(f"{each}.bias", (spec.width,)) for each in _gate_up(name, spec.gated)])
         for name in names
     ]
     if weights.placement.rank:  # once in the sum over the ranks
@@ -175,24 +208,32 @@ class GatedLoaders(Generic[ProjectionT]):
 
     gate_up: ProjectionLoader[ProjectionT]
     down: ProjectionLoader[ProjectionT]
+    gated: bool
 
     @classmethod
-    def of(cls, loader: Callable[[list[str]], ProjectionLoader[ProjectionT]], prefixes: list[str]) -> Self:
+    def of(
+        cls,
+        loader: Callable[[list[str]], ProjectionLoader[ProjectionT]],
+        prefixes: list[str],
+        *,
+        gated: bool = True,
+    ) -> Self:
         """Loaders of all feed-forwards below these prefixes alike; `loader`: of products that read the same
-        rows."""
-        gate_up = [name for prefix in prefixes for name in _gate_up(prefix)]
-        return cls(loader(gate_up), loader([_down(each) for each in prefixes]))
+        rows. `gated`: whether they have gates."""
+        gate_up = [f"{name}.weight" for prefix in prefixes for name in _gate_up(prefix, gated)]
+        return cls(loader(gate_up), loader([_down(each) for each in prefixes]), gated)
 
     def pair(self, prefix: str, down: tuple[int, int]) -> tuple[ProjectionT, ProjectionT]:
         """This rank's gate and up, stacked; and down, whose whole shape is `down` [hidden, width]."""
         hidden, width = down
-        gate_up = self.gate_up.rows(_gate_up(prefix), [width, width], hidden)
+        names = [f"{name}.weight" for name in _gate_up(prefix, self.gated)]
+        gate_up = self.gate_up.rows(names, [width] * len(names), hidden)
         return gate_up, self.down.columns(_down(prefix), down)
 
 
-def _gate_up(prefix: str) -> list[str]:
-    """The tensors of gate and up."""
-    return [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
+def _gate_up(prefix: str, gated: bool) -> list[str]:
+    """The products of gate and up, or of up alone."""
+    return [f"{prefix}.{part}_proj" for part in (("gate", "up") if gated else ("up",))]
 
 
 def _down(prefix: str) -> str:

@@ -14,7 +14,7 @@ from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
-from eyas.engine.layers.norm import load_gain
+from eyas.engine.layers.norm import Gain, load_gain
 from eyas.engine.layers.rotary import head_order, temperatures
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
@@ -25,7 +25,11 @@ class HeadsAttention(Generic[ProjectionT]):
     """A `Mixer`, whose tensors are those below `prefix`. `gain`: as of `DecoderLayer`."""
 
     def __init__(
-        self, blocks: Blocks[ProjectionT], spec: AttentionSpec, prefix: str, gain: torch.Tensor | None
+        self,
+        blocks: Blocks[ProjectionT],
+        spec: AttentionSpec,
+        prefix: str,
+        gain: Gain | None,
     ) -> None:
         config, weights = blocks.config, blocks.weights
         dim, ranks = spec.head_dim, weights.placement.ranks
@@ -38,7 +42,7 @@ class HeadsAttention(Generic[ProjectionT]):
         qkv = blocks.loader(matrices).rows(matrices, counts, width)
         if order is not None:
             qkv = qkv.in_order(order)
-        bias = norms = row_gains = None
+        bias = norms = row_gains = centred = None
         if spec.qkv_bias:
             pairs = zip(names, counts, strict=True)
             bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
@@ -53,11 +57,13 @@ class HeadsAttention(Generic[ProjectionT]):
             places = temperatures(spec.temper, config.context_length).to(weights.placement.device)
         if spec.row_norms:
             row_gains = query_key_gains(config, spec, weights, prefix)
+        if spec.centred_heads:
+            centred = centred_gains(spec, weights, prefix)
         self.norm = None if gain is None else blocks.norm_before(gain, qkv)
         shape = row_kernels.HeadLayout(heads, kv_heads, dim, norms)
         sinks = weights.take_rows(f"{prefix}.sinks", (spec.num_heads,)).float() if spec.sinks else None
         scores = ScoreScaling.of(spec, sinks)
-        self._qkv = QkvPart(qkv, spec, shape, scores, bias, row_gains, query_gain, places)
+        self._qkv = QkvPart(qkv, spec, shape, scores, bias, row_gains, query_gain, places, centred)
 
     @property
     def projections(self) -> tuple[ProjectionT, ...]:
@@ -97,3 +103,13 @@ def query_key_gains(
     order = head_order(spec.rope, spec.head_dim, spec.adjacent).to(stored[0].device)
     q, k = (gain.view(count, -1)[:, order] for gain, count in zip(stored, counts, strict=True))
     return (q, k) if spec.row_norms else (q[0], k[0])
+
+
+def centred_gains(
+    spec: AttentionSpec, weights: WeightSource, prefix: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gains of this rank's heads of q and of k, float32 [heads, dim] each."""
+    order = head_order(spec.rope, spec.head_dim, spec.adjacent).to(weights.placement.device)
+    shapes = {"q": (spec.num_heads, spec.head_dim), "k": (spec.num_kv_heads, spec.head_dim)}
+    q, k = (weights.take_rows(f"{prefix}.{part}_norm.weight", shape) for part, shape in shapes.items())
+    return q[:, order].float(), k[:, order].float()

@@ -18,10 +18,8 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     contexts of all lengths.
     """
     raw = {"rms_norm_eps": 1e-5, **raw}
-    plain = keys.attention(raw, _rope(raw))
-    attention = dataclasses.replace(
-        plain, head_norms=True, norms_behind=True, **keys.biases(raw, "attention_bias")
-    )
+    plain = keys.biased(raw, "attention_bias", keys.attention(raw, _rope(raw)))
+    attention = dataclasses.replace(plain, head_norms=True, norms_behind=True)
     described = keys.decoder(raw, folder, [LayerSpec(attention, keys.feed_forward(raw))] * keys.count(raw))
     return dataclasses.replace(described, renamed=RENAMED)
 

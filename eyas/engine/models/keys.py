@@ -29,6 +29,18 @@ MOST_LAYERS, MOST_HEADS, MOST_COLUMNS = 4096, 65536, 2**24
 _ACTIVATIONS: dict[str, str] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
+_UNGATED: dict[str, str] = {
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "xielu": "xielu",
+}
+
+
 class Fit:
     """The complaints of a draft head that does not fit its target, raised all at once."""
 
@@ -80,6 +92,14 @@ def feed_forward(raw: Raw, activation: str | None = None) -> FeedForwardSpec:
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ConfigError(f"hidden_act {said(name)} is not supported ({' and '.join(_ACTIVATIONS)} are)")
     return FeedForwardSpec(width_of(raw, "intermediate_size"), _ACTIVATIONS[name])
+
+
+def plain_feed_forward(raw: Raw, *, bias: bool = False) -> FeedForwardSpec:
+    """One without a gate; `bias`: of up and down. ConfigError for an activation that is unknown."""
+    name = raw["hidden_act"]
+    if not isinstance(name, str) or name not in _UNGATED:
+        raise ConfigError(f"hidden_act {said(name)} is not supported ({' and '.join(_UNGATED)} are)")
+    return FeedForwardSpec(width_of(raw, "intermediate_size"), _UNGATED[name], bias, gated=False)
 
 
 def gate_up(spec: FeedForwardSpec) -> FusedTensor:
@@ -151,10 +171,10 @@ def text_of(raw: Raw) -> Raw:
     }
 
 
-def biases(raw: Raw, name: str) -> dict[str, bool]:
-    """Fields of an `AttentionSpec`: the key of that name stands for biases of q, k, v and o."""
+def biased(raw: Raw, name: str, plain: AttentionSpec) -> AttentionSpec:
+    """The attention with biases of q, k, v and o, if the key of that name says so."""
     bias = switch(raw, name, False)
-    return {"qkv_bias": bias, "output_bias": bias}
+    return dataclasses.replace(plain, qkv_bias=bias, output_bias=bias)
 
 
 def rope_scaling(raw: Raw) -> Raw:

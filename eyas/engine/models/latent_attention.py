@@ -21,6 +21,7 @@ from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionLoader, ProjectionT
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products.blocks import Rows
+from eyas.engine.layers.norm import Gain
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import LatentPart
@@ -35,9 +36,7 @@ class LatentMixer(Generic[ProjectionT]):
     `gain`: of the norm of its input (None: there is none, and the input is as wide as the residual).
     """
 
-    def __init__(
-        self, blocks: Blocks[ProjectionT], spec: LatentSpec, prefix: str, gain: torch.Tensor | None
-    ) -> None:
+    def __init__(self, blocks: Blocks[ProjectionT], spec: LatentSpec, prefix: str, gain: Gain | None) -> None:
         self._spec, config, weights = spec, blocks.config, blocks.weights
         width = config.hidden_size if gain is None else gain.shape[0]
         self._first, query_gain = self._first_weight(blocks, prefix, width)

@@ -18,7 +18,7 @@ import torch
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
 from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.layers.norm import load_gain
+from eyas.engine.layers.norm import Gain, LayerNorm, load_gain, load_norm
 from eyas.engine.models.feed_forward import GatedFeedForward, Mixture
 from eyas.engine.models.heads_attention import HeadsAttention
 from eyas.engine.models.latent_attention import LatentMixer
@@ -32,7 +32,7 @@ class Mixer(Protocol):
     where its weights have that in them; None: it reads rows as they are.
     """
 
-    norm: row_kernels.NormInput | None
+    norm: row_kernels.NormInput | LayerNorm | None
 
     @property
     def projections(self) -> tuple[AnyProjection, ...]:
@@ -52,8 +52,11 @@ class FeedForward(Protocol):
     def projections(self) -> tuple[AnyProjection, ...]:
         """Its weights."""
 
-    def __call__(self, residual: Any, ops: Any) -> Any:
-        """The residual with what it makes of it added."""
+    def inner(self, residual: Any, ops: Any) -> tuple[Any, Any]:
+        """What it makes of the residual up to its last product; and the residual, which may be passed on."""
+
+    def add(self, residual: Any, inner: Any, ops: Any) -> Any:
+        """The residual with the last product of what `inner` gave added."""
 
 
 class DecoderLayer(Generic[ProjectionT]):
@@ -63,15 +66,13 @@ class DecoderLayer(Generic[ProjectionT]):
     (a draft head joins two rows). None: there is no norm.
     """
 
-    def __init__(
-        self, blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: torch.Tensor | None
-    ) -> None:
+    def __init__(self, blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: Gain | None) -> None:
         self.spec = spec
         self._attention, out = _attention(blocks, spec, f"{prefix}.self_attn", gain)
-        post = _gain(blocks, prefix, spec.norms.after_attention)
+        post = _post(blocks, prefix, spec.norms.after_attention)
         self._out = replace(out, post=post, scale=spec.residual_scale)
         before, after = spec.norms.before_feed_forward, spec.norms.after_feed_forward
-        gains = _gain(blocks, prefix, before), _gain(blocks, prefix, after)
+        gains = _gain(blocks, prefix, before), _post(blocks, prefix, after)
         self._feed_forward: FeedForward
         if isinstance(spec.feed_forward, ExpertsSpec):
             self._feed_forward = Mixture(blocks, spec, f"{prefix}.mlp", gains)
@@ -94,14 +95,19 @@ class DecoderLayer(Generic[ProjectionT]):
         return self._feed_forward.part if isinstance(self._feed_forward, Mixture) else None
 
     @property
-    def norm(self) -> row_kernels.NormInput | None:
+    def norm(self) -> row_kernels.NormInput | LayerNorm | None:
         """The norm of what attention reads; None: there is none."""
         return self._attention.norm
 
     def __call__(self, read: Any, residual: Any, layer: int, ops: Ops[Any, Any, Any]) -> Any:
         """The residual after this layer, whose attention reads `read` and is over the pool's `layer`-th."""
         attended = self._attention.attend(read, layer, ops)
-        return self._feed_forward(ops.add(residual, attended, self._out), ops)
+        if not self.spec.parallel:
+            residual = ops.add(residual, attended, self._out)
+        inner, residual = self._feed_forward.inner(residual, ops)
+        if self.spec.parallel:
+            residual = ops.add(residual, attended, self._out)
+        return self._feed_forward.add(residual, inner, ops)
 
     def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> None:
         """The same as far as it writes the rows' KV."""
@@ -119,7 +125,7 @@ def load_layer(blocks: Blocks[ProjectionT], number: int, prefix: str) -> Decoder
     return DecoderLayer(blocks, spec, prefix, _gain(blocks, prefix, spec.norms.before_attention))
 
 
-def head_layers(blocks: Blocks[ProjectionT], gain: torch.Tensor | None) -> list[DecoderLayer[ProjectionT]]:
+def head_layers(blocks: Blocks[ProjectionT], gain: Gain | None) -> list[DecoderLayer[ProjectionT]]:
     """The layers of a draft head whose first layer reads rows that are given; `gain` as of `DecoderLayer`."""
     first = DecoderLayer(blocks, blocks.config.layers[0], "layers.0", gain)
     return [first, *(load_layer(blocks, i, f"layers.{i}") for i in range(1, blocks.config.num_layers))]
@@ -161,14 +167,20 @@ def keep_layers(
     layers[-1].keep(read, len(layers) - 1, ops)
 
 
-def _gain(blocks: Blocks[ProjectionT], prefix: str, name: str) -> torch.Tensor | None:
-    """The gain of the norm `name`, if there is one."""
+def _gain(blocks: Blocks[ProjectionT], prefix: str, name: str) -> Gain | None:
+    """The gain of the norm `name`, if there is one; a centred one is whole."""
+    whole = f"{prefix}.{name}"
+    return load_norm(blocks.config, blocks.weights, whole, blocks.config.hidden_size) if name else None
+
+
+def _post(blocks: Blocks[ProjectionT], prefix: str, name: str) -> torch.Tensor | None:
+    """The gain of a norm behind a half, if there is one."""
     whole = f"{prefix}.{name}.weight"
     return load_gain(blocks.config, blocks.weights, whole, blocks.config.hidden_size) if name else None
 
 
 def _attention(
-    blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: torch.Tensor | None
+    blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: Gain | None
 ) -> tuple[Mixer, OutPart[ProjectionT]]:
     """The block of this specification, and the way back; their tensors are those below `prefix`."""
     attention, weights, name = spec.attention, blocks.weights, f"{prefix}.o_proj"

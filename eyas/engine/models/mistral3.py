@@ -13,5 +13,5 @@ from eyas.engine.models import keys, ministral3, mistral
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """The `model_type` of its `text_config` says which of two it is."""
     text = keys.text_of(raw)
-    kind = ministral3 if text.get("model_type") == "ministral3" else mistral
-    return dataclasses.replace(kind.describe(text, folder), renamed=keys.TEXT_NAMES)
+    described = ministral3.describe if text.get("model_type") == "ministral3" else mistral.describe
+    return dataclasses.replace(described(text, folder), renamed=keys.TEXT_NAMES)

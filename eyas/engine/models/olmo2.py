@@ -26,6 +26,4 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
 
 def attention(raw: values.Raw, rope: RopeConfig | None = None) -> AttentionSpec:
     """`attention_bias` stands for biases of q, k, v and o. `rope`: instead of the configured one."""
-    return dataclasses.replace(
-        keys.attention(raw, rope), row_norms=True, **keys.biases(raw, "attention_bias")
-    )
+    return keys.biased(raw, "attention_bias", dataclasses.replace(keys.attention(raw, rope), row_norms=True))

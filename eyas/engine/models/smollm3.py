@@ -27,7 +27,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     if values.switch(raw, "use_sliding_window", False) and raw.get("sliding_window") is not None:
         windows = keys.layer_windows(raw, [not rotated for rotated in rotates[:number]])
     rope = keys.read_rope(raw, keys.rope_scaling(raw), DEFAULT_THETA)
-    plain = dataclasses.replace(keys.attention(raw, rope), **keys.biases(raw, "attention_bias"))
+    plain = keys.biased(raw, "attention_bias", keys.attention(raw, rope))
     feed_forward = keys.feed_forward(raw)
     feed_forward = dataclasses.replace(feed_forward, bias=values.switch(raw, "mlp_bias", False))
     attentions = [

@@ -18,6 +18,10 @@ from eyas.engine.checkpoint.values import Raw, words
 from eyas.engine.models.keys import reading
 
 MODELS = {
+    "ApertusForCausalLM": "apertus",
+    "ArceeForCausalLM": "arcee",
+    "Cohere2ForCausalLM": "cohere2",
+    "CohereForCausalLM": "cohere",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",  # R1, V3.1 and Kimi-K2 as well
     "Dots1ForCausalLM": "dots1",
@@ -46,10 +50,13 @@ MODELS = {
     "Mistral3ForConditionalGeneration": "mistral3",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "NemotronForCausalLM": "nemotron",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
     "OlmoeForCausalLM": "olmoe",
+    "OPTForCausalLM": "opt",
     "Phi3ForCausalLM": "phi3",  # Phi-4 and Phi-4-mini as well
+    "PhiForCausalLM": "phi",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",  # Qwen1.5-MoE as well
@@ -60,6 +67,8 @@ MODELS = {
     "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 """What a config.json calls an architecture, and the module of `eyas.engine.models` that is its `Family`."""
 

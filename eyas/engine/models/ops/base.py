@@ -16,7 +16,7 @@ import torch
 from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
-from eyas.engine.layers.norm import rms_norm
+from eyas.engine.layers.norm import LayerNorm, centred, rms_norm
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, OutPart, QkvPart, RouterPart
 
 ResidualT = TypeVar("ResidualT")
@@ -49,10 +49,8 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """Rows x [m, k] that products read as they are."""
 
     @abstractmethod
-    def norm(self, residual: ResidualT, norm: row_kernels.NormInput | None) -> tuple[ReadT, ResidualT]:
-        """The rows that products read of the residual, by a norm if there is one; and the residual, of which
-        the rows that `leave` gives may then be read, and it be passed on.
-        """
+    def rms(self, residual: ResidualT, norm: row_kernels.NormInput | None) -> tuple[ReadT, ResidualT]:
+        """`norm` by a root mean square, or by none."""
 
     @abstractmethod
     def leave(self, residual: ResidualT) -> torch.Tensor:
@@ -118,13 +116,26 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         plus its norm. `routed`: as `route` gave it.
         """
 
+    def norm(
+        self, residual: ResidualT, norm: row_kernels.NormInput | LayerNorm | None
+    ) -> tuple[ReadT, ResidualT]:
+        """The rows that products read of the residual, by a norm if there is one; and the residual, of which
+        the rows that `leave` gives may then be read, and it be passed on.
+        """
+        if not isinstance(norm, LayerNorm):
+            return self.rms(residual, norm)
+        _, residual = self.rms(residual, None)
+        return self.given(norm(self.leave(residual))), residual
+
     def qkv(self, read: ReadT, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
         """Writes keys and values to the pool's layer -> queries [m, heads, dim]."""
         made, heads = self.product(read, part.projection, part.bias), part.heads
-        if part.row_gains is not None:
-            counts = heads.q * heads.dim, heads.kv * heads.dim
-            for cut, gain in zip(made.split([*counts, counts[1]], 1), part.row_gains, strict=False):
-                cut.copy_(rms_norm(cut, gain.flatten(), self.eps))
+        counts = heads.q * heads.dim, heads.kv * heads.dim
+        cuts = made.split([*counts, counts[1]], 1)
+        for cut, gain in zip(cuts, part.row_gains or (), strict=False):
+            cut.copy_(rms_norm(cut, gain.flatten(), self.eps))
+        for cut, gain in zip(cuts, part.centred_gains or (), strict=False):
+            cut.copy_(centred(cut.unflatten(1, gain.shape), gain, self.eps).flatten(1))
         return self.store(made, part, layer)
 
     def weighed(self, q: torch.Tensor, part: QkvPart[ProjectionT]) -> torch.Tensor:
@@ -137,8 +148,7 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
 
     def gated(self, read: ReadT, part: GatedPart[ProjectionT]) -> Rows:
         """act(gate) * up, [m, width]; on a GPU perhaps rounded as the next product reads it."""
-        gate, up = self.product(read, part.projection, part.bias).chunk(2, dim=-1)
-        return part.activation(gate, up)
+        return part.activation(self.product(read, part.projection, part.bias))
 
     def add(self, residual: ResidualT, x: Rows, part: OutPart[ProjectionT]) -> ResidualT:
         """The residual plus the product of x, scaled, summed over all ranks and normed if there is a norm."""

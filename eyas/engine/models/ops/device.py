@@ -114,7 +114,6 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
 
     def _gated(self, rows: NormedRows, part: GatedPart[Projection]) -> Rows:
         if part.gate is None:
-            gate, up = self.step.product(rows, part.projection, part.bias).chunk(2, dim=-1)
-            return part.activation(gate, up)
+            return part.activation(self.step.product(rows, part.projection, part.bias))
         rounding, products = part.projection.rounding, self.step.context.products
         return part.projection.gated(rows.read_by(rounding), products, part.gate)

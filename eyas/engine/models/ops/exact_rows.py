@@ -52,7 +52,7 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
     def given(self, x: torch.Tensor) -> ScaledRead:
         return ScaledRead(x, x.new_ones(x.shape[0], dtype=torch.float32))
 
-    def norm(self, residual: ScaledRows, norm: row_kernels.NormInput | None) -> tuple[ScaledRead, ScaledRows]:
+    def rms(self, residual: ScaledRows, norm: row_kernels.NormInput | None) -> tuple[ScaledRead, ScaledRows]:
         if norm is None:
             return self.given(residual.x), residual
         return ScaledRead(residual.x, residual.scales, norm), residual
@@ -76,7 +76,7 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
         return self._scaled(x, added, post)
 
     def qkv(self, read: ScaledRead, part: QkvPart[Projection], layer: int) -> torch.Tensor:
-        if part.row_gains is not None:
+        if part.normed_apart:
             return super().qkv(read, part, layer)
         read, heads = self._readable(read, part.projection), part.heads
         kv = skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows)

@@ -62,7 +62,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
     def given(self, x: torch.Tensor) -> SourceRead:
         return SourceRead(NarrowRows(x))
 
-    def norm(self, residual: NarrowRows, norm: row_kernels.NormInput | None) -> tuple[SourceRead, NarrowRows]:
+    def rms(self, residual: NarrowRows, norm: row_kernels.NormInput | None) -> tuple[SourceRead, NarrowRows]:
         return SourceRead(residual, norm), residual
 
     def leave(self, residual: NarrowRows) -> torch.Tensor:
@@ -83,7 +83,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return NarrowRows(added, sums)
 
     def qkv(self, read: SourceRead, part: QkvPart[Projection], layer: int) -> torch.Tensor:
-        if part.projection.matrix is None or part.row_gains is not None:
+        if part.projection.matrix is None or part.normed_apart:
             return super().qkv(read, part, layer)
         rows, heads = self.step.rows, part.heads
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=read.rows.x)

@@ -18,6 +18,7 @@ from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, Proj
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.layers.norm import Gain, LayerNorm
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.parts import JoinPart
 
@@ -142,6 +143,8 @@ class Blocks(Generic[ProjectionT]):
         """The loader of the tensors of products that read the same rows."""
         return self.machine.loader(self.weights, names)
 
-    def norm_before(self, gain: torch.Tensor, weight: AnyProjection) -> row_kernels.NormInput:
+    def norm_before(self, gain: Gain, weight: AnyProjection) -> row_kernels.NormInput | LayerNorm:
         """The norm of what `weight` multiplies, which takes the gain into itself if its format can."""
+        if isinstance(gain, LayerNorm):
+            return gain
         return row_kernels.NormInput(self.config.norm_eps, weight.folded(gain), weight.rounding)

@@ -43,7 +43,7 @@ class ManyRows(DeviceOps[WideRows, NormedRows]):
     def given(self, x: torch.Tensor) -> NormedRows:
         return NormedRows(x)
 
-    def norm(self, residual: WideRows, norm: row_kernels.NormInput | None) -> tuple[NormedRows, WideRows]:
+    def rms(self, residual: WideRows, norm: row_kernels.NormInput | None) -> tuple[NormedRows, WideRows]:
         x, pdl = residual.x, self.step.context.launch.pdl
         if norm is None:
             read = NormedRows(self.leave(residual))
@@ -55,7 +55,7 @@ class ManyRows(DeviceOps[WideRows, NormedRows]):
 
     def leave(self, residual: WideRows) -> torch.Tensor:
         if residual.post is not None:
-            self.norm(residual, row_kernels.NormInput(self.eps))
+            self.rms(residual, row_kernels.NormInput(self.eps))
         elif residual.added is not None:
             residual.x.add_(residual.added)
         return residual.x
@@ -65,7 +65,7 @@ class ManyRows(DeviceOps[WideRows, NormedRows]):
 
     def plus(self, residual: WideRows, added: torch.Tensor, post: torch.Tensor | None) -> WideRows:
         self.step.context.group.all_reduce(added)
-        return WideRows(residual.x, added, post)
+        return WideRows(self.leave(residual), added, post)
 
     def gated(self, read: NormedRows, part: GatedPart[Projection]) -> Rows:
         if part.gate is None or not part.fused:

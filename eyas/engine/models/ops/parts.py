@@ -16,7 +16,7 @@ from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import NormedRows
 from eyas.engine.kernels.products.skinny_tiles import Table
-from eyas.engine.layers.activations import Activation
+from eyas.engine.layers.activations import Inner
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class QkvPart(Generic[ProjectionT]):
     """The product of q, k and v, and what they pass until they are stored; how queries then attend.
 
     `heads`: with the norms of each head, if there are such. `row_gains`: of the norms of all heads of q as
-    one row, and of k, [heads, dim] and [kv_heads, dim]. Rotated queries are multiplied by `query_gain` [dim],
-    and by the number of their position in `temperatures` [positions], float32, if there are such.
+    one row, and of k, [heads, dim] and [kv_heads, dim]; `centred_gains`: of centred ones of each head.
+    Rotated queries are multiplied by `query_gain` [dim], and by the number of their position in
+    `temperatures` [positions], float32, if there are such.
     """
 
     projection: ProjectionT
@@ -36,6 +37,12 @@ class QkvPart(Generic[ProjectionT]):
     row_gains: tuple[torch.Tensor, torch.Tensor] | None = None
     query_gain: torch.Tensor | None = None
     temperatures: torch.Tensor | None = None
+    centred_gains: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def normed_apart(self) -> bool:
+        """Whether q and k pass norms that `heads` does not have."""
+        return self.row_gains is not None or self.centred_gains is not None
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,13 @@ class LatentPart:
 class GatedPart(Generic[ProjectionT]):
     """The product of gate and up, and the activation behind it; of one feed-forward, or of all experts.
 
-    `gate`: what kernels know of the activation; None: they do not know it, or there is a bias. `fused`:
-    whether this product and the one behind it are of numbers themselves, so that kernels may put more into
-    them.
+    `activation`: of what the product makes, [m, 2 width], or without a gate [m, width]. `gate`: what kernels
+    know of it; None: they do not know it, or there is a bias. `fused`: whether this product and the one
+    behind it are of numbers themselves, so that kernels may put more into them.
     """
 
     projection: ProjectionT
-    activation: Activation
+    activation: Inner
     gate: GateActivation | None
     fused: bool
     bias: torch.Tensor | None = None

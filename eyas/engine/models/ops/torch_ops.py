@@ -23,7 +23,7 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.activations import Activation
+from eyas.engine.layers.activations import Inner
 from eyas.engine.layers.linear import Linear, LinearExperts, LinearLoader, in_blocks, pad_rows, per_head
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.layers.rotary import Angles, Rotary
@@ -95,7 +95,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
     def given(self, x: torch.Tensor) -> torch.Tensor:
         return pad_rows(x)
 
-    def norm(
+    def rms(
         self, residual: torch.Tensor, norm: row_kernels.NormInput | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if norm is None:
@@ -226,12 +226,12 @@ def _of_expert(part: GatedPart[Linear] | OutPart[Linear], number: int) -> Biased
     return part.projection.each[number], None if part.bias is None else part.bias[number]
 
 
-def _gated(x: torch.Tensor, activation: Activation, forth: Biased, back: Biased) -> torch.Tensor:
+def _gated(x: torch.Tensor, activation: Inner, forth: Biased, back: Biased) -> torch.Tensor:
     """x [R, hidden] -> [R, hidden], block by block all the way: the wide inner rows stay in the cache."""
     (gate_up, bias), (down, down_bias) = forth, back
 
     def block(rows: torch.Tensor) -> torch.Tensor:
-        return down(activation(*gate_up(rows, bias).chunk(2, dim=-1)), down_bias)
+        return down(activation(gate_up(rows, bias)), down_bias)
 
     return in_blocks(block, x)
 
