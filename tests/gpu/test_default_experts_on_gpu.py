@@ -16,7 +16,7 @@ from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import ProductLaunch
-from eyas.engine.layers.activations import ACTIVATIONS
+from eyas.engine.layers.activations import ACTIVATIONS, behind_a_gate
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device_machine import router_tiles
 from eyas.engine.models.ops.device_step import Forward, LayerContext
@@ -57,7 +57,7 @@ class Layer:
         back = DenseProjection(StoredWeight(noise(EXPERTS, HIDDEN, WIDTH).div_(WIDTH**0.5)))
         tiles = router_tiles(EXPERTS, HIDDEN)
         self.router = RouterPart(SPEC, router, None, correction, tiles, range(EXPERTS), False)
-        gated = GatedPart(forth, ACTIVATIONS["silu"], GateActivation(), False)
+        gated = GatedPart(forth, behind_a_gate(ACTIVATIONS["silu"]), GateActivation(), False)
         self.known = ExpertsPart(gated, OutPart(back), PER_ROW)
         self.unknown = replace(self.known, gated=replace(gated, gate=None))
         launch, group = ProductLaunch.on(DEVICE, pdl=True), ProcessGroup(RankInfo(), "cpu")

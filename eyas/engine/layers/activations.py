@@ -45,6 +45,12 @@ ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_tanh": gelu_tanh, "cla
 Inner = Callable[[torch.Tensor], torch.Tensor]
 """What the first product of a feed-forward made -> what the second one reads [R, width]."""
 
+
+def behind_a_gate(activation: Activation) -> Inner:
+    """The activation of rows [R, 2 width] of gate and up, side by side."""
+    return lambda made: activation(*made.chunk(2, dim=-1))
+
+
 _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 

@@ -17,7 +17,7 @@ from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LayerSpe
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.layers.activations import ACTIVATIONS, PLAIN, Inner, Xielu
+from eyas.engine.layers.activations import ACTIVATIONS, PLAIN, Inner, Xielu, behind_a_gate
 from eyas.engine.layers.norm import Gain, LayerNorm
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
@@ -43,8 +43,7 @@ def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> GateActivation | None
 def activation_of(blocks: Blocks[Any], spec: FeedForwardSpec, prefix: str) -> Inner:
     """What stands between the products of a feed-forward, whose own numbers of it are below `prefix`."""
     if spec.gated:
-        gated = ACTIVATIONS[spec.activation]
-        return lambda made: gated(*made.chunk(2, dim=-1))
+        return behind_a_gate(ACTIVATIONS[spec.activation])
     if spec.activation != "xielu":
         return PLAIN[spec.activation]
     weights, name = blocks.weights, f"{prefix}.act_fn"

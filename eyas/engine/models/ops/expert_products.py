@@ -118,7 +118,7 @@ def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.
         inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate)
         return _plus(products.down(inner, down, order), out.bias, experts)
     both = _plus(products.each(read, gate_up, order, part.per_row), gated.bias, experts)
-    inner = gated.activation(*both.chunk(2, dim=-1))
+    inner = gated.activation(both)
     return _plus(products.each(inner, down, order, 1), out.bias, experts)
 
 
