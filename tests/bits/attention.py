@@ -73,6 +73,8 @@ class Tokens:
     def expected(self, path: Path) -> torch.Tensor:
         """A plain softmax of the last token's query over its path, in float64 [heads, dim]."""
         seen, rule = list(path[-self.rule.window :]), self.rule
+        if rule.chunk:
+            seen = list(path[(len(path) - 1) // rule.chunk * rule.chunk :])
         k, v = self.kv[seen].double().repeat_interleave(self.heads // self.kv.shape[2], 2).unbind(1)
         scores = torch.einsum("hd,khd->hk", self.q[path[-1]].double(), k) * rule.scale
         if rule.soft_cap:

@@ -35,6 +35,17 @@ MULTIPLIED: dict[str, Any] = {
     "embedding_multiplier": 6.0,
     "logits_scaling": 2.0,
 }
+CHUNKED: dict[str, Any] = {
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": 56,
+    "floor_scale": 20,
+    "attn_scale": 0.5,
+    "for_llm_compressor": False,
+}
 
 WITH_EXPERTS: dict[str, Sample] = {
     "dots1": Sample(
@@ -105,6 +116,12 @@ WITH_EXPERTS: dict[str, Sample] = {
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3VLMoeConfig",
         changes=SMALL_EXPERTS | NO_ENDS | IN_A_PLANE | {"num_experts": 8, "moe_intermediate_size": 48},
+    ),
+    "llama4": Sample("Llama4ForCausalLM", "Llama4TextConfig", changes=NO_ENDS | CHUNKED),
+    "llama4_with_eyes": Sample(
+        "Llama4ForConditionalGeneration",
+        "Llama4Config",
+        changes=NO_ENDS | CHUNKED | {"use_qk_norm": False, "attn_temperature_tuning": False},
     ),
     "minimax_m2": Sample(
         "MiniMaxM2ForCausalLM",

@@ -61,7 +61,10 @@ class Scene:
         for span in spans:
             for i in range(span.count):
                 own = range(span.start, span.start + i + 1) if span.paths is None else span.paths[i]
-                seen = [*range(span.start), *own][-self.spec.window :]  # of 0: all
+                path = [*range(span.start), *own]
+                seen = path[-self.spec.window :]  # of 0: all
+                if chunk := self.spec.chunk:
+                    seen = path[(len(path) - 1) // chunk * chunk :]
                 page = torch.tensor([span.pages[r // self.page_size] for r in seen])
                 slot = torch.tensor([r % self.page_size for r in seen])
                 k, v = (layer[page, which, slot].repeat_interleave(group, 1) for which in (0, 1))
@@ -102,7 +105,9 @@ def tree_paths(start: int) -> tuple[tuple[int, ...], ...]:
 
 
 @pytest.mark.parametrize(
-    "special", [{}, {"window": 60, "sinks": True}, {"window": 600, "soft_cap": 20.0}, {"unseen": 3}], ids=str
+    "special",
+    [{}, {"window": 60, "sinks": True}, {"window": 600, "soft_cap": 20.0}, {"unseen": 3}, {"chunk": 100}],
+    ids=str,
 )
 @pytest.mark.parametrize("start", [1000, 1022, 1024, 70, 40])
 def test_a_node_has_the_bits_of_a_plain_row_after_its_path(start: int, special: dict[str, float]) -> None:
@@ -151,6 +156,7 @@ def test_every_kind_of_span_in_one_step(heads: int, kv_heads: int, head_dim: int
         {"window": 4096},
         {"soft_cap": 50.0},
         {"sinks": True},
+        {"chunk": 90},
         {"scale": 0.7, "soft_cap": 0.4},
     ],
 )

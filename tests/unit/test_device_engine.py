@@ -272,6 +272,15 @@ def test_a_tree_longer_than_a_window_is_refused(config: EngineConfig, tmp_path: 
         answers(on_device(tree), [])
 
 
+def test_a_tree_of_a_model_that_attends_in_chunks_is_refused(config: EngineConfig, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    write_family(target, "llama4", vocab_size=16, num_hidden_layers=2)
+    head = write_head(tmp_path / "head", target)
+    tree = replace(config, model=str(target), draft=str(head), speculation=SpeculationConfig(2, 2, 4))
+    with pytest.raises(ConfigError, match="trees of drafts are not verified by a model that attends in"):
+        answers(on_device(tree), [])
+
+
 # --- depths that change ----------------------------------------------------------------------------------
 
 

@@ -106,12 +106,16 @@ RULES = {
     "window": ScoreScaling(0.3, window=70),
     "cap": ScoreScaling(0.3, soft_cap=2.0),
     "sinks": ScoreScaling(0.3, sinks=torch.tensor([1.0, 4.0])),
+    "chunk": ScoreScaling(0.3, chunk=100),
 }
 
 
 @pytest.mark.parametrize(
     "rule",
-    [RULES["window"], *(pytest.param(RULES[each], marks=pytest.mark.slow) for each in ("cap", "sinks"))],
+    [
+        RULES["window"],
+        *(pytest.param(RULES[each], marks=pytest.mark.slow) for each in ("cap", "sinks", "chunk")),
+    ],
     ids=RULES.keys(),
 )
 def test_windows_caps_and_sinks(tokens: Tokens, rule: ScoreScaling) -> None:
@@ -121,7 +125,8 @@ def test_windows_caps_and_sinks(tokens: Tokens, rule: ScoreScaling) -> None:
     runs = plain(own, 200, 258)
     runs["chain"] = partial(shared.rows, [PATH[:258]], 3)
     runs["chunk"] = partial(shared.chunks, [(PATH[:258], 196)], 128)
-    runs["tree"] = partial(shared.trees, [tree])
+    if not rule.chunk:
+        runs["tree"] = partial(shared.trees, [tree])
     assert said(runs) == []
     (row,) = runs["row 258"]().values()
     assert (row - own.expected(PATH[:258])).abs().max() < 1e-3

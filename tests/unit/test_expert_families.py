@@ -48,6 +48,16 @@ SPECIALS: dict[str, dict[str, Change]] = {
         "normalised": feed_forward(normalised=False),
         "shared": feed_forward(shared_width=0),
     },
+    "llama4": {
+        "chunks": attention(chunk=0),
+        "norms of heads": attention(bare_norms=False),
+        "neighbours": attention(adjacent=False),
+        "temperature": attention(temper=None),
+        "layers that do not rotate": attention(rope=RopeConfig(500_000.0)),
+        "weights of inputs": feed_forward(weighs_input=False),
+        "sigmoid": feed_forward(scores="softmax"),
+        "shared": feed_forward(shared_width=0),
+    },
     "qwen2_moe": {
         "biases": attention(qkv_bias=False),
         "share": feed_forward(shared_share=False),

@@ -62,6 +62,8 @@ class Scene:
     def seen(self, slot: int, path: list[int]) -> list[int]:
         """The rows of a path that its last one sees."""
         first = 0 if self.kv.firsts is None else int(self.kv.firsts[slot])
+        if chunk := self.kv.rule.chunk:
+            first = max(first, (len(path) - 1) // chunk * chunk)
         return [row for row in path[-self.kv.rule.window :] if row >= first]
 
     def expected(self, q: torch.Tensor, slot: int, seen: list[int]) -> torch.Tensor:
@@ -185,6 +187,7 @@ RULES = {
     "cap": ScoreScaling(0.5, soft_cap=1.5),
     "window": ScoreScaling(0.2, window=37),
     "short window": ScoreScaling(0.2, window=2),
+    "chunk": ScoreScaling(0.2, chunk=40),
     "window and cap": ScoreScaling(0.5, window=70, soft_cap=1.5),
     "window and sinks": ScoreScaling(
         0.2, window=37, sinks=torch.tensor([-9.0, 0.0, 2.0, 5.0], device=DEVICE)
@@ -266,11 +269,14 @@ def test_a_window_and_a_tree_of_several_words() -> None:
     assert (got - plain).abs().max() > 0.05
 
 
-def test_a_tree_longer_than_the_window_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("rule", "why"), [({"window": 3}, "window of 3"), ({"chunk": 30}, "in chunks of 30")]
+)
+def test_a_tree_that_a_rule_cuts_through_is_refused(rule: dict[str, int], why: str) -> None:
     scene = Scene(2, 1, 32, [40])
-    scene.ruled(ScoreScaling(0.2, window=3))
+    scene.ruled(ScoreScaling(0.2, **rule))
     mask = torch.ones(1, 1, 4, dtype=torch.int64, device=DEVICE)
-    with pytest.raises(ValueError, match="window of 3"):
+    with pytest.raises(ValueError, match=why):
         decode(scene, scene.queries(4), QueryRows(*positions([40], [0], 4), 4, mask), tiling_of(1, 8, 1))
 
 

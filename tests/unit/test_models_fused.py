@@ -177,6 +177,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": {},
     "granite_moe_shared": {},
     "minimax_m2": {},
+    "llama4": {"attention_chunk_size": 9},
     "qwen2_moe": {"mlp_only_layers": []},
     "ernie4_5_moe": {},
     "hunyuan_moe": {},
@@ -251,7 +252,7 @@ def test_every_field_of_a_specification_is_known() -> None:
         LayerSpec: "attention feed_forward norms residual_scale parallel",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
         "output_bias head_norms row_norms sinks norms_behind centred_heads adjacent "
-        "temper",
+        "temper chunk bare_norms",
         FeedForwardSpec: "width activation bias gated",
         NormNames: "before_attention after_attention before_feed_forward after_feed_forward",
     }

@@ -123,15 +123,16 @@ class _TreeStem:
 
 
 class KeyVisibility(NamedTuple):
-    """The keys that a layer's queries see: `window` and `unseen` of its `AttentionSpec`."""
+    """The keys that a layer's queries see: `window`, `unseen` and `chunk` of its `AttentionSpec`."""
 
     window: int
     unseen: int
+    chunk: int = 0
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Self:
         """The visibility of a layer's keys."""
-        return cls(spec.window, spec.unseen)
+        return cls(spec.window, spec.unseen, spec.chunk)
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class TorchAttention(AttentionBackend):
         stems: list[_TreeStem] = []
         row = 0
         for span in spans:
-            tiles = [_seen(tile, sight.window) for tile in self._tiles(span, row)]
+            tiles = [_seen(tile, sight) for tile in self._tiles(span, row)]
             row += span.count
             if span.paths is None and len(tiles) > _TILES_SHARING_KEYS:
                 parts.append(self._shared_part(tiles, sight))
@@ -480,6 +481,8 @@ class TorchAttention(AttentionBackend):
         key = block_of[:, None, None] * BLOCK + np.arange(BLOCK)
         after = key - visible[tile_of][:, :, None]  # below 0: the row's own key, and those before it
         sees = after < 0 if not sight.window else (after < 0) & (after >= -sight.window)
+        if sight.chunk:
+            sees &= key >= ((visible - 1) // sight.chunk * sight.chunk)[tile_of][:, :, None]
         if sight.unseen:
             sees &= (key >= sight.unseen) | (after == -1)
         mask = np.where(sees, np.float32(0), np.float32(-np.inf))
@@ -548,9 +551,12 @@ def _shared(
     return firsts, same.reshape(-1)
 
 
-def _seen(tile: _QueryTile, window: int) -> _QueryTile:
-    """A copy of the tile without the blocks before its first query's window; 0: it sees all keys."""
-    return replace(tile, first=max(tile.visible - window, 0) // BLOCK) if window else tile
+def _seen(tile: _QueryTile, sight: KeyVisibility) -> _QueryTile:
+    """A copy of the tile without the blocks before its first query's window and chunk."""
+    first = max(tile.visible - sight.window, 0) if sight.window else 0
+    if sight.chunk:
+        first = max(first, (tile.visible - 1) // sight.chunk * sight.chunk)
+    return replace(tile, first=first // BLOCK)
 
 
 def _column(tiles: Sequence[_QueryTile], name: str) -> np.ndarray:

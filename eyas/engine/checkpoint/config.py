@@ -45,6 +45,8 @@ class AttentionSpec:
     elements are paired with their neighbours, not with those half the rotated part away. `sinks`:
     each head has a stored score that no key has, which takes its share of the softmax and mixes nothing.
     `centred_heads`: as `head_norms`, less the mean of a head, and each head has a gain of its own.
+    `chunk`: a row sees no row before the last multiple of this many tokens (0: it sees all). `bare_norms`:
+    heads of q and k are normalised without stored gains.
     """
 
     num_heads: int
@@ -64,6 +66,8 @@ class AttentionSpec:
     centred_heads: bool = False
     adjacent: bool = False
     temper: Temper | None = None
+    chunk: int = 0
+    bare_norms: bool = False
 
     @property
     def rotated_dim(self) -> int:
@@ -207,6 +211,8 @@ class LayerSpec:
         """Finds impossible numbers; a sentence for each."""
         if self.attention.window < 0:
             yield f"sliding_window {self.attention.window} is negative"
+        if self.attention.chunk < 0:
+            yield f"attention_chunk_size {self.attention.chunk} is negative"
         yield from self.attention.rope.complaints()
         yield from _rope_complaints(self.attention.rope, self.attention)
         if not 0 < self.attention.scale < math.inf:
@@ -394,9 +400,11 @@ def _rope_complaints(rope: RopeConfig, attention: AttentionSpec) -> Iterator[str
 
 
 def _without_idle_window(layer: LayerSpec, context_length: int) -> LayerSpec:
-    if layer.attention.window < context_length:
-        return layer
-    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=0))
+    fields = {"window": layer.attention.window, "chunk": layer.attention.chunk}
+    idle = {name: 0 for name, size in fields.items() if size >= context_length}
+    return (
+        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, **idle)) if idle else layer
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,9 @@ def context_of_a_row(model: ModelConfig) -> float:
 def _attended(layer: LayerSpec) -> int:
     """Elements of keys and values that a row's heads read of one token."""
     spec = layer.attention
-    return 0 if spec.window else spec.num_heads * (spec.head_dim + (spec.latent or spec.head_dim))
+    return (
+        0 if spec.window or spec.chunk else spec.num_heads * (spec.head_dim + (spec.latent or spec.head_dim))
+    )
 
 
 def _weights(hidden: int, layer: LayerSpec) -> int:

@@ -114,7 +114,14 @@ def check_words(loaded: EngineSpec, buckets: GraphBuckets) -> None:
 
 
 def check_windows(loaded: EngineSpec) -> None:
-    """Raises ConfigError if a layer's window is shorter than the tree of drafts that it verifies."""
+    """Raises ConfigError if a layer's window is shorter than the tree of drafts that it verifies, or a layer
+    attends in chunks, whose bounds would cut through trees.
+    """
+    if loaded.config.speculation.topk > 1 and any(layer.attention.chunk for layer in loaded.target.layers):
+        raise ConfigError(
+            "trees of drafts are not verified by a model that attends in chunks: take --spec-topk 1",
+            param="spec-topk",
+        )
     windows = [layer.attention.window for layer in loaded.target.layers if layer.attention.window]
     if loaded.config.speculation.topk > 1 and min(windows, default=loaded.width) < loaded.width:
         raise ConfigError(

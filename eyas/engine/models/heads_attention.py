@@ -53,6 +53,9 @@ class HeadsAttention(Generic[ProjectionT]):
             if spec.norms_behind:  # what keys would be multiplied by, queries are
                 query_gain, gains = gains.float().prod(0), torch.ones_like(gains)
             norms = skinny.HeadNorms(gains, config.norm_eps)
+        if spec.bare_norms:
+            ones = torch.ones(2, dim, dtype=weights.placement.dtype, device=weights.placement.device)
+            norms = skinny.HeadNorms(ones, config.norm_eps)
         if spec.temper is not None:
             places = temperatures(spec.temper, config.context_length).to(weights.placement.device)
         if spec.row_norms:

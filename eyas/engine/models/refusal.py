@@ -100,7 +100,7 @@ def _blocks_refusal(layer: LayerSpec) -> str:
 
 def _latent_refusal(spec: LatentSpec) -> str:
     special = {
-        "a window": spec.window,
+        "a window": spec.window or spec.chunk,
         "a soft cap": spec.soft_cap,
         "norms of heads": spec.head_norms,
         "sinks": spec.sinks,

@@ -42,6 +42,8 @@ MODELS = {
     "HeliumForCausalLM": "helium",
     "HunYuanDenseV1ForCausalLM": "hunyuan",
     "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
     "MiMoForCausalLM": "qwen2",  # its MTP layer is a draft head's
     "MiniMaxM2ForCausalLM": "minimax_m2",

@@ -95,11 +95,12 @@ class _AttendLayout:
     window: int
     bounded: bool
     ceiling: float
+    chunk: int
 
     @property
     def narrow(self) -> bool:
         """True if there are rows before a sequence's end that its queries do not see."""
-        return self.window > 0 or self.bounded
+        return self.window > 0 or self.chunk > 0 or self.bounded
 
     @property
     def group(self) -> int:
@@ -177,6 +178,8 @@ def attend(
 
 def _layout(heads: int, kv: PagedKv, queries: QueryRows, tiling: AttentionTiling, pdl: bool) -> _AttendLayout:
     rule, extent = kv.rule, queries.extent or queries.width
+    if queries.mask is not None and rule.chunk:
+        raise ValueError(f"trees are not attended in chunks of {rule.chunk}")
     if queries.mask is not None and 0 < rule.window < extent:
         raise ValueError(f"a tree of {extent} rows does not fit into a window of {rule.window}")
     return _AttendLayout(
@@ -194,6 +197,7 @@ def _layout(heads: int, kv: PagedKv, queries: QueryRows, tiling: AttentionTiling
         window=rule.window,
         bounded=kv.firsts is not None,
         ceiling=rule.ceiling,
+        chunk=rule.chunk,
     )
 
 
@@ -282,7 +286,7 @@ def _part_of(tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
     start = tl.minimum(tl.maximum(start, 0), table_stride * layout.page_size - layout.extent)
     slot = tl.load(slots + tl.program_id(2), volatile=True)
     end = start + layout.extent
-    low, edge = lowest_row(firsts, slot, start, layout.window), first_row(firsts, slot)
+    low, edge = lowest_row(firsts, slot, start, layout.window, layout.chunk), first_row(firsts, slot)
     begin = low // layout.keys * layout.keys
     length = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(1)), layout.keys) * layout.keys
     first = begin + tl.program_id(1) * length

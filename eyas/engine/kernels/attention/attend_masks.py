@@ -19,6 +19,8 @@ def lowest_of(sees, start, low, edge, layout: tl.constexpr):
     lowest = tl.minimum(edge, start + sees) if layout.words == 0 else low
     if layout.window > 0:
         lowest = tl.maximum(lowest, start + _depth(sees, layout) - layout.window + 1)
+    if layout.chunk > 0:  # no tree's
+        lowest = tl.maximum(lowest, (start + sees) // layout.chunk * layout.chunk)
     return lowest
 
 

@@ -124,6 +124,8 @@ def layout_of(
     rule = kv.rule
     if queries.mask is not None and 0 < rule.window < queries.width:
         raise ValueError(f"a tree of {queries.width} rows does not fit into a window of {rule.window}")
+    if queries.mask is not None and rule.chunk:
+        raise ValueError(f"trees are not attended in chunks of {rule.chunk}")
     if queries.extent or kv.firsts is not None:
         raise ValueError("the exact arithmetic has no levels of growing trees, and no first rows of slots")
     return BlockLayout(
@@ -139,6 +141,7 @@ def layout_of(
         pdl=launch.pdl,
         window=rule.window,
         ceiling=rule.ceiling,
+        chunk=rule.chunk,
         parts=launch.parts,
     )
 
@@ -234,13 +237,13 @@ def _own_columns(tables, table_stride, slots, starts, layout: tl.constexpr):
     # Before the wait this may be anything, and must still lead to a page that exists.
     start = tl.minimum(tl.maximum(start, 0), table_stride * layout.page_size - layout.width)
     slot = tl.load(slots + tl.program_id(2), volatile=True)
-    low = lowest_row(None, slot, start, layout.window)
+    low = lowest_row(None, slot, start, layout.window, layout.chunk)
     end = shared_end(start, layout)
     first_part, used, length = share_of(low, end, layout)
     begin = part_begin(first_part, layout) + tl.program_id(1) * length
     first = tl.minimum(part_begin(part_from(begin, layout), layout), end)
     last = tl.minimum(part_begin(part_from(begin + length, layout), layout), end)
-    if layout.window > 0:
+    if layout.narrow:
         first = tl.maximum(first, low // BLOCK * BLOCK)
     table = tables + slot.to(tl.int64) * table_stride
     return table, start, low, end, first, last, used

@@ -46,6 +46,7 @@ class BlockLayout:
     pdl: bool
     window: int
     ceiling: float
+    chunk: int
     parts: PartSizes
     paths: bool = False
 
@@ -79,7 +80,12 @@ class BlockLayout:
         """True if blocks that every query sees whole have a loop without masks: of few rows, one loop is
         sooner at its first keys.
         """
-        return self.tile > 16 and self.window == 0
+        return self.tile > 16 and not self.narrow
+
+    @property
+    def narrow(self) -> bool:
+        """True if there are columns before a query's own that it does not see."""
+        return self.window > 0 or self.chunk > 0
 
 
 @triton.jit
@@ -141,13 +147,15 @@ def _blocks(
         pages = pages_of(table, row, there, layout.page_size)
         if MASKED:
             inside = column < end
-            if layout.window > 0:
+            if layout.narrow:
                 inside = inside & (column >= low)
             k = read_rows(keys, at, scales, here, now, inside[:, None], 0, q_tile, layout)
             v = read_rows(values, at, scales, here, now, inside[:, None], 1, q_tile, layout)
             seen = inside[None, :] & (column[None, :] <= own[:, None])
             if layout.window > 0:
                 seen = seen & (column[None, :] > own[:, None] - layout.window)
+            if layout.chunk > 0:
+                seen = seen & (column[None, :] >= own[:, None] // layout.chunk * layout.chunk)
             scores = tl.where(seen, _scores(q_tile, k, scale, layout), UNSEEN)
         else:
             k = read_rows(keys, at, scales, here, now, None, 0, q_tile, layout)

@@ -88,7 +88,7 @@ def _attend_paths(
     start = tl.load(starts + sequence)
     slot = tl.load(slots + sequence)
     table = tables + slot.to(tl.int64) * table_stride
-    low = lowest_row(None, slot, start, layout.window)
+    low = lowest_row(None, slot, start, layout.window, layout.chunk)
     query = sequence * layout.width + tl.program_id(1)
     row = tl.arange(0, layout.tile)
     real = row < layout.group

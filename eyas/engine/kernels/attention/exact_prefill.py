@@ -60,6 +60,7 @@ def attend_chunks_exactly(
         pdl=False,
         window=kv.rule.window,
         ceiling=kv.rule.ceiling,
+        chunk=kv.rule.chunk,
         parts=cut.parts,
     )
     if out is None:
@@ -101,7 +102,7 @@ def _attend_chunks(
     q_tile = tl.load(q_at, mask=real[:, None], other=0.0)
     own, end = start + query, start + count
     at = head * layout.dim + dim
-    low = lowest_row(None, slot, start, layout.window)
+    low = lowest_row(None, slot, start, layout.window, layout.chunk)
     first = low // BLOCK * BLOCK
     acc, peak, total = nothing(layout.tile, layout.dim)
     acc, peak, total = over_columns(

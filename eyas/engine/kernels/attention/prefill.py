@@ -54,11 +54,12 @@ class _PrefillLayout:
     window: int
     bounded: bool
     ceiling: float
+    chunk: int
 
     @property
     def narrow(self) -> bool:
         """True if there are rows before a query's own that it does not see."""
-        return self.window > 0 or self.bounded
+        return self.window > 0 or self.chunk > 0 or self.bounded
 
     @property
     def group(self) -> int:
@@ -102,6 +103,7 @@ def attend_chunks(
         window=rule.window,
         bounded=kv.firsts is not None,
         ceiling=rule.ceiling,
+        chunk=rule.chunk,
     )
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -149,7 +151,7 @@ def _attend_chunks(
     place = (tl.load(tile + 1) + query).to(tl.int64)
     q_tile = tl.load(q + (place * q_stride + column * layout.dim)[:, None] + dim, mask=real, other=0.0)
     at = head * layout.dim + dim
-    low, edge = lowest_row(firsts, slot, start, layout.window), first_row(firsts, slot)
+    low, edge = lowest_row(firsts, slot, start, layout.window, layout.chunk), first_row(firsts, slot)
     acc, peak, total = _over_rows(
         q_tile, start + query, keys + at, values + at, scales_of(keys, head, layout),
         table, low, edge, start, start + count, scale, layout,
@@ -180,6 +182,8 @@ def _over_rows(
         entered = low  # from here on every query sees every row
         if layout.window > 0:
             entered = tl.maximum(low, end - layout.window)
+        if layout.chunk > 0:
+            entered = tl.maximum(entered, (end - 1) // layout.chunk * layout.chunk)
         entered = tl.minimum(tl.cdiv(entered, layout.keys) * layout.keys, whole)
         peak, total, acc = _blocks(
             q_tile, own, keys, values, scales, table, low, edge, first, entered, end, scale, peak, total, acc,
@@ -231,6 +235,8 @@ def _blocks(
                 seen = seen & ((row >= edge)[None, :] | (row[None, :] == own[:, None]))
             if layout.window > 0:
                 seen = seen & (row[None, :] > own[:, None] - layout.window)
+            if layout.chunk > 0:
+                seen = seen & (row[None, :] >= own[:, None] // layout.chunk * layout.chunk)
             scores = tl.where(seen, scores, _UNSEEN)
         new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
         weights = tl.exp2(scores * factor - new_peak[:, None])

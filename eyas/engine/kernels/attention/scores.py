@@ -22,18 +22,20 @@ class ScoreScaling:
     """`scale` times the product of query and key, bent by a tanh to stay below `soft_cap` (0: it is not).
 
     `window`: a query sees this many rows at the end of its path, its own included (0: all). `sinks` float32
-    [heads]: a score of each head's that no key has (None: there are none).
+    [heads]: a score of each head's that no key has (None: there are none). `chunk`: it sees no row before
+    the last multiple of this (0: all).
     """
 
     scale: float
     window: int = 0
     soft_cap: float = 0.0
     sinks: torch.Tensor | None = None
+    chunk: int = 0
 
     @classmethod
     def of(cls, spec: AttentionSpec, sinks: torch.Tensor | None = None) -> Self:
         """The rule of a layer that attends as `spec` says."""
-        return cls(spec.scale, spec.window, spec.soft_cap, sinks)
+        return cls(spec.scale, spec.window, spec.soft_cap, sinks, spec.chunk)
 
     @property
     def factor(self) -> float:
@@ -56,7 +58,7 @@ def first_row(firsts, slot):
 
 
 @triton.jit
-def lowest_row(firsts, slot, start, WINDOW: tl.constexpr):
+def lowest_row(firsts, slot, start, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """The first row that the query at row `start` sees, and none after it sees an earlier one.
 
     firsts int32 [slots] or None: a slot's first row that anybody sees.
@@ -64,6 +66,8 @@ def lowest_row(firsts, slot, start, WINDOW: tl.constexpr):
     low = 0
     if WINDOW > 0:
         low = tl.maximum(start - WINDOW + 1, 0)
+    if CHUNK > 0:
+        low = tl.maximum(low, start // CHUNK * CHUNK)
     if firsts is not None:
         low = tl.maximum(low, tl.minimum(first_row(firsts, slot), start))
     return low

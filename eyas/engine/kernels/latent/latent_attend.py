@@ -196,7 +196,7 @@ def _attend(
     start = tl.load(starts + sequence)
     slot = tl.load(slots + sequence)
     end = start + layout.extent
-    low = lowest_row(firsts, slot, start, 0)
+    low = lowest_row(firsts, slot, start, 0, 0)
     begin = low // layout.keys * layout.keys
     length = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(1)), layout.keys) * layout.keys
     length = tl.maximum(length, layout.least)
@@ -239,7 +239,7 @@ def _attend_chunks(
         return
     slot = tl.load(tile)
     start = tl.load(tile + 2)
-    low = lowest_row(firsts, slot, start, 0)
+    low = lowest_row(firsts, slot, start, 0, 0)
     row = tl.program_id(0) * layout.tile + tl.arange(0, layout.tile)
     query = row // layout.heads
     real = query < count
