@@ -44,7 +44,7 @@ class TensorFile:
         begin, self._end = self._end, self._end + tensor.nbytes
         kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
         self._entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, self._end]}
-        self._file.write(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+        self._file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._file:

@@ -189,7 +189,7 @@ def compressed(
 
 
 TOKEN = {"type": "int", "num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True}
-CHANNEL = {"num_bits": 8, "strategy": "channel", "group_size": None}
+CHANNEL: dict[str, Any] = {"num_bits": 8, "strategy": "channel", "group_size": None}
 PACKINGS = {
     "gptq": Packing(gptq(), _gptq(1)),
     "gptq, 8 bits, by row": Packing(

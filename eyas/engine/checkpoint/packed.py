@@ -9,7 +9,7 @@ in a file of its own. Readers of a folder see one tensor "NAME.weight" instead o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -324,7 +324,7 @@ def group_of(raw: Raw, what: str) -> int:
 
 
 def mixed(
-    own: list[tuple[str, PackedConfig]], others: PackedConfig, ignored: tuple[str, ...]
+    own: Sequence[tuple[str, PackedConfig]], others: PackedConfig, ignored: tuple[str, ...]
 ) -> PackedConfig | MixedConfig:
     """The format of `others`, if all are alike, or the formats of modules by the entries that name them."""
     if all(config == others for _, config in own):
