@@ -122,6 +122,17 @@ def test_by_fast_arithmetic_they_are_not(config: EngineConfig) -> None:
         assert (answers(ways[0], asked) == answers(ways[1], asked)) == exact
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_keys_and_values_in_fp8_follow_a_request_alone(config: EngineConfig) -> None:
+    """A prompt by the wide way through the layers, and in chunks by the narrow one."""
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=2)
+    asked = [[GenerationRequest("long", (PROMPT * 3)[:132], params)]]
+    in_fp8 = replace(config, draft=None, kv_cache_dtype="fp8_e4m3")
+    ways = [replace(in_fp8, chunk_tokens=count) for count in (40, 140)]
+    assert answers(ways[0], asked) == answers(ways[1], asked)
+
+
 def refused(config: EngineConfig, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as found:
         build_engine(config, link=None)  # type: ignore[arg-type]
