@@ -62,6 +62,15 @@ LONG = {
     "original_max_position_embeddings": WINDOW,
 }
 """Of a context that is longer than that of the training, as the prompts are too."""
+TEMPERED = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": WINDOW,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama_llama3": {},
     "mistral": WINDOWED | {"head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 4},
@@ -71,7 +80,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "gemma2": GEMMA,
     "gemma3": GEMMA,
+    "smollm3": {},
+    "olmo3": WINDOWED,
+    "granite": {},
+    "ministral3": {"rope_parameters": TEMPERED},
+    "glm4": {},
+    "hunyuan": {},
+    "cohere2": WINDOWED,
+    "nemotron": {},
+    "apertus": {},
+    "phi": {},
+    "opt": {"ffn_dim": 2816, "num_key_value_heads": 8, "word_embed_proj_dim": 1024},
 }
+BIASED = ("phi", "opt")
+"""No kernel of few rows adds a bias to what attention gives."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +206,13 @@ def _warmup(folder: Path, dtype: str) -> KernelWarmup:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_transformers(references: dict[str, Reference], family: str, dtype: str) -> None:
     reference = references[family]
-    check(reference, Device(reference.folder, getattr(torch, dtype)), SLACK[dtype])
+    few = 0 if family in BIASED else skinny.MAX_ROWS
+    check(reference, Device(reference.folder, getattr(torch, dtype)), SLACK[dtype], few)
 
 
-def check(reference: Reference, device: Device, slack: float) -> None:
+def check(reference: Reference, device: Device, slack: float, few: int = skinny.MAX_ROWS) -> None:
     """Raises AssertionError with the greatest error, if it is too great, or a greedy token is wrong."""
-    assert device.model.few_rows == skinny.MAX_ROWS
+    assert device.model.few_rows == few
     found = device.prompts([prompt[:-ANSWER] for prompt in reference.prompts])
     worst, spread = 0.0, min(float(logits.std()) for logits in reference.logits)
     assert spread > 0.5, "the logits say too little"

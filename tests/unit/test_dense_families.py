@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
+from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, Temper
 from eyas.engine.checkpoint.rope import NO_ROPE, RopeConfig
+from eyas.engine.loading.arithmetic import inexact
 from eyas.engine.models.table import read_model
+from tests.unit.dense_families import DENSE
 from tests.unit.families import write_family
 from tests.unit.model_rig import Rig
 from tests.unit.test_model_families import (
@@ -133,3 +138,65 @@ def unnoticed(
         else:
             found += [special] * bool(error < 100 * CLOSE)
     return found
+
+
+NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "ffn_dim",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+
+
+@pytest.mark.parametrize(
+    "model", {sample.model: None for sample in DENSE.values() if sample.model.endswith("ForCausalLM")}
+)
+def test_keys_that_are_left_out_have_transformers_defaults(tmp_path: Path, model: str) -> None:
+    """Of a model that says no more than its sizes."""
+    sample = next(each for each in DENSE.values() if each.model == model)
+    full = json.loads(json.dumps(getattr(transformers, sample.config)().to_dict()))
+    bare = {name: full[name] for name in NEEDED if full.get(name) is not None}
+    read = []
+    for raw in (full, bare):
+        (tmp_path / "config.json").write_text(
+            json.dumps(raw | {"architectures": [model], "eos_token_id": None})
+        )
+        read.append(read_model(tmp_path, "dummy"))
+    assert read[0] == read[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("cohere", "take off the mean"),
+        ("opt", "take off the mean"),
+        ("apertus", "feed-forward"),
+        ("olmo3", "norms over whole rows"),
+        ("granite", ""),
+        ("hunyuan", ""),
+        ("ministral3", ""),
+    ],
+)
+def test_exact_arithmetic_computes_it_or_refuses_it_by_name(tmp_path: Path, name: str, why: str) -> None:
+    """Those it computes are in `tests/unit/test_exact_models.py`."""
+    write_family(tmp_path, name)
+    found = inexact(read_model(tmp_path), EngineConfig(model=str(tmp_path), dtype="bfloat16"))
+    assert why in found and bool(found) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("phi", "qk_layernorm", True), ("stablelm", "qk_layernorm", True), ("opt", "word_embed_proj_dim", 32)],
+)
+def test_what_no_equation_here_says_is_refused_by_name(
+    tmp_path: Path, name: str, key: str, value: Any
+) -> None:
+    write_family(tmp_path, name)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ConfigError, match=key):
+        read_model(tmp_path)

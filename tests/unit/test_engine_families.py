@@ -63,6 +63,9 @@ def served(cluster: Loopback, *, split: bool = False) -> list[list[int]]:
     + [
         pytest.param(name, marks=pytest.mark.slow)
         for name in (
+            "cohere2",
+            "hunyuan",
+            "ministral3",
             "gemma2",
             "mistral",
             "qwen2_windows",

@@ -117,6 +117,10 @@ LENGTH = 203
             "qwen3_moe",
             "qwen2_moe",
             "gpt_oss",
+            "cohere2",
+            "apertus",
+            "hunyuan",
+            "ministral3",
         )
     ],
 )

@@ -14,7 +14,7 @@ DEFAULT_THETA, DEFAULT_WINDOW = 500_000.0, 4096
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """`layer_types` say which layers have the window; without them all but every fourth."""
-    raw = {"sliding_window": DEFAULT_WINDOW, **raw}
+    raw = {"rms_norm_eps": 1e-5, "sliding_window": DEFAULT_WINDOW, **raw}
     theta = values.number(raw, "rope_theta", DEFAULT_THETA)
     everywhere, within = keys.ropes_of_kinds(raw, theta, theta)
     windows = keys.layer_windows(raw, [(layer + 1) % 4 != 0 for layer in range(keys.count(raw))])
