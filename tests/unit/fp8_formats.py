@@ -80,6 +80,9 @@ FORMATS["fp8 in blocks, ue8m0"] = Format("block", "powers", V31, ("weight_scale_
 
 
 FORMATS["modelopt"] = Format("tensor", "tensor", {"quant_method": "modelopt", "quant_algo": "FP8"})
+FORMATS["modelopt, by channel"] = Format(
+    "channel", "token", {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+)
 FORMATS["fbgemm"] = Format("channel", "token", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0})
 
 

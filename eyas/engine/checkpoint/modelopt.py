@@ -38,4 +38,12 @@ def _fp8(raw: Raw) -> Fp8Config:
     return Fp8Config("tensor", rows="tensor", ignored=ignored_modules(raw))
 
 
-_ALGORITHMS: dict[str, Callable[[Any], QuantizedConfig]] = {"NVFP4": _nvfp4, "FP8": _fp8}
+def _fp8_by_channel(raw: Raw) -> Fp8Config:
+    return Fp8Config("channel", rows="token", ignored=ignored_modules(raw))
+
+
+_ALGORITHMS: dict[str, Callable[[Any], QuantizedConfig]] = {
+    "NVFP4": _nvfp4,
+    "FP8": _fp8,
+    "FP8_PER_CHANNEL_PER_TOKEN": _fp8_by_channel,
+}
