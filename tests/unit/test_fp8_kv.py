@@ -187,10 +187,15 @@ def alone(config: EngineConfig) -> list[list[int]]:
     return answers(replace(config, draft=None), one_by_one=True)
 
 
-def test_an_answer_follows_its_request_alone(config: EngineConfig, alone: list[list[int]]) -> None:
+def test_an_answer_follows_its_request_alone(
+    config: EngineConfig, alone: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
     """In company, in chunks, with drafts in trees; and over pages that an earlier request left."""
     assert all(len(tokens) == 8 for tokens in alone)
+    caplog.set_level("INFO", "eyas.engine")
     assert answers(replace(config, speculation=TREE, chunk_tokens=16), times=2) == alone
+    each = EngineSpec.of(config).shape(KvKind.TARGET).page_bytes // config.page_size
+    assert f"KV: fp8_e4m3, {each} bytes a token" in caplog.messages
 
 
 @pytest.mark.slow

@@ -107,6 +107,9 @@ def build_engine(
     loaded = dataclasses.replace(loaded, leader=own_prefix(Path(config.pool_dir)))
     if loaded.target.quantized is not None:
         _log.info("weights: %s", loaded.target.quantized)
+    if config.kv_cache_dtype != "auto" and not config.only_drafts:
+        shape = loaded.with_pages(1).shape(KvKind.TARGET)
+        _log.info("KV: %s, %d bytes a token", config.kv_cache_dtype, shape.page_bytes // shape.page_size)
     if config.only_drafts:
         drafting = _draft_parts(loaded, start, pulse)
         _log.info(start.phases.summary())
