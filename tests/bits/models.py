@@ -58,7 +58,9 @@ class Model:
         launch = replace(skinny.ProductLaunch.on(device, False, exact), cublas=cublas and device != "cpu")
         group = group or ProcessGroup(RankInfo(), device)
         context = LayerContext.on(device, config, group, launch, attention)
-        with FolderWeights(folder, config.spelling, placement, quantized=config.quantized) as weights:
+        with FolderWeights(
+            folder, config.spelling, placement, quantized=config.quantized, fused=config.fused
+        ) as weights:
             self._model = Decoder(config, weights, DeviceMachine(context))
         self._tile = chunk_tile_rows(share)
         self._tokens = self._ints(torch.randint(config.vocab_size, (PAGES * PAGE,), generator=random))
