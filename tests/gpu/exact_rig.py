@@ -49,6 +49,15 @@ KINDS: dict[str, dict[str, Any]] = {
             "weight_block_size": [128, 128],
         },
     },
+    "int4": {
+        "quantization_config": {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": 128,
+            "sym": True,
+            "desc_act": False,
+        },
+    },
     "latents": {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",

@@ -30,7 +30,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.fused_tensors import View
-from eyas.engine.checkpoint.packed import WidenedFile
+from eyas.engine.checkpoint.packed import PackedConfig, WidenedFile
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.quantized import Fp8Config, QuantizedConfig, ScaledConfig
 from eyas.engine.checkpoint.stacked_tensors import JoinedTensor
@@ -452,7 +452,7 @@ class DummyWeights(WeightSource):
     A tensor depends on its name and the seed alone, not on the order in which tensors are taken. A rank's
     part is cut from the whole tensor. `optional`: the names of the optional tensors that the model has.
     Matrices that are asked for as they are stored are in FP8 if `quantized` says that any are; where all rows
-    have one scale, it is 1/64. No other format has dummies: its weights have the placement's dtype.
+    have one scale, it is 1/64. Packed ones are integers of as many bits.
     """
 
     def __init__(
@@ -489,6 +489,24 @@ class DummyWeights(WeightSource):
         scale = torch.full(sizes, each, device=self.placement.device)[scales]
         return stored.contiguous(), scale.contiguous()
 
+    def is_packed(self, name: str) -> bool:
+        return isinstance(self.quantized, PackedConfig) and not self.quantized.keeps(name)
+
+    def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
+        """Of even numbers the deviation is that of the noise."""
+        config = self.quantized
+        assert isinstance(config, PackedConfig)
+        device, most, (n, k) = self.placement.device, 1 << config.bits, shape
+        numbers = torch.randint(most, shape, generator=self._chance(name), device=device, dtype=torch.uint8)
+        each = math.sqrt(12 / k) / most
+        scales = torch.full((n, k // (config.group or k)), each, device=device, dtype=self.placement.dtype)
+        return PackedNumbers(numbers, most // 2, scales).part(*part)
+
+    def _chance(self, name: str) -> torch.Generator:
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        generator = torch.Generator(self.placement.device)
+        return generator.manual_seed(int.from_bytes(digest[:7], "little"))
+
     def _row_scale(self, name: str) -> float:
         return 1.0 / 64.0
 
@@ -498,7 +516,5 @@ class DummyWeights(WeightSource):
             return torch.zeros(shape, dtype=dtype, device=device)
         if len(shape) == 1:
             return torch.ones(shape, dtype=dtype, device=device)
-        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
-        noise = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        noise = torch.randn(shape, generator=self._chance(name), device=device, dtype=dtype)
         return noise.div_(shape[-1] ** 0.5)

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.projection import Projection
+from eyas.engine.formats.projection import Projection, StoredProjection
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import exact_wide, skinny
@@ -16,7 +16,7 @@ from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from eyas.engine.kernels.products.rows import act_mul
 
 
-class DenseProjection(Projection):
+class DenseProjection(StoredProjection):
     """Products are cuBLAS's; those in exact arithmetic, and gates of few rows, are tiles of our own."""
 
     @property

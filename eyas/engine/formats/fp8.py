@@ -15,7 +15,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.quantized import FP8_SIDE
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.projection import Projection
+from eyas.engine.formats.projection import Projection, StoredProjection
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import few, vendor
@@ -23,7 +23,7 @@ from eyas.engine.kernels.products.blocks import Fp8Rows, Rows, StoredWeight, cou
 from eyas.engine.kernels.products.rows import act_mul, act_mul_rounded
 
 
-class Fp8Projection(Projection):
+class Fp8Projection(StoredProjection):
     """Products of many rows are the vendor's where it has them, those of a few wait in registers (`few`)."""
 
     matrix = None

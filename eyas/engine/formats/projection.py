@@ -17,6 +17,7 @@ from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
+from eyas.engine.kernels.products.skinny import SkinnyWeight
 
 
 class AnyProjection(ABC):
@@ -34,8 +35,8 @@ class AnyProjection(ABC):
 
     @property
     @abstractmethod
-    def matrix(self) -> torch.Tensor | None:
-        """The numbers themselves, for products into which other work is fused; None: there are none."""
+    def matrix(self) -> SkinnyWeight | None:
+        """What products of few rows read, into which other work is fused; None: there are no such."""
 
     @abstractmethod
     def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
@@ -59,14 +60,13 @@ class AnyProjection(ABC):
         """Puts another of this format into its place of `room`."""
 
 
-@dataclass(frozen=True)
 class Projection(AnyProjection):
-    """One on a device, or one for each expert: [experts, n, k].
+    """One on a device. The format chooses the kernel of a product, by the number of rows."""
 
-    `weight`: what kernels read. The format chooses the kernel of a product, by the number of rows.
-    """
-
-    weight: StoredWeight
+    @property
+    @abstractmethod
+    def weight(self) -> StoredWeight:
+        """The numbers that kernels of experts read."""
 
     @property
     def shape(self) -> torch.Size:
@@ -74,7 +74,7 @@ class Projection(AnyProjection):
 
     @property
     def rounding(self) -> RowRounding | None:
-        return self.weight.rounding
+        return None
 
     @abstractmethod
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -90,6 +90,21 @@ class Projection(AnyProjection):
         """The product with the bits of fused ones, as `exact_wide.shares` gives it; `kind` and `span` as of
         `skinny_tiles.ProductShape`.
         """
+
+
+@dataclass(frozen=True)
+class StoredProjection(Projection):
+    """One whose numbers kernels read as they are stored, or one for each expert: [experts, n, k]."""
+
+    stored: StoredWeight
+
+    @property
+    def weight(self) -> StoredWeight:
+        return self.stored
+
+    @property
+    def rounding(self) -> RowRounding | None:
+        return self.stored.rounding
 
 
 ProjectionT = TypeVar("ProjectionT", bound=AnyProjection)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.dense import DenseLoader
 from eyas.engine.formats.fp8 import Fp8Loader
+from eyas.engine.formats.int4 import Int4Loader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 
-FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, DenseLoader)
+FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, Int4Loader, DenseLoader)
 """The last takes any tensors."""
 
+INEXACT = (Int4Loader,)
+"""Their products have no exact arithmetic: there, their tensors go to the last."""
 
-def loader_of(weights: WeightSource, names: list[str]) -> ProjectionLoader[Projection]:
+
+def loader_of(weights: WeightSource, names: list[str], exact: bool) -> ProjectionLoader[Projection]:
     """The loader of the tensors of products that read the same rows."""
-    return next(loader for kind in FORMATS if (loader := kind.of(weights, names)) is not None)
+    kinds = (kind for kind in FORMATS if not (exact and kind in INEXACT))
+    return next(loader for kind in kinds if (loader := kind.of(weights, names)) is not None)

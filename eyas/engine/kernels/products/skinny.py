@@ -26,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.halving import SUM_GROUP
+from eyas.engine.kernels.products.int4 import Int4Weight
 from eyas.engine.kernels.products.skinny_kernels import (
     SUMS_WIDTH,
     FusedHeads,
@@ -40,6 +41,7 @@ from eyas.engine.kernels.products.skinny_tiles import (
     ProductShape,
     Table,
     exact_tile_for,
+    packed_tile_for,
     tile_for,
 )
 
@@ -79,6 +81,10 @@ class ProductLaunch:
         return cls(partials, tickets, pdl, exact=exact)
 
 
+SkinnyWeight = torch.Tensor | Int4Weight
+"""A matrix [n, k]: its numbers, or packed ones."""
+
+
 @dataclass(frozen=True)
 class SkinnyInput:
     """Rows x [m, k], m <= 128. With `sums`, float32 [parts, 128] of squares: RMS-normalised, no gain."""
@@ -102,7 +108,7 @@ class QkvWeights:
     one, and what the heads pass before they are rotated.
     """
 
-    weight: torch.Tensor
+    weight: SkinnyWeight
     bias: torch.Tensor | None = None
     norms: HeadNorms | None = None
 
@@ -147,7 +153,7 @@ def empty_padded(m: int, *sizes: int, like: torch.Tensor) -> torch.Tensor:
 
 def linear(
     source: SkinnyInput,
-    weight: torch.Tensor,
+    weight: SkinnyWeight,
     out: torch.Tensor,
     launch: ProductLaunch,
     residual: torch.Tensor | None = None,
@@ -165,12 +171,12 @@ def linear(
         _expect("residual", residual, source.x.shape[0], plan.n)
     if sums is not None:
         _expect("sums", sums, plan.n // plan.group, MAX_ROWS)
-    x, weights = _rows(source.x, plan), _blocks(weight, [plan.columns], plan)
-    args = (x, weight, weights, out, residual, source.sums, sums, launch.partials, launch.tickets)
+    read = _read(source.x, weight, plan, (1, 1), [plan.columns])
+    args = (*read, out, residual, source.sums, sums, launch.partials, launch.tickets)
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 
 
-def linear_parts(source: SkinnyInput, weight: torch.Tensor, launch: ProductLaunch) -> int:
+def linear_parts(source: SkinnyInput, weight: SkinnyWeight, launch: ProductLaunch) -> int:
     """The number of parts that `linear`, called with these, leaves of each row's sum of squares."""
     plan = _plan("linear", source, weight, weight.shape[0], launch)
     return plan.n // plan.group
@@ -182,7 +188,7 @@ def sum_group(width: int) -> int:
 
 
 def gated(
-    source: SkinnyInput, weight: torch.Tensor, out: torch.Tensor, launch: ProductLaunch, gelu: bool = False
+    source: SkinnyInput, weight: SkinnyWeight, out: torch.Tensor, launch: ProductLaunch, gelu: bool = False
 ) -> None:
     """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T.
 
@@ -190,8 +196,8 @@ def gated(
     """
     plan = replace(_plan("gated", source, weight, weight.shape[0], launch), gelu=gelu)
     _expect("out", out, source.x.shape[0], plan.n // 2)
-    x, weights = _rows(source.x, plan), _blocks(weight, [plan.half], plan)
-    args = (x, weight, weights, out, source.sums, launch.partials, launch.tickets)
+    read = _read(source.x, weight, plan, (1, 2), [plan.half])
+    args = (*read, out, source.sums, launch.partials, launch.tickets)
     _start(gated_kernel, plan, (*args, *_counts(source)), launch)
 
 
@@ -221,26 +227,32 @@ def qkv_rope(
         _expect("bias", qkv.bias, plan.n)
     if norms is not None:
         _expect("gains", norms.gains, 2, dim)
-    x = _rows(source.x, plan)
-    weights = _blocks(weight.view(-1, 2, dim // 2, plan.k), [1, 2, plan.half], plan)
+    read = _read(source.x, weight, plan, (plan.n // dim, 2), [1, 2, plan.half])
     gains = None if norms is None else norms.gains
-    inputs = (x, weight, weights, qkv.bias, gains, q_out, kv.layer, rotation.cos, rotation.sin)
+    inputs = (*read, qkv.bias, gains, q_out, kv.layer, rotation.cos, rotation.sin)
     rows = (rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
     _start(qkv_rope_kernel, plan, (*inputs, *rows, *_counts(source), heads), launch)
 
 
 def _plan(
-    kind: str, source: SkinnyInput, weight: torch.Tensor, span: int, launch: ProductLaunch
+    kind: str, source: SkinnyInput, weight: SkinnyWeight, span: int, launch: ProductLaunch
 ) -> ProductPlan:
     """Plans this product; a tile's columns divide `span`."""
     (m, k), (n, width) = source.x.shape, weight.shape
     if not 0 < m <= MAX_ROWS or width != k:
         raise ValueError(f"no skinny product of {tuple(source.x.shape)} and {tuple(weight.shape)}")
-    if not (source.x.is_contiguous() and weight.is_contiguous()):
+    stored = weight.words if isinstance(weight, Int4Weight) else weight
+    if not (source.x.is_contiguous() and stored.is_contiguous()):
         raise ValueError("x and weight must be contiguous")
     itemsize, parts = source.x.element_size(), 0 if source.sums is None else source.sums.shape[0]
-    shape = ProductShape(kind, _padded(m), n, k, span)
-    tile = (exact_tile_for if launch.exact else tile_for)(shape, itemsize, launch.tiles)
+    shape, unit, scaled = ProductShape(kind, _padded(m), n, k, span), 0, 0
+    if isinstance(weight, Int4Weight):
+        if launch.exact or source.x.dtype != weight.dtype:
+            raise ValueError(f"no product of packed numbers with {source.x.dtype}, exact: {launch.exact}")
+        unit, scaled = weight.unit, weight.group
+        tile = packed_tile_for(shape, unit, itemsize, launch.tiles)
+    else:
+        tile = (exact_tile_for if launch.exact else tile_for)(shape, itemsize, launch.tiles)
     return ProductPlan(
         rows=shape.rows,
         n=n,
@@ -258,6 +270,8 @@ def _plan(
         folds=tile.folds,
         group=sum_group(n) if launch.exact else tile.columns,
         exact=launch.exact,
+        unit=unit,
+        scaled=scaled,
     )
 
 
@@ -265,19 +279,34 @@ def _padded(m: int) -> int:
     return max(16, power_of_2(m))
 
 
-def _rows(x: torch.Tensor, plan: ProductPlan) -> TensorDescriptor:
+def _read(
+    x: torch.Tensor, weight: SkinnyWeight, plan: ProductPlan, heads: tuple[int, int], block: list[int]
+) -> tuple[Any, ...]:
+    """x; the weight, where it begins and by blocks; and the scales and zero points of packed numbers.
+
+    `heads`: into how many parts its rows are cut, and each of those again. `block`: of a tile's rows.
+    """
+    if isinstance(weight, Int4Weight):
+        parts = weight.words.view(*heads, -1, plan.stored)
+        blocks = _blocks(parts, [1, heads[1], block[-1]], plan.unit)
+        return _rows(x, plan, min(plan.scaled, plan.depth)), weight.words, blocks, weight.scales, weight.zeros
+    parts = weight.view(*heads, -1, plan.k) if len(block) > 1 else weight
+    return _rows(x, plan, plan.depth), weight, _blocks(parts, block, plan.depth), None, None
+
+
+def _rows(x: torch.Tensor, plan: ProductPlan, depth: int) -> TensorDescriptor:
     """x by steps of its columns. Rows beyond m are read as they are where memory goes on, else as zeros.
 
     The products leave them out either way; that zeros need no memory makes them slower.
     """
     behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
     rows = plan.rows if behind >= plan.rows * plan.k else x.shape[0]
-    return TensorDescriptor(x, [rows, plan.k], [plan.k, 1], [plan.rows, plan.depth])
+    return TensorDescriptor(x, [rows, plan.k], [plan.k, 1], [plan.rows, depth])
 
 
-def _blocks(weight: torch.Tensor, sizes: list[int], plan: ProductPlan) -> TensorDescriptor:
+def _blocks(weight: torch.Tensor, sizes: list[int], depth: int) -> TensorDescriptor:
     """The weight [..., k] by blocks of its rows and steps of its columns."""
-    return TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [*sizes, plan.depth])
+    return TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [*sizes, depth])
 
 
 def _expect(name: str, tensor: torch.Tensor, *sizes: int) -> None:

@@ -14,8 +14,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
+from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.halving import halving_sum, halving_total
+from eyas.engine.kernels.products.int4 import PARTS, eights, parts_of
 from eyas.engine.kernels.products.rope_store import (
     pool_row,
     pool_scale,
@@ -39,7 +41,8 @@ class ProductPlan:
     parts of sums (0: there are none). `ahead`: lines of 128 bytes, `line` elements each, that L2 is asked for
     in advance, of each of a program's weight rows. `gelu`: the gate's activation; else it is SiLU. `folds`:
     stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
-    `exact`: no sum's order depends on how the product is cut.
+    `exact`: no sum's order depends on how the product is cut. `unit`: of an `Int4Weight`, whose `scaled`
+    elements of k have one scale; 0: the weight is numbers as they are.
     """
 
     rows: int
@@ -59,6 +62,8 @@ class ProductPlan:
     folds: int = 1
     group: int = 0
     exact: bool = False
+    unit: int = 0
+    scaled: int = 0
 
     @property
     def half(self) -> int:
@@ -66,9 +71,24 @@ class ProductPlan:
         return self.columns // 2
 
     @property
+    def steps(self) -> int:
+        """Times that a row of packed numbers has four units."""
+        return cdiv(self.k, PARTS * self.unit)
+
+    @property
     def chunk(self) -> int:
-        """Elements of k per program."""
-        return self.k // self.split
+        """Elements of k per program; of packed numbers the last may have fewer."""
+        return cdiv(self.steps, self.split) * PARTS * self.unit if self.unit else self.k // self.split
+
+    @property
+    def stored(self) -> int:
+        """Elements of a stored row of the weight."""
+        return self.steps * self.unit if self.unit else self.k
+
+    @property
+    def stored_chunk(self) -> int:
+        """Elements of it per program."""
+        return self.chunk // PARTS if self.unit else self.chunk
 
     @property
     def row_a_thread(self) -> bool:
@@ -110,18 +130,24 @@ class FusedHeads:
 
 @kernel(do_not_specialize=["m", "parts"])
 def linear_kernel(
-    x, weight, weights, out, residual, sums, sums_out, partials, tickets, m, parts, plan: tl.constexpr
-):
+    x, weight, weights, scales, zeros, out, residual, sums, sums_out, partials, tickets, m, parts,
+    plan: tl.constexpr,
+):  # fmt: skip
     """out [m, n] = normalised x . weight^T, plus `residual`; `sums_out`: the squares of its rows, by tile."""
     tile = tl.program_id(0)
     row = tl.arange(0, plan.rows)
     column = tile * plan.columns + tl.arange(0, plan.columns)
+    first_scales = _first_scales(scales, zeros, column, plan)
     _begin(weight, column, plan)
     squares = _squares(sums, m, parts, plan)
     place = row[:, None] * plan.n + column[None, :]
     if residual is not None:
         added = tl.load(residual + place, mask=row[:, None] < m, other=0.0)
-    y = _product(x, weights, plan)
+    if plan.unit > 0:
+        offset = tile * plan.columns
+        y = _packed_product(x, weights, scales, zeros, column, 0, offset, first_scales, plan)
+    else:
+        y = _product(x, weights, plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.columns), plan)
         _leave(shares, y, m, plan)
@@ -143,14 +169,22 @@ def linear_kernel(
 
 
 @kernel(do_not_specialize=["m", "parts"])
-def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, plan: tl.constexpr):
+def gated_kernel(
+    x, weight, weights, scales, zeros, out, sums, partials, tickets, m, parts, plan: tl.constexpr
+):
     """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
     row = tl.arange(0, plan.rows)
     first = tl.program_id(0) * plan.half
     pair = tl.arange(0, plan.columns)
-    _begin(weight, first + pair % plan.half + pair // plan.half * (plan.n // 2), plan)
+    column = first + pair % plan.half + pair // plan.half * (plan.n // 2)
+    first_scales = _first_scales(scales, zeros, column, plan)
+    _begin(weight, column, plan)
     squares = _squares(sums, m, parts, plan)
-    gate, up = _pair(x, weights, first, first + plan.n // 2, plan)
+    if plan.unit > 0:
+        made = _packed_product(x, weights, scales, zeros, column, 0, first, first_scales, plan)
+        gate, up = _halves(made, plan)
+    else:
+        gate, up = _pair(x, weights, first, first + plan.n // 2, plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.half), plan)
         _leave(shares, gate, m, plan)
@@ -168,8 +202,8 @@ def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, pla
 
 @kernel(do_not_specialize=["m", "parts"], do_not_specialize_on_alignment=["positions", "kv_rows"])
 def qkv_rope_kernel(
-    x, weight, weights, bias, gains, q_out, pool, cos, sin, positions, kv_rows, sums, partials, tickets,
-    m, parts, heads: tl.constexpr, plan: tl.constexpr,
+    x, weight, weights, scales, zeros, bias, gains, q_out, pool, cos, sin, positions, kv_rows, sums,
+    partials, tickets, m, parts, heads: tl.constexpr, plan: tl.constexpr,
 ):  # fmt: skip
     """Queries go to `q_out`, keys and values to the pool's `kv_rows` (-1: nowhere); q and k are rotated."""
     # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
@@ -181,11 +215,16 @@ def qkv_rope_kernel(
     element = offset + tl.arange(0, plan.half)
     lower = head * heads.dim + offset
     pair = tl.arange(0, plan.columns)
-    _begin(weight, lower + pair % plan.half + pair // plan.half * heads.half, plan)
+    column = lower + pair % plan.half + pair // plan.half * heads.half
+    first_scales = _first_scales(scales, zeros, column, plan)
+    _begin(weight, column, plan)
     position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
     kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
     squares = _squares(sums, m, parts, plan)
-    y = _head_product(x, weights, head, offset, plan)
+    if plan.unit > 0:
+        y = _packed_product(x, weights, scales, zeros, column, head, offset, first_scales, plan)
+    else:
+        y = _head_product(x, weights, head, offset, plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.columns), plan)
         _leave(shares, y, m, plan)
@@ -198,13 +237,13 @@ def qkv_rope_kernel(
         y = _total(shares, m, plan, plan.split)
     y = _rounded(y, weight, plan) * _scale(squares, plan)[:, None]
     if bias is not None:
-        element_bias = tl.load(bias + lower + pair % plan.half + pair // plan.half * heads.half)
+        element_bias = tl.load(bias + column)
         y += element_bias.to(tl.float32)[None, :]
     if gains is not None and head < heads.q + heads.kv:
         gain = tl.load(gains + (head >= heads.q) * heads.dim + pair).to(tl.float32)
         squares_of_head = halving_sum(y * y) if plan.exact else tl.sum(y * y, 1)
         y *= tl.rsqrt(squares_of_head / heads.dim + heads.eps)[:, None] * gain[None, :]
-    low, high = tl.split(tl.permute(tl.reshape(y, (plan.rows, 2, plan.half)), (0, 2, 1)))
+    low, high = _halves(y, plan)
     low, high = rotated(low, high, c, s)
     is_query = head < heads.q
     queries = q_out + (row * heads.q + head)[:, None] * heads.dim + element[None, :]
@@ -277,7 +316,7 @@ def _begin(weight, rows, plan: tl.constexpr):
     """Waits for the kernel before; meanwhile L2 gets the first of these rows, which no kernel writes."""
     if plan.pdl:
         if plan.ahead > 0:
-            start = rows.to(tl.int64) * plan.k + tl.program_id(1) * plan.chunk
+            start = rows.to(tl.int64) * plan.stored + tl.program_id(1) * plan.stored_chunk
             line = tl.arange(0, plan.ahead)
             if plan.folds == 1:
                 ahead = line * plan.line
@@ -346,6 +385,64 @@ def _pair(x, weights, first, second, plan: tl.constexpr):
     if plan.pdl:
         gdc_launch_dependents()
     return tl.trans(a), tl.trans(b)
+
+
+@triton.jit
+def _packed_product(x, words, scales, zeros, column, head, offset, following, plan: tl.constexpr):
+    """`_product` of an `Int4Weight`: rows `column` [columns], whose words are the block at `head` and
+    `offset`. `following`: the scales of the first step; those of each are loaded a step before.
+    """
+    GROUPED: tl.constexpr = plan.scaled // plan.unit
+    GROUPS: tl.constexpr = 4 // GROUPED
+    start = tl.program_id(1) * plan.chunk
+    acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
+    if plan.pdl:
+        gdc_launch_dependents()  # soon: what the next kernel asks for takes longer to come than this one
+    for at in range(start, start + plan.chunk, 4 * plan.unit):
+        of_step = following
+        following = _scales_of(scales, zeros, column, at + 4 * plan.unit, plan)
+        step = words.load([head, 0, offset, at // 4]).reshape(plan.columns, plan.unit)
+        for group in tl.static_range(GROUPS):
+            zero = eights(column, x.dtype) if zeros is None else of_step[2 * group + 1]
+            numbers = parts_of(step, zero, group * GROUPED, GROUPED)
+            rows = x.load([0, at + group * plan.scaled]).T
+            made = tl.dot(numbers, rows, input_precision="ieee")
+            acc += made * of_step[2 * group].to(tl.float32)[:, None]
+    return tl.trans(acc)
+
+
+@triton.jit
+def _first_scales(scales, zeros, column, plan: tl.constexpr):
+    """The result of `_scales_of` for a program's first step; () where the weight has no scales."""
+    made = ()
+    if plan.unit > 0:
+        made = _scales_of(scales, zeros, column, tl.program_id(1) * plan.chunk, plan)
+    return made
+
+
+@triton.jit
+def _scales_of(scales, zeros, column, at, plan: tl.constexpr):
+    """The scales [columns] of each group in the step of k that begins there, each with its zero points; 0 for
+    those where there are none.
+    """
+    STEP: tl.constexpr = 4 * plan.unit
+    SCALED: tl.constexpr = plan.scaled
+    made = ()
+    for begin in tl.static_range(0, STEP, SCALED):
+        group = (at + begin) // plan.scaled
+        place, there = group * plan.n + column, column * 0 + group * plan.scaled < plan.k
+        made = made + (tl.load(scales + place, mask=there, other=0.0),)  # type: ignore[assignment]
+        if zeros is None:
+            made = made + (0,)  # type: ignore[assignment]
+        else:
+            made = made + (tl.load(zeros + place, mask=there, other=0.0),)  # type: ignore[assignment]
+    return made
+
+
+@triton.jit
+def _halves(y, plan: tl.constexpr):
+    """The first half of a tile's columns, and the other."""
+    return tl.split(tl.permute(tl.reshape(y, (plan.rows, 2, plan.half)), (0, 2, 1)))
 
 
 # --- of a tile whose k is split: every program leaves its share, the last to arrive adds them up ---------

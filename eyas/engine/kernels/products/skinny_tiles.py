@@ -115,6 +115,34 @@ def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) 
     return _fitted(tile, shape, itemsize)
 
 
+def packed_tile_for(shape: ProductShape, unit: int, itemsize: int, table: Table = MEASURED) -> ProductTile:
+    """The tile of a product with an `Int4Weight`; in the table its kind is "int4 " and the product's.
+
+    A step takes four units of k, so x takes most of its memory where rows are many. `depth` is that step.
+    """
+    key = f"int4 {shape.kind}", shape.rows, shape.n, shape.k
+    tile, step = table.get(key) or _packed_rule(shape), 4 * unit
+    split = min(tile.split, -(-shape.k // step))
+    if split * shape.n > MOST_SHARES:
+        split = 1
+    columns = shape.span if shape.kind == "heads" else math.gcd(tile.columns, shape.span)
+    if columns // (2 if shape.kind == "gated" else 1) < _NARROWEST:
+        raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
+    stages = min(tile.stages, _SHARED_BYTES // (unit * (2 * columns + 4 * itemsize * shape.rows)))
+    even = -(-shape.k // step) % split == 0
+    ahead = min(tile.ahead, 1 << (shape.k // split // 4).bit_length() - 1) if even else 0
+    return replace(tile, columns=columns, depth=step, stages=max(stages, 1), split=split, ahead=ahead)
+
+
+def _packed_rule(shape: ProductShape) -> ProductTile:
+    """A quarter of the bytes are soon read: more programs hide how long the first of them take to come."""
+    columns = 128 if shape.kind == "gated" or shape.rows > 32 else 64
+    programs = shape.n // columns
+    split = 1 if programs >= 128 else 2 if programs >= 64 else 4
+    warps = 8 if shape.rows * columns > 8192 else 4
+    return ProductTile(columns, 0, warps, stages=4, split=split, ahead=64)
+
+
 def stretches_of(shape: ProductShape) -> int:
     """The number of equal stretches into which the exact arithmetic cuts k: by the weight alone, never by the
     rows.

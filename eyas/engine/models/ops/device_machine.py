@@ -42,7 +42,7 @@ class DeviceMachine(Machine[Projection]):
     groups_experts = True
 
     def loader(self, weights: WeightSource, names: list[str]) -> ProjectionLoader[Projection]:
-        return loader_of(weights, names)
+        return loader_of(weights, names, self.context.launch.exact)
 
     def router(self, weights: WeightSource, name: str, shape: tuple[int, int]) -> tuple[torch.Tensor, Table]:
         stored = weights.take(name, shape)

@@ -39,7 +39,7 @@ class SourceRead:
 
     @property
     def source(self) -> skinny.SkinnyInput:
-        """For products that norm what they read; gains are in their weights."""
+        """For products that norm what they read; a gain is in their weights."""
         if self.norm is None:
             return skinny.SkinnyInput(self.rows.x)
         return skinny.SkinnyInput(self.rows.x, self.rows.sums, self.norm.eps)
@@ -89,7 +89,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=read.rows.x)
         kv, rotation = skinny.KvRows(self.pool.layer(layer), rows.kv_rows), self.step.rotation(part.spec.rope)
         weights = skinny.QkvWeights(part.projection.matrix, part.bias, heads.norms)
-        skinny.qkv_rope(read.source, weights, q, rotation, kv, self.step.context.launch)
+        skinny.qkv_rope(self._source(read), weights, q, rotation, kv, self.step.context.launch)
         return q
 
     def gated(self, read: SourceRead, part: GatedPart[Projection]) -> Rows:
@@ -97,7 +97,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         if matrix is None or part.gate is None or not part.fused:
             return super().gated(read, part)
         inner = skinny.empty_padded(read.rows.x.shape[0], matrix.shape[0] // 2, like=read.rows.x)
-        skinny.gated(read.source, matrix, inner, self.step.context.launch, part.gate.gelu)
+        skinny.gated(self._source(read), matrix, inner, self.step.context.launch, part.gate.gelu)
         return inner
 
     def add(self, residual: NarrowRows, x: Rows, part: OutPart[Projection]) -> NarrowRows:
@@ -111,10 +111,9 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        left = read.norm is not None and read.norm.gain is not None
-        if (matrix := projection.matrix) is None or left:
+        if (matrix := projection.matrix) is None:
             return super().product(read, projection, bias)
-        return self._product(read.source, matrix, bias)
+        return self._product(self._source(read), matrix, bias)
 
     def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
         if (matrix := projection.matrix) is None:
@@ -139,15 +138,20 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
             *combine.combine_add(made, chosen.weights, beside, residual.x, launch.pdl, launch.exact)
         )
 
+    def _source(self, read: SourceRead) -> skinny.SkinnyInput:
+        """The rows for a product that norms them; or normed ones, where the weights have no gain in them."""
+        left = read.norm is not None and read.norm.gain is not None
+        return skinny.SkinnyInput(self.normed(read).plain) if left else read.source
+
     def _product(
-        self, source: skinny.SkinnyInput, matrix: torch.Tensor, bias: torch.Tensor | None
+        self, source: skinny.SkinnyInput, matrix: skinny.SkinnyWeight, bias: torch.Tensor | None
     ) -> torch.Tensor:
         out = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
         skinny.linear(source, matrix, out, self.step.context.launch)
         return out if bias is None else out.add_(bias)
 
     def _summed(
-        self, source: skinny.SkinnyInput, matrix: torch.Tensor, rows: torch.Tensor | None = None
+        self, source: skinny.SkinnyInput, matrix: skinny.SkinnyWeight, rows: torch.Tensor | None = None
     ) -> NarrowRows:
         """The product, plus `rows` if they are given, and the sums of its squares."""
         launch = self.step.context.launch

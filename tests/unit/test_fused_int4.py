@@ -1,0 +1,35 @@
+"""Models of four-bit weights on the device path, whose kernels read them packed, against the plain ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eyas.engine.formats.dense import DenseProjection
+from eyas.engine.formats.int4 import Int4Projection
+from tests.unit.families import write_family
+from tests.unit.packed_formats import PACKINGS, write_packed
+from tests.unit.test_models_fused import FIRST, same_forwards
+
+pytestmark = pytest.mark.slow
+
+SIZES = {"vocab_size": 128, "num_hidden_layers": 2, "hidden_size": 192, "intermediate_size": 320}
+FEW, MANY = FIRST.values()
+FORMS = [("llama", "gptq"), ("qwen3", "awq"), ("gemma2", "w4a16"), ("qwen2", "w4a16, zero points")]
+
+
+@pytest.mark.parametrize("first", [FEW, MANY])
+@pytest.mark.parametrize(("family", "name"), FORMS)
+def test_models_are_the_plain_ones(tmp_path: Path, family: str, name: str, first: int) -> None:
+    write_family(tmp_path / "plain", family, std=0.08, **SIZES)
+    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS[name])
+    model = same_forwards(tmp_path / "packed", first)
+    assert {each for layer in model.layers for each in layer.formats} == {Int4Projection}
+
+
+def test_columns_in_an_order_of_their_own_are_widened(tmp_path: Path) -> None:
+    write_family(tmp_path / "plain", "llama", std=0.08, **SIZES)
+    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS["gptq, by activations"])
+    model = same_forwards(tmp_path / "packed", FEW)
+    assert {each for layer in model.layers for each in layer.formats} == {DenseProjection}
