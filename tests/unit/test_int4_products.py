@@ -11,7 +11,12 @@ import triton
 
 from eyas.engine.kernels.products import int4, skinny
 from eyas.engine.kernels.products.int4 import Int4Weight
-from eyas.engine.kernels.products.skinny_tiles import ProductTile
+from eyas.engine.kernels.products.skinny_tiles import (
+    MEASURED_INT4,
+    ProductShape,
+    ProductTile,
+    packed_tile_for,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
@@ -114,7 +119,7 @@ def test_a_spoiled_matrix_is_noticed(spoiled: str) -> None:
     if spoiled == "the neighbour's scale":
         weight = replace(weight, scales=weight.scales.roll(1, 0))
     elif spoiled == "a zero point off by one":
-        weight = replace(weight, zeros=weight.zeros + 1)
+        weight = replace(weight, zeros=weight.zeros.add(1))
     else:
         weight = replace(weight, words=weight.words.roll(1, 1))
     x, out = rows(3, 512), torch.empty(3, 64, device=DEVICE, dtype=HALF)
@@ -129,3 +134,9 @@ def test_other_rows_are_refused() -> None:
     source = skinny.SkinnyInput(rows(3, 512).double())
     with pytest.raises(ValueError, match="float64"):
         skinny.linear(source, weight, out, launch("linear", weight, TILES[0]))
+
+
+def test_measured_tiles_fit_as_they_are() -> None:
+    for (kind, padded, n, k), tile in MEASURED_INT4.items():
+        shape = ProductShape(kind.removeprefix("int4 "), padded, n, k, span=128 if "qkv" in kind else n)
+        assert packed_tile_for(shape, 64, 2) == tile

@@ -417,8 +417,12 @@ def test_parts_of_a_matrix_may_be_in_two_files(tmp_path: Path, plain: Path) -> N
 @pytest.mark.parametrize("name", ["gptq", "awq", "w4a16", "w8a8"])
 def test_memory_is_that_of_what_they_mean(tmp_path: Path, plain: Path, name: str) -> None:
     write_packed(tmp_path / "packed", plain, PACKINGS[name])
-    found, meant = (weight_bytes(read_model(tmp_path / each), "bfloat16") for each in ("packed", "meant"))
+    found, meant = (
+        weight_bytes(read_model(tmp_path / each), "bfloat16", "cpu") for each in ("packed", "meant")
+    )
     assert found == meant and found.as_stored == 0
+    on_gpu = weight_bytes(read_model(tmp_path / "packed"), "bfloat16", "cuda")
+    assert on_gpu == found if name == "w8a8" else on_gpu.total < 0.6 * found.total
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "w4a16", "w8a8"])

@@ -88,10 +88,10 @@ def gpu(model: Path, **changes: Any) -> dict[str, EngineConfig]:
 def test_the_headers_say_how_large_the_weights_are(tmp_path: Path) -> None:
     """Without a layer that no decoder reads; as the configuration says, but for the vectors."""
     folder = write_big(tmp_path / "big")
-    stored = weight_bytes(read_model(folder), "float32")
+    stored = weight_bytes(read_model(folder), "float32", "cpu")
     assert stored.total == pytest.approx(4 * PARAMETERS, rel=0.01) and stored.as_stored == 0
     assert stored.total == 4 * parameters(read_model(folder)).total
-    halved = weight_bytes(read_model(folder), "bfloat16")
+    halved = weight_bytes(read_model(folder), "bfloat16", "cpu")
     assert halved.total == halved.as_stored == stored.total // 2
     assert page_bytes(read_model(folder), 16, "bfloat16", ranks=2) == 16 * 80 * 2 * 4 * 128 * 2
 
@@ -99,14 +99,14 @@ def test_the_headers_say_how_large_the_weights_are(tmp_path: Path) -> None:
 def test_a_small_model_is_counted_to_the_byte(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "tiny")
     whole = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    assert 0.9 * whole < weight_bytes(read_model(folder), "float32").total <= whole
+    assert 0.9 * whole < weight_bytes(read_model(folder), "float32", "cpu").total <= whole
 
 
 def test_a_head_in_the_models_folder_does_not_count(tmp_path: Path) -> None:
     folder = write_tiny_mimo(tmp_path)
     model = read_model(folder)
     vectors = sum(2 * model.hidden_size + layer.attention.head_dim * 8 for layer in model.layers)
-    counted = weight_bytes(model, "float32").total // 4
+    counted = weight_bytes(model, "float32", "cpu").total // 4
     assert parameters(model).total < counted <= parameters(model).total + 2 * vectors
 
 

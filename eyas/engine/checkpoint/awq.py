@@ -55,7 +55,7 @@ class AwqConfig(PackedConfig):
         return PackedNumbers(numbers, zeros, parts["scales"].t())
 
     def __str__(self) -> str:
-        return f"AWQ of {self.bits} bits {self.grouping}, widened as they are loaded"
+        return f"AWQ of {self.bits} bits {self.grouping}"
 
 
 def _in_order(packed: torch.Tensor) -> torch.Tensor:

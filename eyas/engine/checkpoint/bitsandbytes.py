@@ -76,7 +76,7 @@ class TableConfig(PackedConfig):
         return PackedNumbers(numbers, 0, scales.view(-1, groups), values=parts["weight.quant_map"])
 
     def __str__(self) -> str:
-        return "bitsandbytes of 4 bits by a table, widened as they are loaded"
+        return "bitsandbytes of 4 bits by a table"
 
 
 def _told(text: bytes) -> Raw:
@@ -128,7 +128,7 @@ class RowsConfig(PackedConfig):
         return PackedNumbers(parts["weight"], 0, parts["SCB"][:, None] / _MOST_INT8)
 
     def __str__(self) -> str:
-        return "bitsandbytes of 8 bits by output channel, widened as they are loaded"
+        return "bitsandbytes of 8 bits by output channel"
 
 
 def read_bitsandbytes(raw: Raw) -> PackedConfig:

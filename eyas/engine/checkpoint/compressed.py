@@ -86,7 +86,7 @@ class IntegerConfig(PackedConfig):
     def __str__(self) -> str:
         rows = ", and their rows stay as they are" if self.rounds_rows else ""
         scales = "by tensor" if self.whole else self.grouping
-        return f"INT{self.bits} {scales}, widened as they are loaded{rows}"
+        return f"INT{self.bits} {scales}{rows}"
 
 
 @dataclass(frozen=True)

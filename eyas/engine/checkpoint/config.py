@@ -401,7 +401,7 @@ def _rope_complaints(rope: RopeConfig, attention: AttentionSpec) -> Iterator[str
 
 def _without_idle_window(layer: LayerSpec, context_length: int) -> LayerSpec:
     fields = {"window": layer.attention.window, "chunk": layer.attention.chunk}
-    idle = {name: 0 for name, size in fields.items() if size >= context_length}
+    idle: dict[str, Any] = {name: 0 for name, size in fields.items() if size >= context_length}
     return (
         dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, **idle)) if idle else layer
     )

@@ -55,7 +55,7 @@ class Mxfp4Experts(PackedConfig):
         return e2m1(parts["blocks"].flatten(1), powers(parts["scales"]))
 
     def __str__(self) -> str:
-        return "MXFP4 of experts, widened as they are loaded"
+        return "MXFP4 of experts"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Mxfp4Matrices(Fp4Matrices):
         return e2m1(parts["weight_packed"], powers(parts["weight_scale"]))
 
     def __str__(self) -> str:
-        return "MXFP4, widened as they are loaded"
+        return "MXFP4"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Nvfp4Matrices(Fp4Matrices):
         return e2m1(parts[self.numbers], scales / whole if self.divides else scales * whole)
 
     def __str__(self) -> str:
-        return "NVFP4, widened as they are loaded"
+        return "NVFP4"
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class GptqConfig(PackedConfig):
         return PackedNumbers(numbers, zeros, parts["scales"].t(), of)
 
     def __str__(self) -> str:
-        return f"GPTQ of {self.bits} bits {self.grouping}, widened as they are loaded"
+        return f"GPTQ of {self.bits} bits {self.grouping}"
 
 
 def read_gptq(raw: Raw) -> PackedConfig | MixedConfig:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import stored_tensors
+from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.quantized import Fp8Config
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
@@ -42,13 +43,16 @@ class WeightBytes:
         return self.experts // (ranks * sharers) + self.rest // ranks
 
 
-def weight_bytes(model: ModelConfig, dtype: str) -> WeightBytes:
+def weight_bytes(model: ModelConfig, dtype: str, device: str) -> WeightBytes:
     """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so, packed ones
-    are widened.
+    are widened, but for those of four bits on a GPU that are no experts'.
     """
+    halves = device != "cpu" and isinstance(model.quantized, PackedConfig) and model.quantized.bits == 4
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
         matrices, size = parameters(model), 1 if isinstance(model.quantized, Fp8Config) else ITEMSIZE[dtype]
-        return WeightBytes(size * matrices.experts, size * matrices.rest)
+        ends = matrices.as_stored
+        layers = (matrices.rest - ends) // 2 if halves else size * (matrices.rest - ends)
+        return WeightBytes(size * matrices.experts, size * ends + layers)
     experts = rest = as_stored = 0
     quantized = model.quantized.kind if model.quantized is not None else None  # "" of packed ones
     for stored, (kind, shape) in stored_tensors(model.folder, model.quantized).items():
@@ -56,6 +60,8 @@ def weight_bytes(model: ModelConfig, dtype: str) -> WeightBytes:
         if (kind not in _KINDS and kind != quantized) or not _is_read(model, name):
             continue
         size = math.prod(shape) * (1 if kind == _FP8 else ITEMSIZE[dtype])
+        if halves and not kind and ".experts." not in name:
+            size = math.prod(shape) // 2
         experts += size if ".experts." in name else 0
         rest += 0 if ".experts." in name else size
         as_stored += size if _KINDS.get(kind) == dtype else 0
@@ -63,10 +69,14 @@ def weight_bytes(model: ModelConfig, dtype: str) -> WeightBytes:
 
 
 def parameters(model: ModelConfig) -> WeightBytes:
-    """Elements of a decoder's matrices; what vectors add does not count."""
+    """Elements of a decoder's matrices; what vectors add does not count.
+
+    `as_stored`: of the embedding and the output head.
+    """
     ends = model.vocab_size * model.hidden_size * (1 if model.tied_head else 2)
     each = [_layer(layer, model.hidden_size) for layer in model.layers]
-    return WeightBytes(sum(layer.experts for layer in each), ends + sum(layer.rest for layer in each))
+    experts, rest = (sum(part) for part in zip(*((layer.experts, layer.rest) for layer in each), strict=True))
+    return WeightBytes(experts, ends + rest, ends)
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: str, ranks: int = 1) -> int:

@@ -187,7 +187,8 @@ class KvPool:
 
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer, [pages, fields, page_size, kv_heads, head_dim]."""
-        return self._layers[index]
+        layer: torch.Tensor = self._layers[index]
+        return layer
 
     def behind(self, layers: int, *sizes: int) -> torch.Tensor:
         """View [pages, *sizes] of what lies behind the first `layers` layers of each page."""

@@ -205,24 +205,9 @@ def _layout(heads: int, kv: PagedKv, queries: QueryRows, tiling: AttentionTiling
     do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "sinks", "masks", "tickets"]
 )
 def _attend(
-    q,
-    q_stride,
-    keys,
-    values,
-    tables,
-    table_stride,
-    slots,
-    starts,
-    firsts,
-    sinks,
-    masks,
-    out,
-    parts,
-    lses,
-    tickets,
-    scale,
-    layout: tl.constexpr,
-):
+    q, q_stride, keys, values, tables, table_stride, slots, starts, firsts, sinks, masks, out, parts, lses,
+    tickets, scale, layout: tl.constexpr,
+):  # fmt: skip
     """Grid (kv_heads * tiles, parts, B): heads side by side, as they lie in a page."""
     sequence, part = tl.program_id(2), tl.program_id(1)
     if layout.pdl:

@@ -146,12 +146,7 @@ _FP16 = tl.constexpr(tuple(_assembly("fp16", part) for part in range(PARTS)))
 @triton.jit
 def base_of(dtype: tl.constexpr):
     """`_BASES` of Triton's types."""
-    if dtype == tl.float32:
-        base: tl.constexpr = 0.0
-    elif dtype == tl.bfloat16:
-        base: tl.constexpr = 128.0
-    else:
-        base: tl.constexpr = 1024.0
+    base: tl.constexpr = 0.0 if dtype == tl.float32 else (128.0 if dtype == tl.bfloat16 else 1024.0)
     return base
 
 

@@ -37,6 +37,7 @@ from eyas.engine.kernels.products.skinny_kernels import (
 )
 from eyas.engine.kernels.products.skinny_tiles import (
     MEASURED,
+    MEASURED_INT4,
     MOST_SHARES,
     ProductShape,
     Table,
@@ -71,7 +72,7 @@ class ProductLaunch:
     compile_only: bool = False
     exact: bool = False
     cublas: bool = False
-    tiles: Table = field(default_factory=lambda: MEASURED)
+    tiles: Table = field(default_factory=lambda: {**MEASURED, **MEASURED_INT4})
 
     @classmethod
     def on(cls, device: str, pdl: bool, exact: bool = False) -> ProductLaunch:

@@ -84,6 +84,25 @@ MEASURED: Table = {
 }
 
 
+MEASURED_INT4: Table = {
+    ("int4 gated", 16, 28672, 4096): ProductTile(columns=128, depth=256, warps=4, stages=4, ahead=64),
+    ("int4 gated", 32, 28672, 4096): ProductTile(columns=128, depth=256, warps=4, stages=3, ahead=64),
+    ("int4 linear", 16, 4096, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4),
+    ("int4 linear", 16, 4096, 14336): ProductTile(
+        columns=128, depth=256, warps=4, stages=3, split=8, ahead=64
+    ),
+    ("int4 linear", 32, 4096, 4096): ProductTile(
+        columns=64, depth=256, warps=4, stages=4, split=4, ahead=128
+    ),
+    ("int4 linear", 32, 4096, 14336): ProductTile(
+        columns=64, depth=256, warps=4, stages=4, split=4, ahead=128
+    ),
+    ("int4 qkv", 16, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=4, split=4, ahead=128),
+    ("int4 qkv", 32, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4, ahead=64),
+}
+"""The same with an `Int4Weight`, whose kinds are "int4 " and the product's."""
+
+
 def tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) -> ProductTile:
     """The tile of a product of elements of `itemsize` bytes, always one that fits the shape and an SM.
 
@@ -115,8 +134,10 @@ def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) 
     return _fitted(tile, shape, itemsize)
 
 
-def packed_tile_for(shape: ProductShape, unit: int, itemsize: int, table: Table = MEASURED) -> ProductTile:
-    """The tile of a product with an `Int4Weight`; in the table its kind is "int4 " and the product's.
+def packed_tile_for(
+    shape: ProductShape, unit: int, itemsize: int, table: Table = MEASURED_INT4
+) -> ProductTile:
+    """The tile of a product with an `Int4Weight`.
 
     A step takes four units of k, so x takes most of its memory where rows are many. `depth` is that step.
     """
@@ -135,12 +156,12 @@ def packed_tile_for(shape: ProductShape, unit: int, itemsize: int, table: Table 
 
 
 def _packed_rule(shape: ProductShape) -> ProductTile:
-    """A quarter of the bytes are soon read: more programs hide how long the first of them take to come."""
+    """Two programs for every SM: each warp waits for the matrix unit at every group."""
     columns = 128 if shape.kind == "gated" or shape.rows > 32 else 64
     programs = shape.n // columns
-    split = 1 if programs >= 128 else 2 if programs >= 64 else 4
+    split = 1 if programs >= 128 else 2 if programs >= 112 else 4
     warps = 8 if shape.rows * columns > 8192 else 4
-    return ProductTile(columns, 0, warps, stages=4, split=split, ahead=64)
+    return ProductTile(columns, 0, warps, stages=4 if shape.rows <= 16 else 3, split=split, ahead=64)
 
 
 def stretches_of(shape: ProductShape) -> int:
