@@ -48,14 +48,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 def poisoned(*workers: RealWorker) -> Iterator[None]:
     """The weights of the last norm are NaN meanwhile, as of memory that went bad."""
     models = [worker.engine._parts.runner.model for worker in workers]
-    good = [model._gain for model in models]
+    good = [model._norm for model in models]
     for model in models:
-        model._gain = torch.full_like(model._gain, torch.nan)
+        model._norm = torch.full_like(model._norm, torch.nan)
     try:
         yield
     finally:
         for model, gain in zip(models, good, strict=True):
-            model._gain = gain
+            model._norm = gain
 
 
 async def check_it_fails_by_name(http: httpx.AsyncClient) -> None:

@@ -76,6 +76,7 @@ def test_plain_rows_and_chains(rule: str, dim: int) -> None:
     check(scene, torch.float32, lambda kv: attend(q, kv, queries, launch, tiling), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1.0, 2.0**-14, 2.0**12])
 def test_queries_of_sixteen_bits_of_any_size(size: float) -> None:
     """They meet stored numbers in units of their own; values of very different sizes weigh as they should."""
@@ -171,7 +172,7 @@ class Writers:
 
 
 @pytest.mark.parametrize("way", ["narrow", "wide", "exact"])
-@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("normed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rows_are_stored_as_the_pool_stores_them(way: str, normed: bool) -> None:
     """To the bit, by kernels that make the same numbers; a narrow product's tiles are heads for this."""
     writers = Writers(normed)

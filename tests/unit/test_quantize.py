@@ -53,7 +53,10 @@ def story() -> tuple[list[int], torch.Tensor]:
     return tokens, reader.likeliest(tokens)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "form",
+    [each if each in ("awq", "fp8") else pytest.param(each, marks=pytest.mark.slow) for each in FORMATS],
+)
 def test_the_embedded_model_goes_on_as_it_did(
     tmp_path: Path, story: tuple[list[int], torch.Tensor], form: str
 ) -> None:
