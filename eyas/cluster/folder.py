@@ -15,6 +15,7 @@ from eyas.common.tokenizers.source import TOKENIZER_FILES, read_tokenizer, token
 from eyas.common.tokenizers.text_source import TextSource
 from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
 from eyas.engine.checkpoint.methods import read_quantized
+from eyas.engine.models.keys import reading
 from eyas.engine.models.mtp_names import layer_count, prefixes_among
 from eyas.engine.models.table import read_model
 from gateway.text.sampling_defaults import sampling_defaults
@@ -79,10 +80,12 @@ def _check_own_layers(config: EngineConfig) -> None:
         return
     if config.load_format == "dummy":
         there = layer_count(read_config(folder)) > 0
+    elif any(folder.glob(PICKLED)):
+        there = True
     else:
-        there = any(folder.glob(PICKLED)) or bool(
-            prefixes_among(tensor_shapes(folder, read_quantized(read_config(folder))))
-        )
+        with reading(folder):
+            quantized = read_quantized(read_config(folder))
+        there = bool(prefixes_among(tensor_shapes(folder, quantized)))
     if not there:
         raise ConfigError(f"--draft: {folder} has no MTP layer to draft with", param="draft")
 

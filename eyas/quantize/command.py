@@ -28,7 +28,7 @@ from eyas.engine.checkpoint.quantized import QUANTIZED
 from eyas.quantize.formats import WrittenFormat, written_format
 from eyas.quantize.tensor_file import TensorFile
 
-_KEPT = re.compile(
+_LEFT_OUT = re.compile(
     r"lm_head|head|embed.*|wte|.*norm.*|gate|shared_expert_gate|router|visual|vision.*|.*projector"
 )
 """The parts of names, between dots, of modules that stay as they are."""
@@ -69,8 +69,8 @@ def quantize(args: argparse.Namespace) -> int:
         shutil.rmtree(out)
         raise
     _write_beside(folder, out, written)
-    told = {"quantization_config": form.told(written.left_out)}
-    (out / "config.json").write_text(json.dumps(raw | told, indent=2) + "\n")
+    described = {"quantization_config": form.described(written.left_out)}
+    (out / "config.json").write_text(json.dumps(raw | described, indent=2) + "\n")
     print(
         f"{out}: {written.quantized} matrices in {args.format}, {len(written.left_out)} as they were; "
         f"{written.after / 1e6:,.0f} of {written.before / 1e6:,.0f} MB"
@@ -133,7 +133,7 @@ def _made(
     written.before += tensor.nbytes
     if module == name or tensor.dim() != 2 or file.get_slice(name).get_dtype() not in _FLOATS:
         yield name, tensor
-    elif any(map(_KEPT.fullmatch, module.split("."))) or not form.holds(*tensor.shape):
+    elif any(map(_LEFT_OUT.fullmatch, module.split("."))) or not form.holds(*tensor.shape):
         written.left_out.append(module)
         yield name, tensor
     elif not tensor.isfinite().all():

@@ -22,8 +22,7 @@ _WORD = 32
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Of eight neighbours: which is in a word's first, second... four bits."""
 
-_LEAST_SCALE = 2.0**-14
-"""The smallest number of float16 that has all its digits."""
+_LEAST_FP8_SCALE = 2.0**-28
 
 
 class WrittenFormat(ABC):
@@ -38,7 +37,7 @@ class WrittenFormat(ABC):
         """The tensors that a matrix becomes, by what stands in the place of "weight" in their names."""
 
     @abstractmethod
-    def told(self, left_out: list[str]) -> dict[str, Any]:
+    def described(self, left_out: list[str]) -> dict[str, Any]:
         """`quantization_config`. `left_out`: the modules that stay as they are."""
 
 
@@ -61,7 +60,7 @@ class GptqFormat(WrittenFormat):
             "g_idx": torch.arange(k, dtype=torch.int32) // self.group,
         }
 
-    def told(self, left_out: list[str]) -> dict[str, Any]:
+    def described(self, left_out: list[str]) -> dict[str, Any]:
         return {
             "quant_method": "gptq",
             "bits": 4,
@@ -91,7 +90,7 @@ class AwqFormat(WrittenFormat):
             "scales": scales.t().contiguous(),
         }
 
-    def told(self, left_out: list[str]) -> dict[str, Any]:
+    def described(self, left_out: list[str]) -> dict[str, Any]:
         return {
             "quant_method": "awq",
             "bits": 4,
@@ -115,7 +114,7 @@ class CompressedFormat(WrittenFormat):
         """What is said of the rows that they multiply; None: those stay as they are."""
         return None
 
-    def told(self, left_out: list[str]) -> dict[str, Any]:
+    def described(self, left_out: list[str]) -> dict[str, Any]:
         usual = {"dynamic": False, "symmetric": True}
         rows = self.rows()
         group = {
@@ -168,7 +167,7 @@ class Fp8Format(CompressedFormat):
 
     def stored(self, weight: torch.Tensor) -> Tensors:
         wide = weight.float()
-        scales = (wide.abs().amax(1, keepdim=True) / LARGEST).clamp_(min=_LEAST_SCALE**2)
+        scales = (wide.abs().amax(1, keepdim=True) / LARGEST).clamp_(min=_LEAST_FP8_SCALE)
         numbers = wide.div(scales).clamp_(-LARGEST, LARGEST)
         return {"weight": numbers.to(torch.float8_e4m3fn), "weight_scale": scales}
 
@@ -205,10 +204,13 @@ class Mxfp4Format(CompressedFormat):
 def whole_numbers(
     weight: torch.Tensor, group: int, bits: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight [n, k] -> its numbers, half the range added, uint8 [n, k], and scales [n, k / group]."""
-    half = 2 ** (bits - 1)
+    """A weight [n, k] -> its numbers, half the range added, uint8 [n, k], and scales [n, k / group].
+
+    No scale is below the smallest number of its type that has all its digits.
+    """
+    half, least = 2 ** (bits - 1), torch.finfo(dtype).tiny
     groups = weight.float().reshape(len(weight), -1, group)
-    scales = (groups.abs().amax(-1) / (half - 0.5)).clamp_(min=_LEAST_SCALE).to(dtype)
+    scales = (groups.abs().amax(-1) / (half - 0.5)).clamp_(min=least).to(dtype)
     numbers = groups.div(scales.float()[..., None]).round_().clamp_(-half, half - 1).add_(half)
     return numbers.to(torch.uint8).view(weight.shape), scales
 

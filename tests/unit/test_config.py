@@ -125,6 +125,16 @@ def test_a_model_that_no_engine_runs_is_told_at_once(
         check_engine(EngineConfig(model=str(tmp_path), draft=None, context_length=4096))
 
 
+def test_a_wrong_value_is_named_of_a_model_that_is_its_own_head(tmp_path: Path) -> None:
+    """Its tensors' shapes are looked at first, packed ones' as its config.json says."""
+    shutil.copytree(NANO, tmp_path, dirs_exist_ok=True)
+    config = json.loads((NANO / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "desc_act": "yes"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="config.json of .* desc_act 'yes' must be true or false"):
+        check_engine(EngineConfig(model=str(tmp_path), draft=str(tmp_path)))
+
+
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_a_model_that_is_to_be_its_own_head_has_a_layer_for_it(tmp_path: Path, load_format: str) -> None:
     """`--draft mtp`. Its engine would say so, long after the command has returned from its checks."""

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.methods import read_quantized
+from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.sizes import weight_bytes
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.models.heads import read_head
@@ -156,6 +157,17 @@ def test_a_rank_has_its_share_of_the_numbers(tmp_path: Path, plain: Path, name: 
         assert torch.equal(part.widened(), share)
         assert part.numbers.shape == share.shape and part.numbers.is_contiguous()
         assert part.scales.shape[0] == share.shape[0] and part.scales.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_share_of_a_wide_matrix_cuts_through_groups(dtype: torch.dtype) -> None:
+    """Columns have more numbers than the types of scales can count."""
+    n, k, ranks = 2, 6912, 8
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(16, (n, k), dtype=torch.uint8, generator=generator)
+    whole = PackedNumbers(numbers, 8, torch.rand(n, k // 128, generator=generator).to(dtype))
+    shares = [whole.part(columns=slice(k // ranks * r, k // ranks * (r + 1))) for r in range(ranks)]
+    assert torch.equal(torch.cat([share.widened() for share in shares], 1), whole.widened())
 
 
 def test_a_fused_matrix_gives_the_numbers_of_its_parts(tmp_path: Path) -> None:

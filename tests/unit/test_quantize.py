@@ -16,6 +16,7 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.models.table import read_model
 from eyas.quantize.flags import FORMATS
+from eyas.quantize.formats import whole_numbers
 from tests.unit.families import write_family
 from tests.unit.model_rig import Rig
 from tests.unit.tiny import edit, write_tiny_llama
@@ -103,6 +104,19 @@ def test_numbers_are_the_nearest(tmp_path: Path, plain: Path, form: str) -> None
     assert packed == len(held)
     assert config.quantized is not None and config.quantized.keeps("model.layers.0.mlp.gate.weight")
     assert config.quantized.keeps("model.layers.0.mlp.experts.2.down_proj") is bool(size)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_small_weights_have_small_scales(dtype: torch.dtype, bits: int) -> None:
+    """And a group of zeros has one too."""
+    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).mul_(1e-6).to(dtype)
+    weight[0] = 0.0
+    numbers, scales = whole_numbers(weight, 32, bits, dtype)
+    groups = weight.float().view(4, 2, 32)
+    read = (numbers.view(groups.shape).float() - 2 ** (bits - 1)) * scales.float()[..., None]
+    bound = {4: 1 / 12, 8: 1 / 100}[bits]
+    assert ((read - groups).abs().amax(-1) <= bound * groups.abs().amax(-1)).all()
 
 
 def test_a_wrong_order_would_be_noticed(tmp_path: Path, plain: Path) -> None:

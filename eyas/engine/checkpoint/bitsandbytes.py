@@ -42,9 +42,9 @@ class TableConfig(PackedConfig):
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
         return ()
 
-    def told_shape(self, text: bytes) -> Shape:
+    def stated_shape(self, text: bytes) -> Shape:
         try:
-            shape = wholes(_told(text), "shape", 1)
+            shape = wholes(_state(text), "shape", 1)
         except ValueError:
             return ()
         return shape if len(shape) == 2 else ()
@@ -66,9 +66,9 @@ class TableConfig(PackedConfig):
         state = next(state for state in _STATES if state in parts)
         numbers = halves(parts["weight"].flatten()).view(-1, 2).flip(1).view(shape)
         try:
-            told = _told(bytes(parts[state].tolist()))
-            whole(told, "blocksize", least=_BLOCK, most=_BLOCK)
-            scales = _scales(parts, told)
+            stated = _state(bytes(parts[state].tolist()))
+            whole(stated, "blocksize", least=_BLOCK, most=_BLOCK)
+            scales = _scales(parts, stated)
         except LookupError as error:
             raise ValueError(f"{state} has no {error}") from None
         except ValueError as error:
@@ -79,17 +79,17 @@ class TableConfig(PackedConfig):
         return "bitsandbytes of 4 bits by a table"
 
 
-def _told(text: bytes) -> Raw:
+def _state(text: bytes) -> Raw:
     try:
-        told = json.loads(text)
+        stated = json.loads(text)
     except RecursionError:
         raise ValueError("its JSON is too deep") from None
-    if not isinstance(told, dict):
+    if not isinstance(stated, dict):
         raise ValueError("it is no JSON object")
-    return told
+    return stated
 
 
-def _scales(parts: Mapping[str, torch.Tensor], told: Raw) -> torch.Tensor:
+def _scales(parts: Mapping[str, torch.Tensor], stated: Raw) -> torch.Tensor:
     """Of all blocks, flat, float32."""
     from torch import uint8
 
@@ -99,10 +99,10 @@ def _scales(parts: Mapping[str, torch.Tensor], told: Raw) -> torch.Tensor:
     for end in ("weight.nested_absmax", "weight.nested_quant_map"):
         if end not in parts:
             raise ValueError(f"there is no {end} for scales of eight bits")
-    whole(told, "nested_blocksize", least=_NESTED_BLOCK, most=_NESTED_BLOCK)
+    whole(stated, "nested_blocksize", least=_NESTED_BLOCK, most=_NESTED_BLOCK)
     each = parts["weight.nested_absmax"].repeat_interleave(_NESTED_BLOCK)[: len(stored)]
     wide = parts["weight.nested_quant_map"].index_select(0, stored.int())
-    return wide.mul_(each).add_(number(told, "nested_offset"))
+    return wide.mul_(each).add_(number(stated, "nested_offset"))
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ def read_bitsandbytes(raw: Raw) -> PackedConfig:
     """Of `quant_method` bitsandbytes. What its products do in 16 bits is not stored, and left out."""
     if (storage := raw.get("bnb_4bit_quant_storage") or "uint8") != "uint8":
         raise refused(f"bitsandbytes with bnb_4bit_quant_storage {said(storage)}")
-    kept = (*ignored_modules(raw), *entries(_SKIPS, raw.get(_SKIPS) or []))
+    ignored = (*ignored_modules(raw), *entries(_SKIPS, raw.get(_SKIPS) or []))
     if switch(raw, "load_in_4bit", False):
-        return TableConfig(4, _BLOCK, ignored=kept)
+        return TableConfig(4, _BLOCK, ignored=ignored)
     if switch(raw, "load_in_8bit", False):
-        return RowsConfig(8, 0, ignored=kept)
+        return RowsConfig(8, 0, ignored=ignored)
     raise refused("bitsandbytes with neither load_in_4bit nor load_in_8bit")

@@ -107,8 +107,8 @@ def read_gptq(raw: Raw) -> PackedConfig | MixedConfig:
             changed = section({pattern: change}, pattern)
             own.append((f"re:{pattern.removeprefix('+:')}", _gptq({**raw, **changed})))
     entries("dynamic", [entry for entry, _ in own])
-    kept = (*ignored_modules(raw), *entries("dynamic", left_out))
-    return mixed(own, _gptq(raw), kept)
+    ignored = (*ignored_modules(raw), *entries("dynamic", left_out))
+    return mixed(own, _gptq(raw), ignored)
 
 
 def _gptq(raw: Raw) -> GptqConfig:

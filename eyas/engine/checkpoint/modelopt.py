@@ -1,6 +1,6 @@
 """ModelOpt: NVFP4, and FP8 with scales that are stored for weights and for rows.
 
-It is told in config.json's `quantization_config`, or beside config.json in hf_quant_config.json.
+Stated in config.json's `quantization_config`, or beside config.json in hf_quant_config.json.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from eyas.engine.checkpoint.quantized import Fp8Config, QuantizedConfig, Raw, ig
 from eyas.engine.checkpoint.values import said, section
 
 BESIDE = "hf_quant_config.json"
-"""Where it is told of a folder whose config.json says nothing."""
+"""The file that states it for a folder whose config.json says nothing."""
 
 
 def read_modelopt(raw: Raw) -> QuantizedConfig | None:

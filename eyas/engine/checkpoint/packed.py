@@ -62,7 +62,7 @@ class PackedConfig(QuantizedConfig, ABC):
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
         """The shape of a matrix, by its parts' shapes; () where they are of no matrix."""
 
-    def told_shape(self, text: bytes) -> Shape:
+    def stated_shape(self, text: bytes) -> Shape:
         """The shape by the bytes of a part that tells it; () where they do not."""
         return ()
 
@@ -122,7 +122,7 @@ class PackedMatrix:
         """By the shapes and the bytes of stored tensors; () where they are of no matrix."""
         for end in self.config.tells:
             if end in self.stored:
-                return self.config.told_shape(text(self.stored[end]))
+                return self.config.stated_shape(text(self.stored[end]))
         return self.config.shape({end: shapes[name] for end, name in self.stored.items()})
 
 

@@ -32,6 +32,8 @@ class PackedNumbers:
 
     def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> PackedNumbers:
         """Some rows and columns of it. `groups` are named where columns cut through one."""
+        from torch import arange
+
         zeros, scales, groups = self.zeros, self.scales[rows], self.groups
         zeros = zeros if isinstance(zeros, int) else zeros[rows]
         k, count = self.numbers.shape[1], scales.shape[1]
@@ -41,7 +43,7 @@ class PackedNumbers:
             some = slice(first // each, last // each)
             zeros, scales = zeros if isinstance(zeros, int) else zeros[:, some], scales[:, some]
         else:
-            every = scales.new_ones(k).cumsum(0).long().sub_(1) // each if groups is None else groups
+            every = arange(k, device=scales.device) // each if groups is None else groups
             groups = every[columns]
         return PackedNumbers(self.numbers[rows, columns], zeros, scales, groups, self.values)
 

@@ -89,17 +89,17 @@ class Fp8Config(ScaledConfig):
 def read_fp8(raw: Raw) -> Fp8Config:
     """Of `quant_method` fp8: with blocks (DeepSeek, Qwen), or with a scale for each tensor."""
     block, scheme = raw.get("weight_block_size"), raw.get("activation_scheme", "dynamic")
-    powers, kept = raw.get("scale_fmt") == "ue8m0", ignored_modules(raw)
+    powers, ignored = raw.get("scale_fmt") == "ue8m0", ignored_modules(raw)
     if (kind := raw.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise refused(f"FP8 of fmt {kind!r}")
     if scheme not in ("dynamic", "static"):
         raise refused(f"activation_scheme {scheme!r}")
     if not block:
         # A scale of all rows of a step would tie a row to its company: dynamic ones are each row's own.
-        return Fp8Config("tensor", rows="token" if scheme == "dynamic" else "tensor", ignored=kept)
+        return Fp8Config("tensor", rows="token" if scheme == "dynamic" else "tensor", ignored=ignored)
     if block != [FP8_SIDE, FP8_SIDE] or scheme != "dynamic":
         raise refused(f"{scheme} FP8 with weight_block_size {block}")
-    return Fp8Config("block", powers, rows="block", ignored=kept)
+    return Fp8Config("block", powers, rows="block", ignored=ignored)
 
 
 def read_fbgemm(raw: Raw) -> Fp8Config:

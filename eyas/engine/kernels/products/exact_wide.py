@@ -253,6 +253,6 @@ def _rope_write(
     which = (head - HEADS) // KV_HEADS  # keys or values
     stored = slot + which * (PAGE * KV_HEADS * DIM) + (head - HEADS) % KV_HEADS * DIM + half
     store_halves(q_out + row * (HEADS * DIM) + of_head, low, high, head < HEADS, HALF)
-    kept = there & (head >= HEADS) & (place >= 0)
+    real = there & (head >= HEADS) & (place >= 0)
     scales = pool_scale(layer, place, which, (head - HEADS) % KV_HEADS, page_stride, PAGE, KV_HEADS, DIM)
-    store_scaled(stored, tl.reshape(scales, (BLOCK,)), low, high, kept, tl.reshape(kept, (BLOCK,)), HALF)
+    store_scaled(stored, tl.reshape(scales, (BLOCK,)), low, high, real, tl.reshape(real, (BLOCK,)), HALF)

@@ -390,8 +390,8 @@ def _rope_write(
         low, high = rotated(low, high, c, s)
         head = (block - q_blocks) * BLOCK + tl.arange(0, BLOCK)
         scales = pool_scale(layer, place, 0, head, page_stride, PAGE, KV_HEADS, DIM)
-        kept = (head < KV_HEADS) & (place >= 0)
-        store_scaled(stored + at, scales, low, high, inside & (place >= 0), kept, DIM // 2)
+        stored_heads = (head < KV_HEADS) & (place >= 0)
+        store_scaled(stored + at, scales, low, high, inside & (place >= 0), stored_heads, DIM // 2)
     else:
         at, inside = _heads_at(block - q_blocks - kv_blocks, KV_HEADS, DIM, BLOCK, HALF)
         values = of_row + (HEADS + KV_HEADS) * DIM
@@ -399,8 +399,8 @@ def _rope_write(
         stored += PAGE * KV_HEADS * DIM
         head = (block - q_blocks - kv_blocks) * BLOCK + tl.arange(0, BLOCK)
         scales = pool_scale(layer, place, 1, head, page_stride, PAGE, KV_HEADS, DIM)
-        kept = (head < KV_HEADS) & (place >= 0)
-        store_scaled(stored + at, scales, low, high, inside & (place >= 0), kept, DIM // 2)
+        stored_heads = (head < KV_HEADS) & (place >= 0)
+        store_scaled(stored + at, scales, low, high, inside & (place >= 0), stored_heads, DIM // 2)
 
 
 @triton.jit
