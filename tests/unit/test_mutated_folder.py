@@ -200,11 +200,11 @@ def test_a_rope_factor_is_a_sensible_number(folder: Path, kind: str, factor: Any
                 "rope_scaling": {
                     "rope_type": "llama3",
                     "factor": 2,
-                    "low_freq_factor": 4,
+                    "low_freq_factor": 5,
                     "high_freq_factor": 4,
                 }
             },
-            "low_freq_factor 4.0 is not below high_freq_factor 4.0",
+            "low_freq_factor 5.0 is above high_freq_factor 4.0",
         ),
     ],
 )

@@ -82,9 +82,9 @@ class RopeConfig:
                 yield f"{name} {value} of the {self.kind} RoPE is not a number from {least:g} to {most:g}"
         if not 0 < self.share <= 1:
             yield f"partial_rotary_factor {self.share} is not above 0 and at most 1"
-        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+        if self.kind == "llama3" and self.low_freq_factor > self.high_freq_factor:
             low, high = self.low_freq_factor, self.high_freq_factor
-            yield f"low_freq_factor {low} is not below high_freq_factor {high}"
+            yield f"low_freq_factor {low} is above high_freq_factor {high}"
         if self.kind == "yarn" and self.beta_slow > self.beta_fast:
             yield f"beta_slow {self.beta_slow} is above beta_fast {self.beta_fast}"
 

@@ -105,8 +105,8 @@ def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """Slow pairs are stretched by `factor`, fast ones left alone, and those between blended by wavelength."""
     turns = rope.original_context * plain / (2 * math.pi)  # full turns within the original context
-    fast = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    fast = fast.clamp(0.0, 1.0)
+    width = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)  # equal ones are a step
+    fast = ((turns - rope.low_freq_factor) / width).clamp(0.0, 1.0)
     return (1 - fast) * plain / rope.factor + fast * plain
 
 

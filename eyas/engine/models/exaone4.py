@@ -18,7 +18,8 @@ DEFAULTS = {"sliding_window": 4096, "sliding_window_pattern": 4, "rms_norm_eps":
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """A `sliding_window` of null is none: every layer sees everything, and rotates.
 
-    Without `layer_types` every `sliding_window_pattern`-th sees everything, a number or a word of L and G.
+    Without `layer_types` every `sliding_window_pattern`-th sees everything, if that is a number; by a word of
+    L and G those of a G, and the last one.
     """
     raw = DEFAULTS | dict(raw)
     windows = [0] * keys.count(raw)
@@ -33,6 +34,6 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
 def _windowed(raw: values.Raw) -> list[bool]:
     pattern, count = raw["sliding_window_pattern"], keys.count(raw)
     if isinstance(pattern, str) and pattern and not set(pattern) - {"L", "G"}:
-        return [pattern[layer % len(pattern)] == "L" for layer in range(count)]
+        return [pattern[layer % len(pattern)] == "L" and layer < count - 1 for layer in range(count)]
     every = values.whole(raw, "sliding_window_pattern", least=1)
     return [(layer + 1) % every != 0 for layer in range(count)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import AttentionSpec, LayerSpec, ModelConfig, NormNames
 from eyas.engine.models import keys
@@ -56,6 +57,8 @@ def _scale(raw: values.Raw) -> float:
 
 def decoder(raw: values.Raw, folder: Path, attentions: list[AttentionSpec]) -> ModelConfig:
     """The decoder that all Gemmas have in common, around each layer's attention."""
+    if raw.get("use_bidirectional_attention"):
+        raise ConfigError(f"config.json of {folder}: use_bidirectional_attention of a Gemma is not supported")
     feed_forward = keys.feed_forward(raw, raw.get("hidden_activation") or "gelu_pytorch_tanh")
     layers = [LayerSpec(attention, feed_forward, NORMS) for attention in attentions]
     plain = keys.decoder(raw, folder, layers, tied=True)

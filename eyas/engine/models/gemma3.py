@@ -15,8 +15,11 @@ from eyas.engine.models import gemma2, keys
 
 DEFAULTS = {
     "head_dim": 256,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
     "max_position_embeddings": 131072,
     "num_attention_heads": 8,
+    "num_hidden_layers": 26,
     "num_key_value_heads": 4,
     "sliding_window": 4096,
     "vocab_size": 262208,
@@ -30,9 +33,8 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """`layer_types`, or without them `sliding_window_pattern`, say which layers have the window."""
     if "text_config" in raw:
         return dataclasses.replace(describe(keys.text_of(raw), folder), renamed=keys.TEXT_NAMES)
-    for key in ("use_bidirectional_attention", "attn_logit_softcapping"):
-        if raw.get(key):
-            raise ConfigError(f"config.json of {folder}: {key} of a Gemma 3 is not supported")
+    if raw.get("attn_logit_softcapping"):
+        raise ConfigError(f"config.json of {folder}: attn_logit_softcapping of a Gemma 3 is not supported")
     raw = DEFAULTS | dict(raw)
     local_theta = values.number(raw, "rope_local_base_freq", LOCAL_THETA)
     everywhere, within = keys.ropes_of_kinds(raw, GLOBAL_THETA, local_theta)

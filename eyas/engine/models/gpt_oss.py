@@ -20,6 +20,17 @@ STACKED = (
     StackedTensor("experts.down_proj_bias", ("down_proj.bias",)),
 )
 
+DEFAULT_THETA = 150_000.0
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Of a config.json that says nothing of it."""
+
 LIMIT = 7.0
 """Of `clamped_swiglu` in `eyas.engine.layers.activations`."""
 
@@ -32,7 +43,9 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     if (limit := values.number(raw, "swiglu_limit", LIMIT)) != LIMIT:
         raise ConfigError(f"config.json of {folder}: swiglu_limit {limit:g} is not supported ({LIMIT:g} is)")
     bias = values.switch(raw, "attention_bias", True)
-    attention = dataclasses.replace(keys.attention(raw), qkv_bias=bias, output_bias=bias, sinks=True)
+    raw = {"head_dim": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, **raw}
+    rope = keys.read_rope(raw, keys.rope_scaling(raw) or ROPE, DEFAULT_THETA)
+    attention = dataclasses.replace(keys.attention(raw, rope), qkv_bias=bias, output_bias=bias, sinks=True)
     experts = ExpertsSpec(
         width=keys.width_of(raw, "intermediate_size"),
         activation="clamped_swiglu",
@@ -45,5 +58,5 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     )
     windows = keys.layer_windows(raw, [layer % 2 == 0 for layer in range(keys.count(raw))])
     layers = [LayerSpec(dataclasses.replace(attention, window=each), experts) for each in windows]
-    plain = keys.decoder({"rms_norm_eps": 1e-5, **raw}, folder, layers)
+    plain = keys.decoder(raw, folder, layers)
     return dataclasses.replace(plain, renamed=RENAMED, fused=STACKED)

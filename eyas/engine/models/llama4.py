@@ -22,7 +22,24 @@ from eyas.engine.checkpoint.rope import NO_ROPE
 from eyas.engine.checkpoint.stacked_tensors import StackedTensor
 from eyas.engine.models import keys
 
-DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "attention_chunk_size": 8192}
+DEFAULTS = {
+    "vocab_size": 202_048,
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "num_experts_per_tok": 1,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "attention_chunk_size": 8192,
+}
+"""What a `text_config` may leave out."""
+
 RENAMED = (
     *keys.TEXT_NAMES,
     (".feed_forward.router.", ".feed_forward.gate."),
@@ -56,12 +73,14 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
 
 
 def _attention(raw: values.Raw, rotates: bool) -> AttentionSpec:
-    """Heads are normalised where they rotate, and queries sharpened where they do not."""
+    """Heads are normalised where they rotate, and queries sharpened where they do not: by
+    `attn_temperature_tuning`, a switch that some files write as a number.
+    """
     plain = keys.biased(raw, "attention_bias", keys.attention(raw))
     if rotates:
         return dataclasses.replace(plain, adjacent=True, bare_norms=values.switch(raw, "use_qk_norm", True))
-    temper = None
-    if values.switch(raw, "attn_temperature_tuning", True):
+    temper, tuned = None, raw.get("attn_temperature_tuning")
+    if bool(tuned) if isinstance(tuned, int) else values.switch(raw, "attn_temperature_tuning", True):
         span = values.whole(raw, "floor_scale", 8192, least=1)
         temper = Temper(values.number(raw, "attn_scale", 0.1), span, first=1)
     return dataclasses.replace(plain, rope=NO_ROPE, temper=temper)
@@ -82,5 +101,7 @@ def _feed_forwards(raw: values.Raw) -> list[FeedForwardSpec]:
         shared_width=width,
     )
     every = values.whole(raw, "interleave_moe_layer_step", 1, least=1)
-    sparse = set(values.wholes(raw, "moe_layers") or range(every - 1, number, every))
+    sparse = set(range(every - 1, number, every))
+    if raw.get("moe_layers") is not None:
+        sparse = set(values.wholes(raw, "moe_layers"))
     return [experts if i in sparse else dense for i in range(number)]

@@ -21,7 +21,7 @@ NORMS = NormNames(
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """Every layer is alike."""
     layer = LayerSpec(attention(raw), keys.feed_forward(raw), NORMS)
-    return keys.decoder(raw, folder, [layer] * keys.count(raw))
+    return keys.decoder({"rms_norm_eps": 1e-5, **raw}, folder, [layer] * keys.count(raw))
 
 
 def attention(raw: values.Raw, rope: RopeConfig | None = None) -> AttentionSpec:

@@ -20,7 +20,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     if raw.get("sliding_window"):
         attention = dataclasses.replace(attention, window=keys.window_of(raw))
     layer = LayerSpec(attention, keys.feed_forward(raw))
-    plain = keys.decoder(raw, folder, [layer] * keys.count(raw))
+    plain = keys.decoder({"rms_norm_eps": 1e-5, **raw}, folder, [layer] * keys.count(raw))
     queries, keys_too = (n * attention.head_dim for n in (attention.num_heads, attention.num_kv_heads))
     qkv = ("q_proj", queries), ("k_proj", keys_too), ("v_proj", keys_too)
     fused = FusedTensor("qkv_proj", qkv), keys.gate_up(layer.feed_forward)
