@@ -22,7 +22,7 @@ def check(config: EngineConfig) -> None:
 def check_memory(config: EngineConfig, free: int | None = None) -> None:
     """Raises ConfigError if one rank's weights take more than `free` bytes (None: what is free now)."""
     model = read_model(config.model, config.load_format)
-    amount = weight_bytes(model, config.dtype, config.device)
+    amount = weight_bytes(model, config.dtype, config.device, config.deterministic)
     needed = amount.of_rank(config.tensor_parallel_size, config.dp_attention)
     free = free_bytes(config.device) if free is None else free
     if needed > free:

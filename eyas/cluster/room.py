@@ -43,7 +43,7 @@ class MemoryNeeds:
         ranks, on_cpu = config.tensor_parallel_size, config.device == "cpu"
         sharers = 1 if on_cpu else config.dp_attention  # on a CPU they are of one machine
         kv = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        amount = weight_bytes(model, config.dtype, config.device)
+        amount = weight_bytes(model, config.dtype, config.device, config.deterministic)
         return cls(
             model=model_name(config.model),
             weights=amount.of_rank(ranks, sharers),

@@ -38,6 +38,7 @@ class TableConfig(PackedConfig):
         *_STATES,
     )
     tells: ClassVar[tuple[str, ...]] = _STATES
+    integers: ClassVar[bool] = False
 
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
         return ()

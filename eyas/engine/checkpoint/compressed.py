@@ -138,8 +138,9 @@ class PackedIntegers(IntegerConfig):
 
 @dataclass(frozen=True)
 class PlainIntegers(IntegerConfig):
-    """int-quantized: a number is a byte."""
+    """int-quantized: a number is a byte, with its sign."""
 
+    integers: ClassVar[bool] = False
     ends: ClassVar[tuple[str, ...]] = ("weight_scale", "weight", "weight_zero_point", "weight_g_idx", *_ROWS)
 
     def shape(self, stored: Mapping[str, Shape]) -> Shape:

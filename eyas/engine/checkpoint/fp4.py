@@ -37,6 +37,7 @@ class Mxfp4Experts(PackedConfig):
 
     ends: ClassVar[tuple[str, ...]] = ("blocks", "scales")
     of_experts: ClassVar[bool] = True
+    integers: ClassVar[bool] = False
 
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
         match stored["blocks"]:
@@ -62,6 +63,7 @@ class Mxfp4Experts(PackedConfig):
 class Fp4Matrices(PackedConfig):
     """A row's halves of bytes, and a scale of eight bits for each group of it."""
 
+    integers: ClassVar[bool] = False
     numbers: ClassVar[str] = "weight_packed"
     scales: ClassVar[tuple[str, ...]]
 

@@ -48,12 +48,14 @@ class PackedConfig(QuantizedConfig, ABC):
     `ends`: what the parts of a matrix are called in the place of "weight", the first of them one that no
     other matrix has. Those that `parts` leaves out are not read. `of_experts`: a matrix is one for each
     expert, [experts, k, n], seen under its module's name; an end has "_" before it, and `read` is given the
-    parts of an expert. `tells`: the ends of parts of which one is there, whose bytes say the shape, where the
+    parts of an expert. `integers`: numbers are whole ones, from 0 on, which a GPU's products read as they are
+    if they have four bits. `tells`: the ends of parts of which one is there, whose bytes say the shape, where the
     parts' shapes do not.
     """
 
     ends: ClassVar[tuple[str, ...]]
     of_experts: ClassVar[bool] = False
+    integers: ClassVar[bool] = True
     tells: ClassVar[tuple[str, ...]] = ()
     bits: int
     group: int

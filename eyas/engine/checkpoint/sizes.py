@@ -43,11 +43,12 @@ class WeightBytes:
         return self.experts // (ranks * sharers) + self.rest // ranks
 
 
-def weight_bytes(model: ModelConfig, dtype: str, device: str) -> WeightBytes:
+def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = False) -> WeightBytes:
     """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so, packed ones
-    are widened, but for those of four bits on a GPU that are no experts'.
+    are widened, but for integers of four bits on a GPU that are no experts'. `exact`: those too are.
     """
-    halves = device != "cpu" and isinstance(model.quantized, PackedConfig) and model.quantized.bits == 4
+    packed = model.quantized if isinstance(model.quantized, PackedConfig) else None
+    halves = packed is not None and packed.bits == 4 and packed.integers and device != "cpu" and not exact
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
         matrices, size = parameters(model), 1 if isinstance(model.quantized, Fp8Config) else ITEMSIZE[dtype]
         ends = matrices.as_stored

@@ -83,15 +83,15 @@ class Int4Projection(Projection):
 
 @dataclass(frozen=True)
 class Int4Loader:
-    """A `ProjectionLoader` of packed numbers of four bits."""
+    """A `ProjectionLoader` of packed integers of four bits."""
 
     weights: WeightSource
 
     @classmethod
     def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
-        """None unless all of them are packed numbers of four bits, and none is an expert's."""
+        """None unless all of them are packed integers of four bits, and none is an expert's."""
         config = weights.quantized
-        if not isinstance(config, PackedConfig) or config.bits != _BITS:
+        if not isinstance(config, PackedConfig) or config.bits != _BITS or not config.integers:
             return None
         if any(".experts." in name or not weights.is_packed(name) for name in names):
             return None
@@ -130,5 +130,4 @@ def _in_order(part: PackedNumbers) -> PackedNumbers:
 
 def _is_served(part: PackedNumbers) -> bool:
     (n, k), groups = part.numbers.shape, part.scales.shape[1]
-    integers = part.values is None and part.numbers.dtype == torch.uint8
-    return integers and part.groups is None and n % 16 == 0 and int4.served(k, groups)
+    return part.groups is None and n % 16 == 0 and int4.served(k, groups)
