@@ -42,7 +42,7 @@ _PARTS = 4  # of a matrix, at most
 
 @dataclass
 class Written:
-    """What was done: where each tensor is, its bytes before and after, and the matrices of either kind."""
+    """The work done: where each tensor is, its bytes before and after, and the matrices of either kind."""
 
     files: dict[str, str] = field(default_factory=dict)
     before: int = 0

@@ -26,7 +26,7 @@ _LEAST_FP8_SCALE = 2.0**-28
 
 
 class WrittenFormat(ABC):
-    """One of them."""
+    """A format that is written."""
 
     @abstractmethod
     def holds(self, n: int, k: int) -> bool:
@@ -43,7 +43,7 @@ class WrittenFormat(ABC):
 
 @dataclass(frozen=True)
 class GptqFormat(WrittenFormat):
-    """As GPTQModel writes it: packed along k, zero points less one."""
+    """GPTQ as GPTQModel writes it: packed along k, zero points less one."""
 
     group: int
 
@@ -74,7 +74,7 @@ class GptqFormat(WrittenFormat):
 
 @dataclass(frozen=True)
 class AwqFormat(WrittenFormat):
-    """As AutoAWQ writes its version gemm: packed along n. Nothing is scaled by activations."""
+    """AWQ as AutoAWQ writes its version gemm: packed along n. Nothing is scaled by activations."""
 
     group: int
 
@@ -102,16 +102,16 @@ class AwqFormat(WrittenFormat):
 
 
 class CompressedFormat(WrittenFormat):
-    """As compressed-tensors writes it."""
+    """A format of compressed-tensors."""
 
     form: str
 
     @abstractmethod
     def weights(self) -> dict[str, Any]:
-        """What is said of the weights' numbers."""
+        """The description of the weights' numbers."""
 
     def rows(self) -> dict[str, Any] | None:
-        """What is said of the rows that they multiply; None: those stay as they are."""
+        """The description of the rows that they multiply; None: those stay as they are."""
         return None
 
     def described(self, left_out: list[str]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def _in_order(packed: torch.Tensor) -> torch.Tensor:
 
 
 def read_awq(raw: Raw) -> AwqConfig:
-    """Of `quant_method` awq."""
+    """Reads `quant_method` awq."""
     raw = {new: raw[old] for old, new in _OTHER.items() if old in raw} | dict(raw)
     for key in ("version", "checkpoint_format"):
         if (form := raw.get(key) or "gemm") not in ("gemm", "GEMM"):

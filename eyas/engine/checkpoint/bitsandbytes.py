@@ -27,7 +27,7 @@ _SKIPS = "llm_int8_skip_modules"
 
 @dataclass(frozen=True)
 class TableConfig(PackedConfig):
-    """Of NF4 and of FP4: the table of values is stored as well."""
+    """NF4 or FP4: the table of values is stored as well."""
 
     ends: ClassVar[tuple[str, ...]] = (
         "weight.absmax",
@@ -91,7 +91,7 @@ def _state(text: bytes) -> Raw:
 
 
 def _scales(parts: Mapping[str, torch.Tensor], stated: Raw) -> torch.Tensor:
-    """Of all blocks, flat, float32."""
+    """The scales of all blocks, flat, float32."""
     from torch import uint8
 
     stored = parts["weight.absmax"]
@@ -133,7 +133,7 @@ class RowsConfig(PackedConfig):
 
 
 def read_bitsandbytes(raw: Raw) -> PackedConfig:
-    """Of `quant_method` bitsandbytes. What its products do in 16 bits is not stored, and left out."""
+    """Reads `quant_method` bitsandbytes. What its products do in 16 bits is not stored, and left out."""
     if (storage := raw.get("bnb_4bit_quant_storage") or "uint8") != "uint8":
         raise refused(f"bitsandbytes with bnb_4bit_quant_storage {said(storage)}")
     ignored = (*ignored_modules(raw), *entries(_SKIPS, raw.get(_SKIPS) or []))

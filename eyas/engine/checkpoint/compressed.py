@@ -71,12 +71,12 @@ class IntegerConfig(PackedConfig):
 
     @abstractmethod
     def _zeros(self, scales: tuple[Shape, ...], n: int, groups: int) -> PackedPart:
-        """How zero points are stored, where there are any."""
+        """The stored zero points, where there are any."""
 
     def _read(
         self, numbers: torch.Tensor, zeros: torch.Tensor | int, parts: Mapping[str, torch.Tensor], groups: int
     ) -> PackedNumbers:
-        """Of numbers and zero points [n, groups] as they are."""
+        """Joins numbers, and zero points [n, groups], with their scales and groups."""
         scales = parts["weight_scale"].reshape(-1, groups).expand(numbers.shape[0], -1)
         stored, of = parts.get("weight_g_idx"), None
         if stored is not None and not (stored == -1).all():  # -1: made before it was known
@@ -176,7 +176,7 @@ _FP4: dict[str, tuple[type[PackedConfig], int]] = {
 
 
 def read_compressed(raw: Raw) -> QuantizedConfig:
-    """Of `quant_method` compressed-tensors."""
+    """Reads `quant_method` compressed-tensors."""
     for key in ("sparsity_config", "transform_config"):
         given = section(raw, key)
         if given and given.get("format") != "dense":
@@ -197,17 +197,17 @@ def read_compressed(raw: Raw) -> QuantizedConfig:
 
 
 def _targets(group: Raw) -> list[str]:
-    """What names the modules of a group: a class of them is all that no other group names."""
+    """The entries that name the modules of a group: a class of them is all that no other group names."""
     return entries("targets", group.get("targets") or list(_CLASSES))
 
 
 def _last(entry: str) -> int:
-    """In which order entries are looked at: names, patterns, classes."""
+    """The place of an entry in the order of search: names, patterns, classes."""
     return 2 if entry in _CLASSES else int(entry.startswith("re:"))
 
 
 def _kind(name: str, group: Any, raw: Raw) -> QuantizedConfig:
-    """What a group of modules is stored as."""
+    """The format of a group of modules."""
     if not isinstance(group, Mapping):
         raise refused(f"{name} of config_groups as {said(group)}")
     if group.get("output_activations"):

@@ -178,7 +178,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _bytes(path: Path, entry: Mapping[str, Any]) -> bytes:
-    """Those of a small tensor, of which a header has the entry."""
+    """The bytes of a small tensor, of which a header has the entry."""
     first, last = entry["data_offsets"]
     with path.open("rb") as file:
         file.seek(8 + int.from_bytes(file.read(8), "little") + first)

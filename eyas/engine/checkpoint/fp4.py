@@ -83,7 +83,7 @@ class Fp4Matrices(PackedConfig):
 
 @dataclass(frozen=True)
 class Mxfp4Matrices(Fp4Matrices):
-    """As compressed-tensors stores it: mxfp4-pack-quantized."""
+    """MXFP4 as compressed-tensors stores it: mxfp4-pack-quantized."""
 
     ends: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale", "input_global_scale")
     scales: ClassVar[tuple[str, ...]] = _EIGHT_BITS
@@ -146,7 +146,7 @@ def powers(stored: torch.Tensor) -> torch.Tensor:
 
 
 def read_mxfp4(raw: Raw) -> Mxfp4Experts:
-    """Of `quant_method` mxfp4."""
+    """Reads `quant_method` mxfp4."""
     for key in ("group_size", "block_size"):
         if (size := raw.get(key, OF_32)) != OF_32:
             raise refused(f"mxfp4 with {key} {said(size)}")

@@ -76,9 +76,7 @@ class GptqConfig(PackedConfig):
         }
 
     def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
-        """One is added to a whole word of zero points, as it was taken: a zero among them borrowed of the
-        next.
-        """
+        """Adds one to a whole word of zero points, as it was taken: a zero in it borrowed of the next."""
         n, _ = shape
         numbers = unpacked(parts["qweight"].t(), self.bits).flatten(1)
         stored = parts["qzeros"] + (_ONES[self.bits] if self.less else 0)
@@ -91,7 +89,7 @@ class GptqConfig(PackedConfig):
 
 
 def read_gptq(raw: Raw) -> PackedConfig | MixedConfig:
-    """Of `quant_method` gptq. A module that "dynamic" leaves out ("-:") is stored as it was; other modules
+    """Reads `quant_method` gptq. A module that "dynamic" leaves out ("-:") is stored as it was; other modules
     that it names have their own bits and groups.
     """
     for key in _OTHER:
@@ -134,8 +132,8 @@ def _checked(what: str, config: GptqConfig) -> GptqConfig:
 
 
 def read_auto_round(raw: Raw) -> PackedConfig | MixedConfig:
-    """Of `quant_method` auto-round, which packs as GPTQ or AWQ does. Modules that `extra_config` names have
-    their own bits and groups; of 16 and more bits, they are stored as they were.
+    """Reads `quant_method` auto-round, which packs as GPTQ or AWQ does. Modules that `extra_config` names
+    have their own bits and groups; of 16 and more bits, they are stored as they were.
     """
     if (rows := raw.get("act_bits")) is not None and not (isinstance(rows, int) and rows >= 16):
         raise refused(f"auto-round with act_bits {said(rows)}")

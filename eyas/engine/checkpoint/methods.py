@@ -40,8 +40,8 @@ METHODS: dict[str, Callable[[Raw], QuantizedConfig | None]] = {
 
 
 def read_quantized(raw: Raw) -> QuantizedConfig | None:
-    """None: weights are stored in 16 or 32 bits. Scales of an FP8 KV cache are passed over: the cache has the
-    model's type here, which is what numbers with those scales come near to.
+    """Reads how weights are stored; None: in 16 or 32 bits. Scales of an FP8 KV cache are passed
+    over: keys and values that are in FP8 here have scales of their own.
 
     Raises ConfigError, which names the kind, for weights that are stored in any other way.
     """

@@ -18,7 +18,7 @@ BESIDE = "hf_quant_config.json"
 
 
 def read_modelopt(raw: Raw) -> QuantizedConfig | None:
-    """Of `quant_method` modelopt; None: the KV cache alone is quantized, which is passed over."""
+    """Reads `quant_method` modelopt; None: the KV cache alone is quantized, which is passed over."""
     raw = section(raw, "quantization") or raw
     algorithm = raw.get("quant_algo")
     if algorithm is None:

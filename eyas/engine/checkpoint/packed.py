@@ -49,8 +49,8 @@ class PackedConfig(QuantizedConfig, ABC):
     other matrix has. Those that `parts` leaves out are not read. `of_experts`: a matrix is one for each
     expert, [experts, k, n], seen under its module's name; an end has "_" before it, and `read` is given the
     parts of an expert. `integers`: numbers are whole ones, from 0 on, which a GPU's products read as they are
-    if they have four bits. `tells`: the ends of parts of which one is there, whose bytes say the shape, where the
-    parts' shapes do not.
+    if they have four bits. `tells`: the ends of parts of which one is there, whose bytes say the shape, where
+    the parts' shapes do not.
     """
 
     ends: ClassVar[tuple[str, ...]]
@@ -105,7 +105,7 @@ class MixedConfig(QuantizedConfig):
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """One of a folder's: `stored`, the tensors that it is, by the ends of their names."""
+    """A packed matrix of a folder. `stored`: the tensors that it is, by the ends of their names."""
 
     config: PackedConfig
     module: str
@@ -113,7 +113,7 @@ class PackedMatrix:
 
     @property
     def name(self) -> str:
-        """Under which it is seen."""
+        """The name under which readers see it."""
         return self.module if self.config.of_experts else f"{self.module}.weight"
 
     def stored_as(self, end: str) -> str:
@@ -121,7 +121,7 @@ class PackedMatrix:
         return f"{self.module}{self.config.joint}{end}"
 
     def shape(self, shapes: Mapping[str, Shape], text: Callable[[str], bytes]) -> Shape:
-        """By the shapes and the bytes of stored tensors; () where they are of no matrix."""
+        """The matrix's shape, by those and the bytes of stored tensors; () where they are of no matrix."""
         for end in self.config.tells:
             if end in self.stored:
                 return self.config.stated_shape(text(self.stored[end]))
@@ -141,7 +141,7 @@ def packed_among(config: QuantizedConfig | None, names: Collection[str]) -> list
 
 
 def _matrices(config: PackedConfig, names: Collection[str]) -> Iterator[PackedMatrix]:
-    """Those that may be in one format."""
+    """The matrices that may be in one format."""
     joint, first = config.joint, f"{config.joint}{config.ends[0]}"
     for name in names:
         if name.endswith(first):
@@ -193,7 +193,7 @@ class StoredParts:
 
     @cached_property
     def shape(self) -> Shape:
-        """Of the matrix. Raises ConfigError if the parts are of none."""
+        """The matrix's shape. Raises ConfigError if the parts are of none."""
         shapes = {name: self._shape(end) for end, name in self._matrix.stored.items()}
         if (shape := self._matrix.shape(shapes, self._text)) and 0 not in shape:
             return shape
@@ -225,7 +225,7 @@ class StoredParts:
 
     @cached_property
     def _groups(self) -> int:
-        """Of a row."""
+        """The number of groups of a row."""
         group, k = self._matrix.config.group, self.shape[1]
         if group and k % group:
             name = next(iter(self._matrix.stored.values()))
@@ -267,13 +267,13 @@ class WidenedTensor:
 
 
 class WidenedMatrix(WidenedTensor):
-    """For any part, all is unpacked; only the part is widened."""
+    """A matrix of which, for any part, all is unpacked, and only the part widened."""
 
     def __getitem__(self, part: Any) -> torch.Tensor:
         return self.numbers(part).widened()
 
     def numbers(self, part: Any = ...) -> PackedNumbers:
-        """Those of a part, as they are before they are widened."""
+        """The numbers of a part, before they are widened."""
         return self._whole.part(*_cuts(part))
 
     @cached_property
@@ -297,7 +297,7 @@ class WidenedExperts(WidenedTensor):
         return wide
 
     def numbers(self, part: Any) -> PackedNumbers:
-        """Those of a part of one expert, [n, k], as they are before they are widened."""
+        """The numbers of a part of one expert, [n, k], before they are widened."""
         which, columns, rows = (*_cuts(part), *[slice(None)] * 2)[:3]
         return self._parts.read(which).part(rows, columns)
 

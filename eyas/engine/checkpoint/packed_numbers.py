@@ -31,7 +31,7 @@ class PackedNumbers:
     values: torch.Tensor | None = None
 
     def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> PackedNumbers:
-        """Some rows and columns of it. `groups` are named where columns cut through one."""
+        """Some rows and columns of the matrix. `groups` are named where columns cut through one."""
         from torch import arange
 
         zeros, scales, groups = self.zeros, self.scales[rows], self.groups
@@ -48,7 +48,7 @@ class PackedNumbers:
         return PackedNumbers(self.numbers[rows, columns], zeros, scales, groups, self.values)
 
     def placed(self, place: Callable[[torch.Tensor], torch.Tensor]) -> PackedNumbers:
-        """With each tensor, contiguous, where `place` puts it."""
+        """A copy with each tensor, contiguous, where `place` puts it."""
         zeros, groups, values = self.zeros, self.groups, self.values
         return PackedNumbers(
             place(self.numbers.contiguous()),

@@ -66,7 +66,7 @@ class ScaledConfig(QuantizedConfig):
 
 @dataclass(frozen=True)
 class Fp8Config(ScaledConfig):
-    """In FP8 (e4m3). `powers`: scales of rows are powers of two."""
+    """Weights in FP8 (e4m3). `powers`: scales of rows are powers of two."""
 
     kind: ClassVar[str] = "F8_E4M3"
     dtype: ClassVar[str] = "float8_e4m3fn"
@@ -87,7 +87,7 @@ class Fp8Config(ScaledConfig):
 
 
 def read_fp8(raw: Raw) -> Fp8Config:
-    """Of `quant_method` fp8: with blocks (DeepSeek, Qwen), or with a scale for each tensor."""
+    """Reads `quant_method` fp8: with blocks (DeepSeek, Qwen), or with a scale for each tensor."""
     block, scheme = raw.get("weight_block_size"), raw.get("activation_scheme", "dynamic")
     powers, ignored = raw.get("scale_fmt") == "ue8m0", ignored_modules(raw)
     if (kind := raw.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
@@ -103,8 +103,8 @@ def read_fp8(raw: Raw) -> Fp8Config:
 
 
 def read_fbgemm(raw: Raw) -> Fp8Config:
-    """Of `quant_method` fbgemm_fp8: a scale for each row of a weight. `activation_scale_ub`, at which its own
-    kernels cut off the elements of rows, is passed over: none is cut off.
+    """Reads `quant_method` fbgemm_fp8: a scale for each row of a weight. `activation_scale_ub`, at which its
+    own kernels cut off the elements of rows, is passed over: none is cut off.
     """
     return Fp8Config("channel", rows="token", ignored=ignored_modules(raw))
 

@@ -493,7 +493,7 @@ class DummyWeights(WeightSource):
         return isinstance(self.quantized, PackedConfig) and not self.quantized.keeps(name)
 
     def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
-        """Of even numbers the deviation is that of the noise."""
+        """Even numbers, whose deviation is that of the noise."""
         config = self.quantized
         assert isinstance(config, PackedConfig)
         device, most, (n, k) = self.placement.device, 1 << config.bits, shape

@@ -68,11 +68,11 @@ class Int4Weight:
 
     @property
     def base(self) -> float:
-        """What `zeros` has beside the zero points."""
+        """The number that `zeros` has beside the zero points."""
         return _BASES[self.dtype]
 
     def below(self, lower: Int4Weight) -> Int4Weight:
-        """With another of this width, type and groups below it."""
+        """A matrix with another of this width, type and groups below it."""
         zeros = None
         if self.zeros is not None or lower.zeros is not None:
             zeros = torch.cat((self._points(), lower._points()), 1)
