@@ -102,6 +102,16 @@ def test_llama_4_without_layers_of_experts_has_none() -> None:
     assert not any(isinstance(layer.feed_forward, ExpertsSpec) for layer in layers)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [("CohereForCausalLM", "CohereConfig"), ("Cohere2ForCausalLM", "Cohere2Config")],
+)
+def test_command_r_says_its_context_in_a_key_of_its_own(architecture: str, config: str) -> None:
+    raw = written(getattr(transformers, config)(max_position_embeddings=8192))
+    assert described(architecture, raw).context_length == 8192
+    assert described(architecture, raw | {"model_max_length": 131_072}).context_length == 131_072
+
+
 def test_the_last_layer_of_an_exaone_4_sees_everything() -> None:
     raw = written(transformers.Exaone4Config(num_hidden_layers=6)) | {"sliding_window_pattern": "LLLG"}
     del raw["layer_types"]

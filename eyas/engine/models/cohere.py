@@ -27,8 +27,12 @@ def attention(raw: values.Raw) -> AttentionSpec:
 
 
 def decoder(raw: values.Raw, folder: Path, attentions: list[AttentionSpec]) -> ModelConfig:
-    """The decoder that all of them have in common, around each layer's attention."""
+    """The decoder that all of them have in common, around each layer's attention. A `model_max_length` is the
+    context, where `max_position_embeddings` is a length of the training.
+    """
     raw = dict(raw) | {"rms_norm_eps": raw["layer_norm_eps"]}
+    if raw.get("model_max_length") is not None:
+        raw["max_position_embeddings"] = raw["model_max_length"]
     feed_forward = keys.feed_forward(raw)
     layers = [LayerSpec(each, feed_forward, NORMS, parallel=True) for each in attentions]
     plain = keys.decoder(raw, folder, layers, tied=True)
