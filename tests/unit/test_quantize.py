@@ -17,6 +17,7 @@ from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.models.table import read_model
 from eyas.quantize.flags import FORMATS
 from eyas.quantize.formats import whole_numbers
+from eyas.quantize.tensor_file import TensorFile
 from tests.unit.families import write_family
 from tests.unit.model_rig import Rig
 from tests.unit.tiny import edit, write_tiny_llama
@@ -117,6 +118,19 @@ def test_small_weights_have_small_scales(dtype: torch.dtype, bits: int) -> None:
     read = (numbers.view(groups.shape).float() - 2 ** (bits - 1)) * scales.float()[..., None]
     bound = {4: 1 / 12, 8: 1 / 100}[bits]
     assert ((read - groups).abs().amax(-1) <= bound * groups.abs().amax(-1)).all()
+
+
+def test_a_tensor_of_any_type_stays_as_it_is(tmp_path: Path) -> None:
+    kinds = [torch.float8_e5m2, torch.float8_e8m0fnu, torch.uint16, torch.uint32, torch.uint64]
+    kinds += [torch.bool, torch.int16, torch.float64, torch.complex64]
+    tensors = {f"table.{number}": torch.ones(2, 3).to(kind) for number, kind in enumerate(kinds)}
+    names = list(tensors)
+    with TensorFile(tmp_path / "x.safetensors", names) as file:
+        for name, tensor in tensors.items():
+            file.add(name, tensor)
+    read = load_file(tmp_path / "x.safetensors")
+    assert [read[name].dtype for name in names] == kinds
+    assert all(torch.equal(read[name].view(torch.uint8), tensors[name].view(torch.uint8)) for name in names)
 
 
 def test_a_wrong_order_would_be_noticed(tmp_path: Path, plain: Path) -> None:
