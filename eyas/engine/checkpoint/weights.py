@@ -498,8 +498,10 @@ class DummyWeights(WeightSource):
         assert isinstance(config, PackedConfig)
         device, most, (n, k) = self.placement.device, 1 << config.bits, shape
         numbers = torch.randint(most, shape, generator=self._chance(name), device=device, dtype=torch.uint8)
-        each = math.sqrt(12 / k) / most
-        scales = torch.full((n, k // (config.group or k)), each, device=device, dtype=self.placement.dtype)
+        each, groups = math.sqrt(12 / k) / most, 1
+        if config.group and k % config.group == 0:
+            groups = k // config.group
+        scales = torch.full((n, groups), each, device=device, dtype=self.placement.dtype)
         return PackedNumbers(numbers, most // 2, scales).part(*part)
 
     def _chance(self, name: str) -> torch.Generator:
