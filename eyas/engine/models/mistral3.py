@@ -30,5 +30,6 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     if kind not in DEFAULTS:
         raise ConfigError(f"config.json of {folder}: text_config of model_type {kind} is not supported")
     text = SIZES | DEFAULTS[kind] | dict(text)
-    described = (ministral3 if kind == "ministral3" else mistral).describe(text, folder)
+    describe_text = ministral3.describe if kind == "ministral3" else mistral.describe
+    described = describe_text(text, folder)
     return dataclasses.replace(described, renamed=keys.TEXT_NAMES)
