@@ -42,13 +42,17 @@ class WrittenFormat(ABC):
 
 
 @dataclass(frozen=True)
-class GptqFormat(WrittenFormat):
-    """GPTQ as GPTQModel writes it: packed along k, zero points less one."""
+class FourBitFormat(WrittenFormat):
+    """A format whose words hold zero points of eight rows each; `group`: columns with one scale."""
 
     group: int
 
     def holds(self, n: int, k: int) -> bool:
         return k % self.group == 0 and n % 8 == 0
+
+
+class GptqFormat(FourBitFormat):
+    """GPTQ as GPTQModel writes it: packed along k, zero points less one."""
 
     def stored(self, weight: torch.Tensor) -> Tensors:
         n, k = weight.shape
@@ -72,14 +76,8 @@ class GptqFormat(WrittenFormat):
         }
 
 
-@dataclass(frozen=True)
-class AwqFormat(WrittenFormat):
+class AwqFormat(FourBitFormat):
     """AWQ as AutoAWQ writes its version gemm: packed along n. Nothing is scaled by activations."""
-
-    group: int
-
-    def holds(self, n: int, k: int) -> bool:
-        return k % self.group == 0 and n % 8 == 0
 
     def stored(self, weight: torch.Tensor) -> Tensors:
         n, k = weight.shape

@@ -21,7 +21,7 @@ def scale_rows(fields: int, page_size: int, head_dim: int, itemsize: int) -> int
 
     Keys and values of one byte have them, latents (of one field) not. The scale of a head's row `slot` of
     field f is float32 number f * page_size + slot of what that head has of these rows, which ends in padding:
-    so whoever takes some heads of each row takes their scales with them.
+    so a share of the heads of each row has the scales of these heads.
     """
     if fields == 1 or itemsize > 1:
         return 0

@@ -17,7 +17,7 @@ from eyas.engine.checkpoint.config import Temper
 from eyas.engine.checkpoint.rope import RopeConfig
 
 BEYOND = 256
-"""Drafts are computed, though never read, at so many positions past the end of the context."""
+"""Positions past the end of the context at which drafts may be computed. Nobody reads these drafts."""
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 

@@ -15,7 +15,7 @@ from eyas.engine.kernels.attention.attend_masks import UNSEEN, lowest_of, masked
 from eyas.engine.kernels.attention.paged import pages_of, scales_of
 from eyas.engine.kernels.attention.scores import tanh
 
-_LEAST = tl.constexpr(1e-33)  # of a scale: one of rows that nobody has written is 0
+_LEAST = tl.constexpr(1e-33)  # of a scale: a row that was never written has 0
 
 
 @triton.jit

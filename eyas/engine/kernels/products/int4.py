@@ -183,7 +183,7 @@ def parts_of(words, zeros, first: tl.constexpr, count: tl.constexpr):
 
 @triton.jit
 def eights(like, dtype: tl.constexpr):
-    """Zero points of eight, as many as there are of `like`."""
+    """A zero point of eight per element of `like`."""
     return (tl.full(like.shape, 8.0, tl.float32) + base_of(dtype)).to(dtype)
 
 
