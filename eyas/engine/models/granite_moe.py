@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.stacked_tensors import StackedTensor
 from eyas.engine.models import granite, keys
@@ -27,17 +27,9 @@ STACKED = (
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """A softmax over the chosen is one over all whose weights are then divided by their sum."""
-    plain, dense = granite.describe(raw, folder), keys.feed_forward(raw)
+    plain = granite.describe(raw, folder)
     shared = values.whole(raw, "shared_intermediate_size", 0, most=keys.MOST_COLUMNS)
-    experts = ExpertsSpec(
-        width=dense.width,
-        activation=dense.activation,
-        experts=values.whole(raw, "num_local_experts", most=keys.MOST_HEADS),
-        per_row=values.whole(raw, "num_experts_per_tok"),
-        scores="softmax",
-        normalised=True,
-        shared_width=shared,
-    )
+    experts = dataclasses.replace(keys.local_experts(raw, "softmax"), shared_width=shared)
     layers = tuple(dataclasses.replace(layer, feed_forward=experts) for layer in plain.layers)
     pair = tuple((f"shared_experts.{part}_proj", shared) for part in ("gate", "up"))
     beside = FusedTensor("shared_experts.gate_up_proj", pair)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.quantized import QUANTIZED
@@ -92,6 +92,19 @@ def feed_forward(raw: Raw, activation: str | None = None) -> FeedForwardSpec:
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ConfigError(f"hidden_act {said(name)} is not supported ({' and '.join(_ACTIVATIONS)} are)")
     return FeedForwardSpec(width_of(raw, "intermediate_size"), _ACTIVATIONS[name])
+
+
+def local_experts(raw: Raw, scores: str) -> ExpertsSpec:
+    """Experts under Mixtral's keys, as wide as `feed_forward`; the weights of the chosen are normalised."""
+    dense = feed_forward(raw)
+    return ExpertsSpec(
+        width=dense.width,
+        activation=dense.activation,
+        experts=whole(raw, "num_local_experts", most=MOST_HEADS),
+        per_row=whole(raw, "num_experts_per_tok"),
+        scores=scores,
+        normalised=True,
+    )
 
 
 def plain_feed_forward(raw: Raw, *, bias: bool = False) -> FeedForwardSpec:

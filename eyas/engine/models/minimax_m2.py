@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
 from eyas.engine.models import keys, mixtral
 
 RENAMED = (
@@ -33,15 +33,6 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     share = values.whole(raw, "rotary_dim", dim, most=dim) / dim
     raw = {"head_dim": dim, "rope_theta": 5e6, "partial_rotary_factor": share, **raw}
     attention = dataclasses.replace(keys.attention(raw), row_norms=True)
-    dense = keys.feed_forward(raw)
-    experts = ExpertsSpec(
-        width=dense.width,
-        activation=dense.activation,
-        experts=values.whole(raw, "num_local_experts", most=keys.MOST_HEADS),
-        per_row=values.whole(raw, "num_experts_per_tok"),
-        scores="sigmoid",
-        normalised=True,
-        corrected=True,
-    )
+    experts = dataclasses.replace(keys.local_experts(raw, "sigmoid"), corrected=True)
     plain = keys.decoder(raw, folder, [LayerSpec(attention, experts)] * keys.count(raw))
     return dataclasses.replace(plain, renamed=RENAMED)

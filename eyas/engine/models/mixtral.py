@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.models import keys, mistral
 
 RENAMED = (
@@ -25,14 +25,6 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     Where keys are left out they are `DEFAULTS`.
     """
     plain = mistral.describe(DEFAULTS | dict(raw) | {"layer_types": None}, folder)
-    dense = keys.feed_forward(raw)
-    experts = ExpertsSpec(
-        width=dense.width,
-        activation=dense.activation,
-        experts=values.whole(raw, "num_local_experts", most=keys.MOST_HEADS),
-        per_row=values.whole(raw, "num_experts_per_tok"),
-        scores="softmax",
-        normalised=True,
-    )
+    experts = keys.local_experts(raw, "softmax")
     layers = tuple(dataclasses.replace(layer, feed_forward=experts) for layer in plain.layers)
     return dataclasses.replace(plain, layers=layers, renamed=RENAMED)
