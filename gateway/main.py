@@ -21,6 +21,7 @@ from eyas.common.cluster.names import is_loopback, join
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from eyas.common.machine.leave import StopSignals
+from eyas.common.machine.memory import keep_all
 from eyas.common.machine.processes import raise_limit
 from eyas.common.security.tls import door_context, service_tls
 from eyas.common.tokenizers.source import tokenizer_digest
@@ -36,20 +37,18 @@ from gateway.backends.base import (
 from gateway.backends.generate import ClusterBackend
 from gateway.grammars.checks import GrammarBackend, GrammarChecks
 from gateway.grpc.front import GrpcFront
-from gateway.heap import keep_all
 from gateway.http.front import create_app
+from gateway.http.middleware import guarded, rooted
 from gateway.http.protocol import HttpLimits
-from gateway.http.root_path import rooted
 from gateway.http.server import HttpServer
 from gateway.http.siblings import GatewaySiblings
-from gateway.http.web_guard import guarded
 from gateway.limits.fair import FairBackend
 from gateway.limits.quotas import CallerQuotas, read_limits
 from gateway.observe import tracing
 from gateway.observe.canary import CanaryBackend
 from gateway.observe.metrics import GatewayMetrics
-from gateway.routing.auto import AutoLayout
 from gateway.routing.cluster import Cluster
+from gateway.routing.layouts import AutoLayout
 from gateway.routing.placement import LatencyTargets
 from gateway.text.sampling_defaults import chosen_defaults, with_file_names
 from gateway.text.tokenizer import Tokenizer

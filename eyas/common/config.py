@@ -385,7 +385,7 @@ class GatewayConfig:
     allowed_hosts: tuple[str, ...] = ()  # more names that callers without keys may call it by; "*": any
     max_body_bytes: int | None = None  # None: as much as a prompt of the model's context can take
     max_connections: int = 4096  # of each front
-    request_timeout_s: float = 7 * 86_400.0  # a week: no limit while tokens come (`gateway.backends.silence`)
+    request_timeout_s: float = 7 * 86_400.0  # a week: no limit while tokens come (`gateway.backends.running`)
     tool_call_parser: str = "auto"  # the format of calls: "auto": the chat template's; "none": there are none
     reasoning_parser: str = "auto"  # the same of the reasoning
     chat_template: str | None = None  # itself, or its file; None: that beside the tokenizer

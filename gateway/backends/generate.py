@@ -46,7 +46,7 @@ from gateway.backends.base import BackendHealth, GenerationBackend, GenerationSt
 from gateway.backends.delivery import OutputBuffer, first_entry
 from gateway.backends.legs import DecodeLeg, LegDraining, LegEnded, LegEvent, LegOwner, PrefillLeg
 from gateway.backends.retries import RetryState
-from gateway.backends.silence import SILENCE_S, SilenceLimit
+from gateway.backends.running import SILENCE_S, SilenceLimit
 from gateway.routing import router
 from gateway.routing.cluster import Cluster, WorkerSearch
 from gateway.routing.layouts import RequestLayout, StaticLayout

@@ -1,13 +1,14 @@
-"""The calls that run on this gateway, by the ids that they are known by, so that a caller can end one.
+"""The time that calls may take: until a deadline, an abort by their caller, or a silence of the workers.
 
-Of a gateway of several processes each has its own calls, and each asks the others to end theirs.
+The calls that run are known by ids, so that a caller can end one. Of a gateway of several processes each has
+its own calls, and each asks the others to end theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 import msgspec
 
@@ -16,6 +17,7 @@ from gateway.http.siblings import GatewaySiblings
 
 ABORT = "abort"
 ABORT_S = 5.0  # a process that takes longer ends its calls all the same, and they are not counted
+SILENCE_S = 1800.0  # seconds without a token, in a queue or between two, after which a request ends
 
 
 class CallLifetime:
@@ -87,3 +89,31 @@ class RunningCalls:
         for call in calls:
             call.abort()
         return len(calls)
+
+
+class SilenceLimit:
+    """Watches a count of tokens; where it has not grown for `SILENCE_S`, `limit` expires at once.
+
+    It looks every `SILENCE_S`, so a silence between two tokens may last twice as long: work per look, none
+    per token. The wait for the first token is exact.
+    """
+
+    def __init__(self, limit: asyncio.Timeout, tokens: Callable[[], int]) -> None:
+        self.expired = False
+        self._limit = limit
+        self._tokens = tokens
+        self._seen = tokens()
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(SILENCE_S, self._look)
+
+    def stop(self) -> None:
+        """Ends the watch. Idempotent."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        seen, self._seen = self._seen, self._tokens()
+        if self._seen == seen:
+            self.expired = True
+            self._limit.reschedule(self._loop.time())
+        else:
+            self._timer = self._loop.call_later(SILENCE_S, self._look)

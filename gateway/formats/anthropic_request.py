@@ -14,8 +14,17 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_v
 
 from eyas.common.errors import InvalidRequest
 from gateway.formats import unsupported
-from gateway.formats.field_types import AtLeastOne, Count, FromMinusOne, Stop
-from gateway.formats.fields import RequestBody, given, needs, refuse, validated
+from gateway.formats.fields import (
+    AtLeastOne,
+    Count,
+    FromMinusOne,
+    RequestBody,
+    Stop,
+    given,
+    needs,
+    refuse,
+    validated,
+)
 from gateway.formats.schema import ChatBody
 from gateway.formats.tool_fields import MAX_TOOLS, Parameters
 

@@ -13,8 +13,17 @@ from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, WrapValid
 
 from eyas.common.errors import InvalidRequest
 from gateway.formats import unsupported
-from gateway.formats.field_types import Count, Priority, Seed, TopLogprobs
-from gateway.formats.fields import RequestBody, given, needs, refuse, validated
+from gateway.formats.fields import (
+    Count,
+    Priority,
+    RequestBody,
+    Seed,
+    TopLogprobs,
+    given,
+    needs,
+    refuse,
+    validated,
+)
 from gateway.formats.schema import ChatBody, SamplingFields, Speculation
 from gateway.formats.tool_fields import (
     MAX_TOOLS,

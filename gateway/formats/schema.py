@@ -23,7 +23,7 @@ from eyas.common import types
 from eyas.common.params import MAX_STOP_TOKEN_IDS
 from gateway.formats import unsupported
 from gateway.formats.chat_fields import ChatMessage, Content, TextPart
-from gateway.formats.field_types import (
+from gateway.formats.fields import (
     AtLeastOne,
     AtLeastTwo,
     BadWord,
@@ -34,12 +34,17 @@ from gateway.formats.field_types import (
     LastTokens,
     Priority,
     Prompts,
+    RequestBody,
+    RequestId,
     Seed,
     Stops,
     TokenId,
     TopLogprobs,
+    exactly_one,
+    given,
+    needs,
+    refuse,
 )
-from gateway.formats.fields import RequestBody, RequestId, exactly_one, given, needs, refuse
 from gateway.formats.grammar_fields import GrammarFields, GuidedFields
 from gateway.formats.tool_fields import ToolFields
 

@@ -25,7 +25,7 @@ from eyas.common.grammars.notations import Grammar
 from eyas.common.machine.processes import python_module
 from eyas.common.types import GenerationRequest
 from gateway.backends.base import GenerationBackend, GenerationStream, PassingBackend
-from gateway.limits.turns import FairQueue, QueueClaim
+from gateway.limits.queues import FairQueue, QueueClaim
 
 COMPILE_S = 10.0  # of a processor
 WALKS_S = 3.0  # for what follows a compilation

@@ -14,11 +14,11 @@ from eyas.common.grammars.json_schema import types_of
 from eyas.common.grammars.notations import POINTER, Grammar, GrammarKind, renewed
 from eyas.common.grammars.schemas.refusals import refuse
 from gateway.formats.tool_fields import ChatTool, ToolFields
+from gateway.parsers.calls import Format, Mark, either, optional, sequence, text
 from gateway.parsers.message import MessageReading
 from gateway.parsers.parameters import unfollowed
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.table import ToolFormat
-from gateway.parsers.tags import Format, Mark, either, optional, sequence, text
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

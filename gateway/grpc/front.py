@@ -31,7 +31,7 @@ from gateway.grpc import messages as grpc_messages
 from gateway.grpc.messages import GrpcChat, chat_of, delta_to_pb, read_delta_to_pb
 from gateway.grpc.relay import GrpcRelay
 from gateway.limits.keys import KeyRing
-from gateway.limits.pace import ReadQueue
+from gateway.limits.queues import ReadQueue
 from gateway.limits.quotas import CallerQuotas, headers, pay
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.timings import timings_object

@@ -24,8 +24,7 @@ from eyas.common.types import (
 )
 from gateway.backends.admission import GenerationOptions, ServedModel
 from gateway.formats.chat_fields import ChatMessage
-from gateway.formats.field_types import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
-from gateway.formats.fields import validated
+from gateway.formats.fields import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS, validated
 from gateway.formats.schema import MAX_BAD_WORDS, TemplateFields
 from gateway.observe.timings import LegObject, TimingsObject
 from gateway.parsers.output import CallArguments, CallStarted, ContentText, Event, ReasoningText

@@ -41,8 +41,7 @@ from gateway.formats.openai_request import ApiCall, named, text_call
 from gateway.formats.responses_reply import ResponsesFormat
 from gateway.formats.responses_request import FIELDS, ResponsesBody, as_chat
 from gateway.formats.schema import AbortBody, ChatBody, DetokenizeBody, TextBody, TokenizeBody
-from gateway.formats.sglang_reply import SglangFormat
-from gateway.formats.sglang_request import GenerateBody, generate_call
+from gateway.formats.sglang import GenerateBody, SglangFormat, generate_call
 from gateway.http.openapi import EVENTS, JSON, Answerer, HttpEndpoint, described
 from gateway.http.pages import AdminEndpoints, ReadEndpoints, json_response
 from gateway.http.wire import (
@@ -61,8 +60,7 @@ from gateway.http.wire import (
 from gateway.limits.keys import KeyRing
 from gateway.limits.quotas import CallerQuotas, pay
 from gateway.observe.console import ConsoleEndpoints
-from gateway.observe.metrics import CallMeter, GatewayMetrics
-from gateway.observe.metrics_page import GatewayPage
+from gateway.observe.metrics import CallMeter, GatewayMetrics, GatewayPage
 from gateway.observe.tracing import failed
 from gateway.text.entries import TextDelta
 from gateway.text.tokenizer import Tokenizer

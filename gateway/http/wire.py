@@ -27,9 +27,9 @@ from eyas.common.errors import (
     RequestTimeout,
 )
 from eyas.common.logging import known_as, request_id, traceparent
+from eyas.common.machine.memory import give_back
 from gateway.formats.anthropic_reply import anthropic_error
 from gateway.formats.openai_reply import error_body
-from gateway.heap import give_back
 from gateway.http.parts import PARTS, BodyParts
 from gateway.limits import quotas
 from gateway.observe.metrics import GatewayMetrics

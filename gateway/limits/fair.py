@@ -15,8 +15,8 @@ import msgspec
 from eyas.common.errors import DeadlineExceeded, Overloaded
 from eyas.common.types import GenerationRequest
 from gateway.backends.base import GenerationBackend, GenerationStream, PassingBackend, WatchedStream
-from gateway.backends.silence import SILENCE_S
-from gateway.limits.turns import FairQueue, QueueClaim
+from gateway.backends.running import SILENCE_S
+from gateway.limits.queues import FairQueue, QueueClaim
 
 LOOK_S = 0.1  # a place may also be freed by requests of another gateway
 

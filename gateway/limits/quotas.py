@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError, RateLimited
-from gateway.limits.pace import ReadQueue
+from gateway.limits.queues import ReadQueue
 
 FLAG = "key-limits"
 

@@ -18,7 +18,18 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.regex_syntax import UnsupportedPattern
 from eyas.common.grammars.string_rules import StringContext, StringPattern, rules_of
 from eyas.common.grammars.text_formats import text_of
-from gateway.parsers.calls import NAME, Tools, begin
+from gateway.parsers.calls import (
+    NAME,
+    Format,
+    Tools,
+    arguments,
+    begin,
+    either,
+    optional,
+    quoted,
+    sequence,
+    text,
+)
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.parameters import (
     BRANCHES,
@@ -36,7 +47,6 @@ from gateway.parsers.parameters import (
 )
 from gateway.parsers.pythonic import as_json, literal
 from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Sink, Wait, unbroken
-from gateway.parsers.tags import Format, arguments, either, optional, quoted, sequence, text
 
 _SAYS_NOTHING = frozenset("title description default examples deprecated readOnly writeOnly $comment".split())
 _WITHOUT_TAGS = StringContext("<")  # what tags begin with

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
+from gateway.parsers.calls import (
+    NAME,
+    Format,
+    Mark,
+    Schemas,
+    Tools,
+    arguments,
+    attempt,
+    call_by_name,
+    either,
+    repeated,
+    sequence,
+    text,
+)
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.source import ParsedText, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<function=", "</function>"
 

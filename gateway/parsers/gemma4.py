@@ -10,13 +10,27 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.parsers.calls import NAME, Tools, attempt, begin, check_object
+from gateway.parsers.calls import (
+    NAME,
+    Format,
+    Mark,
+    Schemas,
+    Tools,
+    arguments,
+    attempt,
+    begin,
+    check_object,
+    either,
+    quoted,
+    repeated,
+    sequence,
+    text,
+)
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.parameters import OTHER_NAMES, constraint, kinds_of, standing, unheld
 from gateway.parsers.pythonic import in_order
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Sink, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, quoted, repeated, sequence, text
 
 MARKERS = BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 REASONING = ReasoningTags("<|channel>", "<channel|>", title="thought\n")

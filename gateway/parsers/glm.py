@@ -7,12 +7,24 @@
 from __future__ import annotations
 
 from gateway.parsers.bare import ParameterFormat, bare, parameters
-from gateway.parsers.calls import NAME, Tools, attempt, begin
+from gateway.parsers.calls import (
+    NAME,
+    Format,
+    Mark,
+    Schemas,
+    Tools,
+    attempt,
+    begin,
+    either,
+    quoted,
+    repeated,
+    sequence,
+    text,
+)
 from gateway.parsers.hermes import BEGIN, END
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.parameters import ParameterKinds, kinds_of
 from gateway.parsers.source import CutShort, ParsedText, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, either, quoted, repeated, sequence, text
 
 MARKERS = (BEGIN, END)
 KEY, KEY_END = "<arg_key>", "</arg_key>"

@@ -10,11 +10,22 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.calls import Tools, attempt, call_by_name
+from gateway.parsers.calls import (
+    Format,
+    Mark,
+    Schemas,
+    Tools,
+    arguments,
+    attempt,
+    call_by_name,
+    either,
+    optional,
+    sequence,
+    text,
+)
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import ParsedText, Sink, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, optional, sequence, text
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

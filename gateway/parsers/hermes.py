@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.parsers.calls import Tools
+from gateway.parsers.calls import Format, Mark, Schemas, Tools, call_objects, repeated, sequence, text
 from gateway.parsers.lists import any_calls
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.source import ParsedText, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, call_objects, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<tool_call>", "</tool_call>"
 

@@ -8,10 +8,22 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
+from gateway.parsers.calls import (
+    NAME,
+    Format,
+    Mark,
+    Schemas,
+    Tools,
+    arguments,
+    attempt,
+    call_by_name,
+    either,
+    repeated,
+    sequence,
+    text,
+)
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.source import MalformedOutput, ParsedText, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

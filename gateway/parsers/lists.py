@@ -9,23 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.parsers import pythonic
-from gateway.parsers.calls import Tools, attempt, call_object, listed
-from gateway.parsers.output import ParsedOutput
-from gateway.parsers.pythonic import call
-from gateway.parsers.reasoning import ReasoningTags
-from gateway.parsers.source import ParsedText, Wait
-from gateway.parsers.tags import (
+from gateway.parsers.calls import (
     Format,
     Mark,
     Schemas,
+    Tools,
     arguments,
+    attempt,
+    call_object,
     call_objects,
     either,
+    listed,
     quoted,
     repeated,
     sequence,
     text,
 )
+from gateway.parsers.output import ParsedOutput
+from gateway.parsers.pythonic import call
+from gateway.parsers.reasoning import ReasoningTags
+from gateway.parsers.source import ParsedText, Wait
 
 COMMAND_R = "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"
 COMMAND_R_REASONING = ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>")

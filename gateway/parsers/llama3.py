@@ -6,12 +6,11 @@ What begins a line is only a call if it names one of the tools.
 
 from __future__ import annotations
 
-from gateway.parsers.calls import Tools
+from gateway.parsers.calls import Format, Mark, Schemas, Tools, call_objects, repeated, text
 from gateway.parsers.lists import any_calls
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.pythonic import BEGIN, END
 from gateway.parsers.source import ParsedText, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, call_objects, repeated, text
 
 TAG = "<|python_tag|>"
 MARKERS = (TAG, BEGIN, END)

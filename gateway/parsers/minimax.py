@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 
 from gateway.parsers.bare import CallTags, ParameterFormat, bare_call, parameters
-from gateway.parsers.calls import Tools, attempt
+from gateway.parsers.calls import Format, Mark, Schemas, Tools, attempt, either, repeated, sequence, text
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.source import ParsedText, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, either, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
 INVOKE, INVOKE_END = '<invoke name="', "</invoke>"

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.calls import NAME, Tools, attempt, call_by_name, call_object, listed
-from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import MalformedOutput, ParsedText, Wait
-from gateway.parsers.tags import (
+from gateway.parsers.calls import (
+    NAME,
     Format,
     Mark,
     Schemas,
+    Tools,
     arguments,
+    attempt,
+    call_by_name,
+    call_object,
     call_objects,
     either,
+    listed,
     repeated,
     sequence,
     text,
 )
+from gateway.parsers.output import ParsedOutput
+from gateway.parsers.source import MalformedOutput, ParsedText, Wait
 
 MARKERS = BEGIN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID = re.compile(r"\w+")

@@ -15,7 +15,21 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import PYTHON
-from gateway.parsers.calls import NAME, Tools, begin, listed
+from gateway.parsers.calls import (
+    NAME,
+    Format,
+    Mark,
+    Schemas,
+    Tools,
+    begin,
+    either,
+    listed,
+    optional,
+    quoted,
+    repeated,
+    sequence,
+    text,
+)
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.parameters import (
     OTHER_NAMES,
@@ -26,7 +40,6 @@ from gateway.parsers.parameters import (
     unheld,
 )
 from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, either, optional, quoted, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<|python_start|>", "<|python_end|>"
 MAX_CALL = 1 << 16  # characters of one call's arguments

@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 
 from gateway.parsers.bare import CallTags, ParameterFormat, bare_call, parameters
-from gateway.parsers.calls import Tools, attempt
+from gateway.parsers.calls import Format, Mark, Schemas, Tools, attempt, either, repeated, sequence, text
 from gateway.parsers.hermes import BEGIN, END
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.source import ParsedText, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, either, repeated, sequence, text
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"

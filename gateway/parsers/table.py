@@ -25,11 +25,10 @@ from gateway.parsers import (
     pythonic,
     qwen3_coder,
 )
-from gateway.parsers.calls import Tools
+from gateway.parsers.calls import Format, Mark, Schemas, Tools
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import ParsedText, Wait
-from gateway.parsers.tags import Format, Mark, Schemas
 
 
 class CallIds(enum.Enum):

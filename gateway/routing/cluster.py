@@ -24,7 +24,7 @@ from eyas.common.wire.clients import DecodeSessionClient, InfoClient, PrefillCli
 from eyas.common.wire.watch import TransferClient
 from gateway.backends.retries import RetryBudget
 from gateway.backends.sessions import WorkerSession
-from gateway.limits.pace import ReadQueue
+from gateway.limits.queues import ReadQueue
 from gateway.routing import router
 from gateway.routing.breakers import WorkerBreakers
 from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay

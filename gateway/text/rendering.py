@@ -1,29 +1,33 @@
 """Renders chats within bounds of time: most at once, and what takes many steps in a process of its own.
 
 A template is a program. Most take some hundred steps per chat, which is less than asking another process
-costs. One that takes more is given up and begun anew there, where its deadline ends it whatever it is doing.
+costs. One that takes more is given up and begun anew in `python -m gateway.text.rendering`, where its
+deadline ends it whatever it is doing, and its memory has a limit. The first frame to that process has the
+template. Each later one, a job as JSON, is answered with a frame: the text, or why there is none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import select
 import subprocess
+import sys
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.machine.processes import python_module
-from gateway.text.render_child import read_frame, write_frame
 from gateway.text.templates import ChatTemplate, TooManySteps
 
 QUICK_STEPS = 5_000  # a few milliseconds, which the event loop can spare
 RENDER_S = 5.0
+MEMORY_BYTES = 1 << 30
 
 
 class TemplateRenderer:
@@ -68,7 +72,7 @@ class TemplateRenderer:
         return {"error": reason}
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = python_module("gateway.text.render_child")
+        command = python_module("gateway.text.rendering")
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -92,3 +96,43 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(OSError):
                 pipe.close()
     child.wait()
+
+
+def main(incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+    """Answers frames until there are no more."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    template: ChatTemplate | None = None
+    while (frame := read_frame(incoming)) is not None:
+        job = msgspec.json.decode(frame)
+        if template is None:
+            template = ChatTemplate(job["sources"], job["special"])
+        else:
+            write_frame(outgoing, msgspec.json.encode(_rendered(template, job)))
+
+
+def _rendered(template: ChatTemplate, job: dict[str, Any]) -> dict[str, str]:
+    try:
+        return {"text": template.render(**job)}
+    except (InvalidRequest, TooManySteps) as error:
+        return {"error": str(error)}
+
+
+def read_frame(stream: IO[bytes]) -> bytes | None:
+    """The next frame: its length in four bytes, then as many bytes. None at the end."""
+    head = stream.read(4)
+    if len(head) < 4:
+        return None
+    length = int.from_bytes(head, "little")
+    data = stream.read(length)
+    return data if len(data) == length else None
+
+
+def write_frame(stream: IO[bytes], data: bytes) -> None:
+    """Writes one."""
+    stream.write(len(data).to_bytes(4, "little") + data)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer, sys.stdout.buffer)

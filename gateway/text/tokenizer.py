@@ -15,8 +15,8 @@ from typing import Any
 from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import InvalidRequest
+from eyas.common.machine.memory import give_back
 from eyas.common.tokenizers.source import read_tokenizer
-from gateway.heap import give_back
 from gateway.text.caller_text import CallerText, unsigned
 from gateway.text.detokenize import Detokenizer, TokenBytes
 from gateway.text.rendering import TemplateRenderer

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry
 
 from gateway.observe.metrics import PlacementMetrics
-from gateway.routing.auto import AutoLayout
+from gateway.routing.layouts import AutoLayout
 from gateway.routing.placement import AdmissionPreference, LatencyTargets
 from gateway.routing.router import RouterCandidate
 

@@ -27,8 +27,8 @@ from eyas.common.wire.message import StepReply
 from eyas.common.wire.rpc import channel
 from gateway.backends.generate import ClusterBackend
 from gateway.observe.metrics import PlacementMetrics
-from gateway.routing.auto import AutoLayout
 from gateway.routing.cluster import Cluster
+from gateway.routing.layouts import AutoLayout
 from gateway.routing.placement import AdmissionPreference, LatencyTargets
 from gateway.routing.router import RequestRoute, RouterCandidate
 

@@ -18,7 +18,7 @@ from gateway.formats.schema import (
     TextBody,
     TokenizeBody,
 )
-from gateway.formats.sglang_request import GenerateBody, SamplingBody
+from gateway.formats.sglang import GenerateBody, SamplingBody
 
 BODIES = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody, "/generate": GenerateBody}
 MESSAGE = CHAT["messages"][0]

@@ -13,7 +13,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 import eyas
 from eyas.common.config import GatewayConfig
 from gateway.formats.schema import ChatBody, TextBody
-from gateway.formats.sglang_request import GenerateBody
+from gateway.formats.sglang import GenerateBody
 
 BODIES = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody, "/generate": GenerateBody}
 

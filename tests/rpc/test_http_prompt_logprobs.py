@@ -27,7 +27,7 @@ from eyas.common.types import Role
 from gateway.backends.admission import MAX_PROMPT_LOGPROBS, GenerationOptions, ServedModel, admit
 from gateway.backends.generate import ClusterBackend
 from gateway.formats import openai_reply, openai_request
-from gateway.formats.sglang_reply import SglangFormat
+from gateway.formats.sglang import SglangFormat
 from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.cluster import Cluster

@@ -21,7 +21,7 @@ from eyas.common.errors import Overloaded
 from gateway.formats import fields
 from gateway.http import front as http
 from gateway.http.front import create_app
-from gateway.limits import pace
+from gateway.limits import queues
 from gateway.observe.metrics import GatewayMetrics
 
 
@@ -187,7 +187,7 @@ async def test_a_client_that_hangs_up_before_admission_ends_it() -> None:
 async def test_a_client_that_hangs_up_before_its_turn_is_not_read(
     backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "LEAST_REST_S", 1.0)  # between two requests
+    monkeypatch.setattr(queues, "LEAST_REST_S", 1.0)  # between two requests
     read = list[bytes]()
 
     def noted(kind: type, raw: bytes) -> object:

@@ -22,18 +22,18 @@ from eyas.common.wire import convert
 from gateway.backends import sessions
 from gateway.grpc.front import GrpcFront
 from gateway.http.front import create_app
-from gateway.limits import pace
+from gateway.limits import queues
 from gateway.limits.quotas import CallerQuotas
 from gateway.observe.metrics import GatewayMetrics
 from protos import eyas_pb2
 from tools.bench.gateway_prompts import measure
 
-LARGE = {"model": "eyas-nano", "prompt": [7] * 100, "max_tokens": 4, "user": "x" * pace.LARGE_BYTES}
+LARGE = {"model": "eyas-nano", "prompt": [7] * 100, "max_tokens": 4, "user": "x" * queues.LARGE_BYTES}
 
 
 async def test_what_waits_to_be_read_is_bounded_on_both_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused has been sent to no worker; who asks for little is served meanwhile."""
-    monkeypatch.setattr(pace, "MAX_WAITING_BYTES", 6 * pace.LARGE_BYTES)
+    monkeypatch.setattr(queues, "MAX_WAITING_BYTES", 6 * queues.LARGE_BYTES)
     backend, config = ScriptedBackend(nano_tokenizer()), GatewayConfig(grpc_port=0)
     given = (config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()), CallerQuotas())
     front = GrpcFront(*given)
@@ -61,7 +61,7 @@ async def _generate(channel: grpc.aio.Channel) -> grpc.StatusCode:
     """How a large call ends, whose stop string is too long: that is known once it is read."""
     asked = eyas_pb2.GenerateRequest(ids=eyas_pb2.TokenIds(ids=[7] * 100))
     asked.options.max_tokens = 4
-    asked.options.stop.append("x" * pace.LARGE_BYTES)
+    asked.options.stop.append("x" * queues.LARGE_BYTES)
     call = channel.unary_stream("/eyas.v1.Eyas/Generate")(asked.SerializeToString(), timeout=10)
     try:
         async for _ in call:
@@ -116,7 +116,7 @@ async def test_prompts_that_are_sent_again_take_turns(
     roles: list[tuple[Role, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a worker that dies with many of them: the event loop turns for others between two."""
-    monkeypatch.setattr(pace, "LARGE_BYTES", 1)
+    monkeypatch.setattr(queues, "LARGE_BYTES", 1)
     sent = Sent(monkeypatch)
     async with workers(*roles) as started, gateway(started) as (backend, _):
         counting = asyncio.create_task(sent.count())
@@ -134,20 +134,20 @@ async def test_prompts_that_are_sent_again_take_turns(
         await dying.kill()
         await until(lambda: len(heir.of(kind)) == len(requests))
         counting.cancel()
-        assert lost >= 8 and len(sent.turns) == lost and sent.least >= pace.TURNS, sent.turns
+        assert lost >= 8 and len(sent.turns) == lost and sent.least >= queues.TURNS, sent.turns
         for stream in streams:
             await stream.aclose()
 
 
 async def test_a_new_prompt_takes_a_turn_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "LARGE_BYTES", 1)
+    monkeypatch.setattr(queues, "LARGE_BYTES", 1)
     sent = Sent(monkeypatch)
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         counting = asyncio.create_task(sent.count())
         requests = [make_request(f"r{number}") for number in range(5)]
         streams = await asyncio.gather(*(backend.start(request) for request in requests))
         counting.cancel()
-        assert len(sent.turns) == 2 * len(requests) and sent.least >= pace.TURNS, sent.turns
+        assert len(sent.turns) == 2 * len(requests) and sent.least >= queues.TURNS, sent.turns
         for stream, request in zip(streams, requests, strict=True):
             assert await collect(stream) == {0: expected(request)}
 

@@ -13,7 +13,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from gateway.backends.admission import GenerationOptions, ServedModel, admit
-from gateway.backends.silence import SilenceLimit
+from gateway.backends.running import SilenceLimit
 from gateway.http.wire import LEAST_BODY_BYTES, body_limit
 
 
@@ -29,7 +29,7 @@ def test_an_answer_may_fill_the_context() -> None:
 
 
 async def test_tokens_that_come_extend_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.backends.silence.SILENCE_S", 0.05)
+    monkeypatch.setattr("gateway.backends.running.SILENCE_S", 0.05)
     tokens, looks = 0, 0
 
     def count() -> int:

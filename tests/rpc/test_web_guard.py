@@ -17,7 +17,7 @@ from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden
 from gateway.http.front import create_app
-from gateway.http.web_guard import WebGuard, guarded
+from gateway.http.middleware import WebGuard, guarded
 from gateway.main import fronts
 from gateway.observe.metrics import GatewayMetrics
 

@@ -14,8 +14,8 @@ from eyas.common.params import MAX_BIASED_TOKENS, SamplingParams
 from eyas.engine.sampling.processors import adjusted
 from eyas.engine.sampling.row import SampledRow
 from eyas.engine.speculation.drafters.lookup import SequenceText, look_up
-from gateway.formats.field_types import MAX_STOP_LENGTH, MAX_STOPS
-from gateway.text.stop import StopMatcher
+from gateway.formats.fields import MAX_STOP_LENGTH, MAX_STOPS
+from gateway.text.entries import StopMatcher
 
 
 def seconds(call: Callable[[], object]) -> float:

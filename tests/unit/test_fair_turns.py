@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.limits.turns import FairQueue, QueueClaim
+from gateway.limits.queues import FairQueue, QueueClaim
 
 Served = list[tuple[float, str, int]]  # when, caller, number
 

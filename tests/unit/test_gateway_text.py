@@ -18,8 +18,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import ConfigError, EyasError, InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, RequestChoice, TokenEntry, TokenLogprob
-from gateway.text.entries import ChoiceText, TextRules, TextStream
-from gateway.text.stop import StopMatcher
+from gateway.text.entries import ChoiceText, StopMatcher, TextRules, TextStream
 from gateway.text.templates import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from gateway.limits.pace import BoundedQueue
+from gateway.limits.queues import BoundedQueue
 
 
 def line(most: int = 1000, **weights: float) -> BoundedQueue[str]:

@@ -15,7 +15,7 @@ from eyas.common.params import INT32_MAX
 from gateway.formats import fields
 from gateway.formats.fields import RequestBody, ignored, parse
 from gateway.formats.schema import TextBody
-from gateway.formats.sglang_request import GenerateBody
+from gateway.formats.sglang import GenerateBody
 from gateway.http import long_ids
 from gateway.http.long_ids import LONG_BYTES, all_below, split
 

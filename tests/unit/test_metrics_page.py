@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.types import EngineTimings, FinishCause, Role, TokenEntry, WorkerInfo
-from gateway.observe.metrics import GatewayMetrics
-from gateway.observe.metrics_page import PEERS, VLLM, GatewayPage
+from gateway.observe.metrics import PEERS, VLLM, GatewayMetrics, GatewayPage
 from gateway.text.entries import RequestTrace, TextDelta, UsageCounts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
-from gateway.limits import pace as pace_module
-from gateway.limits.pace import LARGE_BYTES, ReadQueue
+from gateway.limits import queues as pace_module
+from gateway.limits.queues import LARGE_BYTES, ReadQueue
 from gateway.observe.metrics import GatewayMetrics
 
 WORK_S = 0.02

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from eyas.common.types import Role, WorkerBacklog, WorkerInfo
-from gateway.routing.auto import place_of
+from gateway.routing.layouts import place_of
 from gateway.routing.ledger import InFlightLedger, UnderWay
 from gateway.routing.placement import AdmissionPreference
 from gateway.routing.router import RouterCandidate

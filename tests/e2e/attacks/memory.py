@@ -59,7 +59,7 @@ class Watch:
 
 def _kind(process: psutil.Process) -> str:
     words = " ".join(process.cmdline())
-    if "gateway.grammars.child" in words or "gateway.text.render_child" in words:
+    if "gateway.grammars.child" in words or "gateway.text.rendering" in words:
         return "children"
     return "gateway" if " gateway " in f"{words} " else "workers"
 

@@ -1,23 +1,33 @@
-"""New requests, one after another: between two of them the event loop turns for everyone else.
+"""The order in which callers' requests are served: fair between callers, and one after another.
 
-To read a prompt of 60,000 ids and to send it takes the loop some milliseconds each, and a small request takes
-one or two in all. A hundred of either in a row leave nothing for streams: gRPC hands the loop one message of
-a worker's session per turn, and each new request brings two. So a request waits until the loop has had time
-and turns for others since the one before.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996), by caller: each has a virtual time, which what it gets
+moves on by cost over weight; the caller with the least is next. One that comes back begins at the time that
+the others have reached: it saves nothing up, and who floods waits behind himself alone. Within a caller the
+order is by arrival, which a priority moves by `PRIORITY_S` per unit: so a request is overtaken only by those
+that come within a bounded time after it.
+
+Between two new requests the event loop turns for everyone else. To read a prompt of 60,000 ids and to send it
+takes the loop some milliseconds each, and a small request takes one or two in all. A hundred of either in a
+row leave nothing for streams: gRPC hands the loop one message of a worker's session per turn, and each new
+request brings two. So a request waits until the loop has had time and turns for others since the one before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
+from bisect import insort
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
-from gateway.limits.turns import FairQueue, QueueClaim
+from eyas.common.params import PRIORITY_S
 
+Item = TypeVar("Item", bound=Hashable)
 LARGE_BYTES = 32 << 10
 """To send a request from here on is a piece of its own. A smaller one counts as this much among those that
 wait: it is about a millisecond of work too."""
@@ -27,15 +37,76 @@ WAIT_S = 10.0  # that they wait
 REST = 0.5  # of a piece's time, which the loop has for others after it
 LEAST_REST_S = 0.001
 TURNS = 16  # that the loop then makes, if more requests wait: some messages of each session
-
-
-Item = TypeVar("Item", bound=Hashable)
 Holder = tuple[str, bool]  # a caller, and whether its pieces are large
+
+
+@dataclass(frozen=True)
+class QueueClaim:
+    """The claim of a queued item.
+
+    `cost`: its work, in any unit. `priority`: lower is earlier. `arrived`: seconds.
+    """
+
+    caller: str
+    cost: float = 1.0
+    weight: float = 1.0
+    priority: int = 0
+    arrived: float = 0.0
+
+
+class FairQueue(Generic[Item]):
+    """Items that wait, by caller."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[tuple[float, int, Item]]] = {}
+        self._claims: dict[Item, tuple[QueueClaim, tuple[float, int, Item]]] = {}
+        self._times: dict[str, float] = {}  # virtual, by caller
+        self._now = 0.0  # the virtual time of the last that was served
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def add(self, item: Item, claim: QueueClaim) -> None:
+        """The item waits from now on."""
+        if claim.caller not in self._lines:
+            self._times = {
+                caller: at for caller, at in self._times.items() if at > self._now or caller in self._lines
+            }
+            self._times[claim.caller] = max(self._times.get(claim.caller, 0.0), self._now)
+        entry = (claim.arrived + PRIORITY_S * claim.priority, next(self._numbers), item)
+        insort(self._lines.setdefault(claim.caller, []), entry)
+        self._claims[item] = claim, entry
+
+    def first(self) -> Item:
+        """The item whose turn it is. At least one must wait."""
+        caller = min(self._lines, key=lambda caller: (self._times[caller], self._lines[caller][0]))
+        return self._lines[caller][0][-1]
+
+    def serve(self, item: Item) -> None:
+        """The item gets what it asked for, and waits no more."""
+        claim, _ = self._claims[item]
+        self._now = max(self._now, self._times[claim.caller])
+        self._times[claim.caller] += claim.cost / claim.weight
+        self.remove(item)
+
+    def remove(self, item: Item) -> None:
+        """The item waits no more. Nothing if it did not."""
+        if item not in self._claims:
+            return
+        claim, entry = self._claims.pop(item)
+        line = self._lines[claim.caller]
+        line.remove(entry)
+        if not line:
+            del self._lines[claim.caller]
+        if not self._lines:
+            self._times.clear()  # the server is idle, and what each got no longer counts
+            self._now = 0.0
 
 
 # Pieces of work that wait for a turn: which is next, and which is refused once too much waits. What was begun
 # goes before what is new, so that nothing piles up half done; within either, callers take turns
-# (`gateway.limits.turns`), and so do the small and the large pieces of one. What is new is bounded in bytes:
+# (`gateway.limits.queues`), and so do the small and the large pieces of one. What is new is bounded in bytes:
 # past the bound, who holds most for its weight loses its newest. Pure values: no clock, no event loop.
 class BoundedQueue(Generic[Item]):
     """A queue in which at most `most` bytes of new pieces wait."""

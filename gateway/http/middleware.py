@@ -1,9 +1,13 @@
-"""Guards a server without keys against web pages: any page, in any browser that reaches the server.
+"""The layers around the application: a guard against web pages, and the path under which a proxy shows it.
 
-A page's own name may be made to lead to this server (DNS rebinding), and then the browser lets the page read:
-so the Host must be a name that is this server's. And a browser sends simple requests for every page without
-asking: so a page elsewhere must send JSON, for which the browser asks first (CORS). Where there are keys, a
-page does not have them.
+The guard stands where no API key is needed, against any page in any browser that reaches the server. A page's
+own name may be made to lead to this server (DNS rebinding), and then the browser lets the page read: so the
+Host must be a name that is this server's. And a browser sends simple requests for every page without asking:
+so a page elsewhere must send JSON, for which the browser asks first (CORS). Where there are keys, a page does
+not have them.
+
+A proxy may show the gateway under a path as /eyas, which is part of a call's path, or cut off by the proxy.
+Routes, and all that counts calls by them, have no prefix.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import socket
 import threading
 
 from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eyas.common.config import GatewayConfig
@@ -98,3 +103,31 @@ def _name(host: str) -> str:
 def _is_json(headers: Headers) -> bool:
     kinds = headers.getlist("content-type")
     return len(kinds) == 1 and _JSON.fullmatch(kinds[0].partition(";")[0].strip().lower()) is not None
+
+
+def rooted(app: ASGIApp, root: str) -> ASGIApp:
+    """`app`, also under `root`; "": as it is."""
+    return RootPath(app, root) if root else app
+
+
+class RootPath:
+    """Middleware that takes the prefix off. The prefix alone leads to the page whose links are below it."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path == self._root:
+                await RedirectResponse(f"{self._root}/")(scope, receive, send)
+                return
+            if path.startswith(f"{self._root}/"):
+                raw = scope.get("raw_path", path.encode())
+                scope = {
+                    **scope,
+                    "path": path.removeprefix(self._root),
+                    "raw_path": raw.removeprefix(self._root.encode()),
+                }
+        await self._app(scope, receive, send)
