@@ -66,7 +66,9 @@ def routed() -> None:
         for uniform in (False, True):
             chosen = route.choose(logits, spec, correction, shared=uniform, uniform=uniform, pdl=True)
             held = route.LocalExperts(range(spec.experts // 2), range(rows), empty(rows, dtype=torch.int32))
-            route.choose_local(logits, (spec, correction, uniform), held, uniform=uniform, pdl=True)
+            route.choose_local(
+                logits, route.Router(spec, correction, uniform), held, uniform=uniform, pdl=True
+            )
         group(chosen.experts, spec.experts + 1, 64, pdl=True)
         made = empty(chosen.experts.numel(), HIDDEN)
         combine.combine(made, chosen.weights, empty(rows, HIDDEN), pdl=True)

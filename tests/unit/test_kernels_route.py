@@ -85,7 +85,7 @@ def test_every_choice_is_of_the_rank_that_has_the_expert(name: str) -> None:
         held = route.LocalExperts(
             range(each * rank, each * (rank + 1)), range(rows * rank, rows * (rank + 1)), kv_rows
         )
-        found = route.choose_local(logits, (router, correction, True), held)
+        found = route.choose_local(logits, route.Router(router, correction, True), held)
         assert torch.equal(found.weights, whole.weights)
         wanted = whole.experts - each * rank
         wanted[(wanted < 0) | (wanted >= each)] = -1

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig, NormNames
-from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts, choose_local
+from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts, Router, choose_local
 from eyas.engine.layers import routing
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.loading.arithmetic import inexact
@@ -144,7 +144,7 @@ def test_the_default_choice_is_the_kernels(scores: str, held: bool, monkeypatch:
     here = None
     if held:
         here = LocalExperts(part.own, range(2, 5), torch.arange(9, dtype=torch.int32) - 1)
-    kernel: ChosenExperts = choose_local(logits, (spec, correction, True), here)
+    kernel: ChosenExperts = choose_local(logits, Router(spec, correction, True), here)
     default = expert_products.chosen_by_default(logits, part, here, uniform=False)
     assert torch.equal(default.experts, kernel.experts) and default.experts.dtype == torch.int32
     assert torch.allclose(default.weights, kernel.weights)

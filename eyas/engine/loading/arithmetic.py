@@ -164,7 +164,8 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
         if layer.attention.latent and layer.attention.qkv_bias:
             return "there are no exact kernels yet for latent attention with biases"
         mlp = layer.feed_forward
-        new = not mlp.gated or mlp.activation not in GATES
+        gate = GATES.get(mlp.activation) if mlp.gated else None
+        new = gate is None or gate.clamped
         if mlp.bias or new or (isinstance(mlp, ExpertsSpec) and _is_new(mlp)):
             return "there are no exact kernels yet for this model's feed-forward: biases, activation, scores"
     return ""

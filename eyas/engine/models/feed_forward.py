@@ -7,7 +7,7 @@ Ranks divide the width of a feed-forward and of every expert, or share experts o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Self
 
 import torch
@@ -29,15 +29,22 @@ Gains = tuple[Gain | None, torch.Tensor | None]
 
 Norm = row_kernels.NormInput | LayerNorm | None
 
-GATES = {"silu": False, "gelu_tanh": True}
-"""The activations that kernels know, and whether that is GELU."""
+GATES = {
+    "silu": GateActivation(),
+    "gelu_tanh": GateActivation(gelu=True),
+    "clamped_swiglu": GateActivation(clamped=True),
+}
+"""The activations that kernels know."""
 
 
 def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> GateActivation | None:
-    """The kernels' form of an activation that `down` reads; None: there is none, a bias or no gate."""
-    if spec.bias or not spec.gated or spec.activation not in GATES:
+    """The kernels' form of an activation that `down` reads; None: there is none, or no gate. Of dense
+    products they know neither a bias nor a clamped gate.
+    """
+    gate = GATES.get(spec.activation) if spec.gated else None
+    if gate is None or ((spec.bias or gate.clamped) and not isinstance(spec, ExpertsSpec)):
         return None
-    return GateActivation(GATES[spec.activation], down.rounding)
+    return replace(gate, rounding=down.rounding)
 
 
 def activation_of(blocks: Blocks[Any], spec: FeedForwardSpec, prefix: str) -> Inner:

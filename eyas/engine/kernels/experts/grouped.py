@@ -68,21 +68,30 @@ class GroupedProducts:
         return group(experts, gate_up.experts, rows, self.launch.pdl)
 
     def gate_up(
-        self, x: Rows, weight: StoredWeight, grouped: GroupedChoices, per_row: int, gate: GateActivation
+        self,
+        x: Rows,
+        weight: StoredWeight,
+        grouped: GroupedChoices,
+        per_row: int,
+        gate: GateActivation,
+        bias: torch.Tensor | None = None,
     ) -> Rows:
-        """x [m, k], weight [experts, 2 width, k] -> act(gate) * up, [choices, width] in their order; rounded,
-        if that is done at once.
+        """x [m, k], weight [experts, 2 width, k], bias [experts, 2 width] -> act(gate) * up, [choices, width]
+        in their order; rounded, if that is done at once.
         """
         tile = self._tile(weight, grouped, gate)
-        return self._start(x, weight, RowWalk(grouped, per_row), tile, gate)
+        return self._start(x, weight, RowWalk(grouped, per_row), tile, gate, bias)
 
-    def down(self, x: Rows, weight: StoredWeight, grouped: GroupedChoices) -> torch.Tensor:
-        """The experts' down projection of `gate_up`'s result, weight [experts, hidden, width] -> [choices,
-        hidden], by choice.
+    def down(
+        self, x: Rows, weight: StoredWeight, grouped: GroupedChoices, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The experts' down projection of `gate_up`'s result, weight [experts, hidden, width] and bias
+        [experts, hidden] -> [choices, hidden], by choice.
 
         Choices that the order leaves out have rows that nothing wrote.
         """
-        made = self._start(x, weight, RowWalk(grouped, scatter=True), self._tile(weight, grouped, None), None)
+        tile = self._tile(weight, grouped, None)
+        made = self._start(x, weight, RowWalk(grouped, scatter=True), tile, None, bias)
         assert isinstance(made, torch.Tensor)
         return made
 
@@ -111,9 +120,15 @@ class GroupedProducts:
         return choose(shape, choices, self.tiles, rows)
 
     def _start(
-        self, x: Rows, weight: StoredWeight, walk: RowWalk, tile: GroupedTile, gate: GateActivation | None
+        self,
+        x: Rows,
+        weight: StoredWeight,
+        walk: RowWalk,
+        tile: GroupedTile,
+        gate: GateActivation | None,
+        bias: torch.Tensor | None = None,
     ) -> Rows:
-        task = GroupedTask(weight.read(x, self.launch.pdl), weight, walk, tile, gate)
+        task = GroupedTask(weight.read(x, self.launch.pdl), weight, walk, tile, gate, bias)
         if self.launch.exact:
             _start(task, self.launch)
         elif grouped_sweep.takes(task):
@@ -129,7 +144,7 @@ def _start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`, weight rows on the matrix unit's long side."""
     shape, tile, walk, pdl = task.shape, task.tile, task.walk, launch.pdl
     product_kernel[(min(task.most * task.tiles, programs(tile, shape)), tile.split)](
-        *(*task.rows, task.described, task.stored, task.scales, *task.made, *task.order),
+        *(*task.rows, task.described, task.stored, task.scales, task.bias, *task.made, *task.order),
         *(launch.partials, launch.tickets, task.choices, task.most),
         **task.constants(),
         **task.gated(),

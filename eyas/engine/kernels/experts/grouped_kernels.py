@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.experts.grouped_tiles import SHORT
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
-from eyas.engine.kernels.products.activation import steepness
+from eyas.engine.kernels.products.activation import passed, with_bias
 from eyas.engine.kernels.products.blocks import quantised
 
 _MOST_STEPS = tl.constexpr(SHORT)
@@ -20,13 +20,13 @@ _MOST_STEPS = tl.constexpr(SHORT)
 
 @kernel(do_not_specialize=["choices", "most"])
 def product_kernel(
-    x, x_scales, weights, stored, scales, out, out_scales, order, blocks, partials,
+    x, x_scales, weights, stored, scales, bias, out, out_scales, order, blocks, partials,
     tickets, choices, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
     PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
-    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr,
-    PDL: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
+    CLAMPED: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr,
+    MADE: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
     """One tile after the other; blocks that are absent cost nothing."""
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
@@ -44,9 +44,9 @@ def product_kernel(
         count = tl.load(blocks + 3 * most)
     for cell in range(tl.program_id(0), count * TILES, tl.num_programs(0)):
         _one_tile(
-            x, x_scales, weights, scales, out, out_scales, order, blocks, partials,
+            x, x_scales, weights, scales, bias, out, out_scales, order, blocks, partials,
             tickets, choices, most, cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GROUP,
-            PER_ROW, SCATTER, GATED, GELU, BLOCKS, CHANNELS, POWERS, MADE,
+            PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS, POWERS, MADE,
         )  # fmt: skip
 
 
@@ -81,12 +81,13 @@ def _call_ahead(
 
 @triton.jit
 def _one_tile(
-    x, x_scales, weights, scales, out, out_scales, order, blocks, partials, tickets,
+    x, x_scales, weights, scales, bias, out, out_scales, order, blocks, partials, tickets,
     choices, most, cell, count,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
     PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
-    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr,
+    CLAMPED: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr,
+    MADE: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the result of one block of rows, or a part of its k."""
     block, tile = where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
@@ -96,16 +97,7 @@ def _one_tile(
     else:
         expert = tl.load(blocks + block)
         begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
-    place = begin + tl.arange(0, ROWS)
-    inside = place < end
-    source, target = place, place
-    if order is not None:
-        choice = tl.load(order + place, mask=inside, other=0)
-        if PER_ROW > 0:
-            source = choice // PER_ROW
-        if SCATTER:
-            target = choice
-    source = tl.where(inside, source, 0).to(tl.int64)
+    inside, source, target = rows_at(order, begin, end, ROWS, PER_ROW, SCATTER)
     first = tile * COLUMNS
     a, b = _folded(
         x, x_scales, weights, scales, source, expert, first,
@@ -130,9 +122,12 @@ def _one_tile(
         a *= tl.load(scales, mask=channel < OUTPUTS, other=0.0)[:, None]
         if GATED:
             b *= tl.load(scales + OUTPUTS, mask=channel < OUTPUTS, other=0.0)[:, None]
-    if GATED:
-        a = a * b / (1.0 + tl.exp(-steepness(a, GELU)))
     column, target = first + tl.arange(0, COLUMNS), target.to(tl.int64)
+    if bias is not None:
+        at = (expert * N + column)[:, None]
+        a, b = with_bias(a, b, bias, at, (column < OUTPUTS)[:, None], OUTPUTS, GATED)
+    if GATED:
+        a = passed(a, b, GELU, CLAMPED)
     there = column[None, :] < OUTPUTS
     stored, spot = inside[:, None] & there & last, target[:, None] * OUTPUTS + column[None, :]
     made = tl.trans(a).to(MADE)
@@ -140,6 +135,21 @@ def _one_tile(
         made, scale = quantised(tl.where(there, made, 0.0), POWERS)
         tl.store(out_scales + target * ((OUTPUTS + 127) // 128) + tile, scale, mask=inside & last)
     tl.store(out + spot, made, mask=stored)
+
+
+@triton.jit
+def rows_at(order, begin, end, ROWS: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr):
+    """Of ROWS rows from `begin` on: which are there, where each is read, int64, and where it goes."""
+    place = begin + tl.arange(0, ROWS)
+    inside = place < end
+    source, target = place, place
+    if order is not None:
+        choice = tl.load(order + place, mask=inside, other=0)
+        if PER_ROW > 0:
+            source = choice // PER_ROW
+        if SCATTER:
+            target = choice
+    return inside, tl.where(inside, source, 0).to(tl.int64), target
 
 
 @triton.jit

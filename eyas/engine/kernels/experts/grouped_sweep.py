@@ -34,7 +34,7 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`."""
     spans = cdiv(task.tiles, _SWEPT)
     _sweep[(task.most * spans,)](
-        *(*task.rows, task.described, task.scales, task.made[0], *task.order, task.most),
+        *(*task.rows, task.described, task.scales, task.bias, task.made[0], *task.order, task.most),
         **task.constants(),
         TURNED=task.tile.rows < FEWEST,
         EACH=cdiv(task.tiles, spans),
@@ -48,7 +48,7 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
 
 @kernel(do_not_specialize=["most"])
 def _sweep(
-    x, x_scales, weights, scales, out, order, blocks, most,
+    x, x_scales, weights, scales, bias, out, order, blocks, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
     BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, MADE: tl.constexpr, TURNED: tl.constexpr,
@@ -91,6 +91,8 @@ def _sweep(
         there = column < OUTPUTS
         if CHANNELS:
             y *= tl.load(scales + expert * N + column, mask=there, other=0.0)[None, :]
+        if bias is not None:
+            y += tl.load(bias + expert * N + column, mask=there, other=0.0).to(tl.float32)[None, :]
         to = out + target[:, None] * OUTPUTS + column[None, :]
         tl.store(to, y.to(MADE), mask=inside[:, None] & there[None, :])
 

@@ -36,10 +36,13 @@ class RowWalk:
 
 @dataclass(frozen=True)
 class GateActivation:
-    """gelu: what the gate passes, in its tanh form; else SiLU. `rounding`: how the result will be read."""
+    """gelu: what the gate passes, in its tanh form; else SiLU. `rounding`: how the result will be read.
+    `clamped`: as `clamped_swiglu` of `eyas.engine.layers.activations`, which products of experts alone have.
+    """
 
     gelu: bool = False
     rounding: RowRounding | None = None
+    clamped: bool = False
 
     def rounded_by(self, tile: GroupedTile) -> RowRounding | None:
         """The rounding, if a program of that tile has all that shares a scale."""
@@ -49,13 +52,14 @@ class GateActivation:
 
 @dataclass(frozen=True)
 class GroupedTask:
-    """read: rows as the weight reads them."""
+    """read: rows as the weight reads them. `bias`: [experts, n], if there is one."""
 
     read: Rows
     weight: StoredWeight
     walk: RowWalk
     tile: GroupedTile
     gate: GateActivation | None
+    bias: torch.Tensor | None = None
 
     @cached_property
     def shape(self) -> GroupedShape:
@@ -144,6 +148,7 @@ class GroupedTask:
         return {
             "GATED": gate is not None,
             "GELU": gate is not None and gate.gelu,
+            "CLAMPED": gate is not None and gate.clamped,
             "POWERS": after is not None and after.powers,
         }
 

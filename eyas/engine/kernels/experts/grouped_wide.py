@@ -13,7 +13,7 @@ import triton.language as tl
 from eyas.engine.kernels.experts.grouped_kernels import where
 from eyas.engine.kernels.experts.grouped_task import GroupedTask
 from eyas.engine.kernels.launch.launching import after_previous, kernel
-from eyas.engine.kernels.products.activation import steepness
+from eyas.engine.kernels.products.activation import passed, with_bias
 from eyas.engine.kernels.products.blocks import quantised
 from eyas.engine.kernels.products.skinny import ProductLaunch
 
@@ -29,7 +29,7 @@ def takes(task: GroupedTask) -> bool:
 def start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`."""
     _by_depth[(task.most * task.tiles,)](
-        *(*task.rows, task.described, task.scales, *task.made, *task.order, task.most),
+        *(*task.rows, task.described, task.scales, task.bias, *task.made, *task.order, task.most),
         **task.constants(),
         **task.gated(),
         STAGES=task.tile.stages,
@@ -41,11 +41,12 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
 
 @kernel(do_not_specialize=["most"])
 def _by_depth(
-    x, x_scales, weights, scales, out, out_scales, order, blocks, most,
+    x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
-    POWERS: tl.constexpr, MADE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, BLOCKS: tl.constexpr,
+    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks * tiles of columns): COLUMNS of the result of one block of rows."""
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
@@ -83,8 +84,11 @@ def _by_depth(
         a *= tl.load(channel, mask=there, other=0.0)[None, :]
         if GATED:
             b *= tl.load(channel + OUTPUTS, mask=there, other=0.0)[None, :]
+    if bias is not None:
+        at = (expert * N + column)[None, :]
+        a, b = with_bias(a, b, bias, at, there[None, :], OUTPUTS, GATED)
     if GATED:
-        a = a * b / (1.0 + tl.exp(-steepness(a, GELU)))
+        a = passed(a, b, GELU, CLAMPED)
     made = a.to(MADE)
     if out_scales is not None:
         made, scale = quantised(tl.where(there[None, :], made, 0.0), POWERS)

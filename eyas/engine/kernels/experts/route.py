@@ -42,6 +42,19 @@ class LocalExperts:
     kv_rows: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Router:
+    """What becomes of logits. `correction`: float32 [experts]; `bias`, of the logits, as wide or wider.
+
+    `shared`: every row also takes, last and with weight 1, the expert behind the router's.
+    """
+
+    spec: ExpertsSpec
+    correction: torch.Tensor | None = None
+    shared: bool = False
+    bias: torch.Tensor | None = None
+
+
 def choose(
     logits: torch.Tensor,
     spec: ExpertsSpec,
@@ -51,33 +64,29 @@ def choose(
     uniform: bool = False,
     pdl: bool = False,
 ) -> ChosenExperts:
-    """logits float32 [m, at least experts] -> what their rows take. `correction`: float32 [experts].
+    """logits float32 [m, at least experts] -> what their rows take. `correction`, `shared`: of `Router`.
 
-    `shared`: every row also takes, last and with weight 1, the expert behind the router's.
     `uniform`, for benchmarks alone: experts that chance decides, each as often as the others, with the
     weights that the router gives them. A logit that is no number is the worst of all.
     """
-    return choose_local(logits, (spec, correction, shared), None, uniform=uniform, pdl=pdl)
+    return choose_local(logits, Router(spec, correction, shared), None, uniform=uniform, pdl=pdl)
 
 
 def choose_local(
     logits: torch.Tensor,
-    router: tuple[ExpertsSpec, torch.Tensor | None, bool],
+    router: Router,
     local: LocalExperts | None,
     *,
     uniform: bool = False,
     pdl: bool = False,
 ) -> ChosenExperts:
-    """Chooses as `choose`, where other ranks have other experts.
-
-    `router`: its spec, correction and `shared`.
-    """
-    m, (spec, correction, shared) = logits.shape[0], router
+    """Chooses as `choose`, where other ranks have other experts."""
+    m, spec, shared = logits.shape[0], router.spec, router.shared
     own, rows = (range(0), range(0)) if local is None else (local.experts, local.rows)
     experts = torch.empty(m, spec.per_row + shared, dtype=torch.int32, device=logits.device)
     weights = torch.empty(m, spec.per_row + shared, dtype=torch.float32, device=logits.device)
     _choose[(m,)](
-        *(logits, logits.stride(0), correction, experts, weights),
+        *(logits, logits.stride(0), router.bias, router.correction, experts, weights),
         *(None if local is None else local.kv_rows, own.start, rows.start, rows.stop),
         EXPERTS=spec.experts,
         LOCAL=len(own),
@@ -101,7 +110,7 @@ def choose_local(
 
 @kernel(do_not_specialize=["first", "first_row", "end_row"])
 def _choose(
-    logits, stride, correction, experts, weights, kv_rows, first, first_row, end_row,
+    logits, stride, bias, correction, experts, weights, kv_rows, first, first_row, end_row,
     EXPERTS: tl.constexpr, LOCAL: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr,
     NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, TOPK_GROUPS: tl.constexpr,
     BEST: tl.constexpr,
@@ -118,14 +127,12 @@ def _choose(
     expert = group * of_group + place
     there = (group < GROUPS) & (place < of_group)
     logit = tl.load(logits + row.to(tl.int64) * stride + expert, mask=there, other=float("-inf"))
+    if bias is not None:
+        logit += tl.load(bias + expert, mask=there, other=0.0)
     logit = tl.where(
         there, tl.minimum(tl.maximum(tl.where(logit == logit, logit, -MOST), -MOST), MOST), logit
     )
-    if SIGMOID:
-        scores = tl.div_rn(1.0, 1.0 + tl.exp(-logit))
-    else:
-        raised = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
-        scores = tl.div_rn(raised, tl.sum(tl.sum(raised, 1), 0))
+    scores = _scored(logit, SIGMOID)
     merit = scores
     if correction is not None:
         merit += tl.load(correction + expert, mask=there, other=0.0)
@@ -159,6 +166,16 @@ def _choose(
         tl.store(experts + row * TAKEN + PER_ROW, last)
         taken_weights = tl.where(rank == PER_ROW, 1.0, taken_weights)
     tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
+
+
+@triton.jit
+def _scored(logit, SIGMOID: tl.constexpr):
+    """Scores of logits [groups, experts of a group]."""
+    if SIGMOID:
+        return tl.div_rn(1.0, 1.0 + tl.exp(-logit))
+    else:
+        raised = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
+        return tl.div_rn(raised, tl.sum(tl.sum(raised, 1), 0))
 
 
 @triton.jit

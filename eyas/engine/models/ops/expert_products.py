@@ -13,7 +13,7 @@ import torch
 
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts import route
-from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts
+from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts, Router
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import empty_padded
@@ -37,12 +37,12 @@ def routed(rows: NormedRows, part: RouterPart, step: Forward) -> Routed:
         rows = NormedRows(everyone)
         local = LocalExperts(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
     scored = logits(rows.plain, part.weight, part.tiles, step)
-    if part.bias is not None:
-        scored.add_(part.bias)
     if part.spec.scores not in KNOWN_SCORES:
+        if part.bias is not None:
+            scored.add_(part.bias)
         chosen = chosen_by_default(scored, part, local, uniform)
     else:
-        router = part.spec, part.correction, part.shared
+        router = Router(part.spec, part.correction, part.shared, part.bias)
         chosen = route.choose_local(scored, router, local, uniform=uniform, pdl=pdl)
     if part.spec.weighs_input:
         rows = NormedRows(rows.plain * chosen.weights.to(rows.plain.dtype))
@@ -115,8 +115,8 @@ def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.
     gate_up, down, experts = gated.projection.weight, out.projection.weight, routed.chosen.experts
     order, read = products.group(experts, (gate_up, down)), routed.rows.read_by(gate_up.rounding)
     if gated.gate is not None:
-        inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate)
-        return _plus(products.down(inner, down, order), out.bias, experts)
+        inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate, gated.bias)
+        return products.down(inner, down, order, out.bias)
     both = _plus(products.each(read, gate_up, order, part.per_row), gated.bias, experts)
     inner = gated.activation(both)
     return _plus(products.each(inner, down, order, 1), out.bias, experts)

@@ -65,7 +65,8 @@ class GatedPart(Generic[ProjectionT]):
     """The product of gate and up, and the activation behind it; of one feed-forward, or of all experts.
 
     `activation`: of what the product makes, [m, 2 width], or without a gate [m, width]. `gate`: what kernels
-    know of it; None: they do not know it, or there is a bias. `fused`: whether this product and the one
+    know of it; None: they do not know it, or there is a bias, which of
+    experts alone they add. `fused`: whether this product and the one
     behind it are of numbers themselves, so that kernels may put more into them.
     """
 
@@ -151,8 +152,10 @@ class ExpertsPart(Generic[ProjectionT]):
 
     @property
     def known(self) -> bool:
-        """Whether kernels know all that stands between and behind the products."""
-        return self.gated.gate is not None and self.out.bias is None
+        """Whether kernels of one row know all that stands between and behind the products."""
+        gate = self.gated.gate
+        unclamped = gate is not None and not gate.clamped
+        return unclamped and self.gated.bias is None and self.out.bias is None
 
 
 @dataclass(frozen=True)
