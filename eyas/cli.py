@@ -60,8 +60,7 @@ def _parser() -> CommandParser:
     # Imported here, where a Ctrl-C is told as everywhere else.
     from eyas import flags, layout_flags, process_flags
     from eyas.admin.flags import add_certs, add_keys
-    from eyas.bench.flags import add_bench
-    from eyas.bench.tuning.flags import add_tune
+    from eyas.bench.flags import add_bench, add_tune
     from eyas.evals.flags import add_eval
     from eyas.peers.reading import MODEL, read
     from eyas.planning.flags import add_plan

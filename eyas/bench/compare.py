@@ -1,24 +1,25 @@
 """`eyas bench compare A.jsonl B.jsonl`: is B faster than A, and by how much?
 
-Runs of the same settings are compared, request by request.
+Runs of the same settings are compared, request by request: ratios of latencies with bootstrap confidence
+intervals. Both servers answered the same requests, so requests are resampled in pairs; with repeated runs of
+a server, its runs are resampled too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from eyas.bench import bootstrap
-from eyas.bench.bootstrap import RatioInterval
-from eyas.bench.files import check_writable
-from eyas.bench.plots.runs import plot_runs
-from eyas.bench.plots.style import check_plot
+from eyas.bench.output import check_writable
+from eyas.bench.plot_style import check_plot
+from eyas.bench.plots import plot_runs
 from eyas.bench.saved import Floats, SavedRun, read_runs
 from eyas.common.errors import ConfigError
 
@@ -35,16 +36,34 @@ SETTINGS = (
     "seed",
 )
 TIMES = ("ttft", "tpot", "e2e")
+Statistic = Callable[[Floats], Any]  # the last axis is the sample
+
+
+def mean(samples: Floats) -> Any:
+    """The mean over the last axis."""
+    return samples.mean(axis=-1)
+
+
+def percentile(share: float) -> Statistic:
+    """The percentile at `share` (0 to 1) over the last axis."""
+    return lambda samples: np.quantile(samples, share, axis=-1)
+
+
 STATISTICS = {  # and the share of requests that are below it
-    "mean": (bootstrap.mean, 0.5),
-    "median": (bootstrap.percentile(0.5), 0.5),
-    "p90": (bootstrap.percentile(0.9), 0.9),
-    "p99": (bootstrap.percentile(0.99), 0.99),
+    "mean": (mean, 0.5),
+    "median": (percentile(0.5), 0.5),
+    "p90": (percentile(0.9), 0.9),
+    "p99": (percentile(0.99), 0.99),
 }
 CHANCE = (
     "The intervals hold for all ratios of a table together ({level:.0%}). They cover chance among the\n"
     "requests of these runs; what changes from one run to the next only if a file has several runs."
 )
+SEED = 1
+RESAMPLES = 4000
+AT_ONCE = 1_000_000  # numbers in memory
+FEWEST = 10  # requests on the far side of a percentile, for an interval
+LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     names = (str(args.first), str(args.second))
     for comparison in comparisons:
         print(table(comparison, names), end="\n\n")
-    print(CHANCE.format(level=bootstrap.LEVEL))
+    print(CHANCE.format(level=LEVEL))
     if args.plot:
         first = comparisons[0]
         shown = [run for side in first.runs for run in side[:1]]
@@ -119,14 +138,14 @@ def _compared(first: list[SavedRun], second: list[SavedRun]) -> RunComparison:
     """Ratios over the requests that have the figure in every run."""
     pairs = {name: _in_pairs(first, second, name) for name in TIMES}
     candidates = [
-        (time, name, bootstrap.enough(sides[0].shape[1], share))
+        (time, name, enough(sides[0].shape[1], share))
         for time, sides in pairs.items()
         for name, (_, share) in STATISTICS.items()
         if sides[0].shape[1]
     ]
-    level = 1 - (1 - bootstrap.LEVEL) / max(1, sum(has_level for _, _, has_level in candidates))
+    level = 1 - (1 - LEVEL) / max(1, sum(has_level for _, _, has_level in candidates))
     ratios = [
-        bootstrap.ratio(f"{time} {name}", pairs[time], STATISTICS[name][0], level if has_level else None)
+        resampled_ratio(f"{time} {name}", pairs[time], STATISTICS[name][0], level if has_level else None)
         for time, name, has_level in candidates
     ]
     return RunComparison(settings(first[0]), (first, second), pairs["e2e"][0].shape[1], ratios)
@@ -177,3 +196,62 @@ def verdict(ratio: RatioInterval) -> str:
 
 def _said(settings: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in settings.items())
+
+
+@dataclass(frozen=True)
+class RatioInterval:
+    """`second` / `first` of one figure, and between which bounds it lies; None where requests are too few."""
+
+    name: str
+    first: float
+    second: float
+    bounds: tuple[float, float] | None
+
+    @property
+    def value(self) -> float:
+        """The ratio."""
+        return self.second / self.first if self.first else math.nan
+
+    @property
+    def differs(self) -> bool:
+        """True if the interval leaves out 1."""
+        return self.bounds is not None and not self.bounds[0] <= 1.0 <= self.bounds[1]
+
+
+def enough(requests: int, share: float) -> bool:
+    """True if this number of requests tells something about the percentile at `share`."""
+    return round(requests * (1 - share), 6) >= FEWEST  # 100 * (1 - 0.9) is a little below 10
+
+
+def resampled_ratio(
+    name: str, sides: tuple[Floats, Floats], statistic: Statistic, level: float | None
+) -> RatioInterval:
+    """The ratio of a statistic of two arrays [runs, requests] without NaN; a column is one request in both.
+
+    `level`: of the interval; None: there is to be none. There is none either if the first may be 0.
+    """
+    first, second = (float(statistic(side.ravel())) for side in sides)
+    if level is None or not first:
+        return RatioInterval(name, first, second, None)
+    ratios = np.concatenate(_resampled(sides, statistic, np.random.default_rng(SEED)))
+    if not np.isfinite(ratios).all():
+        return RatioInterval(name, first, second, None)
+    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
+    return RatioInterval(name, first, second, (float(low), float(high)))
+
+
+def _resampled(sides: tuple[Floats, Floats], statistic: Statistic, rng: np.random.Generator) -> list[Floats]:
+    """RESAMPLES ratios in portions: requests drawn once for both sides, runs for each side."""
+    requests = sides[0].shape[1]
+    portion = max(1, AT_ONCE // max(side.size for side in sides))
+    out = []
+    for done in range(0, RESAMPLES, portion):
+        count = min(portion, RESAMPLES - done)
+        columns = rng.integers(requests, size=(count, 1, requests))
+        values = []
+        for side in sides:
+            rows = rng.integers(len(side), size=(count, len(side), 1))
+            values.append(statistic(side[rows, columns].reshape(count, -1)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            out.append(values[1] / values[0])
+    return out

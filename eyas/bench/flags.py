@@ -1,4 +1,6 @@
-"""The commands of `eyas bench`: a table of names. The module of each has its flags and its work."""
+"""The commands of `eyas bench` and `eyas tune`: tables of names. The module of each has its flags and its
+work.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,17 @@ COMMANDS = {
         "time kernels beside what memory and arithmetic allow", "eyas.bench.kernels.command"
     ),
 }
+TUNE_COMMANDS = {
+    "moe": CommandEntry("the products of a model's experts", "eyas.bench.tune", given={"products": "moe"}),
+    "gemm": CommandEntry("a model's products in FP8 blocks", "eyas.bench.tune", given={"products": "gemm"}),
+}
 
 
 def add_bench(parser: CommandParser) -> None:
     """The commands of `eyas bench`."""
     parser.add_commands(COMMANDS)
+
+
+def add_tune(parser: CommandParser) -> None:
+    """The commands of `eyas tune`."""
+    parser.add_commands(TUNE_COMMANDS)

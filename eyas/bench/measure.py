@@ -1,23 +1,30 @@
-"""Makes a running server ready for a plan, and measures it."""
+"""Makes a running server ready for a plan, and measures it, until a Ctrl-C.
+
+That cancels a measurement between two callbacks of its loop: Python's own handler runs in the middle of
+whatever the program does, and a cancellation from there may get lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import signal
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from eyas.bench.asking import TargetServer
+import uvloop
+
 from eyas.bench.backends import BACKENDS, RequestTemplate
 from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import JobTurn, LoadJob, fit, unlike
 from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
-from eyas.bench.runner import OnRecord, Workload, run_load
+from eyas.bench.runner import OnRecord, TargetServer, Workload, run_load
 from eyas.common.errors import EyasError
 
 SAFE_VOCABULARY = 4096  # where the server does not say: every model of today has more
 WARMUP_TOKENS = 32
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -116,3 +123,31 @@ def _said_by(plan: LoadPlan, facts: ServerFacts) -> str:
     if plan.vocab_size:
         return "--vocab-size"
     return "its vocabulary" if facts.vocab_size else "a guess: the server does not say; see --vocab-size"
+
+
+def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
+    """Runs `main` on a loop of its own and returns its result. The first Ctrl-C cancels it, a second one ends
+    the process.
+
+    Raises KeyboardInterrupt if it does not bear being cancelled. Where Ctrl-C is ignored it stays so.
+    """
+
+    async def guarded() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def once() -> None:
+            loop.remove_signal_handler(signal.SIGINT)
+            task.cancel()
+
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGINT, once)
+        try:
+            return await main
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    try:
+        return uvloop.run(guarded())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None

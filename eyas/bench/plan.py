@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from eyas.bench import backends
-from eyas.bench.datasets.draw import DatasetOptions
-from eyas.bench.datasets.table import DATASETS
+from eyas.bench.datasets import DATASETS, DatasetOptions
 from eyas.bench.jobs import FIRST_PLAIN_ID, LoadJob
-from eyas.bench.slo import LatencySlo
+from eyas.bench.records import LatencySlo
 from eyas.common.errors import ConfigError
 from eyas.flags import positive, whole
 

@@ -13,18 +13,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from eyas.bench import interrupts
-from eyas.bench.figures import figures, without_details
-from eyas.bench.files import append_line, check_writable
+from eyas.bench.figures import figures, said_rate, summary, warn, without_details
 from eyas.bench.http import MeasuredServer
-from eyas.bench.measure import LoadMeasurement
+from eyas.bench.measure import LoadMeasurement, run_interruptible
+from eyas.bench.output import append_line, check_writable
 from eyas.bench.plan import LoadPlan, add_plan, make_plan
-from eyas.bench.plots.runs import plot_runs
-from eyas.bench.plots.style import check_plot
+from eyas.bench.plot_style import check_plot
+from eyas.bench.plots import plot_runs
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import OnRecord
 from eyas.bench.saved import from_figures
-from eyas.bench.summary import said_rate, summary, warn
 from eyas.cluster.screen import run_on_screen
 from eyas.cluster.serve import LocalCluster
 from eyas.commands import INTERRUPTED
@@ -70,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
     output.check()
     plan = make_plan(args)
     if args.url:
-        return int(interrupts.run(measure(MeasuredServer(args.url, client_key(args), args.ca), plan, output)))
+        return int(
+            run_interruptible(measure(MeasuredServer(args.url, client_key(args), args.ca), plan, output))
+        )
 
     async def work(cluster: LocalCluster) -> int:
         return await measure(MeasuredServer(cluster.url), plan, output)

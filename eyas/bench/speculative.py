@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.bench.files import check_writable
-from eyas.bench.lines import TablePrinter
 from eyas.bench.one_batch import config_for, modes_of
-from eyas.bench.plots.speculative import plot_speculative
-from eyas.bench.plots.style import check_plot
+from eyas.bench.output import TablePrinter, check_writable
+from eyas.bench.plot_style import check_plot
+from eyas.bench.plots import plot_speculative
 from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.model_name import model_name
@@ -218,7 +217,7 @@ def measure(
     tell: Any,
 ) -> None:
     """Runs every batch size in one engine, and tells a line for each. In the process of a part."""
-    from eyas.bench.busy import busy
+    from eyas.bench.answering import busy
     from eyas.bench.one_batch import about
 
     constant = about(config) | {"setting": setting.name, "flags": setting.flags}

@@ -10,22 +10,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.bench import interrupts
 from eyas.bench.backends import backend_for
-from eyas.bench.cases import CASES, LoadCase, make_case
-from eyas.bench.datasets.draw import DatasetOptions
-from eyas.bench.figures import figures
-from eyas.bench.files import append_line, check_writable
+from eyas.bench.cases import (
+    CASES,
+    MAKE_SHAPE,
+    ON_CPU,
+    ON_GPU,
+    ClusterSetup,
+    LoadCase,
+    cases_of,
+    command_line,
+    gpus,
+    make_case,
+    setups,
+)
+from eyas.bench.datasets import DatasetOptions
+from eyas.bench.figures import figures, warn
 from eyas.bench.http import MeasuredServer
-from eyas.bench.measure import LoadMeasurement, ServerFacts, look
+from eyas.bench.measure import LoadMeasurement, ServerFacts, look, run_interruptible
+from eyas.bench.output import append_line, check_writable
 from eyas.bench.plan import LoadPlan
-from eyas.bench.plots.runs import plot_runs
-from eyas.bench.plots.style import check_plot
+from eyas.bench.plot_style import check_plot
+from eyas.bench.plots import plot_runs
 from eyas.bench.saved import SavedRun, from_figures
-from eyas.bench.section import MachineSection, ResultPlot, ResultTable, Row, write_section
-from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, ClusterSetup, cases_of, command_line, gpus, setups
-from eyas.bench.summary import warn
-from eyas.bench.surroundings import RunEnvironment, look_around
+from eyas.bench.section import (
+    MachineSection,
+    ResultPlot,
+    ResultTable,
+    Row,
+    RunEnvironment,
+    look_around,
+    write_section,
+)
 from eyas.cluster.screen import run_on_screen
 from eyas.cluster.serve import LocalCluster
 from eyas.common.errors import EyasError
@@ -76,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.url:
         drafts = (True, False) if args.both else (True,)
         measurement = BenchSuite(names, drafts, args.served_model, args.output_file)
-        rows = interrupts.run(measurement.measure(MeasuredServer(args.url, client_key(args), args.ca)))
+        rows = run_interruptible(measurement.measure(MeasuredServer(args.url, client_key(args), args.ca)))
         tables = [ResultTable(args.url, command_line(args), rows)]
     else:
         tables = _clusters(args, names)

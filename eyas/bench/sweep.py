@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eyas.bench import interrupts
-from eyas.bench.figures import figures
-from eyas.bench.files import append_line, check_writable
+from eyas.bench.figures import figures, warn
 from eyas.bench.http import MeasuredServer
-from eyas.bench.measure import LoadMeasurement
+from eyas.bench.measure import LoadMeasurement, run_interruptible
+from eyas.bench.output import append_line, check_writable
 from eyas.bench.plan import TRACE, add_plan, make_plan
-from eyas.bench.plots.style import check_plot, check_series
-from eyas.bench.plots.sweep import plot_sweep
-from eyas.bench.slo import LatencySlo
-from eyas.bench.summary import warn
+from eyas.bench.plot_style import check_plot, check_series
+from eyas.bench.plots import plot_sweep
+from eyas.bench.records import LatencySlo
 from eyas.cluster.screen import run_on_screen
 from eyas.cluster.serve import LocalCluster
 from eyas.commands import INTERRUPTED
@@ -141,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.url:
         servers = {name: MeasuredServer(url, client_key(args), args.ca) for name, url in args.url}
-        return int(interrupts.run(sweep(args, servers)))
+        return int(run_interruptible(sweep(args, servers)))
 
     async def work(cluster: LocalCluster) -> int:
         return await sweep(args, {cluster.model: MeasuredServer(cluster.url)})

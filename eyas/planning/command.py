@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from eyas.bench.plots.style import check_plot
+from eyas.bench.plot_style import check_plot
 from eyas.planning.inquiry import PlanRequest, read_inquiry
 from eyas.planning.plot import plot_plan
 from eyas.planning.search import LayoutOption, layouts, needed

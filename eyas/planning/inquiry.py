@@ -9,7 +9,7 @@ import argparse
 from dataclasses import dataclass
 from functools import partial
 
-from eyas.bench.slo import LatencySlo
+from eyas.bench.records import LatencySlo
 from eyas.common.errors import ConfigError
 from eyas.common.step_times import prompt_s
 from eyas.simulator.goodput import Draw, SearchEffort

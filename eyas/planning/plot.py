@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from eyas.bench.plots import style
+from eyas.bench import plot_style
 from eyas.planning.inquiry import PlanRequest
 from eyas.planning.search import LayoutOption, layouts
 from eyas.simulator.cluster import ClusterLayout
@@ -19,11 +19,11 @@ FACTORS = (0.5, 0.7, 1.4)
 def plot_plan(inquiry: PlanRequest, known: Mapping[int, Sequence[LayoutOption]], path: Path) -> None:
     """Writes the figure. `known`: what was found at the bound that was asked for, by number of GPUs.
 
-    Raises ConfigError as `style.check_plot`.
+    Raises ConfigError as `plot_style.check_plot`.
     """
-    style.check_plot(path)
+    plot_style.check_plot(path)
     traffic, targets = inquiry.traffic, inquiry.targets
-    figure, axes = style.panels(
+    figure, axes = plot_style.panels(
         [f"{workers} GPUs (higher is better)" for workers in known],
         f"Simulated goodput, {traffic.input_len} tokens in, {traffic.output_len} out, "
         f"TTFT within {targets.ttft_s:g} s",
@@ -31,13 +31,13 @@ def plot_plan(inquiry: PlanRequest, known: Mapping[int, Sequence[LayoutOption]],
     sweeps = [sweep(inquiry, workers, options) for workers, options in known.items()]
     top = 1.05 * max(y for curves in sweeps for points in curves.values() for _, y in points)
     for panel, curves in zip(axes, sweeps, strict=True):
-        for look, points in zip(style.LOOKS, curves.values(), strict=False):
-            style.draw(panel, look, [x for x, _ in points], [y for _, y in points])
+        for look, points in zip(plot_style.LOOKS, curves.values(), strict=False):
+            plot_style.draw(panel, look, [x for x, _ in points], [y for _, y in points])
         panel.set_xlabel("bound on the time per output token, ms", fontsize=9)
         panel.set_ylabel("requests per second and GPU", fontsize=9)
         panel.set_ylim(0, top or 1.0)  # one scale: goodput per GPU is compared between cluster sizes
-    style.legend(figure, [layout.value for layout in ClusterLayout])
-    style.save(figure, path)
+    plot_style.legend(figure, [layout.value for layout in ClusterLayout])
+    plot_style.save(figure, path)
 
 
 def sweep(

@@ -20,8 +20,8 @@ import torch
 from rich.console import Console
 
 from eyas.bench.answering import EnginePrompt
-from eyas.bench.files import append_line, check_writable
-from eyas.bench.plots.style import check_plot
+from eyas.bench.output import append_line, check_writable
+from eyas.bench.plot_style import check_plot
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.engine.checkpoint.weights import WeightPlacement

@@ -19,13 +19,12 @@ import subprocess
 import sys
 import time
 
-from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.cases import make_case
 from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import fit
 from eyas.bench.measure import SAFE_VOCABULARY, look
-from eyas.bench.runner import Workload, run_load
+from eyas.bench.runner import TargetServer, Workload, run_load
 from eyas.common.cluster.listening import free_ports
 
 BOUND = 0.03

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.bench import one_batch
+from eyas.bench.one_batch import StaticBatch
 from eyas.bench.shapes import ModelShape, write_model
-from eyas.bench.static_batch import StaticBatch
 from eyas.common.config import resolve_engine
 from kv_transfer.backends.table import NONE
 

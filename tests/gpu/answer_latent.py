@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from eyas.bench.one_batch import Script, ScriptLink, StaticBatch, figures, repeat
 from eyas.bench.shapes import ModelShape, write_model
-from eyas.bench.static_batch import Script, ScriptLink, StaticBatch, figures, repeat
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.errors import EyasError
 from eyas.engine.loading.build import build_engine

@@ -32,7 +32,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from eyas.bench.files import append_line
+from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import GenerationRequest, RequestChoice

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from eyas.bench.files import append_line
+from eyas.bench.output import append_line
 from eyas.bench.shapes import SHAPES, write_head, write_model
 from tests.gpu.answer_latent import write_whole
 

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, ParsedEvent
 from eyas.bench.jobs import LoadJob
+from eyas.bench.runner import TargetServer
 from tests.gpu.pair_load import token_ids
 from tests.gpu.pair_rig import Setting, Variant, add_setting, make_setting, served, step
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.bench.asking import TargetServer
 from eyas.bench.jobs import FIRST_PLAIN_ID, LoadJob
 from eyas.bench.records import RequestRecord
-from eyas.bench.runner import ClientMeter
+from eyas.bench.runner import ClientMeter, TargetServer
 from eyas.common.machine.processes import raise_limit
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 
-from eyas.bench.bootstrap import LEVEL, mean, ratio
+from eyas.bench.compare import LEVEL, mean, resampled_ratio
 from eyas.simulator.cluster import ClusterLayout
 from eyas.simulator.hardware import WorkerHardware, example, read_hardware
 from eyas.simulator.outcome import LoadOutcome
@@ -129,7 +129,7 @@ def _simulated(run: Run, hardware: WorkerHardware, rate: float | None = None) ->
 def _over(one: Run | None, other: Run | None) -> str:
     if one is None or other is None:
         return "-"
-    found = ratio("goodput", (other.met[None], one.met[None]), mean, LEVEL)
+    found = resampled_ratio("goodput", (other.met[None], one.met[None]), mean, LEVEL)
     bounds = f" ({found.bounds[0]:.2f} to {found.bounds[1]:.2f})" if found.bounds else ""
     return f"{found.value:.3f}{bounds}"
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import psutil
 
-from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
-from eyas.bench.files import append_line
 from eyas.bench.http import MeasuredServer
 from eyas.bench.measure import look
+from eyas.bench.output import append_line
+from eyas.bench.runner import TargetServer
 from eyas.bench.shapes import SHAPES, write_model
 from eyas.cluster.serve import GATEWAY, LocalCluster
 from eyas.commands import CommandParser

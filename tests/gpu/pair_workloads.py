@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from eyas.bench.jobs import LoadJob
-from eyas.bench.slo import LatencySlo
+from eyas.bench.records import LatencySlo
 from eyas.common.step_times import StepBudget
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
 from eyas.simulator.goodput import ATTAINMENT, Draw

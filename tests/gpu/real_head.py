@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.answering import AnswerLink, EnginePrompt
-from eyas.bench.busy import BatchesLink, BatchSteps
-from eyas.bench.files import append_line
+from eyas.bench.answering import AnswerLink, BatchesLink, BatchSteps, EnginePrompt
+from eyas.bench.output import append_line
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.loading.build import build_engine

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.files import append_line
+from eyas.bench.output import append_line
 
 
 class Report:

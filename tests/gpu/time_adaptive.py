@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from eyas.bench.files import append_line
+from eyas.bench.output import append_line
 from eyas.common.config import GRAPH_ROWS, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest

@@ -26,7 +26,7 @@ from unittest import mock
 
 import torch
 
-from eyas.bench.files import append_line
+from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import DeviceState, StepProgram

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from eyas.bench.files import append_line
+from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig, SpeculationConfig
 from tests.gpu.answer_latent import LAYERS, write_rank
 from tests.gpu.steady import TINY, Clocked, clocked, engine_config, shape_folders, warm

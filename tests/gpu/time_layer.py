@@ -23,8 +23,8 @@ from unittest import mock
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from eyas.bench.files import append_line
 from eyas.bench.kernels.timing import graph_us
+from eyas.bench.output import append_line
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import DecodeRows, ForwardRows

@@ -27,7 +27,7 @@ from unittest import mock
 import torch
 from tokenizers import Tokenizer
 
-from eyas.bench.files import append_line
+from eyas.bench.output import append_line
 from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest

@@ -30,7 +30,7 @@ from typing import Any
 
 import grpc
 
-from eyas.bench.files import append_line
+from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig, SpeculationConfig, WorkerConfig, resolve_engine
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eyas.bench import bootstrap, compare
+from eyas.bench import compare
 from eyas.bench.saved import SavedRun, from_figures, read_runs
 from eyas.cli import main
 from eyas.common.errors import ConfigError
@@ -80,7 +80,7 @@ def test_a_known_effect_is_told() -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "RESAMPLES", 800)
+    monkeypatch.setattr(compare, "RESAMPLES", 800)
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_too_few_requests_have_ratios_and_no_verdict() -> None:
 
 @pytest.mark.parametrize(("requests", "share"), [(100, 0.9), (1000, 0.99), (20, 0.5)])
 def test_ten_requests_beyond_a_percentile_are_enough(requests: int, share: float) -> None:
-    assert bootstrap.enough(requests, share) and not bootstrap.enough(requests - 10, share)
+    assert compare.enough(requests, share) and not compare.enough(requests - 10, share)
 
 
 def test_an_interrupted_run_is_refused() -> None:
@@ -117,7 +117,7 @@ def test_runs_that_vary_hide_a_difference_that_one_run_each_would_show() -> None
 
 
 def test_the_same_files_give_the_same_intervals() -> None:
-    def once() -> list[bootstrap.RatioInterval]:
+    def once() -> list[compare.RatioInterval]:
         return compare.compare([saved(1)], [saved(2)])[0].ratios
 
     assert once() == once()

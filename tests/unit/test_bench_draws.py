@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from eyas.bench.cases import make_case
-from eyas.bench.datasets.draw import DatasetOptions
-from eyas.bench.datasets.multi_turn import WORDS
-from eyas.bench.datasets.table import DATASETS
-from eyas.bench.datasets.trace import BLOCK_TOKENS
+from eyas.bench.datasets import BLOCK_TOKENS, DATASETS, WORDS, DatasetOptions
 from eyas.bench.jobs import LoadJob, arrivals, draw_lengths, fit, generator, poisson, unlike
 from eyas.common.config import NANO
 from eyas.common.errors import ConfigError

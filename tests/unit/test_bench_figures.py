@@ -7,13 +7,11 @@ import math
 
 import pytest
 
-from eyas.bench.asking import DONE, AnswerReader
 from eyas.bench.backends import CHATS, COMPLETIONS, GENERATE, ServerBackend
-from eyas.bench.figures import figures, without_details
+from eyas.bench.figures import figures, summary, warn, without_details
 from eyas.bench.measure import acceptance_length
-from eyas.bench.records import RequestRecord, RunRecord
-from eyas.bench.slo import LatencySlo
-from eyas.bench.summary import summary, warn
+from eyas.bench.records import LatencySlo, RequestRecord, RunRecord
+from eyas.bench.runner import DONE, AnswerReader
 from eyas.common.errors import ConfigError, EyasError
 
 SETTINGS = {

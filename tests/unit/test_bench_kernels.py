@@ -12,9 +12,9 @@ import torch
 
 from eyas import cli
 from eyas.bench import shapes
-from eyas.bench.kernels import attention, command, floors, products, sampling, transfer
+from eyas.bench.kernels import attention, command, products, sampling, timing, transfer
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting, cache_bytes
-from eyas.bench.kernels.floors import MachineLimits
+from eyas.bench.kernels.timing import MachineLimits
 from eyas.bench.parts import Line
 from eyas.common.config import EngineConfig, SpeculationConfig
 from kv_transfer.host_files import LOCK
@@ -68,7 +68,7 @@ def test_a_floor_is_the_longer_of_bytes_and_operations() -> None:
 
 
 def test_floors_are_measured_here(setting: KernelSetting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors, "SIDE_CPU", 64)
+    monkeypatch.setattr(timing, "SIDE_CPU", 64)
     found = MachineLimits.measure(setting)
     assert set(found.bandwidth) == {"memory", "host"}
     assert min(found.flops, *found.bandwidth.values()) > 0

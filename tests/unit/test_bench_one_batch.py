@@ -10,9 +10,8 @@ import pytest
 
 from eyas import cli
 from eyas.bench import fits, one_batch, shapes
-from eyas.bench.one_batch import BatchPlan
+from eyas.bench.one_batch import BatchPlan, BatchTrace, StaticBatch, figures
 from eyas.bench.parts import Line
-from eyas.bench.static_batch import BatchTrace, StaticBatch, figures
 from eyas.common.config import GPU_DEFAULTS, EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import FinishCause, TokenEntry
@@ -77,7 +76,7 @@ def measured(config: EngineConfig, *batches: StaticBatch) -> list[Line]:
 
 
 def test_the_embedded_model_runs_and_a_failed_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.bench.static_batch.RUNS", 2)
+    monkeypatch.setattr("eyas.bench.one_batch.RUNS", 2)
     plain = EngineConfig(draft=None, worker="one-batch")
     lines = measured(plain, StaticBatch(2, 20, 6), StaticBatch(1, 4000, 4), StaticBatch(1, 20, 1))
     assert FIELDS <= set(lines[0])
@@ -90,14 +89,14 @@ def test_the_embedded_model_runs_and_a_failed_batch_is_told(monkeypatch: pytest.
 
 
 def test_drafts_have_an_acceptance_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.bench.static_batch.RUNS", 1)
+    monkeypatch.setattr("eyas.bench.one_batch.RUNS", 1)
     (line,) = measured(EngineConfig(worker="one-batch"), StaticBatch(1, 20, 24))
     assert line["accept_length"] >= 1.0
     assert (line["draft"], line["spec_steps"], line["synthetic"]) == ("nano-eagle3", 5, False)
 
 
 def test_a_batch_that_the_pages_do_not_hold_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.bench.static_batch.RUNS", 1)
+    monkeypatch.setattr("eyas.bench.one_batch.RUNS", 1)
     config = EngineConfig(draft=None, worker="one-batch", num_pages=10)
     (line,) = measured(config, StaticBatch(4, 64, 8))
     assert "never decoded all at once" in line["error"]
@@ -106,7 +105,7 @@ def test_a_batch_that_the_pages_do_not_hold_is_told(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_a_profile_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.bench.static_batch.RUNS", 1)
+    monkeypatch.setattr("eyas.bench.one_batch.RUNS", 1)
     trace = tmp_path / "trace.json"
     plan = BatchPlan((StaticBatch(1, 8, 3),), "test", trace)
     one_batch.measure(EngineConfig(draft=None, worker="one-batch"), plan, "eager", lambda _: None)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eyas.bench.plots import style
-from eyas.bench.plots.runs import plot_runs
-from eyas.bench.plots.sweep import plot_sweep
+from eyas.bench import plot_style
+from eyas.bench.plots import plot_runs, plot_sweep
 from eyas.bench.saved import SavedRun, from_figures
 from eyas.common.errors import ConfigError
 
@@ -75,14 +74,14 @@ def test_a_sweep_is_drawn_with_its_bounds(tmp_path: Path) -> None:
 
 
 def test_looks_differ_without_colours() -> None:
-    assert len({look.marker for look in style.LOOKS}) == len(style.LOOKS)
-    assert len({str(look.dashes) for look in style.LOOKS}) == len(style.LOOKS)
+    assert len({look.marker for look in plot_style.LOOKS}) == len(plot_style.LOOKS)
+    assert len({str(look.dashes) for look in plot_style.LOOKS}) == len(plot_style.LOOKS)
 
 
 @pytest.mark.parametrize("name", ["plot.pdf", "plot", "plot.jsonl"])
 def test_other_suffixes_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="does not end in .png or .svg"):
-        style.check_plot(Path(name))
+        plot_style.check_plot(Path(name))
 
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +94,7 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"pip install 'eyas\[bench\]'"):
-        style.check_plot(Path("plot.png"))
+        plot_style.check_plot(Path("plot.png"))
 
 
 def test_too_many_runs_are_refused(tmp_path: Path) -> None:

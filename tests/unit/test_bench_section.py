@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from eyas.bench import surroundings
-from eyas.bench.section import MachineSection, ResultPlot, ResultTable, grid, replaced, write_section
-from eyas.bench.surroundings import RunEnvironment, look_around
+from eyas.bench import section
+from eyas.bench.section import (
+    MachineSection,
+    ResultPlot,
+    ResultTable,
+    RunEnvironment,
+    grid,
+    look_around,
+    replaced,
+    write_section,
+)
 
 HERE = RunEnvironment("A CPU (r), 2 cores", "24 GiB of memory", "abc1234", "2026-11-22", 0.4, 2)
 ROW = {"case": "bs1", "drafts": True, "completed": 2, "failed": 0, "median_tpot_ms": 4.105}
@@ -69,13 +77,13 @@ def test_here_has_a_name() -> None:
 
 
 def test_without_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "_output", lambda *command: "")
+    monkeypatch.setattr(section, "_output", lambda *command: "")
     assert look_around("cpu", 1, None).commit == "unknown"
 
 
 def test_gpus_are_counted_and_the_cpu_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"nvidia-smi": "NVIDIA H200, 143771\nNVIDIA H200, 143771"}
-    monkeypatch.setattr(surroundings, "_output", lambda *command: said.get(command[0], ""))
+    monkeypatch.setattr(section, "_output", lambda *command: said.get(command[0], ""))
     here = look_around("cuda", 2, None)
     assert here.hardware == "NVIDIA H200, 140 GiB x 2" and "cores" in here.details
     assert look_around("cuda", 1, None).hardware == "NVIDIA H200, 140 GiB"

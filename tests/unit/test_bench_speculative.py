@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from eyas import cli
-from eyas.bench import busy, speculative
-from eyas.bench.busy import BatchSteps
+from eyas.bench import answering, speculative
+from eyas.bench.answering import BatchSteps
 from eyas.bench.parts import ChildPart, Tell
-from eyas.bench.plots.speculative import plot_speculative
+from eyas.bench.plots import plot_speculative
 from eyas.bench.speculative import DraftSetting, best, settings, with_speedup
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError, EyasError
@@ -83,7 +83,7 @@ def test_the_best_of_each_batch() -> None:
 def test_steps_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step starts the clock; last ones of answers count as tokens, not as rounds."""
     now = iter([10.0, 10.5, 11.5, 12.0])
-    monkeypatch.setattr(busy.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(answering.time, "perf_counter", lambda: next(now))
     steps = BatchSteps(2)
     steps.add((entry(3, 4), entry(0, 1)))
     steps.add((entry(7, 3), entry(1, 2)))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from eyas.bench import suite
+from eyas.bench.cases import ON_CPU, ON_GPU, cases_of, command_line, gpus, setups
 from eyas.bench.measure import ServerFacts
 from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
-from eyas.bench.setups import ON_CPU, ON_GPU, cases_of, command_line, gpus, setups
 from eyas.cli import main
 from eyas.commands import CommandParser
 from eyas.common.config import NANO

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from eyas import cli
-from eyas.bench.tuning import command, search
-from eyas.bench.tuning.search import TuningBench, TuningJob, candidates, gated_pair, jobs_of
+from eyas.bench import tile_search, tune
+from eyas.bench.tile_search import TuningBench, TuningJob, candidates, gated_pair, jobs_of
 from eyas.common.errors import ConfigError
 from eyas.common.machine import gpus
 from eyas.engine.kernels.experts import grouped_tiles
@@ -81,8 +81,8 @@ def test_a_search_finds_a_tile_that_gives_the_rules_result(monkeypatch: pytest.M
         return asked
 
     turns = iter(range(100, 0, -1))
-    monkeypatch.setattr(search, "candidates", few)
-    monkeypatch.setattr(search, "host_us", lambda calls: float(next(turns)))
+    monkeypatch.setattr(tile_search, "candidates", few)
+    monkeypatch.setattr(tile_search, "host_us", lambda calls: float(next(turns)))
     found = dict(bench.best(3, time.monotonic() + 60))
     assert set(found) == {key_of(shape, 6) for shape in job.shapes}
     assert found[key_of(job.shapes[1], 6)].tile == asked[-1]
@@ -95,7 +95,7 @@ def test_without_a_gpu_there_is_nothing_to_tune(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(gpus, "model", lambda device: "NVIDIA H200")
     write_family(tmp_path, "qwen3", vocab_size=128)
     with pytest.raises(ConfigError, match="has no products that `eyas tune gemm` is about"):
-        command.run(_args(tmp_path, "gemm"))
+        tune.run(_args(tmp_path, "gemm"))
 
 
 def _args(folder: Path, products: str) -> argparse.Namespace:

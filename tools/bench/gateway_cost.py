@@ -23,11 +23,10 @@ from urllib.parse import urlsplit
 import psutil
 import uvloop
 
-from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import LoadJob
-from eyas.bench.runner import Workload, run_load
+from eyas.bench.runner import TargetServer, Workload, run_load
 from eyas.cluster.child import ChildProcess
 from eyas.cluster.plan import gateway_argv
 from eyas.common.cluster.listening import free_ports

@@ -20,12 +20,11 @@ from typing import Any, cast
 import numpy as np
 import uvloop
 
-from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
-from eyas.bench.runner import ClientMeter
+from eyas.bench.runner import ClientMeter, TargetServer
 from eyas.common.cluster.listening import free_ports
 from eyas.common.errors import EyasError
 from eyas.common.machine.processes import die_with_parent

@@ -8,7 +8,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.bench.lines import TablePrinter
+from eyas.bench.output import TablePrinter
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.model_name import model_name
@@ -17,7 +17,7 @@ from eyas.flags import add_engine
 
 if TYPE_CHECKING:
     from eyas.bench.kernels.case import KernelCase, KernelSetting
-    from eyas.bench.kernels.floors import MachineLimits
+    from eyas.bench.kernels.timing import MachineLimits
     from eyas.bench.parts import Line, Tell
 
 FAMILIES = {
@@ -77,7 +77,7 @@ def measure(config: EngineConfig, family: str, tell: Tell) -> None:
     import torch
 
     from eyas.bench.kernels.case import KernelSetting
-    from eyas.bench.kernels.floors import MachineLimits
+    from eyas.bench.kernels.timing import MachineLimits
 
     torch.set_num_threads(config.threads)
     setting = KernelSetting.of(config)

@@ -1,15 +1,36 @@
-"""Figures as they come: a line of a table for people, a JSON line for a file."""
+"""Results as they come: a line of a table for people, a JSON line for a file, which is checked before."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.files import append_line, check_writable
+from eyas.common.errors import ConfigError
 
 WIDTH = 10  # of a column, unless its title or its first value is wider
+
+
+def check_writable(flag: str, path: Path | None) -> None:
+    """Raises ConfigError, which names the flag, for a file that cannot be written."""
+    if path is None:
+        return
+    new = not path.exists()
+    try:
+        path.open("a").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"--{flag}: {path} cannot be written: {error.strerror}", param=flag) from error
+
+
+def append_line(path: Path | None, line: dict[str, Any]) -> None:
+    """Appends one object; None: nowhere."""
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 class TablePrinter:

@@ -34,11 +34,11 @@ def run(args: argparse.Namespace) -> int:
     gpu, began = gpus.model(args.device), time.monotonic()
     if not gpu:
         raise ConfigError(f"--device: there is no GPU {args.device} here", param="device")
-    from eyas.bench.tuning import search
+    from eyas.bench import tile_search
     from eyas.engine.kernels.experts.grouped_tiles import read_table, read_times, table_of, write_table
     from eyas.engine.kernels.launch.warm import KernelWarmup
 
-    jobs = search.jobs_of(args.model, args.tensor_parallel_size, args.products)
+    jobs = tile_search.jobs_of(args.model, args.tensor_parallel_size, args.products)
     if not jobs:
         message = f"--model: {args.model} has no products that `eyas tune {args.products}` is about"
         raise ConfigError(message, param="model")
@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
     tiles = read_table(path) if path.exists() else {}
     times = read_times(path) if path.exists() else {}
     warmup = KernelWarmup(
-        "eyas.bench.tuning.search:launches", (jobs,), gpus.capability(args.device), os.cpu_count() or 1
+        "eyas.bench.tile_search:launches", (jobs,), gpus.capability(args.device), os.cpu_count() or 1
     )
     print(f"{warmup.wait().kernels} kernels are compiled", file=sys.stderr)
     import torch
 
     torch.cuda.set_device(gpus.number_of(args.device))
-    for key, best in search.search(jobs, args.device, began + args.seconds):
+    for key, best in tile_search.search(jobs, args.device, began + args.seconds):
         tiles[key], times[key] = best.tile, best.us
         print(f"{key}: {best.us:.1f} us (by the rule {best.ruled_us:.1f}), {best.tile}", flush=True)
         write_table(path, gpu, tiles, times)

@@ -1,1 +1,0 @@
-"""Sources of jobs: a file per dataset, and a table of their names."""

@@ -1,1 +1,0 @@
-"""Figures of measurements, readable without colours and without the text around them."""

@@ -1,1 +1,0 @@
-"""The fastest tiles on a GPU: `eyas tune` measures and saves them."""
