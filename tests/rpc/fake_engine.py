@@ -313,7 +313,7 @@ class FakeWorker:
         self._thread = threading.Thread(target=self.engine.run, daemon=True)
         self._thread.start()
         self._running = asyncio.create_task(self.front.run())
-        await asyncio.wait_for(asyncio.shield(self.front.ready), 5)
+        await asyncio.wait_for(asyncio.shield(self.front.ready), 30)
         return self
 
     @property
@@ -322,12 +322,12 @@ class FakeWorker:
 
     async def stop(self) -> None:
         await self.front.stop()
-        await asyncio.wait_for(self._running, 5)
+        await asyncio.wait_for(self._running, 30)
         self._thread.join(5)
 
     async def heard(self, kind: type, count: int = 1) -> list[Any]:
         """The commands of a kind, once there are `count` of them."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(self.engine.of(kind)) < count:
                 await asyncio.sleep(0.005)
         return self.engine.of(kind)

@@ -59,10 +59,10 @@ async def real_cluster(
         await cluster.start()
         owned.push_async_callback(cluster.aclose)
         decodes = [w.address for w, own in zip(workers, roles, strict=True) if Role.DECODE in own]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while {w.worker for w in cluster.workers() if w.serving} != {w.address for w in workers}:
                 await asyncio.sleep(0.02)
-        await until(lambda: sum(worker.connected for worker in cluster.candidates()) == len(decodes), 10.0)
+        await until(lambda: sum(worker.connected for worker in cluster.candidates()) == len(decodes))
         backend, tokenizer = ClusterBackend(cluster), nano_tokenizer()
         front = GrpcFront(gateway, backend, tokenizer, metrics)
         await front.start()

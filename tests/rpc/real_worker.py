@@ -66,12 +66,12 @@ class RealWorker:
         self._thread = threading.Thread(target=self.engine.run, daemon=True)
         self._thread.start()
         self._running = asyncio.create_task(self.front.run())
-        await asyncio.wait_for(asyncio.shield(self.front.ready), 10)
+        await asyncio.wait_for(asyncio.shield(self.front.ready), 30)
         return self
 
     async def stop(self) -> None:
         await self.front.stop()
-        await asyncio.wait_for(self._running, 10)
+        await asyncio.wait_for(self._running, 30)
         self._thread.join(10)
 
     @property
@@ -80,7 +80,7 @@ class RealWorker:
 
     async def idle(self) -> None:
         """Until every command was heard, and nothing is held but what the prefix cache keeps."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.front._liveness._owed or self._holds():
                 await asyncio.sleep(0.02)
 
@@ -135,7 +135,7 @@ class Decode:
         self.session.attach(request.id, 2, handles, ())
 
     async def next(self, *kinds: type) -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async for event in self.events:
                 if isinstance(event, kinds):
                     return event

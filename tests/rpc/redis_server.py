@@ -29,7 +29,7 @@ class RedisServer:
     async def start(self) -> None:
         settings = ["--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"]
         self._process = subprocess.Popen([SERVER, *settings], stdout=subprocess.DEVNULL, cwd="/")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 with contextlib.suppress(redis.ConnectionError):
                     if await self.client.ping():

@@ -74,7 +74,7 @@ def slots_free(puller: RealWorker) -> int:
     return int(puller.engine._parts.copiers[0]._inlet.slots.free)
 
 
-async def until(what: Callable[[], bool], within_s: float = 8.0) -> None:
+async def until(what: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not what():
             await asyncio.sleep(0.005)

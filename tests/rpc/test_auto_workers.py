@@ -104,7 +104,7 @@ async def pair(config: EngineConfig, tmp_path: Path, targets: LatencyTargets = L
     await cluster.start()
     try:
         layout = AutoLayout(cluster.candidates, targets, PlacementMetrics(figures))
-        await until(lambda: sum(one.connected and _has_room(one) for one in cluster.candidates()) == 2, 10.0)
+        await until(lambda: sum(one.connected and _has_room(one) for one in cluster.candidates()) == 2)
         yield Pair(workers, cluster, ClusterBackend(cluster, layout), layout, figures)
     finally:
         await cluster.aclose()

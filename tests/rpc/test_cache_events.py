@@ -60,7 +60,7 @@ async def test_two_gateways_agree_on_what_is_cached(
         # Six whole pages of 16; the last page needs the token after it, which the head's KV depends on.
         holders = [0, 96] if roles[0] == BOTH else [96, 96]
         for gateway in (other, cluster.cluster):
-            await until(lambda gateway=gateway: sorted(cached(gateway, prompt).values()) == holders, 5.0)
+            await until(lambda gateway=gateway: sorted(cached(gateway, prompt).values()) == holders)
         assert cached(cluster.cluster, prompt) == cached(other, prompt)
         changed = [*prompt[:40], 1, *prompt[41:]]
         assert max(cached(other, changed).values()) == 32
@@ -71,10 +71,10 @@ async def test_what_is_evicted_is_heard_of(tmp_path: Path) -> None:
     async with real_cluster(config, tmp_path, (BOTH,)) as cluster, another_gateway(cluster) as other:
         first = [5 + i % 40 for i in range(100)]
         await say(cluster, first)
-        await until(lambda: max(cached(other, first).values()) == 96, 5.0)
+        await until(lambda: max(cached(other, first).values()) == 96)
         for number in range(4):  # of 32 pages each prompt takes 13
             await say(cluster, [(7 * number + i * (number + 3)) % 50 for i in range(200)])
-        await until(lambda: max(cached(other, first).values()) == 0, 5.0)
+        await until(lambda: max(cached(other, first).values()) == 0)
 
 
 async def test_what_a_worker_holds_is_forgotten_with_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:

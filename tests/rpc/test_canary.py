@@ -71,7 +71,7 @@ async def test_an_idle_cluster_is_asked_again_and_a_busy_one_is_not() -> None:
     backend = ScriptedBackend(nano_tokenizer())
     async with flying(backend) as (canary, _):
         await until(lambda: len(backend.requests) >= 3)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             for _ in range(10):  # real requests, each a proof
                 stream = await canary.start(make_request())
                 assert [entry async for entry in each(stream)]
@@ -98,10 +98,10 @@ async def test_a_broken_leg_is_named_and_forgiven_when_it_heals(
     async with cluster(PREFILL, DECODE) as (canary, started):
         await until(lambda: not canary.health().problem)
         started[0].script, started[1].script = prefill, decode
-        await until(lambda: bool(canary.health().problem), within_s=5.0)
+        await until(lambda: bool(canary.health().problem))
         assert re.search(sentence, canary.health().problem)
         started[0].script, started[1].script = Script(), Script()
-        await until(lambda: not canary.health().problem, within_s=5.0)
+        await until(lambda: not canary.health().problem)
 
 
 async def test_pages_that_never_arrive_are_a_detour() -> None:
@@ -119,7 +119,7 @@ async def test_a_prefill_that_is_left_out_is_a_detour() -> None:
         assert not canary.health().degraded
         started[0].script.refuse_prefill = Unavailable("not now")
         started[1].script.path = ""
-        await until(lambda: canary.health().degraded.startswith("prefill"), within_s=5.0)
+        await until(lambda: canary.health().degraded.startswith("prefill"))
         assert not canary.health().problem
 
 
@@ -139,7 +139,7 @@ async def test_under_steady_traffic_a_detour_is_found_and_forgotten() -> None:
             asking = asyncio.create_task(ask_on(canary))
             for path, degraded in (("", True), ("shm", False), ("", True)):
                 started[1].script.path = path
-                await until(lambda wanted=degraded: bool(canary.health().degraded) is wanted, within_s=10.0)
+                await until(lambda wanted=degraded: bool(canary.health().degraded) is wanted)
                 assert not canary.health().problem
             assert not asking.done()
             asking.cancel()

@@ -56,7 +56,7 @@ async def test_a_stream_that_is_read_ends(backend: ScriptedBackend) -> None:
         return closed_while(client, lambda: list(client.chat_stream(CHAT)))
 
     assert isinstance(await in_thread(backend, work), Cancelled)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         await backend.streams[0].closed.wait()
 
 

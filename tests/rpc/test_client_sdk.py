@@ -133,7 +133,7 @@ async def test_leaving_a_stream_cancels_the_call(client: AsyncClient, backend: S
     backend.pause_s = 0.05
     async with client.generate_stream("x") as stream:
         await anext(stream)
-    await asyncio.wait_for(backend.streams[0].closed.wait(), 2)
+    await asyncio.wait_for(backend.streams[0].closed.wait(), 30)
     assert [delta async for delta in stream] == []
 
 
@@ -225,10 +225,10 @@ async def test_leaving_a_stream_ends_its_retries(backend: ScriptedBackend) -> No
     async with served(backend) as address, AsyncClient(address) as client:
         async with client.chat_stream(CHAT) as stream:
             reading = asyncio.ensure_future(anext(stream, None))
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(20):
                 while not backend.requests:
                     await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(reading, 2) is None
+        assert await asyncio.wait_for(reading, 20) is None
         assert len(backend.requests) == 1
 
 
@@ -239,7 +239,7 @@ async def test_a_stream_that_is_left_ends_for_its_reader(backend: ScriptedBacken
             await anext(stream)
             reading = asyncio.ensure_future(anext(stream, None))
             await asyncio.sleep(0.1)
-        assert await asyncio.wait_for(reading, 5) is None
+        assert await asyncio.wait_for(reading, 30) is None
 
 
 async def test_unknown_model_timeout_and_no_server(backend: ScriptedBackend) -> None:
@@ -251,7 +251,7 @@ async def test_unknown_model_timeout_and_no_server(backend: ScriptedBackend) -> 
         async with AsyncClient(address) as client:
             with pytest.raises(DeadlineExceeded):
                 await client.chat(CHAT, timeout_s=0.3)
-            await asyncio.wait_for(backend.streams[0].closed.wait(), 2)
+            await asyncio.wait_for(backend.streams[0].closed.wait(), 30)
     async with AsyncClient(address) as client:
         with pytest.raises(Unavailable):
             await client.models(timeout_s=2)
@@ -275,7 +275,7 @@ async def test_health_follows_the_backend(backend: ScriptedBackend) -> None:
     async with served(backend) as address, rpc.channel(address) as channel:
         assert not await rpc.is_serving(channel)
         backend.is_healthy = True
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(20):
             while not await rpc.is_serving(channel):
                 await asyncio.sleep(0.05)
 
@@ -317,7 +317,7 @@ async def test_blocking_streams(backend: ScriptedBackend) -> None:
             next(stream)
 
     await in_thread(backend, work)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         await backend.streams[1].closed.wait()
 
 

@@ -78,7 +78,7 @@ async def drafter(config: EngineConfig, pools: Path) -> AsyncIterator[Drafter]:
 
 async def until_connected(decode: RealWorker, *, direct: bool) -> None:
     head = decode.engine._drafting.drafter._head
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not head._workers or (direct and not head._channels._channels):
             await asyncio.sleep(0.02)
 

@@ -17,7 +17,7 @@ PROMPT = tuple(range(3, 133))
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.02)
 

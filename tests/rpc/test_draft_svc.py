@@ -32,7 +32,7 @@ CLOSE = DraftClose(3, 1)
 
 async def until_up(decode: FakeWorker, drafter: str) -> None:
     """Posts commits until one is answered by a proposal."""
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(30):
         while not any(down.proposals for down in decode.engine.of(DraftDown)):
             decode.engine.post = [DraftUp(commits=(COMMIT,), worker=drafter)]
             await asyncio.sleep(0.05)
@@ -69,7 +69,7 @@ async def test_a_channel_is_offered_by_the_stream_and_refused_by_it() -> None:
         up = (await draft.heard(DraftUp, before + 1))[-1]
         assert up.channel == offer and not up.commits
         draft.engine.post = [DraftDown(no_channel="another host", peer=up.peer)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while decode.engine.of(DraftDown)[-1].no_channel != "another host":
                 await asyncio.sleep(0.01)
 
@@ -98,7 +98,7 @@ async def test_a_fall_closes_everything_once_and_the_stream_comes_back() -> None
         async with worker(Role.DECODE, registry=f"static:{draft.address}") as decode:
             await until_up(decode, draft.address)
             await draft.front._server.stop(None)  # the process dies
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not any(c.seq == 0 for d in decode.engine.of(DraftDown) for c in d.closed):
                     await asyncio.sleep(0.01)
             decode.engine.heard.clear()
@@ -122,7 +122,7 @@ async def test_a_drafter_that_does_not_read_loses_batches_not_closes() -> None:
         await asyncio.sleep(0.5)
         stream.post(DraftUp(closes=(CLOSE,)))
         closes: set[int] = set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while 3 not in closes:
                 closes |= {c.seq for up in draft.engine.of(DraftUp) for c in up.closes}
                 await asyncio.sleep(0.01)

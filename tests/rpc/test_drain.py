@@ -30,7 +30,7 @@ LONG = 60  # tokens: a third of a second and more of a fake engine
 ENDLESS = 10_000
 
 
-async def ended(w: FakeWorker | RealWorker, within_s: float = 10.0) -> None:
+async def ended(w: FakeWorker | RealWorker, within_s: float = 30.0) -> None:
     """The engine has left by itself."""
     await asyncio.wait_for(asyncio.shield(w._running), within_s)
 

@@ -44,7 +44,7 @@ from tests.rpc.local_link import LocalEngine, LocalFront
 
 async def next_of(session: Any, kind: type) -> Any:
     """The next event of a kind; heartbeats and others pass by."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async for event in session:
             if isinstance(event, kind):
                 return event
@@ -53,7 +53,7 @@ async def next_of(session: Any, kind: type) -> Any:
 async def tokens_of(session: Any, ends: int = 1) -> list[TokenEntry]:
     """Everything that Steps bring until `ends` choices have finished."""
     got: list[Any] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while sum(entry.finish is not None for entry in got) < ends:
             got += (await next_of(session, message.StepReply)).entries
     return got
@@ -208,7 +208,7 @@ async def test_health_follows_the_engine() -> None:
         )
         engine = FakeEngine(EngineConfig(), LocalEngine(link), Traits())
         thread = asyncio.create_task(asyncio.to_thread(engine.run))
-        await asyncio.wait_for(asyncio.shield(front.ready), 5)
+        await asyncio.wait_for(asyncio.shield(front.ready), 30)
         info = await clients.InfoClient(channel).info(timeout_s=2)
         assert (info.worker, info.epoch, info.roles, info.serving) == (address, 5, (Role.DECODE,), True)
         assert not info.starting

@@ -22,7 +22,7 @@ PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
 UNIFIED = (Role.PREFILL, Role.DECODE, Role.DRAFT)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 3.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -91,7 +91,7 @@ async def test_token_0_does_not_wait_for_decode() -> None:
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         started[1].script.stop_at = 0  # decode never says a token
         stream = await backend.start(make_request())
-        entry = await asyncio.wait_for(anext(each(stream)), 2)
+        entry = await asyncio.wait_for(anext(each(stream)), 30)
         assert (entry.index, entry.tokens) == (0, (token((1, 2, 3), 0, 0),))
         assert entry.timings is not None and entry.timings.prefill_ms == 1.0
         await stream.aclose()

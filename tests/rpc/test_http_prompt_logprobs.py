@@ -63,7 +63,7 @@ async def front(tokenizer: Tokenizer, *addresses: str) -> AsyncIterator[httpx.As
     app = create_app(config, backend, tokenizer, GatewayMetrics(CollectorRegistry()))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
-        await until(lambda: not backend.health().problem, 10)
+        await until(lambda: not backend.health().problem)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as client:
             yield client
     finally:
@@ -236,7 +236,7 @@ async def test_a_prefill_that_dies_is_asked_again_elsewhere(
     async with real_worker(engine, Role.PREFILL) as dying, real_worker(engine, Role.DECODE) as decode:
         async with front(tokenizer, dying.address, decode.address) as client:
             asking = asyncio.create_task(completed(client, **ask))
-            await until(lambda: dying.load.running > 0, 10)
+            await until(lambda: dying.load.running > 0)
             await dying.front.stop()
             found = await asking
             assert decode.load.pulls_failed > 0, "it was done before it died"

@@ -120,7 +120,9 @@ async def test_requests_at_a_time_end_with_their_answers() -> None:
         assert quotas._accounts[POOR].open == 0
         running = asyncio.create_task(ask(http, "poor"))
         call = asyncio.create_task(generate(channel, "poor"))
-        await asyncio.sleep(0.03)
+        async with asyncio.timeout(30):
+            while quotas._accounts[POOR].open < 2:
+                await asyncio.sleep(0)
         assert (await ask(http, "poor")).status_code == 429
         running.cancel()  # the client leaves
         await asyncio.gather(running, return_exceptions=True)

@@ -54,7 +54,7 @@ async def started(speaker: Speaker) -> tuple[grpc.aio.Server, int]:
 async def until_it_waits(speaker: Speaker) -> None:
     """The server has sent what it may before the caller reads."""
     said = -1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while speaker.said != said or not said:
             said = speaker.said
             await asyncio.sleep(0.1)
@@ -72,7 +72,7 @@ async def test_a_call_that_is_left_ends_at_once_in_its_own_task(reads: int) -> N
                 await call.read()
             await until_it_waits(speaker)
             call.cancel()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await speaker.over.wait()
     finally:
         gc.enable()
@@ -98,7 +98,7 @@ async def test_many_left_calls_leave_nothing_running() -> None:
             await asyncio.gather(*(call.read() for call in calls))
             for call in calls:
                 call.cancel()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await asyncio.gather(*(speaker.over.wait() for speaker in speakers))
             assert all(speaker.ended_in is speaker.began_in for speaker in speakers)
     finally:

@@ -55,7 +55,7 @@ async def stranger() -> AsyncIterator[Stranger]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.02)
 

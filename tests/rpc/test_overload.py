@@ -49,7 +49,7 @@ async def gateway(*workers: RealWorker) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30, limits=httpx.Limits()
     ) as client:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await client.get("/health")).status_code != 200:
                 await asyncio.sleep(0.02)
         yield client
@@ -106,7 +106,7 @@ async def test_a_stream_that_has_begun_goes_on_where_the_queue_is_full(config: E
         async with gateway(prefill, leaving, full) as client:
             alone = (await complete(client, 40, 150)).json()["choices"][0]["text"]
             asking = asyncio.create_task(complete(client, 40, 150))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not leaving.load.running:
                     await asyncio.sleep(0.005)
             await leaving.stop()

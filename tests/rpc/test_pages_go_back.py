@@ -58,7 +58,7 @@ async def test_pages_go_back_where_no_decode_worker_is_left(
             await stream.aclose()
         else:
             with pytest.raises(Unavailable):
-                await asyncio.wait_for(collect(stream), 8)
+                await asyncio.wait_for(collect(stream), 30)
         await until(lambda: len(prefill.of("release")) == 1)
 
 
@@ -73,7 +73,7 @@ async def test_pages_go_back_where_a_lost_decode_worker_was_the_last_try(
         await until(lambda: len(decode.of("attach")) == 1)
         await decode.kill()
         with pytest.raises(Unavailable, match="was lost"):
-            await asyncio.wait_for(collect(stream), 8)
+            await asyncio.wait_for(collect(stream), 30)
         await until(lambda: len(prefill.of("release")) == 1)
 
 
@@ -83,7 +83,7 @@ async def test_pages_that_decode_lost_at_the_last_try_go_back(monkeypatch: pytes
         prefill, decode = started
         decode.script.lose, decode.script.lose_after_s = 1, 0.2
         with pytest.raises(Unavailable, match="could not be transferred"):
-            await asyncio.wait_for(collect(await backend.start(make_request())), 8)
+            await asyncio.wait_for(collect(await backend.start(make_request())), 30)
         await until(lambda: len(prefill.of("release")) == 1)
 
 

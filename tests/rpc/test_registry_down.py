@@ -74,7 +74,7 @@ async def test_stopped_workers(tmp_path: Path) -> None:
         cluster = Cluster(registry("static:" + ",".join(worker.address for worker in started)))
         await cluster.start()
         stack.push_async_callback(cluster.aclose)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while route(cluster.candidates()) is None:
                 await asyncio.sleep(0.02)
         backend = ClusterBackend(cluster)
@@ -93,9 +93,9 @@ async def test_of_workers_that_are_gone_for_good_nothing_is_kept(monkeypatch: py
         gone, stays = started
         cluster.did(gone.address, Unavailable("it is ill"))
         await gone.kill()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while gone.address in cluster._channels:
                 await asyncio.sleep(0.02)
         assert set(cluster._channels) == set(cluster._sessions) == {stays.address}
         assert not cluster._breakers._breakers
-        assert await refusal(backend, "r") == (None, pytest.approx(0, abs=2))
+        assert await refusal(backend, "r") == (None, pytest.approx(0, abs=CLEAR_S))

@@ -130,7 +130,7 @@ async def test_pages_and_drafts_come_over_tls(
         members = b.front._membership
         assert members.addresses() == {a.address, d.address} and members.drafters() == [d.address]
         assert "unable to get local issuer" in members._members.silent()[stranger]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while b.front._drafts._streams[d.address]._down:
                 await asyncio.sleep(0.05)
 

@@ -55,7 +55,7 @@ async def test_a_session_refuses_one_request_and_lives_on() -> None:
             session.submit(each, attempt, attach=False)
         session.submit(request(1), attempt=9, attach=False)
         refused = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             async for event in session:
                 if isinstance(event, message.RequestRejected):
                     error = event.failure.error()

@@ -151,7 +151,7 @@ async def test_an_engine_that_dies_takes_the_front_with_it(tmp_path: Path) -> No
             began = time.monotonic()
             with pytest.raises(Unavailable):
                 await next_of(aiter(session), message.StepReply)
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 10
         code, said = await p.ended()
         assert code == 1 and "eyas: Unavailable: the engine process ended with code 3" in said
         assert list(tmp_path.iterdir()) == []
@@ -162,7 +162,7 @@ async def test_a_front_that_is_killed_takes_the_engine_with_it(tmp_path: Path) -
         await p.ready()
         engine = p.engine
         p.popen.kill()
-        await gone(engine, within_s=3)
+        await gone(engine, within_s=10)
 
 
 async def test_an_engine_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_an_engine_that_hangs_ends_the_worker(tmp_path: Path) -> None:
                     pass
             code, said = await p.ended()
         assert code == 1 and "eyas: Unavailable: the engine hangs: it has work" in said
-        await gone(engine, 1)
+        await gone(engine, 10)
 
 
 async def exhausted(stream: Any) -> float:
@@ -225,7 +225,7 @@ async def exhausted(stream: Any) -> float:
 
 
 async def fallen(decode: FakeWorker) -> float:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not any(closed.seq == 0 for down in decode.engine.of(DraftDown) for closed in down.closed):
             await asyncio.sleep(0.02)
     return time.monotonic()

@@ -29,7 +29,7 @@ def entry(index: int, *tokens: int, choice: int = 0, finish: FinishCause | None 
 
 async def drain(delivery: OutputBuffer) -> list[TokenEntry]:
     entries: list[TokenEntry] = []
-    while taken := await asyncio.wait_for(delivery.take(), 1):
+    while taken := await asyncio.wait_for(delivery.take(), 30):
         entries += taken
     return entries
 

@@ -228,7 +228,7 @@ class World:
             self.goes.set()
             self.body.go()
             self.delivery.end(Unavailable("all is told"))
-            await asyncio.wait_for(reading, 5)
+            await asyncio.wait_for(reading, 30)
         page = generate_latest(self.registry).decode()
         return {
             "body": b"".join(self.body.sent),

@@ -217,7 +217,7 @@ def test_waiting_for_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     drive.follow()
     began = time.monotonic()
     drive.engine._posted.pass_on()
-    assert 0.02 <= time.monotonic() - began < 1.0
+    assert 0.02 <= time.monotonic() - began < 20.0
     drive.boxes.clear()
     assert not drive.engine._posted.answer((PEER, 1), drive.engine._sequences.followed[PEER, 1], _proposal())
 

@@ -63,15 +63,14 @@ async def test_a_deadline_ends_it_and_others_go_on(kind: str) -> None:
         ChatTemplate("{% if x %}" + STUCK[kind] + "{% else %}" + LONG + "{% endif %}", {}), 2.0
     )
     await renderer.render(**chat())  # its process has started
-    start, gaps, last = time.monotonic(), [0.0], time.monotonic()
+    start, turns = time.process_time(), 0
     stuck = asyncio.ensure_future(renderer.render(**chat(template_kwargs={"x": True})))
     while not stuck.done():
         await asyncio.sleep(0.01)
-        gaps.append(time.monotonic() - last)
-        last = time.monotonic()
+        turns += 1
     with pytest.raises(InvalidRequest, match="takes more than 2 s|too much memory|MemoryError"):
         await stuck
-    assert time.monotonic() - start < 6 and max(gaps) < 0.5
+    assert turns > 3 and time.process_time() - start < 1.0
     assert await renderer.render(**chat()) == ""  # a new process
 
 
@@ -88,10 +87,10 @@ async def test_a_deadline_ends_it_and_others_go_on(kind: str) -> None:
     ],
 )
 async def test_an_operator_alone_cannot_take_long(source: str, reason: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(InvalidRequest, match=reason):
         await TemplateRenderer(ChatTemplate(source, {})).render(**chat())
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 1.0
 
 
 def test_operators_mean_what_they_mean() -> None:
