@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eyas.bench.answering import EnginePrompt
 from eyas.common.errors import ConfigError
-from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.inspection import CheckpointInspection
 from eyas.engine.checkpoint.weights import FolderWeights
@@ -100,7 +100,7 @@ def _built(
 ) -> tuple[CheckpointInspection, ConfigError | None]:
     """Builds the head of its tensors, and says what that was not possible for."""
     family = head_family(head.algorithm)
-    backend = TorchAttention.of(head.decoder, PoolShape(head.pool_format(16), pages=1, page_size=16))
+    backend = torch_attention(head.decoder, PoolShape(head.pool_format(16), pages=1, page_size=16))
     machine = TorchMachine(head.decoder, backend)
     with FolderWeights(target.folder, target.spelling, quantized=target.quantized) as weights:
         ends = ModelEnds.load(target, weights, machine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from eyas.engine.attention.forward import build_batch
-from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
@@ -23,7 +23,7 @@ class PlainTeacher(TeacherModel):
 
     def __init__(self, config: ModelConfig, placement: WeightPlacement, room: BatchLimit) -> None:
         shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, placement.device)
-        self._pool, self._backend = KvPool(shape), TorchAttention.of(config, shape)
+        self._pool, self._backend = KvPool(shape), torch_attention(config, shape)
         folder, names = config.folder, config.spelling
         with FolderWeights(
             folder, names, placement, quantized=config.quantized, fused=config.fused

@@ -24,6 +24,16 @@ IN_A_PLANE: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
     "hidden_size": 64,
 }
+TWO_WIDTHS: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 5.0,
+}
 EYES: dict[str, Any] = {
     "depth": 1,
     "embed_dim": 16,
@@ -100,6 +110,22 @@ DENSE: dict[str, Sample] = {
         | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0}},
     ),
     "gemma": Sample("GemmaForCausalLM", "GemmaConfig", 0.0, NO_ENDS),
+    "gemma4": Sample("Gemma4ForCausalLM", "Gemma4TextConfig", 0.5, NO_ENDS | TWO_WIDTHS),
+    "gemma4_tokens": Sample(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        0.5,
+        NO_ENDS
+        | TWO_WIDTHS
+        | {"attention_k_eq_v": False, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 140},
+    ),
+    "gemma4_with_eyes": Sample(
+        "Gemma4ForConditionalGeneration",
+        "Gemma4Config",
+        0.5,
+        NO_ENDS | TWO_WIDTHS | {"tie_word_embeddings": True, "pad_token_id": 0},
+    ),
     "helium": Sample("HeliumForCausalLM", "HeliumConfig", changes=NO_ENDS | {"hidden_size": 64}),
     "qwen2_vl": Sample("Qwen2VLForConditionalGeneration", "Qwen2VLConfig", changes=NO_ENDS | IN_A_PLANE),
     "qwen2_5_vl": Sample(

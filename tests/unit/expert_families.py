@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.dense_families import IN_A_PLANE
+from tests.unit.dense_families import IN_A_PLANE, TWO_WIDTHS
 from tests.unit.family_sample import WINDOW, Sample
 
 SMALL_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3, "moe_intermediate_size": 32}
@@ -59,6 +59,14 @@ WITH_EXPERTS: dict[str, Sample] = {
         changes=SMALL_EXPERTS
         | NO_ENDS
         | {"moe_k": 3, "moe_num_experts": 8, "moe_layer_interval": 2, "hidden_size": 64},
+    ),
+    "gemma4_moe": Sample(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        0.5,
+        NO_ENDS
+        | TWO_WIDTHS
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 32},
     ),
     "glm4_moe": Sample(
         "Glm4MoeForCausalLM",

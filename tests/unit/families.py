@@ -182,5 +182,7 @@ def write_family(folder: Path, name: str, *, std: float = 0.2, **changes: Any) -
         for tensor, bias in model.named_buffers():
             if tensor.endswith("e_score_correction_bias"):
                 bias.normal_(std=std)
+            if tensor.endswith("layer_scalar"):
+                bias.uniform_(0.7, 1.4)
     model.save_pretrained(folder)
     return model

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from eyas.engine.attention.forward import build_batch
-from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
@@ -34,7 +34,7 @@ class Rig:
         shape = pool_shape(self.config, pages, page_size)
         self.pool = KvPool(shape)
         self.pool.tensor.fill_(float("nan"))
-        self.backend = TorchAttention.of(self.config, shape)
+        self.backend = torch_attention(self.config, shape)
         known = self.config
         with FolderWeights(folder, known.spelling, quantized=known.quantized, fused=known.fused) as weights:
             self.model = Decoder(self.config, weights, TorchMachine(self.config, self.backend))
@@ -64,7 +64,7 @@ class HeadRig:
         self.config = read_head(folder, target.config, capture_layers=capture_layers)
         shape = PoolShape(self.config.pool_format(16), 256, 16)
         self.pool = KvPool(shape)
-        self.backend = TorchAttention.of(self.config.decoder, shape)
+        self.backend = torch_attention(self.config.decoder, shape)
         kind = head_family(self.config.algorithm)
         with FolderWeights(folder, kind.spelling, quantized=self.config.decoder.quantized) as weights:
             machine = TorchMachine(self.config.decoder, self.backend)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec
 from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.layers.activations import CLAMP_LIMIT, CLAMP_STEEPNESS, clamped_swiglu
 from eyas.engine.models.table import read_model
@@ -20,6 +21,9 @@ from tests.unit.test_model_families import CLOSE, Change, attention, edit, feed_
 
 ROPE = RopeConfig(10000.0)
 
+EXPERTS_ALONE = ExpertsSpec(
+    width=32, activation="gelu_tanh", experts=6, per_row=3, scores="softmax", normalised=True
+)
 SPECIALS: dict[str, dict[str, Change]] = {
     "dots1": {
         "norms of heads": attention(head_norms=False),
@@ -42,6 +46,11 @@ SPECIALS: dict[str, dict[str, Change]] = {
         "softmax": feed_forward(scores="sigmoid"),
         "normalised": feed_forward(normalised=False),
         "shared": feed_forward(shared_width=0),
+    },
+    "gemma4_moe": {
+        "normalised": feed_forward(normalised=False),
+        "experts": every(feed_forward=FeedForwardSpec(96, "gelu_tanh")),
+        "feed-forward beside them": every(feed_forward=EXPERTS_ALONE),
     },
     "hunyuan_moe": {
         "norms behind": attention(norms_behind=False),
@@ -102,6 +111,16 @@ SPECIALS: dict[str, dict[str, Change]] = {
 def test_each_special_counts(tmp_path: Path, name: str) -> None:
     model, tokens = write_family(tmp_path, name), prompt()
     assert unnoticed(tmp_path, SPECIALS[name], wanted(model, tokens), tokens) == []
+
+
+@pytest.mark.parametrize("name", ["per_expert_scale", "router.scale", "norm_1.weight", "layer_scalar"])
+def test_stored_numbers_of_a_gemma4_count(tmp_path: Path, name: str) -> None:
+    model, tokens, path = write_family(tmp_path, "gemma4_moe"), prompt(), tmp_path / "model.safetensors"
+    stored = load_file(path)
+    for each in [each for each in stored if each.endswith(name)]:
+        stored[each] = torch.ones_like(stored[each])
+    save_file(stored, path)
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() > 100 * CLOSE
 
 
 def test_the_limits_of_a_clamped_gate() -> None:

@@ -104,7 +104,9 @@ def absorbed(spec: LatentSpec, block: LatentMixer[Linear], x: torch.Tensor, cuts
         places = torch.arange(start, end)
         rows = torch.tensor(pages)[places // PAGE] * PAGE + places % PAGE
         plan = backend.plan([QuerySpan(pages, start, end - start)])
-        step = Step(pool, rows, places, pool.slots(rows), plan, {spec.rope: rotary.angles(places)}, backend)
+        step = Step(
+            pool, rows, places, pool.slots(rows), plan, {spec.rotation: rotary.angles(places)}, backend
+        )
         parts.append(block.attend(x[start:end], 0, TorchOps(step, 1e-5)))
     return torch.cat(parts)
 

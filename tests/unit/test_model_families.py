@@ -323,9 +323,15 @@ def test_layers_that_cannot_share_a_pool_are_refused_by_name(tmp_path: Path) -> 
     write_family(tmp_path, "llama")
     config = read_model(tmp_path)
     first, *rest = config.layers
-    for field, name in (("num_kv_heads", "num_key_value_heads"), ("head_dim", "head_dim")):
-        odd = dataclasses.replace(first, attention=dataclasses.replace(first.attention, **{field: 4}))
-        with pytest.raises(ConfigError, match=f"{name} differs between layers: 4 and "):
+    for fields, complaint in (
+        ({"num_kv_heads": 3}, "num_key_value_heads must divide num_attention_heads"),
+        ({"shared_from": 1}, "num_kv_shared_layers: layer 1 has no keys and values for 2 heads of 16"),
+    ):
+        odd = dataclasses.replace(first, attention=dataclasses.replace(first.attention, **fields))
+        with pytest.raises(ConfigError, match=complaint):
             dataclasses.replace(config, layers=(odd, *rest))
+    odd, even = (attention(num_heads=12, num_kv_heads=number)(config).layers[0] for number in (3, 4))
+    with pytest.raises(ConfigError, match="differs between layers: 3 heads of 16 do not fit rows of 64"):
+        dataclasses.replace(config, layers=(odd, even))
     with pytest.raises(ConfigError, match="it has no layers"):
         dataclasses.replace(config, layers=())

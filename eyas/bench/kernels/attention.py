@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
-from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.paged import PagedKv
@@ -169,7 +169,7 @@ def _attend_calls(setting: KernelSetting, shape: AttentionShape, rows: PoolRows)
 def _torch_calls(setting: KernelSetting, shape: AttentionShape, rows: PoolRows) -> Sequence[Call]:
     """Planned once, as for the layers of one forward."""
     spec = setting.model.layers[0].attention
-    attention = TorchAttention.of(setting.model, rows.shape)
+    attention = torch_attention(setting.model, rows.shape)
     plans = [attention.plan(rows.spans(chosen, shape)) for chosen in range(rows.sets)]
 
     def call(chosen: int, layer: torch.Tensor) -> object:

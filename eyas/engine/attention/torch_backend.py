@@ -253,11 +253,13 @@ class TorchAttention(AttentionBackend):
         return gathered.view(fields, -1, BLOCK, dim)
 
     def _as_rows(self, layer_pool: torch.Tensor) -> torch.Tensor:
-        """The memory of one layer's view, and what lies between its pages, as rows of [dim]."""
+        """The memory of one layer's view, and what lies between its pages, as rows of [dim], which may be the
+        first elements of heads' shares.
+        """
         shape = self._shape
         page = shape.layer_rows * shape.kv_heads  # rows of one layer of one page
         rows = ((shape.pages - 1) * shape.layers + 1) * page
-        return layer_pool.as_strided((rows, shape.head_dim), (shape.head_dim, 1))
+        return layer_pool.as_strided((rows, shape.head_dim), (layer_pool.stride(2) // shape.kv_heads, 1))
 
     def _of_tile(self, sinks: torch.Tensor) -> torch.Tensor:
         """The sinks [heads] of a tile's rows, [kv_heads * tile rows]."""

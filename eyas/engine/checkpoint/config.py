@@ -46,7 +46,9 @@ class AttentionSpec:
     each head has a stored score that no key has, which takes its share of the softmax and mixes nothing.
     `centred_heads`: as `head_norms`, less the mean of a head, and each head has a gain of its own.
     `chunk`: a row sees no row before the last multiple of this many tokens (0: it sees all). `bare_norms`:
-    heads of q and k are normalised without stored gains.
+    heads of q and k are normalised without stored gains, with `value_norms` those of v. `keys_as_values`:
+    values are the product that keys are, neither normalised as these are nor rotated. `shared_from`: the
+    number of the layer whose keys and values it attends to, having none of its own (None: it has).
     """
 
     num_heads: int
@@ -68,6 +70,14 @@ class AttentionSpec:
     temper: Temper | None = None
     chunk: int = 0
     bare_norms: bool = False
+    value_norms: bool = False
+    keys_as_values: bool = False
+    shared_from: int | None = None
+
+    @property
+    def rotation(self) -> tuple[RopeConfig, int]:
+        """The RoPE, and the elements of a head that its angles are for: layers of one rotation share them."""
+        return self.rope, self.rotated_dim
 
     @property
     def rotated_dim(self) -> int:
@@ -175,6 +185,19 @@ class ExpertsSpec(FeedForwardSpec):
         return self.experts + shared, self.per_row + shared
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ApartSpec(ExpertsSpec):
+    """Experts beside a feed-forward of `shared_width`: each reads the residual by a norm of its own, the
+    router too, and what each makes passes one before both are added. A stored number of each expert
+    multiplies its weights.
+    """
+
+    @property
+    def with_shared(self) -> tuple[int, int]:
+        """As of `ExpertsSpec`: what is beside them is never counted in."""
+        return self.experts, self.per_row
+
+
 @dataclasses.dataclass(frozen=True)
 class NormNames:
     """The tensors (below the layer's prefix) that hold the gains of a layer's norms; "": there is none.
@@ -198,7 +221,9 @@ class LayerSpec:
     """One layer: attention, then the feed-forward, each added to the residual; and its norms.
 
     `residual_scale`: what each of the two adds is multiplied by it. `parallel`: both read what enters the
-    layer.
+    layer. `token_width`: of a third half behind these, whose gate is multiplied by a vector of this width
+    that a token has for each layer (0: there is none). `scaled`: what leaves the layer is multiplied by a
+    stored number.
     """
 
     attention: AttentionSpec
@@ -206,6 +231,8 @@ class LayerSpec:
     norms: NormNames = NormNames()
     residual_scale: float = 1.0
     parallel: bool = False
+    token_width: int = 0
+    scaled: bool = False
 
     def complaints(self) -> Iterator[str]:
         """Finds impossible numbers; a sentence for each."""
@@ -234,6 +261,7 @@ class ModelConfig:
     `norm_offset`: what is added to a stored gain. `centred`: norms take the mean off a row first, and with
     `norm_bias` add a stored bias. `head_bias`: logits have one. `positions`: rows of a stored table, of which
     that of its position, `position_offset` rows further, is added to an embedded token (0: there is none).
+    `token_rows`: of the table of vectors that tokens have for each layer (0: there is none).
     `embedding_scale` multiplies embedded tokens,
     `logit_scale` logits. `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not).
     `quantized`: how weights are stored that are not in 16 or 32 bits (None: all are). `renamed`: parts of
@@ -256,6 +284,7 @@ class ModelConfig:
     head_bias: bool = False
     positions: int = 0
     position_offset: int = 0
+    token_rows: int = 0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
@@ -279,20 +308,21 @@ class ModelConfig:
         complaints = [f"{name} {size} must be 1 or more" for name, size in sizes.items() if size < 1]
         if not 0 <= self.norm_eps < math.inf:
             complaints.append(f"rms_norm_eps {self.norm_eps} is no small number")
-        if kv.head_dim % 2:
-            complaints.append(f"head_dim {kv.head_dim} must be even")
         if not 0 < self.embedding_scale < math.inf:
             complaints.append(f"embedded tokens are scaled by {self.embedding_scale}")
         if not 0 < self.logit_scale < math.inf:
             complaints.append(f"logits are scaled by {self.logit_scale}")
         if not 0 <= self.logit_soft_cap < math.inf:
             complaints.append(f"final_logit_softcapping {self.logit_soft_cap} is negative")
-        if not complaints and heads % kv.kv_heads:
-            complaints.append("num_key_value_heads must divide num_attention_heads")
         if self.positions and self.positions - self.position_offset < self.context_length:
             complaints.append(f"positions for {self.positions} tokens are too few")
+        if self.token_rows and self.token_rows < self.vocab_size:
+            complaints.append(f"vocab_size_per_layer_input {self.token_rows} is less than vocab_size")
         for layer in dict.fromkeys(self.layers):
-            complaints += layer.complaints()
+            complaints += [
+                *layer.complaints(),
+                *(() if complaints else self._pool_complaints(layer.attention)),
+            ]
             if self.centred and layer.norms.around:
                 complaints.append("centred norms behind the halves of a layer are not supported")
         if self.context_length > MOST_CONTEXT:
@@ -321,13 +351,16 @@ class ModelConfig:
 
     @property
     def kv_format(self) -> KvFormat:
-        """The KV format of all its layers. Raises ConfigError, by name, if they differ."""
-        return KvFormat(
-            layers=len(self.layers),
-            kv_heads=self._shared("num_key_value_heads", lambda layer: layer.attention.num_kv_heads),
-            head_dim=self._shared("head_dim", lambda layer: layer.attention.head_dim),
-            latent=self._shared("kv_lora_rank", lambda layer: layer.attention.latent),
-        )
+        """The KV format of all layers that have some: that of the widest, see `KvPool.layer`."""
+        own = [layer.attention for layer in self.layers if layer.attention.shared_from is None]
+        widest = max(own or [self.layers[0].attention], key=lambda each: each.num_kv_heads * each.head_dim)
+        latent = self._shared("kv_lora_rank", lambda layer: layer.attention.latent)
+        return KvFormat(len(own), widest.num_kv_heads, widest.head_dim, latent)
+
+    @property
+    def uneven_heads(self) -> bool:
+        """True if layers differ in the number of their key and value heads, or in the width of these."""
+        return len({(each.attention.num_kv_heads, each.attention.head_dim) for each in self.layers}) > 1
 
     @property
     def num_layers(self) -> int:
@@ -371,6 +404,29 @@ class ModelConfig:
         """
         files = [] if self.load_format == "dummy" else weight_files(self.folder)
         return fingerprint(self.meaning, files)
+
+    def _pool_complaints(self, attention: AttentionSpec) -> Iterator[str]:
+        """Finds heads that have no place in rows of the pool; a sentence for each."""
+        heads, dim, pool = attention.num_kv_heads, attention.head_dim, self.kv_format
+        row, source = pool.kv_heads * pool.head_dim, attention.shared_from
+        if min(heads, dim) < 1 or attention.num_heads % heads:
+            yield "num_key_value_heads must divide num_attention_heads"
+        elif dim % 2:
+            yield f"head_dim {dim} must be even"
+        elif row % heads or row // heads < dim:
+            heads_of = f"{heads} heads of {dim}"
+            yield f"num_key_value_heads differs between layers: {heads_of} do not fit rows of {row}"
+        if source is not None and not self._may_share(attention, source):
+            yield f"num_kv_shared_layers: layer {source} has no keys and values for {heads} heads of {dim}"
+
+    def _may_share(self, attention: AttentionSpec, source: int) -> bool:
+        """Whether the keys and values of layer `source` are for those heads: the first layers have some."""
+        own = [layer.attention for layer in self.layers[: self.kv_format.layers]]
+        if not 0 <= source < len(own) or any(each.shared_from is not None for each in own):
+            return False
+        return all(
+            getattr(own[source], name) == getattr(attention, name) for name in ("num_kv_heads", "head_dim")
+        )
 
     def _shared(self, name: str, value: Callable[[LayerSpec], Value]) -> Value:
         """The value that is the same in every layer; raises ConfigError, naming the field, if there

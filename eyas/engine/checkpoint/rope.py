@@ -17,7 +17,7 @@ MOST_CONTEXT = 2**24
 
 MOST_STRETCH, MOST_THETA = 1e6, 1e15
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "none"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,9 @@ class RopeConfig:
     is the same for all requests, so a key never depends on when it was computed; transformers takes the
     length of the sequence at hand, which gives the same for one that fills the context. longrope: each
     frequency is divided by its own number of `long_factors` where L is above `original_context`, else of
-    `short_factors`; there too transformers takes the sequence at hand. none: nothing is rotated
-    (arXiv 2305.19466).
+    `short_factors`; there too transformers takes the sequence at hand. proportional: all elements of a head
+    are paired, and the first pairs, by `share`, turn as those of a whole head do, `factor` times as slowly;
+    the others do not. none: nothing is rotated (arXiv 2305.19466).
     """
 
     theta: float = DEFAULT_ROPE_THETA
@@ -53,7 +54,7 @@ class RopeConfig:
 
     def rotated(self, head_dim: int) -> int:
         """The number of rotated elements of a head."""
-        return int(head_dim * self.share)
+        return head_dim if self.kind == "proportional" else int(head_dim * self.share)
 
     @property
     def follows_length(self) -> bool:

@@ -20,7 +20,7 @@ _KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 """What safetensors files call the dtypes of weights."""
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_ENDS = ("model.embed_tokens.", "model.norm.")
+_ENDS = ("model.embed_tokens", "model.norm.", "model.per_layer_")
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ def parameters(model: ModelConfig) -> WeightBytes:
     `as_stored`: of the embedding and the output head.
     """
     ends = model.vocab_size * model.hidden_size * (1 if model.tied_head else 2)
+    vectors = sum(layer.token_width for layer in model.layers)
+    ends += vectors * (model.token_rows + model.hidden_size)
     each = [_layer(layer, model.hidden_size) for layer in model.layers]
     experts, rest = (sum(part) for part in zip(*((layer.experts, layer.rest) for layer in each), strict=True))
     return WeightBytes(experts, ends + rest, ends)
@@ -97,6 +99,7 @@ def _is_read(model: ModelConfig, name: str) -> bool:
 
 def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
     part, attention = layer.feed_forward, _attention(layer.attention, hidden)
+    attention += 2 * hidden * layer.token_width
     if isinstance(part, ExpertsSpec):
         router = hidden * part.experts
         return WeightBytes(
@@ -107,7 +110,8 @@ def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
 
 def _attention(spec: AttentionSpec, hidden: int) -> int:
     if not isinstance(spec, LatentSpec):
-        return hidden * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)  # q and o; k and v
+        own = spec.num_kv_heads if spec.shared_from is None else 0
+        return hidden * spec.head_dim * 2 * (spec.num_heads + own)  # q and o; k and v
     query = spec.num_heads * (spec.plain_dim + spec.rotated_dim)
     queries = spec.query_rank * (hidden + query) if spec.query_rank else hidden * query
     heads = spec.num_heads * (spec.kv_rank * (spec.plain_dim + spec.value_dim) + spec.value_dim * hidden)

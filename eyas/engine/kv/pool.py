@@ -185,10 +185,16 @@ class KvPool:
         """The device memory of a pool that is in no file, for backends."""
         return DeviceArea(self.pages.data_ptr(), self.shape.geometry, self._allocation, self._giver)
 
-    def layer(self, index: int) -> torch.Tensor:
-        """View of one layer, [pages, fields, page_size, kv_heads, head_dim]."""
+    def layer(self, index: int, heads: tuple[int, int] | None = None) -> torch.Tensor:
+        """View of one layer, [pages, fields, page_size, kv_heads, head_dim].
+
+        `heads`: how many it has and their elements, where that differs from the pool's. Heads have equal
+        shares of a row then, each the first elements of its share.
+        """
         layer: torch.Tensor = self._layers[index]
-        return layer
+        if heads is None or heads == layer.shape[3:]:
+            return layer
+        return _of_heads(layer.flatten(3), *heads)
 
     def behind(self, layers: int, *sizes: int) -> torch.Tensor:
         """View [pages, *sizes] of what lies behind the first `layers` layers of each page."""
@@ -204,10 +210,16 @@ class KvPool:
         return page * (self.shape.layers * self.shape.layer_rows) + slot
 
     def write(self, layer: int, slots: torch.Tensor, *fields: torch.Tensor) -> None:
-        """Stores the first len(slots) rows of each field [.., kv_heads, head_dim] in one layer."""
+        """Stores the first len(slots) rows of each field [.., kv_heads, head_dim] in one layer, whose heads
+        may differ from the pool's, see `layer`.
+        """
         count, first = slots.shape[0], layer * self.shape.fields
         page_rows = self.shape.layers * self.shape.layer_rows
         for i, field in enumerate(fields):
+            if field.shape[-1] != self.shape.head_dim:
+                rows = stored(field[:count], self.shape.dtype)
+                _of_heads(self._field_rows[first + i], *field.shape[-2:]).index_copy_(0, slots, rows)
+                continue
             if self._scales is None:
                 rows = stored(field[:count], self.shape.dtype)
             else:
@@ -250,6 +262,12 @@ class KvPool:
             self._allocation = None
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def _of_heads(rows: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
+    """Rows [.., elements] as heads [.., heads, dim]: the first elements of equal shares."""
+    shares: torch.Tensor = rows.unflatten(-1, (heads, -1))
+    return shares[..., :dim]
 
 
 def stored(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -90,6 +90,9 @@ def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:
         theta *= stretch ** (head_dim / (head_dim - 2))
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
     plain = 1.0 / theta**exponents
+    if rope.kind == "proportional":
+        plain[int(rope.share * head_dim // 2) :] = 0.0
+        return plain / rope.factor
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "longrope":

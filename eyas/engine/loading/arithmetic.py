@@ -159,6 +159,8 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
     for layer in target.layers:
         if layer.attention.centred_heads or layer.parallel:
             return "there are no exact kernels yet for halves of a layer that stand side by side"
+        if layer.scaled or layer.token_width or layer.attention.value_norms:
+            return "there are no exact kernels yet for norms of values, and numbers that scale a layer"
         if layer.attention.row_norms:
             return "there are no exact kernels yet for norms over whole rows of queries and keys"
         if layer.attention.latent and layer.attention.qkv_bias:

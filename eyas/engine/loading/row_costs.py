@@ -36,7 +36,8 @@ def _weights(hidden: int, layer: LayerSpec) -> int:
         per_head += spec.kv_rank * (spec.plain_dim + spec.value_dim) + spec.value_dim * hidden
         attention = hidden * (rank + spec.kv_rank + rotated) + spec.num_heads * per_head
     else:
-        attention = 2 * hidden * spec.head_dim * (spec.num_heads + spec.num_kv_heads)
+        own = spec.num_kv_heads if spec.shared_from is None else 0
+        attention = 2 * hidden * spec.head_dim * (spec.num_heads + own)
     return attention + 3 * hidden * _width(layer.feed_forward)
 
 

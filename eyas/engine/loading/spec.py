@@ -17,7 +17,7 @@ from eyas.common.machine.gpus import number_of
 from eyas.common.types import FAST, KvKind, Role
 from eyas.common.wire.pool import SCALE_BYTES, PoolGeometry
 from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, WeightSource
 from eyas.engine.ipc.pulse import Beat, no_pulse
@@ -83,7 +83,7 @@ class EngineSpec:
 
     def backend(self, group: KvKind, beat: Beat = no_pulse) -> AttentionBackend:
         """Attention in plain torch, for the group's decoder. `beat`: of the engine that computes it."""
-        return TorchAttention.of(self.decoder(group), self.shape(group), beat)
+        return torch_attention(self.decoder(group), self.shape(group), beat)
 
     @contextlib.contextmanager
     def weights(self, group: KvKind) -> Iterator[WeightSource]:
@@ -253,6 +253,10 @@ def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:
     if in_fp8 and target.head_dim % SCALE_BYTES:
         flag = "kv-cache-dtype"
         text = f"heads of {target.head_dim} elements have no room for its scales (a multiple of 4 has)"
+        raise ConfigError(f"--{flag} {config.kv_cache_dtype}: {text}", param=flag)
+    if in_fp8 and target.uneven_heads:
+        flag = "kv-cache-dtype"
+        text = "layers that differ in their heads have no room for its scales"
         raise ConfigError(f"--{flag} {config.kv_cache_dtype}: {text}", param=flag)
 
 

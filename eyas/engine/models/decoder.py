@@ -23,6 +23,7 @@ from eyas.engine.layers.rotary import BEYOND
 from eyas.engine.models.layer import load_layers, run_layers
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks, Machine
+from eyas.engine.models.token_vectors import TokenVectors
 from eyas.engine.parallel.shards import config_of_rank
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -64,7 +65,9 @@ class Decoder(Generic[ProjectionT]):
         self.kv_format: KvFormat = config_of_rank(config, weights.placement.ranks).kv_format
         self.machine = machine
         self.ends = ModelEnds.load(config, weights, machine)
-        self.layers = load_layers(Blocks(config, weights, machine))
+        blocks = Blocks(config, weights, machine)
+        self.layers = load_layers(blocks)
+        self._vectors = TokenVectors(blocks) if config.token_rows else None
         self.few_rows = machine.most_rows(self.layers)
         self._norm = load_norm(config, weights, "model.norm", config.hidden_size)
         self._head_bias = self._positions = None
@@ -86,8 +89,12 @@ class Decoder(Generic[ProjectionT]):
         ops = self.machine.ops(rows, pool, self.config.norm_eps, self.few_rows)
         tapped = ops.room((len(taps), self.config.hidden_size), like=self.ends.embedding)
         entering = partial(_tap, ops, tapped, taps)
-        # No name for the embedded rows: their memory is free for the layers behind the first.
-        x = run_layers(self.layers, ops, self._embedded(ops), entering)
+        if self._vectors is None:
+            # No name for the embedded rows: their memory is free for the layers behind the first.
+            x = run_layers(self.layers, ops, self._embedded(ops), entering)
+        else:
+            vectors, embedded = self._vectors.of(self._embedded(ops), ops)
+            x = run_layers(self.layers, ops, embedded, entering, vectors=vectors)
         return x, tapped.view(tapped.shape[0], -1)
 
     def _embedded(self, ops: Ops[Any, Any, Any]) -> Any:
@@ -153,7 +160,15 @@ def _check_layers(config: ModelConfig, weights: WeightSource) -> None:
     head's.
     """
     parts = ("lm_head.", "model.norm.", *(f"model.layers.{i}." for i in range(config.num_layers)))
-    unread = [n for n in weights.left(parts) if ".experts." not in n and not n.endswith(_ASIDE)]
+    attentions = enumerate(layer.attention for layer in config.layers)
+    idle = tuple(
+        f"model.layers.{i}.self_attn.{part}"
+        for i, each in attentions
+        if each.shared_from is not None
+        for part in "kv"
+    )
+    left = [n for n in weights.left(parts) if not n.startswith(idle)]
+    unread = [n for n in left if ".experts." not in n and not n.endswith(_ASIDE)]
     if unread:
         others = f" and {len(unread) - 1} others" if unread[1:] else ""
         raise ConfigError(

@@ -103,8 +103,8 @@ class Mixture(Generic[ProjectionT]):
         every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
         loaders = GatedLoaders.of(blocks.loader, every)  # of those elsewhere too: all read the same rows
         joined = _is_alike(blocks, spec, loaders, shared)
-        self._router = _router(blocks, spec, f"{prefix}.gate", joined)
-        names = [*(every[i] for i in self._router.own), *[shared] * joined]
+        self.router = _router(blocks, spec, f"{prefix}.gate", joined)
+        names = [*(every[i] for i in self.router.own), *[shared] * joined]
         gate_up, down = _experts((config.hidden_size, spec.width), names, loaders)
         bias, down_bias = _biases(blocks, spec, names)
         activation = activation_of(blocks, spec, prefix)
@@ -124,7 +124,7 @@ class Mixture(Generic[ProjectionT]):
             beside = BesidePart(GatedPart(forth, gated.activation, gate_of(plain, back), False), back, share)
         out = OutPart(down, down_bias, post, layer.residual_scale)
         self.part = ExpertsPart(gated, out, spec.per_row + joined, beside, spec.weighs_input)
-        rounding = gate_up.rounding if len(self._router.own) == spec.experts else None
+        rounding = gate_up.rounding if len(self.router.own) == spec.experts else None
         self.norm: Norm = gain if isinstance(gain, LayerNorm) else None
         if isinstance(gain, torch.Tensor):
             self.norm = row_kernels.NormInput(config.norm_eps, gain, rounding)
@@ -133,7 +133,7 @@ class Mixture(Generic[ProjectionT]):
         """The rows that its experts read, and which take which; and the residual."""
         read, residual = ops.norm(residual, self.norm)
         rows = ops.normed(read)
-        return (rows, ops.route(rows, self._router)), residual
+        return (rows, ops.route(rows, self.router)), residual
 
     def add(self, residual: Any, inner: Any, ops: Ops[Any, Any, Any]) -> Any:
         """The residual with what the experts make of those rows added."""

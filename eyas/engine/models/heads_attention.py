@@ -4,6 +4,7 @@ equation over the verbs of `ops`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Generic
 
 import torch
@@ -32,41 +33,48 @@ class HeadsAttention(Generic[ProjectionT]):
         gain: Gain | None,
     ) -> None:
         config, weights = blocks.config, blocks.weights
-        dim, ranks = spec.head_dim, weights.placement.ranks
-        counts = [spec.num_heads * dim, spec.num_kv_heads * dim, spec.num_kv_heads * dim]
-        names = [f"{prefix}.{p}_proj" for p in "qkv"]
+        placement, dim, own = weights.placement, spec.head_dim, _stored_heads(spec)
+        counts = {"q": spec.num_heads * dim, "k": own * dim, "v": own * dim}
+        if not own:
+            counts = {"q": counts["q"]}
+        names = [f"{prefix}.{'k' if part == 'v' and spec.keys_as_values else part}_proj" for part in counts]
         width = config.hidden_size if gain is None else gain.shape[0]
         matrices = [f"{n}.weight" for n in names]
-        heads, kv_heads = spec.num_heads // ranks, spec.num_kv_heads // ranks
+        heads, kv_heads = spec.num_heads // placement.ranks, own // placement.ranks
         order = rows_order(spec, heads, kv_heads)
-        qkv = blocks.loader(matrices).rows(matrices, counts, width)
+        qkv = blocks.loader(matrices).rows(matrices, list(counts.values()), width)
         if order is not None:
             qkv = qkv.in_order(order)
         bias = norms = row_gains = centred = None
         if spec.qkv_bias:
-            pairs = zip(names, counts, strict=True)
+            pairs = zip(names, counts.values(), strict=True)
             bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
             bias = bias if order is None else bias[order.to(bias.device)]
         query_gain = places = None
+        ones = torch.ones(dim, dtype=placement.dtype, device=placement.device)
         if spec.head_norms:
             gains = torch.stack(query_key_gains(config, spec, weights, prefix))
             if spec.norms_behind:  # what keys would be multiplied by, queries are
                 query_gain, gains = gains.float().prod(0), torch.ones_like(gains)
             norms = skinny.HeadNorms(gains, config.norm_eps)
         if spec.bare_norms:
-            ones = torch.ones(2, dim, dtype=weights.placement.dtype, device=weights.placement.device)
-            norms = skinny.HeadNorms(ones, config.norm_eps)
+            norms = skinny.HeadNorms(torch.stack((ones, ones)), config.norm_eps)
         if spec.temper is not None:
-            places = temperatures(spec.temper, config.context_length).to(weights.placement.device)
+            places = temperatures(spec.temper, config.context_length).to(placement.device)
         if spec.row_norms:
             row_gains = query_key_gains(config, spec, weights, prefix)
         if spec.centred_heads:
             centred = centred_gains(spec, weights, prefix)
+        self._shared_from = spec.shared_from
         self.norm = None if gain is None else blocks.norm_before(gain, qkv)
         shape = row_kernels.HeadLayout(heads, kv_heads, dim, norms)
         sinks = weights.take_rows(f"{prefix}.sinks", (spec.num_heads,)).float() if spec.sinks else None
         scores = ScoreScaling.of(spec, sinks)
         self._qkv = QkvPart(qkv, spec, shape, scores, bias, row_gains, query_gain, places, centred)
+        if spec.value_norms or config.uneven_heads:
+            value_gain = ones if spec.value_norms else None
+            pool = (spec.num_kv_heads // placement.ranks, dim) if config.uneven_heads else None
+            self._qkv = replace(self._qkv, value_gain=value_gain, stored=pool)
 
     @property
     def projections(self) -> tuple[ProjectionT, ...]:
@@ -76,11 +84,16 @@ class HeadsAttention(Generic[ProjectionT]):
     def attend(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> torch.Tensor:
         """-> what every query has attended to, [m, heads * dim]."""
         q = ops.weighed(ops.qkv(read, self._qkv, layer), self._qkv)
-        return ops.attend(q, self._qkv, layer)
+        return ops.attend(q, self._qkv, layer if self._shared_from is None else self._shared_from)
 
     def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> None:
-        """Writes keys and values."""
+        """Writes keys and values, if it has some."""
         ops.qkv(read, self._qkv, layer)
+
+
+def _stored_heads(spec: AttentionSpec) -> int:
+    """The key and value heads that it has itself."""
+    return spec.num_kv_heads if spec.shared_from is None else 0
 
 
 def rows_order(spec: AttentionSpec, heads: int, kv_heads: int) -> torch.Tensor | None:
@@ -93,15 +106,17 @@ def rows_order(spec: AttentionSpec, heads: int, kv_heads: int) -> torch.Tensor |
         return None
     rows = torch.arange((heads + 2 * kv_heads) * dim).view(-1, dim)
     order = head_order(spec.rope, dim, spec.adjacent)
-    return torch.cat((rows[:-kv_heads, order], rows[-kv_heads:])).flatten()
+    return torch.cat((rows[: heads + kv_heads, order], rows[heads + kv_heads :])).flatten()
 
 
 def query_key_gains(
     config: ModelConfig, spec: AttentionSpec, weights: WeightSource, prefix: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gains of the norms of q and of k: [dim] for each head, or [heads, dim] for all heads as one row."""
+    """The gains of the norms of q and of k: [dim] for each head, or [heads, dim] for all heads as one row.
+    Where there are no keys, those of q are both.
+    """
     counts = (spec.num_heads, spec.num_kv_heads) if spec.row_norms else (1, 1)
-    names = [f"{prefix}.{part}_norm.weight" for part in "qk"]
+    names = [f"{prefix}.{part}_norm.weight" for part in ("qk" if _stored_heads(spec) else "qq")]
     stored = [load_gain(config, weights, n, c * spec.head_dim) for n, c in zip(names, counts, strict=True)]
     order = head_order(spec.rope, spec.head_dim, spec.adjacent).to(stored[0].device)
     q, k = (gain.view(count, -1)[:, order] for gain, count in zip(stored, counts, strict=True))

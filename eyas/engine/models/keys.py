@@ -259,6 +259,8 @@ def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> RopeCon
         return RopeConfig(theta=theta)
     if kind == "linear":
         return RopeConfig(theta=theta, kind="linear", factor=read("factor"))
+    if kind == "proportional":
+        return RopeConfig(theta=theta, kind="proportional", factor=read("factor", 1.0))
     context = _trained(raw)
     if kind == "dynamic":
         return RopeConfig(theta=theta, kind="dynamic", factor=read("factor"), original_context=context)
@@ -296,7 +298,7 @@ def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> RopeCon
             short_factors=numbers(scaling, "short_factor"),
             long_factors=numbers(scaling, "long_factor"),
         )
-    known = "default, linear, dynamic, yarn, llama3 and longrope are"
+    known = "default, linear, dynamic, yarn, llama3, longrope and proportional are"
     raise ConfigError(f"rope type {said(kind)} is not supported ({known})")
 
 

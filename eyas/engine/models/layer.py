@@ -15,16 +15,18 @@ from typing import Any, Generic, Protocol
 
 import torch
 
-from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
+from eyas.engine.checkpoint.config import ApartSpec, ExpertsSpec, LatentSpec, LayerSpec
 from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.norm import Gain, LayerNorm, load_gain, load_norm
+from eyas.engine.models.experts_apart import ExpertsApart
 from eyas.engine.models.feed_forward import GatedFeedForward, Mixture
 from eyas.engine.models.heads_attention import HeadsAttention
 from eyas.engine.models.latent_attention import LatentMixer
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import ExpertsPart, OutPart
+from eyas.engine.models.token_vectors import TokenHalf
 
 
 class Mixer(Protocol):
@@ -74,15 +76,20 @@ class DecoderLayer(Generic[ProjectionT]):
         before, after = spec.norms.before_feed_forward, spec.norms.after_feed_forward
         gains = _gain(blocks, prefix, before), _post(blocks, prefix, after)
         self._feed_forward: FeedForward
-        if isinstance(spec.feed_forward, ExpertsSpec):
+        if isinstance(spec.feed_forward, ApartSpec):
+            self._feed_forward = ExpertsApart(blocks, spec, prefix, gains)
+        elif isinstance(spec.feed_forward, ExpertsSpec):
             self._feed_forward = Mixture(blocks, spec, f"{prefix}.mlp", gains)
         else:
             self._feed_forward = GatedFeedForward(blocks, spec, f"{prefix}.mlp", gains)
+        self._tokens = TokenHalf(blocks, spec, prefix) if spec.token_width else None
+        self._number = blocks.weights.take(f"{prefix}.layer_scalar", (1,)) if spec.scaled else None
 
     @property
     def mixing(self) -> tuple[AnyProjection, ...]:
         """The weights of its attention, with the way back."""
-        return (*self._attention.projections, self._out.projection)
+        beside = () if self._tokens is None else self._tokens.projections
+        return (*self._attention.projections, self._out.projection, *beside)
 
     @property
     def formats(self) -> tuple[type[AnyProjection], ...]:
@@ -92,22 +99,36 @@ class DecoderLayer(Generic[ProjectionT]):
     @property
     def experts(self) -> ExpertsPart[ProjectionT] | None:
         """The part of its experts, if it has some."""
-        return self._feed_forward.part if isinstance(self._feed_forward, Mixture) else None
+        mixed = isinstance(self._feed_forward, Mixture | ExpertsApart)
+        return self._feed_forward.part if mixed else None
 
     @property
     def norm(self) -> row_kernels.NormInput | LayerNorm | None:
         """The norm of what attention reads; None: there is none."""
         return self._attention.norm
 
-    def __call__(self, read: Any, residual: Any, layer: int, ops: Ops[Any, Any, Any]) -> Any:
-        """The residual after this layer, whose attention reads `read` and is over the pool's `layer`-th."""
+    def __call__(
+        self,
+        read: Any,
+        residual: Any,
+        layer: int,
+        ops: Ops[Any, Any, Any],
+        vectors: torch.Tensor | None = None,
+    ) -> Any:
+        """The residual after this layer, whose attention reads `read` and is over the pool's `layer`-th.
+        `vectors` [m, width]: of the rows' tokens for this layer, if it reads some.
+        """
         attended = self._attention.attend(read, layer, ops)
         if not self.spec.parallel:
             residual = ops.add(residual, attended, self._out)
         inner, residual = self._feed_forward.inner(residual, ops)
         if self.spec.parallel:
             residual = ops.add(residual, attended, self._out)
-        return self._feed_forward.add(residual, inner, ops)
+        residual = self._feed_forward.add(residual, inner, ops)
+        if self._tokens is not None:
+            assert vectors is not None
+            residual = self._tokens.add(residual, vectors, ops)
+        return residual if self._number is None else ops.times(residual, self._number)
 
     def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> None:
         """The same as far as it writes the rows' KV."""
@@ -137,17 +158,19 @@ def run_layers(
     residual: Any,
     entering: Callable[[int, torch.Tensor], None] | None = None,
     given: Any = None,
+    vectors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The residual's rows [m, hidden] after all layers.
 
     `entering`: sees the rows that enter each layer, and behind the last those that leave it. `given`: what
-    the first layer's attention reads; None: the residual, as the others do.
+    the first layer's attention reads; None: the residual, as the others do. `vectors` [m, layers, width]: of
+    the rows' tokens, if layers read some.
     """
     for i, layer in enumerate(layers):
         read, residual = ops.norm(residual, layer.norm) if given is None or i else (given, residual)
         if entering is not None:
             entering(i, ops.leave(residual))
-        residual = layer(read, residual, i, ops)
+        residual = layer(read, residual, i, ops, None if vectors is None else vectors[:, i])
     del read  # its memory is free for what leaves the last layer
     x = ops.leave(residual)
     if entering is not None:

@@ -6,6 +6,7 @@ It knows specifications and the kernels' limits as numbers; it refuses to know t
 from __future__ import annotations
 
 from eyas.engine.checkpoint.config import (
+    ApartSpec,
     AttentionSpec,
     ExpertsSpec,
     FeedForwardSpec,
@@ -34,6 +35,8 @@ def refusal(config: ModelConfig, outputs: int) -> str:
     """
     if type(config) is not ModelConfig:
         return f"a model that is a {type(config).__name__}"
+    if config.uneven_heads:
+        return "layers that differ in the width or the number of their key and value heads"
     sizes = {"hidden_size": config.hidden_size, "vocabulary rows": outputs}
     for layer in config.layers:
         if why := _layer_refusal(layer):
@@ -50,7 +53,7 @@ def refusal(config: ModelConfig, outputs: int) -> str:
 def _layer_refusal(layer: LayerSpec) -> str:
     known: dict[str, tuple[type, ...]] = {
         "attention": (AttentionSpec, LatentSpec),
-        "feed_forward": (FeedForwardSpec, ExpertsSpec),
+        "feed_forward": (FeedForwardSpec, ExpertsSpec, ApartSpec),
         "norms": (NormNames,),
     }
     for part, kinds in known.items():

@@ -42,6 +42,10 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
             flag = "tensor-parallel-size"
             text = f"--{flag}: {config.folder.name}: ranks cannot divide norms over whole rows of q and k"
             raise ConfigError(text, param=flag)
+        if layer.token_width and ranks > 1:
+            flag = "tensor-parallel-size"
+            text = f"--{flag}: {config.folder.name}: ranks cannot divide the vectors of tokens for layers"
+            raise ConfigError(text, param=flag)
         if isinstance(layer.feed_forward, ExpertsSpec):
             sizes["shared expert's columns"] = layer.feed_forward.shared_width
         for name, size in sizes.items():

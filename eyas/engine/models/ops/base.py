@@ -57,6 +57,14 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """The residual's rows [m, hidden]."""
 
     @abstractmethod
+    def whole(self, residual: ResidualT) -> torch.Tensor:
+        """The residual's rows as products give them: with those that pad them."""
+
+    @abstractmethod
+    def grown(self, residual: ResidualT, other: ResidualT, post: torch.Tensor | None) -> ResidualT:
+        """The residual plus another, which is the same on all ranks; or plus its norm with gain `post`."""
+
+    @abstractmethod
     def room(self, sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         """Room for something of each row, [m, *sizes]."""
 
@@ -89,6 +97,10 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """
 
     @abstractmethod
+    def turned(self, made: torch.Tensor, part: QkvPart[ProjectionT]) -> torch.Tensor:
+        """made [m, heads * dim]: queries alone. Norms and rotates them as `part` says -> [m, heads, dim]."""
+
+    @abstractmethod
     def attend(self, q: torch.Tensor, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
         """q [m, heads, dim] -> what every query attends to, [m, heads * dim]."""
 
@@ -107,8 +119,10 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """The rows that products read of the residual, as rows of their own that several verbs take."""
 
     @abstractmethod
-    def route(self, rows: Any, part: RouterPart) -> Any:
-        """Which experts the rows that `normed` gave take, and how much of each."""
+    def route(self, rows: Any, part: RouterPart, judged: Any = None) -> Any:
+        """Which experts the rows that `normed` gave take, and how much of each. `judged`: the rows that the
+        router reads, if they are others.
+        """
 
     @abstractmethod
     def mix(self, residual: ResidualT, rows: Any, routed: Any, part: ExpertsPart[ProjectionT]) -> ResidualT:
@@ -128,14 +142,19 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         return self.given(norm(self.leave(residual))), residual
 
     def qkv(self, read: ReadT, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
-        """Writes keys and values to the pool's layer -> queries [m, heads, dim]."""
+        """Writes keys and values to the pool's layer, if it has some -> queries [m, heads, dim]."""
         made, heads = self.product(read, part.projection, part.bias), part.heads
+        if not heads.kv:
+            return self.turned(made, part)
         counts = heads.q * heads.dim, heads.kv * heads.dim
         cuts = made.split([*counts, counts[1]], 1)
         for cut, gain in zip(cuts, part.row_gains or (), strict=False):
             cut.copy_(rms_norm(cut, gain.flatten(), self.eps))
         for cut, gain in zip(cuts, part.centred_gains or (), strict=False):
             cut.copy_(centred(cut.unflatten(1, gain.shape), gain, self.eps).flatten(1))
+        if part.value_gain is not None:
+            values = cuts[2].unflatten(1, (heads.kv, heads.dim))
+            values.copy_(rms_norm(values, part.value_gain, self.eps))
         return self.store(made, part, layer)
 
     def weighed(self, q: torch.Tensor, part: QkvPart[ProjectionT]) -> torch.Tensor:
@@ -145,6 +164,12 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         if part.temperatures is not None:
             q = q.mul_(self.placed(part.temperatures)[:, None, None])
         return q
+
+    def times(self, residual: ResidualT, number: torch.Tensor) -> ResidualT:
+        """The residual times a number [1]."""
+        _, residual = self.rms(residual, None)
+        self.leave(residual).mul_(number)
+        return residual
 
     def gated(self, read: ReadT, part: GatedPart[ProjectionT]) -> Rows:
         """act(gate) * up, [m, width]; on a GPU perhaps rounded as the next product reads it."""

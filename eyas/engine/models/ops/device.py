@@ -17,6 +17,7 @@ from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.layers.norm import rms_norm
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.base import Ops, ReadT, ResidualT, scaled
 from eyas.engine.models.ops.device_step import Forward
@@ -35,6 +36,15 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         """Rows x [m, k] that have passed the norm, if there is one."""
         launch = self.step.context.launch
         return NormedRows(x) if norm is None else row_kernels.normed(x, norm, launch.pdl, launch.exact)
+
+    def whole(self, residual: ResidualT) -> torch.Tensor:
+        return self.leave(residual)
+
+    def grown(self, residual: ResidualT, other: ResidualT, post: torch.Tensor | None) -> ResidualT:
+        added = self.leave(other)
+        if self.step.context.group.rank:
+            added.zero_()  # what the sum over the ranks has already
+        return self.plus(residual, added, post)
 
     def room(self, sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         return empty_padded(self.step.rows.count, *sizes, like=like)
@@ -57,23 +67,32 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     def store(self, made: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         heads, rows = part.heads, self.step.rows
         q = made.new_empty(rows.count, heads.q, heads.dim)
-        kv = skinny.KvRows(self.pool.layer(layer), rows.kv_rows)
-        rotation, pdl = self.step.rotation(part.spec.rope), self.step.context.launch.pdl
+        kv = skinny.KvRows(self.pool.layer(layer, part.stored), rows.kv_rows)
+        rotation, pdl = self.step.rotation(part.spec), self.step.context.launch.pdl
         row_kernels.rope_write(made, heads, q, rotation, kv, pdl)
         return q
 
+    def turned(self, made: torch.Tensor, part: QkvPart[Projection]) -> torch.Tensor:
+        q = made.unflatten(1, (-1, part.heads.dim))
+        if (norms := part.heads.norms) is not None:
+            q = rms_norm(q, norms.gains[0], norms.eps)
+        rotation = self.step.rotation(part.spec)
+        angles = (table[rotation.positions][:, None] for table in (rotation.cos, rotation.sin))
+        return _rotated(q.float(), *angles).to(made.dtype)
+
     def attend(self, q: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
-        return self.step.context.attention(q, self.pool.layer(layer), self.step.rows, part.scores)
+        rows = self.pool.layer(layer, part.stored)
+        return self.step.context.attention(q, rows, self.step.rows, part.scores)
 
     def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> Rows:
         kv, rotation = (
             skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows),
-            self.step.rotation(part.spec.rope),
+            self.step.rotation(part.spec),
         )
         return write_latents(made, part.norms, rotation, kv, self.step.context.launch.pdl)
 
     def attend_latents(self, queries: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
-        rotation = self.step.rotation(part.spec.rope)
+        rotation = self.step.rotation(part.spec)
         heads = LatentHeads(part.spec.scale, keys=part.keys, values=part.values, rotation=rotation)
         return self.step.context.attention(queries, self.pool.layer(layer), self.step.rows, heads)
 
@@ -81,8 +100,8 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         """act(gate) * up, [m, width]; rounded as the next product reads it, if that is done at once."""
         return self._gated(self.normed(read), part)
 
-    def route(self, rows: NormedRows, part: RouterPart) -> Routed:
-        return expert_products.routed(rows, part, self.step)
+    def route(self, rows: NormedRows, part: RouterPart, judged: NormedRows | None = None) -> Routed:
+        return expert_products.routed(rows, part, self.step, judged)
 
     def mix(self, residual: ResidualT, rows: NormedRows, routed: Routed, part: Experts) -> ResidualT:
         mixed = scaled(self._mixed(rows, routed, part), part.out)
@@ -117,3 +136,9 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
             return part.activation(self.step.product(rows, part.projection, part.bias))
         rounding, products = part.projection.rounding, self.step.context.products
         return part.projection.gated(rows.read_by(rounding), products, part.gate)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Heads x [m, heads, dim], element i turned with i + dim / 2 by cos and sin [m, 1, dim / 2]."""
+    low, high = x.chunk(2, -1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)

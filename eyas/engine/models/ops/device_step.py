@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from eyas.engine.batch.rows import ForwardRows
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
 from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.attention.scores import ScoreScaling
@@ -51,7 +51,7 @@ class LayerContext:
     group: ProcessGroup
     launch: skinny.ProductLaunch
     attention: RowAttention
-    angles: Mapping[RopeConfig, Angles]
+    angles: Mapping[tuple[RopeConfig, int], Angles]
     tiles: Table = field(default_factory=dict)  # of experts, and of weights in FP8 blocks
     vendor: bool = False  # whether cuBLAS has products in FP8 here
     uniform_experts: bool = False  # chance chooses experts, for benchmarks
@@ -73,9 +73,9 @@ class LayerContext:
     ) -> LayerContext:
         """Computes the rotary tables of every RoPE in `config`, on `device`."""
         angles = {}
-        for rope in dict.fromkeys(layer.attention.rope for layer in config.layers):
-            cos, sin = rotary_tables(rope, config.layers[0].attention.rotated_dim, config.context_length)
-            angles[rope] = cos.to(device), sin.to(device)
+        for rotation in dict.fromkeys(layer.attention.rotation for layer in config.layers):
+            cos, sin = rotary_tables(*rotation, config.context_length)
+            angles[rotation] = cos.to(device), sin.to(device)
         return cls(group, launch, attention, angles, measured(device), vendor.is_there(device))
 
 
@@ -98,9 +98,9 @@ class Forward:
         every = context.sharers.gather(whole)[:, : rows.count]
         return cls(rows, context, every.contiguous().view(-1))
 
-    def rotation(self, rope: RopeConfig) -> skinny.RotaryInput:
-        """How the forward's rows are rotated by `rope`."""
-        return skinny.RotaryInput(*self.context.angles[rope], self.rows.positions)
+    def rotation(self, spec: AttentionSpec) -> skinny.RotaryInput:
+        """How the forward's rows are rotated in a layer that attends as `spec` says."""
+        return skinny.RotaryInput(*self.context.angles[spec.rotation], self.rows.positions)
 
     def product(
         self, x: ProductRows | NormedRows, weight: Projection, bias: torch.Tensor | None = None

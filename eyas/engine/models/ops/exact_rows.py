@@ -84,7 +84,7 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
         raw = self.step.exact_product(read.x, part.projection, kind, heads.dim)
         q = raw.new_empty(raw.shape[0], heads.q, heads.dim)
         after = exact_wide.AfterQkv(part.bias, heads.norms, self.step.context.launch.pdl)
-        exact_wide.rope_write(raw, read.scales, after, q, self.step.rotation(part.spec.rope), kv)
+        exact_wide.rope_write(raw, read.scales, after, q, self.step.rotation(part.spec), kv)
         return q
 
     def gated(self, read: ScaledRead, part: GatedPart[Projection]) -> Rows:

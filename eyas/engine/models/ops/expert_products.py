@@ -26,17 +26,17 @@ KNOWN_SCORES = ("sigmoid", "softmax")
 """Those of `eyas.engine.layers.routing` that the kernel has."""
 
 
-def routed(rows: NormedRows, part: RouterPart, step: Forward) -> Routed:
-    """Which experts rows take; where ranks share experts out, what everyone's rows take of those here."""
+def routed(rows: NormedRows, part: RouterPart, step: Forward, judged: NormedRows | None = None) -> Routed:
+    """Which experts rows take; where ranks share experts out, what everyone's rows take of those here.
+    `judged`: the rows that the router reads, if they are others.
+    """
     local, everyones = None, step.everyones
     uniform, pdl = step.context.uniform_experts, step.context.launch.pdl
     if everyones is not None:
-        sharers, (m, hidden) = step.context.sharers, rows.plain.shape
-        everyone = empty_padded(m * sharers.ranks, hidden, like=rows.plain)
-        sharers.gather(rows.plain, everyone)
-        rows = NormedRows(everyone)
+        sharers, m = step.context.sharers, rows.plain.shape[0]
+        rows, judged = _gathered(rows, step), None if judged is None else _gathered(judged, step)
         local = LocalExperts(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
-    scored = logits(rows.plain, part.weight, part.tiles, step)
+    scored = logits((judged or rows).plain, part.weight, part.tiles, step)
     if part.spec.scores not in KNOWN_SCORES:
         if part.bias is not None:
             scored.add_(part.bias)
@@ -44,10 +44,21 @@ def routed(rows: NormedRows, part: RouterPart, step: Forward) -> Routed:
     else:
         router = Router(part.spec, part.correction, part.shared, part.bias)
         chosen = route.choose_local(scored, router, local, uniform=uniform, pdl=pdl)
+    if part.factors is not None:
+        each = part.factors[chosen.experts.clamp(0, part.spec.experts - 1)]
+        chosen = ChosenExperts(chosen.experts, chosen.weights * each)
     if part.spec.weighs_input:
         rows = NormedRows(rows.plain * chosen.weights.to(rows.plain.dtype))
         chosen = ChosenExperts(chosen.experts, torch.ones_like(chosen.weights))
     return Routed(rows, chosen)
+
+
+def _gathered(rows: NormedRows, step: Forward) -> NormedRows:
+    """The rows of all sharers, one below the other."""
+    sharers, (m, hidden) = step.context.sharers, rows.plain.shape
+    everyone = empty_padded(m * sharers.ranks, hidden, like=rows.plain)
+    sharers.gather(rows.plain, everyone)
+    return NormedRows(everyone)
 
 
 def logits(rows: torch.Tensor, weight: torch.Tensor, tiles: Table, step: Forward) -> torch.Tensor:

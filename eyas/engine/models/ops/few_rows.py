@@ -82,12 +82,17 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         (group.sum_in_order if launch.exact else group.all_reduce_add)(added, residual.x, sums)
         return NarrowRows(added, sums)
 
+    def times(self, residual: NarrowRows, number: torch.Tensor) -> NarrowRows:
+        if residual.sums is not None:
+            residual.sums.mul_(number.float().square())
+        return super().times(residual, number)
+
     def qkv(self, read: SourceRead, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         if part.projection.matrix is None or part.normed_apart:
             return super().qkv(read, part, layer)
         rows, heads = self.step.rows, part.heads
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=read.rows.x)
-        kv, rotation = skinny.KvRows(self.pool.layer(layer), rows.kv_rows), self.step.rotation(part.spec.rope)
+        kv, rotation = skinny.KvRows(self.pool.layer(layer), rows.kv_rows), self.step.rotation(part.spec)
         weights = skinny.QkvWeights(part.projection.matrix, part.bias, heads.norms)
         skinny.qkv_rope(self._source(read), weights, q, rotation, kv, self.step.context.launch)
         return q

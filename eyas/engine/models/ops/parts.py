@@ -23,10 +23,12 @@ from eyas.engine.layers.activations import Inner
 class QkvPart(Generic[ProjectionT]):
     """The product of q, k and v, and what they pass until they are stored; how queries then attend.
 
-    `heads`: with the norms of each head, if there are such. `row_gains`: of the norms of all heads of q as
-    one row, and of k, [heads, dim] and [kv_heads, dim]; `centred_gains`: of centred ones of each head.
-    Rotated queries are multiplied by `query_gain` [dim], and by the number of their position in
-    `temperatures` [positions], float32, if there are such.
+    `heads`: with the norms of each head, if there are such; without key and value heads it is a product of
+    queries alone. `stored`: the heads of its layer in the pool, and their elements (None: as the pool's).
+    `row_gains`: of the norms of all heads of q as one row, and of k, [heads, dim] and [kv_heads, dim];
+    `centred_gains`: of centred ones of each head; `value_gain` [dim]: of the norm of each head of v. Rotated
+    queries are multiplied by `query_gain` [dim], and by the number of their position in `temperatures`
+    [positions], float32, if there are such.
     """
 
     projection: ProjectionT
@@ -38,11 +40,14 @@ class QkvPart(Generic[ProjectionT]):
     query_gain: torch.Tensor | None = None
     temperatures: torch.Tensor | None = None
     centred_gains: tuple[torch.Tensor, torch.Tensor] | None = None
+    value_gain: torch.Tensor | None = None
+    stored: tuple[int, int] | None = None
 
     @property
     def normed_apart(self) -> bool:
-        """Whether q and k pass norms that `heads` does not have."""
-        return self.row_gains is not None or self.centred_gains is not None
+        """Whether q, k or v pass norms that `heads` does not have, or there is q alone."""
+        gains = self.row_gains, self.centred_gains, self.value_gain
+        return not self.heads.kv or any(each is not None for each in gains)
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,8 @@ class RouterPart:
     `weight` [at least experts, hidden], as the machine has it: rows beyond the experts are zeros. `bias`, as
     wide, and `correction` [experts]: float32. `tiles`: of a kernel's product of few rows. `own`: of the
     experts, if ranks share them out, those that are here. `shared`: each row also takes the expert behind the
-    others, with weight 1.
+    others, with weight 1. `factors` float32 [experts]: what the weights of each expert are multiplied by, if
+    there is something.
     """
 
     spec: ExpertsSpec
@@ -114,6 +120,7 @@ class RouterPart:
     tiles: Table
     own: range
     shared: bool
+    factors: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,14 @@ from eyas.engine.models.ops.parts import (
 )
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 
+Rotation = tuple[RopeConfig, int]
+"""Of a layer's heads: `AttentionSpec.rotation`."""
+
 
 @dataclass(frozen=True)
 class Step:
     """State that every layer of one forward shares. `tokens` and `positions` [R'], padded to whole blocks.
-    `slots` [R]: `KvPool.slots` of the rows being written. `angles`: of each RoPE that a layer has.
+    `slots` [R]: `KvPool.slots` of the rows being written. `angles`: of each rotation that a layer has.
     """
 
     pool: KvPool
@@ -55,7 +58,7 @@ class Step:
     positions: torch.Tensor
     slots: torch.Tensor
     plan: AttentionPlan
-    angles: Mapping[RopeConfig, Angles]
+    angles: Mapping[Rotation, Angles]
     backend: AttentionBackend
 
     @classmethod
@@ -63,12 +66,12 @@ class Step:
         cls,
         rows: ForwardBatch,
         pool: KvPool,
-        rotaries: Mapping[RopeConfig, Rotary],
+        rotaries: Mapping[Rotation, Rotary],
         backend: AttentionBackend,
     ) -> Step:
         """A forward of `rows`."""
         positions = pad_rows(rows.positions)
-        angles = {rope: rotary.angles(positions) for rope, rotary in rotaries.items()}
+        angles = {rotation: rotary.angles(positions) for rotation, rotary in rotaries.items()}
         slots = pool.slots(rows.kv_rows)
         return cls(pool, pad_rows(rows.tokens), positions, slots, rows.plan, angles, backend)
 
@@ -106,6 +109,12 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
     def leave(self, residual: torch.Tensor) -> torch.Tensor:
         return residual[: self.step.slots.shape[0]]
 
+    def whole(self, residual: torch.Tensor) -> torch.Tensor:
+        return residual
+
+    def grown(self, residual: torch.Tensor, other: torch.Tensor, post: torch.Tensor | None) -> torch.Tensor:
+        return self.plus(residual, other, post)
+
     def room(self, sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         return like.new_empty(self.step.slots.shape[0], *sizes)
 
@@ -136,19 +145,26 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         if (norms := heads.norms) is not None:
             parts = zip(qk.split((heads.q, heads.kv), 1), norms.gains, strict=True)
             qk = torch.cat([rms_norm(each, gain, norms.eps) for each, gain in parts], 1)
-        qk = Rotary.rotate(qk, step.angles[part.spec.rope])
+        qk = Rotary.rotate(qk, step.angles[part.spec.rotation])
         step.pool.write(layer, step.slots, qk[:, heads.q :], v)
         return qk[:, : heads.q]
 
+    def turned(self, made: torch.Tensor, part: QkvPart[Linear]) -> torch.Tensor:
+        q = made.view(made.shape[0], -1, part.heads.dim)
+        if (norms := part.heads.norms) is not None:
+            q = rms_norm(q, norms.gains[0], norms.eps)
+        return Rotary.rotate(q, self.step.angles[part.spec.rotation])
+
     def attend(self, q: torch.Tensor, part: QkvPart[Linear], layer: int) -> torch.Tensor:
         step = self.step
-        mixed = step.backend.run(q, step.pool.layer(layer), step.plan, part.spec, part.scores.sinks)
+        rows = step.pool.layer(layer, part.stored)
+        mixed = step.backend.run(q, rows, step.plan, part.spec, part.scores.sinks)
         return mixed.view(q.shape[0], -1)
 
     def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
         step, norms, (latent, rotated) = self.step, part.norms, (part.spec.kv_rank, part.spec.rotated_dim)
         queries, latents, key = made.split((made.shape[1] - latent - rotated, latent, rotated), 1)
-        key = Rotary.rotate(key[:, None], step.angles[part.spec.rope])[:, 0]
+        key = Rotary.rotate(key[:, None], step.angles[part.spec.rotation])[:, 0]
         row = torch.cat((rms_norm(latents, norms.latent, norms.eps), key), 1)
         step.pool.write(layer, step.slots, row)
         return queries if norms.query is None else rms_norm(queries, norms.query, norms.eps)
@@ -157,7 +173,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         step, spec = self.step, part.spec
         heads = queries.view(queries.shape[0], spec.num_heads, -1)
         plain, rotated = heads.split((spec.plain_dim, spec.rotated_dim), 2)
-        rotated = Rotary.rotate(rotated, step.angles[spec.rope])
+        rotated = Rotary.rotate(rotated, step.angles[spec.rotation])
         q = torch.cat((per_head(plain, part.keys), rotated), -1)
         mixed = step.backend.run(q, step.pool.layer(layer), step.plan, spec)
         return per_head(mixed, part.values.transpose(1, 2)).reshape(queries.shape[0], -1)
@@ -165,8 +181,8 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
     def normed(self, read: torch.Tensor) -> torch.Tensor:
         return read
 
-    def route(self, rows: torch.Tensor, part: RouterPart) -> Routes:
-        return routed(rows, part)
+    def route(self, rows: torch.Tensor, part: RouterPart, judged: torch.Tensor | None = None) -> Routes:
+        return routed(rows if judged is None else judged, part)
 
     def mix(
         self, residual: torch.Tensor, rows: torch.Tensor, routed: Routes, part: ExpertsPart[Linear]
@@ -189,7 +205,12 @@ def routed(x: torch.Tensor, part: RouterPart) -> Routes:
     """Which experts rows x [R, hidden] take. All of it is float32: near ties decide much."""
     scores = SCORES[part.spec.scores]
     scored = in_blocks(lambda block: scores(part.weight(block, part.bias)), x.float())
-    return choose(scored, part.spec, part.correction)
+    routes = choose(scored, part.spec, part.correction)
+    return (
+        routes
+        if part.factors is None
+        else routes._replace(weights=routes.weights * part.factors[routes.experts])
+    )
 
 
 def _made_beside(x: torch.Tensor, part: BesidePart[Linear]) -> torch.Tensor:
@@ -249,9 +270,11 @@ class TorchMachine(Machine[Linear]):
     ) -> None:
         """`config`: of the decoder whose layers run here."""
         self.backend, self.ranks = backend, ranks
-        dims = {layer.attention.rope: layer.attention.rotated_dim for layer in config.layers}
-        length = config.context_length
-        self._rotaries = {rope: Rotary(rope, dim, length, backend.device) for rope, dim in dims.items()}
+        length, each = (
+            config.context_length,
+            dict.fromkeys(layer.attention.rotation for layer in config.layers),
+        )
+        self._rotaries = {rotation: Rotary(*rotation, length, backend.device) for rotation in each}
 
     def loader(self, weights: WeightSource, names: list[str]) -> LinearLoader:
         return LinearLoader.of(weights, names)
