@@ -139,7 +139,7 @@ def test_a_cached_row_is_the_normed_latent_and_the_rotated_key() -> None:
     angles = Rotary(SPEC.rope, SPEC.rotated_dim, 8).angles(torch.arange(8))
     plan = backend.plan([QuerySpan([1], 0, 7)])
     rows = torch.arange(16, 23)
-    step = Step(pool, rows, torch.arange(8), pool.slots(rows), plan, {SPEC.rope: angles}, backend)
+    step = Step(pool, rows, torch.arange(8), pool.slots(rows), plan, {SPEC.rotation: angles}, backend)
     block.keep(x, 1, TorchOps(step, 1e-5))
     row = x @ weights.taken["kv_a_proj_with_mqa"].T
     latent = _norm(row[:7, :24], weights.taken["kv_a_layernorm"])
