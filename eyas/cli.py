@@ -160,7 +160,7 @@ def _worker(args: argparse.Namespace) -> int:
     if args.supervised:
         die_with_parent()
     config = worker_config(args)
-    from eyas.cluster.folder import check_engine, check_vocabulary
+    from eyas.cluster.checks import check_engine, check_vocabulary
 
     check_engine(config.engine)
     if config.engine.tokenizer is not None and not args.supervised:  # else its cluster has looked
@@ -178,7 +178,7 @@ def _check_room(engine: EngineConfig) -> None:
     """Raises ConfigError unless a worker alone has room here. (A cluster's launcher looks at its own.)"""
     import contextlib
 
-    from eyas.cluster.room import check_room
+    from eyas.cluster.checks import check_room
     from eyas.common.machine import gpus
     from eyas.common.machine.memory import memory
 
@@ -196,7 +196,7 @@ def _gateway(args: argparse.Namespace) -> int:
     if args.supervised:
         die_with_parent()
     config = gateway_alone(args)
-    from eyas.cluster.folder import check_gateway
+    from eyas.cluster.checks import check_gateway
     from eyas.cluster.gateway_group import run_group
     from gateway.main import run_gateway
     from gateway.text.sampling_defaults import chosen_defaults

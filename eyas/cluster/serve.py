@@ -17,10 +17,9 @@ from types import TracebackType
 
 import httpx
 
+from eyas.cluster.checks import check_engine, check_gateway, check_room
 from eyas.cluster.child import ChildProcess, LogLine, keep
-from eyas.cluster.folder import check_engine, check_gateway
 from eyas.cluster.plan import HostResources, gateway_argv, plan, worker_argv
-from eyas.cluster.room import check_room
 from eyas.common.cluster.listening import free_ports, listen
 from eyas.common.cluster.names import join
 from eyas.common.config import ServeConfig

@@ -11,12 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eyas.common.errors import ConfigError, EyasError
-from eyas.evals.asking import TaskOptions, ask_all
-from eyas.evals.compare import PairedComparison, compare
+from eyas.evals.asking import EvalSide, TaskOptions, ask_all, sides_of
 from eyas.evals.questions import EvalTask
-from eyas.evals.scores import JudgedOutcome, figures, judge
-from eyas.evals.sides import EvalSide, sides_of
-from eyas.evals.table import score_table
+from eyas.evals.scores import JudgedOutcome, PairedComparison, compare, figures, judge, score_table
 
 SETTINGS = ("shots", "chat", "limit", "max_tokens", "parallel", "temperature", "seed")  # flags that are told
 

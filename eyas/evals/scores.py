@@ -1,21 +1,26 @@
-"""One side's answers judged and counted: right ones per group, speed, and all of it as one JSON object.
+"""Answers judged and counted: right ones per group, speed, two sides compared, and how it is printed.
 
-Failed requests are counted, and enter no share and no latency.
+Failed requests are counted, and enter no share and no latency. Of two sides that were asked the same
+questions it counts where one is right and the other is not; whether that is chance, McNemar's exact test
+says.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.table import Table
+
 from eyas.evals.asking import SideOutcome, TaskAnswer
 from eyas.evals.questions import EvalTask
-from eyas.evals.table import GroupScore, unbroken
 
 JUDGES = 2  # at a time: some run programs
+ENDED_BAR = 0.99  # where a group has a bar: the share of answers that must end their turn by themselves
 
 
 @dataclass(frozen=True)
@@ -137,3 +142,104 @@ def _details(judged: JudgedOutcome) -> list[dict[str, Any]]:
             judged.task.questions, judged.outcome.answers, judged.right, strict=True
         )
     ]
+
+
+def unbroken(answer: str) -> bool:
+    """True if the answer holds no replacement character, the trace of a broken UTF-8 sequence."""
+    return "\ufffd" not in answer
+
+
+@dataclass
+class GroupScore:
+    """The counts of one group of questions. `bar`: the share that must be right, if one is demanded."""
+
+    name: str
+    bar: float | None = None
+    questions: int = 0
+    right: int = 0
+    ended: int = 0
+    unbroken: int = 0
+
+    def add(self, right: bool, ended: bool, unbroken: bool) -> None:
+        """Count one answer."""
+        self.questions += 1
+        self.right += right
+        self.ended += ended
+        self.unbroken += unbroken
+
+    @property
+    def share(self) -> float:
+        """The share of right answers."""
+        return self.right / max(1, self.questions)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the share, from the sample's own variance; 0 for fewer than two answers."""
+        return math.sqrt(self.share * (1 - self.share) / max(1, self.questions - 1))
+
+    @property
+    def passed(self) -> bool:
+        """True if the bar, if any, is met, the turns ended, and no character was broken."""
+        if self.bar is None:
+            return True
+        ends = self.ended >= ENDED_BAR * self.questions
+        return self.share >= self.bar and ends and self.unbroken == self.questions
+
+
+def score_table(scores: list[GroupScore], title: str) -> Table:
+    """A table with one line per score."""
+    table = Table("", "answered", "right", "± error", "bar", "ended", "whole", "", title=title)
+    for score in scores:
+        bar, verdict = "", ""
+        if score.bar is not None:
+            bar, verdict = f"{score.bar:.0%}", "pass" if score.passed else "MISS"
+        table.add_row(
+            score.name,
+            str(score.questions),
+            f"{score.share:.1%}",
+            f"{score.error:.1%}",
+            bar,
+            f"{score.ended / max(1, score.questions):.1%}",
+            f"{score.unbroken / max(1, score.questions):.1%}",
+            verdict,
+        )
+    return table
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """The counts of the questions that both sides answered."""
+
+    compared: int
+    identical: int
+    """Answers with the same text."""
+    only_first_right: int
+    only_second_right: int
+
+    @property
+    def p_value(self) -> float:
+        """The chance of a difference at least this large, if both sides were equally good."""
+        return mcnemar(self.only_first_right, self.only_second_right)
+
+    def figures(self) -> dict[str, Any]:
+        """The comparison as a JSON object."""
+        return {**asdict(self), "p_value": self.p_value}
+
+
+def compare(first: JudgedOutcome, second: JudgedOutcome) -> PairedComparison:
+    """Compares two sides, question by question."""
+    mine, other = first.outcome.answers, second.outcome.answers
+    both = [index for index in range(len(mine)) if not mine[index].error and not other[index].error]
+    return PairedComparison(
+        compared=len(both),
+        identical=sum(mine[index].text == other[index].text for index in both),
+        only_first_right=sum(first.right[index] is True and not second.right[index] for index in both),
+        only_second_right=sum(second.right[index] is True and not first.right[index] for index in both),
+    )
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """The two-sided p-value of McNemar's exact test, from the questions that one side alone has right."""
+    differ = only_first + only_second
+    tail = sum(math.comb(differ, k) for k in range(min(only_first, only_second) + 1))
+    return float(min(1.0, 2 * tail / 2**differ))

@@ -5,7 +5,7 @@ Rows of `eyas.peers.table`, which lists them all.
 
 from __future__ import annotations
 
-from eyas.peers import speculation, values
+from eyas.peers import values
 from eyas.peers.meanings import (
     BOTH,
     NONE,
@@ -426,7 +426,7 @@ DRAFTS = (
         VLLM,
         ("--speculative-config", "-sc"),
         TranslatedFlag(
-            speculation.from_json,
+            values.from_json,
             "`--draft` and `--spec-steps`, from `method`, `model` and `num_speculative_tokens`",
         ),
         example='{"method": "ngram", "num_speculative_tokens": 3}',
@@ -435,7 +435,7 @@ DRAFTS = (
         SGLANG,
         ("--speculative-algorithm", "--speculative-algo"),
         TranslatedFlag(
-            speculation.from_algorithm,
+            values.from_algorithm,
             "EAGLE, EAGLE3, NEXTN: the head of `--draft`, without it `--draft mtp`; NGRAM: `--draft ngram`",
         ),
         example="NGRAM",

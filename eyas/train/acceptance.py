@@ -1,19 +1,32 @@
-"""Measures acceptance by depth of a head's chains on texts that the target wrote, without serving.
+"""Measures acceptance by depth of a head's chains: on texts that the target wrote, or as it is served.
 
-From every pair of a text a chain is drafted, and fed the text: while its drafts are the target's first
-choices, and the text is the target's greedy answer, that is what it would feed itself. For other texts it is
-close.
+On texts without serving: from every pair of a text a chain is drafted, and fed the text: while its drafts are
+the target's first choices, and the text is the target's greedy answer, that is what it would feed itself. For
+other texts it is close. As it is served: chains through an engine, on prompts that it answers greedily.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from eyas.bench.answering import EngineAnswer, EnginePrompt, answer
+from eyas.bench.parts import ChildPart, Line, Tell, run_parts
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.errors import EyasError
+from eyas.common.params import SamplingParams
+from eyas.train.answers import engine_of
 from eyas.train.heads.base import DraftHead
 from eyas.train.unroll import UnrollBatch, unrolled
+from kv_transfer.layout import pages_for
+
+AHEAD = 64  # rows that an engine reserves for rounds to come, at most
+CHAIN = SpeculationConfig(steps=5, draft_tokens=6)
 
 
 @dataclass
@@ -65,3 +78,46 @@ def count_chains(head: DraftHead, course: UnrollBatch, best: Tensor, depth: int,
         counted = counted & course.counted(step, rows)
         right = right & counted & (drafts == best[:, 1 + step : 1 + step + rows])
         counts.add(step, int(counted.sum()), int(right.sum()))
+
+
+def served_acceptance(
+    device: str, target: Path, head: Path, prompts: Sequence[EnginePrompt], captured: tuple[int, ...] = ()
+) -> ByDepth:
+    """Measures chains of five, in a process of its own that needs little memory beside the weights.
+
+    `captured`: the target's layers that are fed to the head, instead of its own. Raises EyasError if the
+    engine gives up.
+    """
+    lines: list[Line] = []
+    length = max(len(prompt.ids) + prompt.longest for prompt in prompts)
+    config = engine_of(
+        device,
+        str(target),
+        str(head),
+        speculation=CHAIN,
+        draft_capture_layers=captured,
+        context_length=length,
+        max_running=len(prompts),
+        num_pages=len(prompts) * pages_for(length + AHEAD, EngineConfig.page_size),
+    )
+    if run_parts([ChildPart("acceptance", partial(_in_part, config, prompts))], lines.append):
+        raise EyasError(f"the acceptance of {head} could not be measured")
+    return ByDepth(**lines[-1])
+
+
+def count_rounds(config: EngineConfig, prompts: Sequence[EnginePrompt]) -> ByDepth:
+    """Measures in this process."""
+    counts = ByDepth()
+
+    def add(one: EngineAnswer) -> None:
+        for accepted, offered in one.rounds:
+            for depth in range(offered):
+                counts.add(depth, 1, int(accepted > depth))
+
+    answer(config, prompts, SamplingParams(temperature=0.0), add)
+    return counts
+
+
+def _in_part(config: EngineConfig, prompts: Sequence[EnginePrompt], tell: Tell) -> None:
+    counts = count_rounds(config, prompts)
+    tell({"offered": counts.offered, "accepted": counts.accepted})

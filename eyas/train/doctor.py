@@ -21,9 +21,8 @@ from eyas.engine.models.heads import head_family, read_head, target_alike
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
-from eyas.train.acceptance import ByDepth
+from eyas.train.acceptance import CHAIN, ByDepth, served_acceptance
 from eyas.train.conversations import ChatTokenizer, ConversationLine, as_chats, read_lines
-from eyas.train.served import CHAIN, served_acceptance
 
 SAMPLES = (
     "What is the capital of France?",

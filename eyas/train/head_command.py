@@ -1,7 +1,7 @@
 """`eyas train eagle3`, `eagle`, `mtp`: texts, the target's answers, training, a folder, its acceptance.
 
 The composition root of heads for any target. Under `--out` stand the head and, in `training/`, what a killed
-run goes on from.
+run goes on from. `--plot` draws loss, acceptance length and acceptance by depth over the steps.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from eyas.bench import plot_style
 from eyas.bench.answering import EnginePrompt
 from eyas.bench.output import append_line, check_writable
 from eyas.bench.plot_style import check_plot
@@ -28,23 +29,26 @@ from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.flags import amount, positive, whole
+from eyas.train.acceptance import served_acceptance
 from eyas.train.answers import AnswerOptions, answers
-from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.conversations import ChatTokenizer, ConversationLine, answered, read_lines
-from eyas.train.export import save_trained
 from eyas.train.head_run import HeadRun, HeadSettings, RunIntervals, TrainingTexts
 from eyas.train.heads.table import head_kind
 from eyas.train.packing import MOST_TEXTS, TrainingExample
-from eyas.train.plain_teacher import PlainTeacher
-from eyas.train.plot import plot_training
 from eyas.train.recipe import TrainingRecipe
-from eyas.train.served import served_acceptance
-from eyas.train.teacher import BatchLimit, TeacherModel
+from eyas.train.saving import TrainingCheckpoint, save_trained
+from eyas.train.teacher import BatchLimit, PlainTeacher, TeacherModel
 
 DRAFT_VOCAB = 32_000  # of an EAGLE-3 head, unless the target has fewer ids
 SHORTEST_ANSWER = 8  # tokens that a question must leave room for
 SERVED = 16  # held-out questions that are answered through the engine
 VOCABULARY_STEP = 16  # outputs of a head come in multiples: kernels want it
+TITLES = (
+    "Loss (lower is better)",
+    "Acceptance length (higher is better)",
+    "Acceptance by depth, held-out texts (higher is better)",
+)
+Line = Mapping[str, Any]
 
 
 def load_teacher(folder: Path, device: str, room: BatchLimit) -> TeacherModel:
@@ -271,3 +275,25 @@ def _served(args: argparse.Namespace, prompts: Sequence[EnginePrompt]) -> str:
 def _said(length: float, by_depth: Sequence[float]) -> str:
     shares = ", ".join(f"{share:.2f}" for share in by_depth)
     return f"acceptance length {length:.2f}; by depth {shares}"
+
+
+def plot_training(history: Sequence[Line], path: Path, heading: str) -> None:
+    """Writes the figure of a run's measurements. Raises ConfigError as `plot_style.check_plot`."""
+    plot_style.check_plot(path)
+    measured = [line for line in history if "acceptance_length" in line]
+    figure, axes = plot_style.panels(TITLES if measured else TITLES[:1], heading)
+    steps = [line["step"] for line in history]
+    plot_style.draw(axes[0], plot_style.LOOKS[0], steps, [line["loss"] for line in history])
+    if measured:
+        steps = [line["step"] for line in measured]
+        plot_style.draw(axes[1], plot_style.LOOKS[0], steps, [line["acceptance_length"] for line in measured])
+        depths = len(measured[-1]["acceptance_by_depth"])
+        for depth, look in zip(range(depths), plot_style.LOOKS, strict=False):
+            plot_style.draw(axes[2], look, steps, [line["acceptance_by_depth"][depth] for line in measured])
+        axes[2].set_ylim(0, 1)
+        plot_style.legend(
+            figure, [f"depth {depth + 1}" for depth in range(min(depths, len(plot_style.LOOKS)))]
+        )
+    for panel in axes:
+        panel.set_xlabel("steps", fontsize=9)
+    plot_style.save(figure, path)

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from eyas.common.errors import ConfigError
 from eyas.train.acceptance import ByDepth, count_chains
-from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.heads.table import head_kind
 from eyas.train.packing import PackedBatch, PackedBatches, TrainingExample
 from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
+from eyas.train.saving import TrainingCheckpoint
 from eyas.train.teacher import TeacherModel
 from eyas.train.unroll import UnrollBatch, unrolled_loss, unrolled_step
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from eyas.bench.compare import LEVEL, mean, resampled_ratio
 from eyas.simulator.cluster import ClusterLayout
+from eyas.simulator.goodput import LoadOutcome
 from eyas.simulator.hardware import WorkerHardware, example, read_hardware
-from eyas.simulator.outcome import LoadOutcome
 from tests.gpu.pair_runs import Run, bears, read_runs
 from tests.gpu.pair_workloads import Cluster, simulated
 

@@ -19,9 +19,8 @@ from eyas.bench.jobs import LoadJob
 from eyas.bench.records import LatencySlo
 from eyas.common.step_times import StepBudget
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
-from eyas.simulator.goodput import ATTAINMENT, Draw
+from eyas.simulator.goodput import ATTAINMENT, Draw, LoadOutcome, outcome
 from eyas.simulator.hardware import WorkerHardware, example, read_hardware
-from eyas.simulator.outcome import LoadOutcome, outcome
 from eyas.simulator.workload import BLOCK_TOKENS, ChatTraffic, RandomTraffic, SimulatedRequest, chats, poisson
 from gateway.routing.placement import LatencyTargets
 from tests.gpu.pair_load import token_ids

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from eyas.common.config import NANO
+from eyas.train.head_command import plot_training
 from eyas.train.model import LlamaShape
-from eyas.train.plot import plot_training
 from eyas.train.recipe import TrainingRecipe, descend, optimisers
 from tools.nano import build as nano
 from tools.nano.model import NanoModel

@@ -10,7 +10,7 @@ import torch
 
 from eyas import cli, configuration
 from eyas.bench import shapes
-from eyas.cluster.folder import check_draft, check_model
+from eyas.cluster.checks import check_draft, check_model
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import RopeConfig

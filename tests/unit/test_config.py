@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from eyas.cluster.folder import check_draft, check_engine, check_model
+from eyas.cluster.checks import check_draft, check_engine, check_model
 from eyas.common.config import NANO, EngineConfig
 from eyas.common.errors import ConfigError
 from tests.unit.tiny_mtp import write_tiny_mimo
@@ -153,7 +153,7 @@ def test_looking_at_folders_loads_no_torch() -> None:
     script = (
         "import sys; from eyas.common.config import NANO, EngineConfig;"
         "from eyas.common.errors import ConfigError;"
-        "from eyas.cluster.folder import check_engine;"
+        "from eyas.cluster.checks import check_engine;"
         "check_engine(EngineConfig())\n"
         "try: check_engine(EngineConfig(draft=str(NANO)))\n"
         "except ConfigError: sys.exit('torch' in sys.modules)\n"

@@ -35,7 +35,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             part.work(tell)
         return 0
 
-    monkeypatch.setattr("eyas.train.served.run_parts", run_here)
+    monkeypatch.setattr("eyas.train.acceptance.run_parts", run_here)
     torch.set_num_threads(1)
 
 

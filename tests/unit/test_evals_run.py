@@ -11,11 +11,9 @@ import pytest
 from eyas import cli
 from eyas.commands import USAGE_ERROR
 from eyas.common.errors import ConfigError
-from eyas.evals.asking import SideOutcome, TaskAnswer
-from eyas.evals.compare import compare, mcnemar
+from eyas.evals.asking import EvalSide, SideOutcome, TaskAnswer, read_side
 from eyas.evals.questions import EvalQuestion, EvalTask
-from eyas.evals.scores import JudgedOutcome, figures, judge
-from eyas.evals.sides import EvalSide, read_side
+from eyas.evals.scores import JudgedOutcome, compare, figures, judge, mcnemar
 from tests.unit.scripted_server import Body, scripted
 from tests.unit.test_evals_tasks import CHOICES, PROBLEMS, write_problems, write_subject
 

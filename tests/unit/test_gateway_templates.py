@@ -12,7 +12,7 @@ from tokenizer_families import write_folder
 from transformers import AutoTokenizer
 
 from eyas import cli
-from eyas.cluster.folder import check_model
+from eyas.cluster.checks import check_model
 from eyas.common.errors import ConfigError, InvalidRequest
 from gateway.text.templates import MAX_LENGTH, MAX_STEPS, ChatTemplate, TooManySteps
 from gateway.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from eyas import cli, configuration
-from eyas.cluster.folder import check_model
+from eyas.cluster.checks import check_model
 from eyas.cluster.hub import chosen, model_folder
 from eyas.common.config import NANO
 from eyas.common.errors import ConfigError

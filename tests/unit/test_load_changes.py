@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
+from eyas.simulator.goodput import outcome
 from eyas.simulator.hardware import example
-from eyas.simulator.outcome import outcome
 from eyas.simulator.workload import SimulatedRequest
 from gateway.routing import preference
 from tests.gpu.pair_workloads import TARGETS, WORKLOADS

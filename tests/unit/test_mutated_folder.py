@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eyas.cluster.folder import check_model
+from eyas.cluster.checks import check_model
 from eyas.common.config import ASSETS
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig

@@ -10,7 +10,7 @@ import pytest
 
 from eyas.cli import main
 from eyas.common.errors import ConfigError
-from eyas.planning import plot
+from eyas.planning import command
 from eyas.planning.command import demand, line, verdict
 from eyas.planning.inquiry import PlanRequest, parse_targets
 from eyas.planning.search import LayoutOption, layouts, likely_splits, needed
@@ -163,13 +163,13 @@ def test_the_figure_has_a_panel_per_size(tmp_path: Path, monkeypatch: pytest.Mon
             for layout in ClusterLayout
         ]
 
-    monkeypatch.setattr(plot, "layouts", layouts_by_bound)
+    monkeypatch.setattr(command, "layouts", layouts_by_bound)
     asked = inquiry(LatencyTargets(1.0, 0.010), RandomTraffic(512, 64))
     known = {workers: layouts_by_bound(asked, workers) for workers in (2, 3)}
-    curves = plot.sweep(asked, 2, known[2])
+    curves = command.sweep(asked, 2, known[2])
     bounds, rates = zip(*curves[ClusterLayout.AUTO], strict=True)
     assert bounds == pytest.approx((5.0, 7.0, 10.0, 14.0)) and rates == pytest.approx((2.5, 3.5, 5.0, 7.0))
     path = tmp_path / "plan.svg"
-    plot.plot_plan(asked, known, path)
+    command.plot_plan(asked, known, path)
     text = path.read_text()
     assert all(words in text for words in ("2 GPUs", "3 GPUs", "unified", "split", "auto", "512 tokens in"))

@@ -16,8 +16,8 @@ from test_router import DECODE, PREFILL, worker
 
 from eyas.common.types import WorkerBacklog
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, Policy, play
+from eyas.simulator.goodput import outcome
 from eyas.simulator.hardware import example
-from eyas.simulator.outcome import outcome
 from eyas.simulator.workload import BLOCK_TOKENS, ChatTraffic, SimulatedRequest, chats
 from gateway.routing.placement import LatencyTargets, RequestPlacement, WorkerPlace
 from gateway.routing.router import RouterCandidate, route

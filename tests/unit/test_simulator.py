@@ -13,9 +13,18 @@ import pytest
 from eyas.bench.cases import make_case
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes, prompt_s
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, SimulationResult, play
-from eyas.simulator.goodput import ATTAINMENT, SearchEffort, find_knee, measure
+from eyas.simulator.goodput import (
+    ATTAINMENT,
+    LoadOutcome,
+    SearchEffort,
+    find_knee,
+    measure,
+    outcome,
+    quantile,
+    tpot_s,
+    ttft_s,
+)
 from eyas.simulator.hardware import example
-from eyas.simulator.outcome import LoadOutcome, outcome, quantile, tpot_s, ttft_s
 from eyas.simulator.worker import BlockCache
 from eyas.simulator.workload import (
     BLOCK_TOKENS,

@@ -15,8 +15,8 @@ import pytest
 from tiny import write_tiny_llama
 
 from eyas import cli
-from eyas.cluster import room, serve
-from eyas.cluster.room import check_room
+from eyas.cluster import checks, serve
+from eyas.cluster.checks import check_room
 from eyas.common.config import GPU_DEFAULTS, NANO, EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.memory import GIB, MemoryBudget
@@ -156,7 +156,7 @@ def test_workers_take_a_machines_memory(
 
 def disk(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
     free = namedtuple("free", "free")(int(gib * GIB))
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda folder: free)
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda folder: free)
 
 
 def test_pools_need_room_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

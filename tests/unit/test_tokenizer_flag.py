@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eyas import cli, configuration
-from eyas.cluster.folder import check_engine
+from eyas.cluster.checks import check_engine
 from eyas.cluster.plan import gateway_argv, worker_argv
 from eyas.cluster.serve import LocalCluster
 from eyas.common.config import NANO, EngineConfig

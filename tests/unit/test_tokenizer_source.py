@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from eyas.cluster.folder import check_model
+from eyas.cluster.checks import check_model
 from eyas.common.config import NANO
 from eyas.common.errors import ConfigError
 from eyas.common.tokenizers import byte_ranks

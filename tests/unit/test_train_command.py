@@ -50,7 +50,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     monkeypatch.setattr("eyas.train.answers.run_parts", run_here)
-    monkeypatch.setattr("eyas.train.served.run_parts", run_here)
+    monkeypatch.setattr("eyas.train.acceptance.run_parts", run_here)
     torch.set_num_threads(1)
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.train.export import save_trained
 from eyas.train.head_command import load_teacher
 from eyas.train.heads.base import DraftHead, TrainingBatch
 from eyas.train.heads.table import KINDS, head_kind
 from eyas.train.packing import TrainingExample, batch_of
+from eyas.train.saving import save_trained
 from eyas.train.teacher import TeacherModel
 from eyas.train.unroll import DISCOUNT, unrolled, unrolled_loss
 from tests.unit.model_rig import HeadRig, Rig

@@ -12,10 +12,10 @@ from torch import Tensor
 
 import eyas
 from eyas.common.errors import ConfigError
-from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.heads.base import TrainingBatch
 from eyas.train.model import LlamaShape
 from eyas.train.recipe import TrainingRecipe
+from eyas.train.saving import TrainingCheckpoint
 from eyas.train.unroll import UnrolledKv, unrolled_attention, unrolled_step
 from tools.nano.build import TINY, train_nano
 from tools.nano.files import STOP, load_head, load_target, read_config, save_head, save_target

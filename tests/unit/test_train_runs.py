@@ -15,14 +15,13 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.models.table import read_model
 from eyas.train.acceptance import ByDepth, count_chains
-from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.device_teacher import DeviceTeacher
 from eyas.train.head_command import load_teacher
 from eyas.train.head_run import HeadRun, HeadSettings, RunIntervals, TrainingTexts, frequent
 from eyas.train.packing import PackedBatches, TrainingExample, batch_of
-from eyas.train.plain_teacher import PlainTeacher
 from eyas.train.recipe import TrainingRecipe
-from eyas.train.teacher import BatchLimit, TeacherModel
+from eyas.train.saving import TrainingCheckpoint
+from eyas.train.teacher import BatchLimit, PlainTeacher, TeacherModel
 from tests.unit.model_rig import Rig
 from tests.unit.tiny_training import LENGTH, ROOM, VOCAB, course_of, new_head, texts, write_sure_target
 

@@ -13,9 +13,9 @@ from eyas.bench.answering import EngineAnswer, EnginePrompt, answer
 from eyas.common.config import NANO, NANO_HEAD
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.params import SamplingParams
+from eyas.train.acceptance import count_rounds
 from eyas.train.answers import AnswerOptions, answers, engine_of
 from eyas.train.conversations import ChatTokenizer, ConversationLine, answered, read_lines
-from eyas.train.served import count_rounds
 from tools.nano.tokenizer import END_OF_TEXT, IM_END, IM_END_ID, load_tokenizer
 
 QUESTION = {"role": "user", "content": "Which city is Japan's capital?"}

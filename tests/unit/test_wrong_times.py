@@ -8,9 +8,8 @@ import pytest
 
 from eyas.common.step_times import StepPace
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
-from eyas.simulator.goodput import ATTAINMENT
+from eyas.simulator.goodput import ATTAINMENT, LoadOutcome, outcome
 from eyas.simulator.hardware import example
-from eyas.simulator.outcome import LoadOutcome, outcome
 from gateway.routing.preference import PaceMemory
 from tests.gpu.pair_workloads import WORKLOADS, Workload
 

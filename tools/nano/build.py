@@ -22,9 +22,9 @@ import torch
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.model import LlamaShape
 from eyas.train.recipe import TrainingRecipe
+from eyas.train.saving import TrainingCheckpoint
 from tools.nano.data import IDS, ShardPacking, batches, make_prompts, make_shard, shards
 from tools.nano.files import STOP, load_target, save_head, save_target
 from tools.nano.generate import SamplingOptions, generate

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from eyas.train.export import DTYPE, save_tensors, sizes_of, write_json
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
+from eyas.train.saving import DTYPE, save_tensors, sizes_of, write_json
 from tools.nano.head import head_of, head_shape
 from tools.nano.model import NanoModel
 from tools.nano.tokenizer import END_OF_TEXT_ID, IM_END_ID

@@ -15,7 +15,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from eyas.evals.heldout import QuestionSet
-from eyas.evals.table import GroupScore, score_table, unbroken
+from eyas.evals.scores import GroupScore, score_table, unbroken
 from eyas.train.heads.base import DraftHead
 from tools.nano.files import STOP, load_head, load_target
 from tools.nano.generate import AcceptanceCounts, SamplingOptions, generate, speculate

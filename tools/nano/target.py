@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
+from eyas.train.saving import TrainingCheckpoint
 from tools.nano.data import split_bits
 from tools.nano.model import NanoModel
 
