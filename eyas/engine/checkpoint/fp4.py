@@ -133,8 +133,12 @@ class ModelOptNvfp4(Nvfp4Matrices):
 
 def e2m1(packed: torch.Tensor, scales: torch.Tensor) -> PackedNumbers:
     """Bytes [n, k / 2], the lower half of each first, with scales [n, groups]."""
-    values = scales.new_tensor((*E2M1, *(-value for value in E2M1)))
-    return PackedNumbers(halves(packed), 0, scales, values=values)
+    return PackedNumbers(halves(packed), 0, scales, values=values(scales))
+
+
+def values(like: torch.Tensor) -> torch.Tensor:
+    """What each of the sixteen numbers stands for, on the device and in the type of `like`."""
+    return like.new_tensor((*E2M1, *(-value for value in E2M1)))
 
 
 def powers(stored: torch.Tensor) -> torch.Tensor:

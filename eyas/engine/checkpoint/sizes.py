@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import stored_tensors
+from eyas.engine.checkpoint.fp4 import Mxfp4Experts, Mxfp4Matrices
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.quantized import Fp8Config
 
@@ -45,15 +46,19 @@ class WeightBytes:
 
 def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = False) -> WeightBytes:
     """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so, packed ones
-    are widened, but for integers of four bits on a GPU that are no experts'. `exact`: those too are.
+    are widened, but on a GPU for integers of four bits that are no experts', and for experts in MXFP4.
+    `exact`: those too are.
     """
-    packed = model.quantized if isinstance(model.quantized, PackedConfig) else None
-    halves = packed is not None and packed.bits == 4 and packed.integers and device != "cpu" and not exact
+    packed = model.quantized if isinstance(model.quantized, PackedConfig) and device != "cpu" else None
+    packed = None if exact else packed
+    halves = packed is not None and packed.bits == 4 and packed.integers
+    fours = isinstance(packed, Mxfp4Experts | Mxfp4Matrices)
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
         matrices, size = parameters(model), 1 if isinstance(model.quantized, Fp8Config) else ITEMSIZE[dtype]
         ends = matrices.as_stored
         layers = (matrices.rest - ends) // 2 if halves else size * (matrices.rest - ends)
-        return WeightBytes(size * matrices.experts, size * ends + layers)
+        experts = _in_fours(matrices.experts) if fours else size * matrices.experts
+        return WeightBytes(experts, size * ends + layers)
     experts = rest = as_stored = 0
     quantized = model.quantized.kind if model.quantized is not None else None  # "" of packed ones
     for stored, (kind, shape) in stored_tensors(model.folder, model.quantized).items():
@@ -63,10 +68,17 @@ def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = Fals
         size = math.prod(shape) * (1 if kind == _FP8 else ITEMSIZE[dtype])
         if halves and not kind and ".experts." not in name:
             size = math.prod(shape) // 2
+        if fours and not kind and ".experts." in name:
+            size = _in_fours(math.prod(shape))
         experts += size if ".experts." in name else 0
         rest += 0 if ".experts." in name else size
         as_stored += size if _KINDS.get(kind) == dtype else 0
     return WeightBytes(experts, rest, as_stored)
+
+
+def _in_fours(numbers: int) -> int:
+    """Bytes of numbers of four bits, 32 of which have a scale of eight."""
+    return numbers * 17 // 32
 
 
 def parameters(model: ModelConfig) -> WeightBytes:

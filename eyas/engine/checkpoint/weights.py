@@ -27,7 +27,7 @@ from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint import fp8
+from eyas.engine.checkpoint import fp4, fp8
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.fused_tensors import View
 from eyas.engine.checkpoint.packed import PackedConfig, WidenedFile
@@ -490,10 +490,12 @@ class DummyWeights(WeightSource):
         return stored.contiguous(), scale.contiguous()
 
     def is_packed(self, name: str) -> bool:
-        return isinstance(self.quantized, PackedConfig) and not self.quantized.keeps(name)
+        if not isinstance(self.quantized, PackedConfig) or self.quantized.keeps(name):
+            return False
+        return ".experts." in name or not self.quantized.of_experts
 
     def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
-        """Even numbers, whose deviation is that of the noise."""
+        """Even numbers, whose deviation is that of the noise; in floating point about as wide."""
         config = self.quantized
         assert isinstance(config, PackedConfig)
         device, most, (n, k) = self.placement.device, 1 << config.bits, shape
@@ -501,6 +503,9 @@ class DummyWeights(WeightSource):
         each, groups = math.sqrt(12 / k) / most, 1
         if config.group and k % config.group == 0:
             groups = k // config.group
+        if not config.integers:
+            power = torch.full((n, groups), 2.0 ** round(math.log2(each)), device=device)
+            return PackedNumbers(numbers, 0, power, values=fp4.values(power)).part(*part)
         scales = torch.full((n, groups), each, device=device, dtype=self.placement.dtype)
         return PackedNumbers(numbers, most // 2, scales).part(*part)
 

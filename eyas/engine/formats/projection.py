@@ -15,7 +15,7 @@ import torch
 from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.experts.grouped import GroupedProducts
-from eyas.engine.kernels.experts.grouped_task import GateActivation
+from eyas.engine.kernels.experts.grouped_task import ExpertWeight, GateActivation
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from eyas.engine.kernels.products.skinny import SkinnyWeight
 
@@ -66,7 +66,12 @@ class Projection(AnyProjection):
     @property
     @abstractmethod
     def weight(self) -> StoredWeight:
-        """The numbers that kernels of experts read."""
+        """The numbers themselves."""
+
+    @property
+    def of_experts(self) -> ExpertWeight:
+        """What kernels of experts read, [experts, n, k]."""
+        return self.weight
 
     @property
     def shape(self) -> torch.Size:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.dense import DenseLoader
+from eyas.engine.formats.fp4 import Fp4Loader
 from eyas.engine.formats.fp8 import Fp8Loader
 from eyas.engine.formats.int4 import Int4Loader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 
-FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, Int4Loader, DenseLoader)
+FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, Int4Loader, Fp4Loader, DenseLoader)
 """The last takes any tensors."""
 
-INEXACT = (Int4Loader,)
+INEXACT = (Int4Loader, Fp4Loader)
 """Their products have no exact arithmetic: there, their tensors go to the last."""
 
 

@@ -1,11 +1,12 @@
 """Products of rows with the weight of the expert that each chose; with one expert, dense products.
 
-Weights are of 16 or 32 bits, or in FP8. `product_kernel` computes them transposed, weight rows on the matrix
-unit's long side, so that few rows waste nothing; weights come by the tensor memory accelerator. FP8: 128 of k
-are multiplied at a time, and what they give is added in float32, since Hopper's accumulators keep 14 bits;
-before that it is scaled, but for scales of weight rows, which wait for the sum. Of a tile whose k is split
-the last program to arrive adds the parts up, in order. What need not be exact goes elsewhere where that is
-faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to `grouped_wide`.
+Weights are of 16 or 32 bits, in FP8, or packed (`grouped_packed`). `product_kernel` computes them transposed,
+weight rows on the matrix unit's long side, so that few rows waste nothing; weights come by the tensor memory
+accelerator. FP8: 128 of k are multiplied at a time, and what they give is added in float32, since Hopper's
+accumulators keep 14 bits; before that it is scaled, but for scales of weight rows, which wait for the sum. Of
+a tile whose k is split the last program to arrive adds the parts up, in order. What need not be exact goes
+elsewhere where that is faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to
+`grouped_wide`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.engine.kernels.experts import grouped_sweep, grouped_wide
+from eyas.engine.kernels.experts import grouped_packed, grouped_sweep, grouped_wide
 from eyas.engine.kernels.experts.group import GroupedChoices, group
 from eyas.engine.kernels.experts.grouped_kernels import product_kernel
-from eyas.engine.kernels.experts.grouped_task import GateActivation, GroupedTask, RowWalk, shape_of
+from eyas.engine.kernels.experts.grouped_task import (
+    ExpertWeight,
+    GateActivation,
+    GroupedTask,
+    RowWalk,
+    read_by,
+    shape_of,
+)
 from eyas.engine.kernels.experts.grouped_tiles import (
     GroupedShape,
     GroupedTile,
@@ -41,18 +49,18 @@ class GroupedProducts:
     tiles: Table = field(default_factory=dict)
     vendor: bool = False  # whether `vendor` has products here
 
-    def dense(self, x: Rows, weight: StoredWeight) -> torch.Tensor:
+    def dense(self, x: Rows, weight: ExpertWeight) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T -> [m, n]."""
-        if self.is_single(x, weight):
+        if isinstance(weight, StoredWeight) and self.is_single(x, weight):
             read = x if single.can_read(x, weight) else weight.read(x, self.launch.pdl)
             return single.dense(read, weight, self.launch.pdl)
         made = self._start(x, weight, RowWalk(), self._dense_tile(x, weight, None), None)
         assert isinstance(made, torch.Tensor)
         return made
 
-    def dense_gated(self, x: Rows, weight: StoredWeight, gate: GateActivation) -> Rows:
+    def dense_gated(self, x: Rows, weight: ExpertWeight, gate: GateActivation) -> Rows:
         """x [m, k], weight [2 width, k] -> act(gate) * up, [m, width]; rounded, if that is done at once."""
-        if self.is_single(x, weight):
+        if isinstance(weight, StoredWeight) and self.is_single(x, weight):
             read = weight.read(x, self.launch.pdl)
             return single.gated(read, weight, None, gate.gelu, self.launch.pdl)
         return self._start(x, weight, RowWalk(), self._dense_tile(x, weight, gate), gate)
@@ -61,7 +69,7 @@ class GroupedProducts:
         """True if `single` makes the product of x with this weight, of `together` experts at once."""
         return count_of(x) == 1 and not self.launch.exact and single.can_hold(weight, together)
 
-    def group(self, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]) -> GroupedChoices:
+    def group(self, experts: torch.Tensor, weights: tuple[ExpertWeight, ExpertWeight]) -> GroupedChoices:
         """The order of experts int32 [m, per_row] for `gate_up` and `down` with these weights."""
         gate_up = shape_of(weights[0], GateActivation())
         rows = self._tile_for(gate_up, experts.numel()).rows
@@ -70,7 +78,7 @@ class GroupedProducts:
     def gate_up(
         self,
         x: Rows,
-        weight: StoredWeight,
+        weight: ExpertWeight,
         grouped: GroupedChoices,
         per_row: int,
         gate: GateActivation,
@@ -83,7 +91,7 @@ class GroupedProducts:
         return self._start(x, weight, RowWalk(grouped, per_row), tile, gate, bias)
 
     def down(
-        self, x: Rows, weight: StoredWeight, grouped: GroupedChoices, bias: torch.Tensor | None = None
+        self, x: Rows, weight: ExpertWeight, grouped: GroupedChoices, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The experts' down projection of `gate_up`'s result, weight [experts, hidden, width] and bias
         [experts, hidden] -> [choices, hidden], by choice.
@@ -95,7 +103,7 @@ class GroupedProducts:
         assert isinstance(made, torch.Tensor)
         return made
 
-    def each(self, x: Rows, weight: StoredWeight, grouped: GroupedChoices, per_row: int) -> torch.Tensor:
+    def each(self, x: Rows, weight: ExpertWeight, grouped: GroupedChoices, per_row: int) -> torch.Tensor:
         """x [choices / per_row, k], weight [experts, n, k] -> [choices, n], by choice: rows by the weight of
         each of their experts, and nothing more.
 
@@ -106,11 +114,11 @@ class GroupedProducts:
         assert isinstance(made, torch.Tensor)
         return made
 
-    def _dense_tile(self, x: Rows, weight: StoredWeight, gate: GateActivation | None) -> GroupedTile:
+    def _dense_tile(self, x: Rows, weight: ExpertWeight, gate: GateActivation | None) -> GroupedTile:
         return self._tile_for(shape_of(weight, gate), count_of(x))
 
     def _tile(
-        self, weight: StoredWeight, grouped: GroupedChoices, gate: GateActivation | None
+        self, weight: ExpertWeight, grouped: GroupedChoices, gate: GateActivation | None
     ) -> GroupedTile:
         """The tile of a product, with as many rows as the blocks have."""
         return self._tile_for(shape_of(weight, gate), grouped.order.shape[0], grouped.rows)
@@ -122,14 +130,16 @@ class GroupedProducts:
     def _start(
         self,
         x: Rows,
-        weight: StoredWeight,
+        weight: ExpertWeight,
         walk: RowWalk,
         tile: GroupedTile,
         gate: GateActivation | None,
         bias: torch.Tensor | None = None,
     ) -> Rows:
-        task = GroupedTask(weight.read(x, self.launch.pdl), weight, walk, tile, gate, bias)
-        if self.launch.exact:
+        task = GroupedTask(read_by(weight, x, self.launch.pdl), weight, walk, tile, gate, bias)
+        if not isinstance(weight, StoredWeight):
+            grouped_packed.start(task, self.launch)
+        elif self.launch.exact:
             _start(task, self.launch)
         elif grouped_sweep.takes(task):
             grouped_sweep.start(task, self.launch)

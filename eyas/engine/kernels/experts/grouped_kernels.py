@@ -115,7 +115,7 @@ def _one_tile(
         last = tl.atomic_add(tickets + cell, 1, sem="acq_rel") == SPLIT - 1
         tl.store(tickets + cell, 0, mask=last)
         if last:
-            a, b = _total(shares, SPLIT, size, COLUMNS * ROWS, GATED)
+            a, b = total_of(shares, SPLIT, size, COLUMNS * ROWS, GATED)
     if CHANNELS:
         channel = first + tl.arange(0, COLUMNS)
         scales += expert * N + channel
@@ -243,7 +243,7 @@ def _step(
 
 
 @triton.jit
-def _total(shares, SPLIT: tl.constexpr, SIZE: tl.constexpr, SECOND: tl.constexpr, GATED: tl.constexpr):
+def total_of(shares, SPLIT: tl.constexpr, SIZE: tl.constexpr, SECOND: tl.constexpr, GATED: tl.constexpr):
     """The sums of all parts, in order; loads past L1, which does not see the stores of other SMs."""
     a = tl.zeros(shares.shape, tl.float32)
     b = tl.zeros(shares.shape, tl.float32)

@@ -17,6 +17,10 @@ from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts.group import GroupedChoices
 from eyas.engine.kernels.experts.grouped_tiles import GroupedShape, GroupedTile
 from eyas.engine.kernels.products.blocks import SIDE, Rows, StoredWeight, count_of, parts_of, room_for
+from eyas.engine.kernels.products.fp4 import Fp4Weight
+
+ExpertWeight = StoredWeight | Fp4Weight
+"""[experts, n, k]: numbers, or packed ones, which `grouped_packed` reads."""
 
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -55,7 +59,7 @@ class GroupedTask:
     """read: rows as the weight reads them. `bias`: [experts, n], if there is one."""
 
     read: Rows
-    weight: StoredWeight
+    weight: ExpertWeight
     walk: RowWalk
     tile: GroupedTile
     gate: GateActivation | None
@@ -102,7 +106,8 @@ class GroupedTask:
 
     @property
     def stored(self) -> torch.Tensor:
-        """The weight [all rows, k]."""
+        """The weight [all rows, k], unless it is packed."""
+        assert isinstance(self.weight, StoredWeight)
         return self.weight.stored.view(-1, self.shape.k)
 
     @property
@@ -115,7 +120,8 @@ class GroupedTask:
 
     @property
     def scales(self) -> torch.Tensor | None:
-        """The scales of the weight."""
+        """The scales of the weight, unless it is packed."""
+        assert isinstance(self.weight, StoredWeight)
         return self.weight.scales
 
     @property
@@ -126,7 +132,7 @@ class GroupedTask:
 
     def constants(self) -> dict[str, Any]:
         """The compile-time constants of every kernel."""
-        shape, tile, rounding = self.shape, self.tile, self.weight.rounding
+        shape, tile, rounding = self.shape, self.tile, rounding_of(self.weight)
         return {
             "N": shape.n,
             "K": shape.k,
@@ -157,8 +163,19 @@ class GroupedTask:
         return None if self.gate is None else self.gate.rounded_by(self.tile)
 
 
-def shape_of(weight: StoredWeight, gate: GateActivation | None) -> GroupedShape:
+def shape_of(weight: ExpertWeight, gate: GateActivation | None) -> GroupedShape:
     """The weight's shape for `tile_for`."""
     n, k = weight.shape[-2:]
     experts = weight.shape[0] if len(weight.shape) == 3 else 1
-    return GroupedShape(experts, n, k, gate is not None, weight.itemsize)
+    itemsize = weight.itemsize if isinstance(weight, StoredWeight) else 0
+    return GroupedShape(experts, n, k, gate is not None, itemsize)
+
+
+def rounding_of(weight: ExpertWeight) -> RowRounding | None:
+    """How rows are rounded that meet the weight; None: not at all."""
+    return weight.rounding if isinstance(weight, StoredWeight) else None
+
+
+def read_by(weight: ExpertWeight, x: Rows, pdl: bool) -> Rows:
+    """Rows [m, k] as products with this weight read them."""
+    return weight.read(x, pdl) if isinstance(weight, StoredWeight) else x

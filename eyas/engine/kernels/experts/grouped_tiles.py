@@ -38,7 +38,8 @@ MOST_TICKETS = 32768
 class GroupedShape:
     """x [choices, k] . weight [experts, n, k]^T, each choice by its expert; 1 expert: a dense product.
 
-    `gated`: the n rows are a gate's and then as many of what it multiplies. `itemsize`: bytes of a weight.
+    `gated`: the n rows are a gate's and then as many of what it multiplies. `itemsize`: bytes of a
+    number; 0: it has four bits.
     """
 
     experts: int
@@ -132,6 +133,9 @@ def tile_for(shape: GroupedShape, choices: int, table: Table, rows: int = 0) -> 
     """
     if shape.outputs % 16 or shape.k % 16:
         raise ValueError(f"{shape} has a side that is not a multiple of 16")
+    if not shape.itemsize:
+        tile = table.get(key_of(shape, choices)) or _packed_rule(shape, choices, rows)
+        return replace(tile, rows=rows or tile.rows)
     tile = table.get(key_of(shape, choices)) or _rule(shape, choices, rows)
     return fitted(replace(tile, rows=rows or tile.rows), shape, choices)
 
@@ -223,6 +227,19 @@ def _rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
     split = _split(programs)
     beside = programs * split > _PROGRAMS and shape.gated and columns == 128
     return GroupedTile(rows, columns, depth, 4, stages=3 if beside and split > 1 else 5, split=split)
+
+
+def _packed_rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
+    """Of packed numbers, which are widened for every block of rows that meets them."""
+    each = -(-choices // min(choices, shape.experts))
+    rows = rows or (16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128)
+    if rows >= _MATRIX_SIDE:
+        return GroupedTile(rows, 128, 128, warps=8, stages=3)
+    half, split = 32 if shape.gated else 64, 1
+    programs = _count(shape, choices, rows, half)
+    while split < 4 and programs * split < 2 * _PROGRAMS:
+        split *= 2
+    return GroupedTile(rows, 64, 128, warps=4, stages=4, split=split)
 
 
 def _count(shape: GroupedShape, choices: int, rows: int, columns: int) -> int:

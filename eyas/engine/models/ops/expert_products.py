@@ -107,6 +107,9 @@ def is_single(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> b
     forth, back = part.gated.projection, part.out.projection
     if step.everyones is not None or part.beside is not None or not part.known:
         return False
+    weights = forth.of_experts, back.of_experts
+    if not all(isinstance(each, StoredWeight) for each in weights):
+        return False
     products, read = step.context.products, routed.rows.read_by(forth.rounding)
     fits = products.is_single(read, forth.weight) and products.is_single(read, back.weight, part.per_row)
     return fits and single.can_round(back.weight)
@@ -123,8 +126,8 @@ def inner_of_one_row(routed: Routed, part: ExpertsPart[Projection], step: Forwar
 def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.Tensor:
     """The row that each choice's expert makes, [choices, hidden]; anything where a choice is of none."""
     products, gated, out = step.context.products, part.gated, part.out
-    gate_up, down, experts = gated.projection.weight, out.projection.weight, routed.chosen.experts
-    order, read = products.group(experts, (gate_up, down)), routed.rows.read_by(gate_up.rounding)
+    gate_up, down, experts = gated.projection.of_experts, out.projection.of_experts, routed.chosen.experts
+    order, read = products.group(experts, (gate_up, down)), routed.rows.read_by(gated.projection.rounding)
     if gated.gate is not None:
         inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate, gated.bias)
         return products.down(inner, down, order, out.bias)

@@ -1,0 +1,119 @@
+"""Weights of experts in MXFP4 as kernels read them: numbers in e2m1, of which 32 have one power of two.
+
+gpt-oss and compressed-tensors store them in different orders; both become `Fp4Weight`. A matrix that no
+kernel reads (a rank's share that cuts through groups, sides of no multiple of 16) is widened as it is loaded,
+for all experts of a layer alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.fp4 import Mxfp4Experts, Mxfp4Matrices
+from eyas.engine.checkpoint.packed_numbers import PackedNumbers
+from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.dense import DenseProjection
+from eyas.engine.formats.projection import Projection
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import ExpertWeight, GateActivation
+from eyas.engine.kernels.products import fp4
+from eyas.engine.kernels.products.blocks import Rows, StoredWeight
+
+_SIDE = 16  # of what a weight's rows are a multiple
+_ONE = 127  # the exponent of 1.0, as float32 has it
+
+
+@dataclass(frozen=True)
+class Fp4Projection(Projection):
+    """A matrix of an expert, or those of all."""
+
+    packed: fp4.Fp4Weight
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.packed.shape
+
+    @property
+    def weight(self) -> StoredWeight:
+        raise TypeError("only experts have packed numbers of floating point")
+
+    @property
+    def of_experts(self) -> ExpertWeight:
+        return self.packed
+
+    @property
+    def matrix(self) -> None:
+        return None
+
+    def folded(self, gain: torch.Tensor) -> torch.Tensor:
+        return gain
+
+    def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
+        made = products.dense(x, self.packed)
+        return made if bias is None else made.add_(bias)
+
+    def gated(self, x: Rows, products: GroupedProducts, gate: GateActivation) -> Rows:
+        return products.dense_gated(x, self.packed, gate)
+
+    def exact_shares(self, x: Rows, products: GroupedProducts, kind: str, span: int) -> torch.Tensor:
+        raise TypeError("packed numbers of floating point have no exact products")
+
+    def below(self, lower: Self) -> Self:
+        return type(self)(self.packed.below(lower.packed))
+
+    def in_order(self, rows: torch.Tensor) -> Self:
+        return type(self)(self.packed.in_order(rows.to(self.packed.words.device)))
+
+    def room(self, count: int) -> Self:
+        return type(self)(self.packed.room(count))
+
+    def put(self, place: int, part: Self) -> None:
+        self.packed.put(place, part.packed)
+
+
+@dataclass(frozen=True)
+class Fp4Loader:
+    """A `ProjectionLoader` of MXFP4."""
+
+    weights: WeightSource
+
+    @classmethod
+    def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
+        """None unless all of them are experts' in MXFP4."""
+        if not isinstance(weights.quantized, Mxfp4Experts | Mxfp4Matrices):
+            return None
+        return cls(weights) if all(".experts." in n and weights.is_packed(n) for n in names) else None
+
+    def rows(self, names: list[str], rows: list[int], columns: int) -> Projection:
+        shapes = [(count, columns) for count in rows]
+        return self._made(
+            names, [self.weights.take_packed(*each, 0) for each in zip(names, shapes, strict=True)]
+        )
+
+    def columns(self, name: str, shape: tuple[int, int]) -> Projection:
+        return self._made([name], [self.weights.take_packed(name, shape, 1)])
+
+    def whole(self, name: str, shape: tuple[int, int]) -> Projection:
+        return self._made([name], [self.weights.take_packed(name, shape, None)])
+
+    def _made(self, names: list[str], parts: list[PackedNumbers]) -> Projection:
+        dtype = self.weights.placement.dtype
+        if any(part.groups is not None or len(part.numbers) % _SIDE for part in parts):
+            return DenseProjection(StoredWeight(torch.cat([part.widened().to(dtype) for part in parts])))
+        whole, *others = (_packed(*each, dtype) for each in zip(names, parts, strict=True))
+        for lower in others:
+            whole = whole.below(lower)
+        return Fp4Projection(whole)
+
+
+def _packed(name: str, part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight:
+    exponents = (part.scales.contiguous().view(torch.int32) >> 23) - _ONE
+    if int(exponents.max()) > fp4.LARGEST:
+        raise ConfigError(
+            f"tensor {name} has a scale above {2**fp4.LARGEST}, the largest of experts in MXFP4"
+        )
+    return fp4.packed(part.numbers, exponents, dtype)

@@ -1,0 +1,232 @@
+"""Products of experts whose numbers have four bits, for any number of rows: they are widened in registers.
+
+What an expert's few rows wait for is its weight. So weight rows lie on the matrix unit's long side and come
+by the tensor memory accelerator, packed; a gate's rows and those of up share a tile. One row alone needs no
+order of choices: a block is a choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from eyas.engine.kernels.experts.grouped_kernels import rows_at, total_of, where
+from eyas.engine.kernels.experts.grouped_task import GroupedTask
+from eyas.engine.kernels.launch.launching import call_ahead, kernel
+from eyas.engine.kernels.launch.sizes import cdiv
+from eyas.engine.kernels.products.activation import passed, with_bias
+from eyas.engine.kernels.products.fp4 import PARTS, STEP, UNIT, Fp4Weight, parts_of
+from eyas.engine.kernels.products.skinny import ProductLaunch
+
+_LINE = 64  # words of 128 bytes
+_MOST_LINES = 8
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """A kernel's compile-time parameters. `columns`: weight rows of a tile, a gate's and up's together."""
+
+    n: int
+    k: int
+    outputs: int
+    rows: int
+    columns: int
+    deep: int
+    split: int
+    group: int
+    per_row: int
+    scatter: bool
+    gated: bool
+    gelu: bool
+    clamped: bool
+    experts: int
+    lines: int
+    pdl: bool
+
+    @property
+    def half(self) -> int:
+        """Columns of the result that a tile makes."""
+        return self.columns // 2 if self.gated else self.columns
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of columns."""
+        return cdiv(self.outputs, self.half)
+
+    @property
+    def step(self) -> int:
+        """Columns of a step."""
+        return STEP
+
+    @property
+    def unit(self) -> int:
+        """Words of a step."""
+        return UNIT
+
+    @property
+    def line(self) -> int:
+        """Words of a line."""
+        return _LINE
+
+    @property
+    def steps(self) -> int:
+        """Steps of a row of the weight."""
+        return cdiv(self.k, STEP)
+
+    @property
+    def chunk(self) -> int:
+        """Those of a program, `deep` at a time; of the last one some may lie beyond the row."""
+        return cdiv(self.steps, self.split * self.deep) * self.deep
+
+    @property
+    def stored(self) -> int:
+        """Words of a row."""
+        return self.steps * UNIT
+
+
+def start(task: GroupedTask, launch: ProductLaunch) -> None:
+    """Computes `task.out`."""
+    weight, plan, tile = task.weight, _plan(task, launch.pdl), task.tile
+    assert isinstance(weight, Fp4Weight)
+    halves = 2 if plan.gated else 1
+    parts = weight.words.view(plan.experts, halves, plan.outputs, plan.stored)
+    blocks = TensorDescriptor(parts, list(parts.shape), list(parts.stride()), [1, halves, plan.half, UNIT])
+    _packed[(task.most * plan.tiles, plan.split)](
+        *(task.rows[0], weight.words, blocks, weight.scales, task.bias, task.made[0], *task.order),
+        *(launch.partials, launch.tickets, task.choices, task.most),
+        plan,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch_pdl=plan.pdl,
+    )
+
+
+def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
+    shape, tile, walk, gate = task.shape, task.tile, task.walk, task.gate
+    known = walk.scatter or walk.grouped is None
+    lines = min(cdiv(cdiv(shape.k, PARTS), tile.split * _LINE), _MOST_LINES)
+    return PackedPlan(
+        n=shape.n,
+        k=shape.k,
+        outputs=shape.outputs,
+        rows=tile.rows,
+        columns=tile.columns,
+        deep=max(tile.depth // STEP, 1),
+        split=tile.split,
+        group=tile.group,
+        per_row=walk.per_row,
+        scatter=walk.scatter,
+        gated=gate is not None,
+        gelu=gate is not None and gate.gelu,
+        clamped=gate is not None and gate.clamped,
+        experts=shape.experts,
+        lines=1 << (lines.bit_length() - 1) if pdl and known and tile.rows <= 32 else 0,
+        pdl=pdl,
+    )
+
+
+@kernel(do_not_specialize=["choices", "most"])
+def _packed(
+    x, words, tiles, scales, bias, out, order, blocks, partials, tickets, choices, most, plan: tl.constexpr
+):
+    """Grid (blocks * tiles of columns, split): a tile of one block of rows, or a part of its k."""
+    if plan.pdl:
+        if plan.lines > 0:
+            _call_ahead(words, blocks, most, plan)
+        gdc_wait()
+        gdc_launch_dependents()  # not before: so `down` knows the order of the experts when it calls ahead
+    cell, count = tl.program_id(0), most
+    if blocks is not None:
+        count = tl.load(blocks + 3 * most)
+    if cell >= count * plan.tiles:
+        return
+    block, tile = where(cell, count, plan.tiles, plan.group)
+    expert, begin = 0, block * plan.rows
+    end = tl.minimum(begin + plan.rows, choices)
+    if blocks is not None:
+        expert = tl.load(blocks + block)
+        begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
+    inside, source, target = rows_at(order, begin, end, plan.rows, plan.per_row, plan.scatter)
+    first = tile * plan.half
+    made = _product(x, tiles, scales, source, inside, expert, first, plan)
+    last = True
+    if plan.split > 1:
+        made, last = _finished(made, partials, tickets, cell, plan)
+    column = first + tl.arange(0, plan.half)
+    there = column < plan.outputs
+    a, b = made, made
+    if plan.gated:
+        both = tl.permute(tl.reshape(made, (2, plan.half, plan.rows)), (1, 2, 0))
+        a, b = tl.split(both)
+    if bias is not None:
+        at = (expert * plan.n + column)[:, None]
+        a, b = with_bias(a, b, bias, at, there[:, None], plan.outputs, plan.gated)
+    if plan.gated:
+        a = passed(a, b, plan.gelu, plan.clamped)
+    spot = target.to(tl.int64)[:, None] * plan.outputs + column[None, :]
+    stored = inside[:, None] & there[None, :] & last
+    tl.store(out + spot, tl.trans(a).to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _call_ahead(words, blocks, most, plan: tl.constexpr):
+    """The first lines of the weight rows that this program reads first.
+
+    What `blocks` says may be old, or anything: it must lead to a weight that exists, and is read past L1
+    (volatile), which must not keep it until it is read again after the wait.
+    """
+    count, cell, expert = most, tl.program_id(0), 0
+    if blocks is not None:
+        count = tl.minimum(tl.maximum(tl.load(blocks + 3 * most, volatile=True), 1), most)
+    block, tile = where(cell % (count * plan.tiles), count, plan.tiles, plan.group)
+    if blocks is not None:
+        expert = tl.minimum(tl.maximum(tl.load(blocks + block, volatile=True), 0), plan.experts - 1)
+    pair = tl.arange(0, plan.columns)
+    row = tl.minimum(tile * plan.half + pair % plan.half, plan.outputs - 1) + pair // plan.half * plan.outputs
+    start = tl.program_id(1) * (plan.chunk * plan.unit)
+    at = tl.minimum(start + tl.arange(0, plan.lines) * plan.line, plan.stored - 1)
+    call_ahead(words + (expert * plan.n + row).to(tl.int64)[:, None] * plan.stored + at[None, :])
+
+
+@triton.jit
+def _product(x, tiles, scales, source, inside, expert, first, plan: tl.constexpr):
+    """This program's part of weight . rows^T, float32 [columns, rows]."""
+    pair = tl.arange(0, plan.columns)
+    row = first + pair % plan.half
+    there = row < plan.outputs
+    of_expert = scales + expert * (plan.steps * plan.n)
+    exponents = of_expert + row + pair // plan.half * plan.outputs
+    start = tl.program_id(1) * plan.chunk
+    acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
+    of_row = x + source[:, None] * plan.k
+    DEEP: tl.constexpr = plan.deep
+    for from_step in range(start, start + plan.chunk, DEEP):
+        for more in tl.static_range(DEEP):
+            step = from_step + more  # a row's last may lie beyond it: nothing is there, and counts as zeros
+            column = step * plan.step + tl.arange(0, plan.step)
+            mask = inside[:, None] & (column < plan.k)[None, :]
+            values = tl.load(of_row + column[None, :], mask=mask, other=0.0)
+            four = tl.load(exponents + step * plan.n, mask=there & (step < plan.steps), other=0)
+            tile = tiles.load([expert, 0, first, step * plan.unit]).reshape(plan.columns, plan.unit)
+            numbers = parts_of(tile, four, 0, 4, x.dtype.element_ty)
+            acc = tl.dot(numbers, values.T, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _finished(made, partials, tickets, cell, plan: tl.constexpr):
+    """The sum of all programs' parts of a tile, in order, for the last one to arrive; and whether it is."""
+    SIZE: tl.constexpr = plan.columns * plan.rows
+    shares = partials + cell * (plan.split * SIZE)
+    shares += tl.arange(0, plan.columns)[:, None] * plan.rows + tl.arange(0, plan.rows)[None, :]
+    tl.store(shares + tl.program_id(1) * SIZE, made)
+    tl.debug_barrier()  # one thread takes the ticket, for the stores of all
+    last = tl.atomic_add(tickets + cell, 1, sem="acq_rel") == plan.split - 1
+    tl.store(tickets + cell, 0, mask=last)
+    if last:
+        made, _ = total_of(shares, plan.split, SIZE, 0, False)
+    return made, last

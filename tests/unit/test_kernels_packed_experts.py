@@ -1,0 +1,164 @@
+"""Products of experts in four bits, against what their numbers mean in float64; planted faults are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import shape_of
+from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of
+from eyas.engine.kernels.products import fp4
+from eyas.engine.kernels.products.fp4 import Fp4Weight
+from eyas.engine.kernels.products.skinny import ProductLaunch
+from eyas.engine.layers.activations import ACTIVATIONS, behind_a_gate
+from tests.unit.crossed import crossed
+from tests.unit.fp4_formats import VALUES
+from tests.unit.test_kernels_biased_experts import KINDS, Biases, experts_of
+from tests.unit.test_kernels_grouped import DEVICE, PDL, random
+
+EXPERTS, PER_ROW, HIDDEN, WIDTH = 4, 2, 160, 96  # a last step that is not whole; sides of no power of two
+DTYPE = torch.float32 if triton.knobs.runtime.interpret else torch.bfloat16
+CLOSE = 2e-6 if DTYPE is torch.float32 else 6e-3
+TILES = {
+    "few": GroupedTile(16, 64, 128, 4, 3),
+    "split": GroupedTile(16, 32, 128, 4, 3, split=2),
+    "tall": GroupedTile(64, 128, 128, 8, 2, group=2),
+}
+
+
+def numbers_of(n: int, k: int, seed: int, power: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[experts, n, k] of every kind, and [experts, n, k / 32] about that power of two."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(16, (EXPERTS, n, k), generator=generator, dtype=torch.uint8)
+    exponents = torch.randint(power - 1, power + 2, (EXPERTS, n, k // 32), generator=generator)
+    return numbers, exponents.int()
+
+
+FORTH, BACK = numbers_of(2 * WIDTH, HIDDEN, 1, -3), numbers_of(HIDDEN, WIDTH, 2, -5)
+Numbers = tuple[torch.Tensor, torch.Tensor]
+
+
+def packed(numbers: Numbers) -> Fp4Weight:
+    each = [fp4.packed(*pair, DTYPE) for pair in zip(*numbers, strict=True)]
+    whole = each[0].room(EXPERTS)
+    for place, part in enumerate(each):
+        whole.put(place, part)
+    return replace(whole, words=whole.words.to(DEVICE), scales=whole.scales.to(DEVICE))
+
+
+def meant(numbers: Numbers) -> torch.Tensor:
+    values = torch.tensor(VALUES, dtype=torch.float64)[numbers[0].long()]
+    return values * torch.exp2(numbers[1].double()).repeat_interleave(32, -1)
+
+
+def biases() -> tuple[torch.Tensor, torch.Tensor]:
+    return random(EXPERTS, 2 * WIDTH, seed=3), random(EXPERTS, HIDDEN, seed=4)
+
+
+def run(x: torch.Tensor, experts: torch.Tensor, tile: GroupedTile | None, kind: str) -> list[torch.Tensor]:
+    """What `gate_up` gives, by choice, and `down` of that."""
+    gate, pair = KINDS[kind], (packed(FORTH), packed(BACK))
+    added = [each.to(DEVICE, DTYPE) for each in biases()]
+    shapes = shape_of(pair[0], gate), shape_of(pair[1], None)
+    table = {key_of(shape, experts.numel()): tile for shape in shapes if tile}
+    shared = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL), table)
+    order = shared.group(experts, pair)
+    inner = shared.gate_up(x.to(DEVICE, DTYPE), pair[0], order, PER_ROW, gate, added[0])
+    assert isinstance(inner, torch.Tensor)
+    by_choice = torch.empty_like(inner)
+    by_choice[order.order.long()] = inner
+    made = shared.down(inner, pair[1], order, added[1])
+    assert not shared.launch.tickets.any()
+    return [by_choice, made]
+
+
+def computed(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    kind: str,
+    weights: tuple[Numbers, Numbers] = (FORTH, BACK),
+    added: Biases | None = None,
+) -> list[torch.Tensor]:
+    whose, (gate_up, down) = experts.cpu().flatten().tolist(), map(meant, weights)
+    forth, back = biases() if added is None else added
+    each = torch.stack([row for row in x.double() for _ in range(PER_ROW)])
+    both = torch.stack([gate_up[e] @ row for e, row in zip(whose, each, strict=True)])
+    inner = behind_a_gate(ACTIVATIONS[kind])(both if forth is None else both + forth[whose])
+    made = torch.stack([down[e] @ row for e, row in zip(whose, inner, strict=True)])
+    return [inner, made if back is None else made + back[whose]]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    error = (found.double().cpu() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < CLOSE, error.max()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    crossed(TILES, KINDS, quick=lambda name, kind: kind == "clamped_swiglu"),
+)
+def test_packed_experts_are_what_their_numbers_mean(name: str, kind: str) -> None:
+    rows = 70 if name == "tall" else 9
+    x, experts = random(rows, HIDDEN, seed=rows), experts_of(rows)
+    for found, expected in zip(run(x, experts, TILES[name], kind), computed(x, experts, kind), strict=True):
+        close(found, expected)
+
+
+def _halves_turned(numbers: Numbers) -> Numbers:
+    return numbers[0].unflatten(2, (-1, 2)).flip(3).flatten(2), numbers[1]
+
+
+def _parts_turned(numbers: Numbers) -> Numbers:
+    """The stretches of 32 columns that a word holds, in another order."""
+    return numbers[0].roll(32, 2), numbers[1]
+
+
+def _signs_lost(numbers: Numbers) -> Numbers:
+    return numbers[0] & 7, numbers[1]
+
+
+def _neighbours_group(numbers: Numbers) -> Numbers:
+    return numbers[0], numbers[1].roll(1, 2)
+
+
+def _neighbours_row(numbers: Numbers) -> Numbers:
+    return numbers[0], numbers[1].roll(1, 1)
+
+
+def _neighbours_expert(numbers: Numbers) -> Numbers:
+    return numbers[0], numbers[1].roll(1, 0)
+
+
+FAULTS: list[Callable[[Numbers], Numbers]] = [
+    _halves_turned, _parts_turned, _signs_lost, _neighbours_group, _neighbours_row, _neighbours_expert
+]  # fmt: skip
+
+
+def test_a_planted_fault_is_caught() -> None:
+    x, experts = random(9, HIDDEN, seed=9), experts_of(9)
+    found = run(x, experts, None, "clamped_swiglu")
+    for fault in FAULTS:
+        for which, weights in ((0, (fault(FORTH), BACK)), (1, (FORTH, fault(BACK)))):
+            with pytest.raises(AssertionError):
+                close(found[which], computed(x, experts, "clamped_swiglu", weights)[which])
+    forth, back = biases()
+    for which, added in ((0, (forth.roll(1, 0), back)), (1, (forth, back.roll(1, 0)))):
+        with pytest.raises(AssertionError):
+            close(found[which], computed(x, experts, "clamped_swiglu", added=added)[which])
+
+
+def test_every_number_and_the_ends_of_scales() -> None:
+    """Exact, up to the largest scale that a weight may have."""
+    numbers = torch.arange(16, dtype=torch.uint8).repeat(32, 2)
+    exponents = torch.arange(fp4.LARGEST - 31, fp4.LARGEST + 1, dtype=torch.int32)[:, None]
+    weight = fp4.packed(numbers, exponents, DTYPE)
+    weight = replace(weight, words=weight.words[None].to(DEVICE), scales=weight.scales[None].to(DEVICE))
+    shared = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL))
+    order = shared.group(torch.zeros(32, 1, dtype=torch.int32, device=DEVICE), (weight, weight))
+    found = shared.each(torch.eye(32).to(DEVICE, DTYPE), weight, order, 1)
+    assert torch.equal(found.double().cpu(), meant((numbers, exponents)).t())
