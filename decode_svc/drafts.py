@@ -17,7 +17,7 @@ import grpc
 import msgspec
 
 from eyas.common.wire import convert, rpc
-from eyas.common.wire.convert_params import params_to_pb
+from eyas.common.wire.convert import params_to_pb
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     DraftChannel,

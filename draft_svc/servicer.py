@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from eyas.common.wire import convert, rpc
 from eyas.common.wire.buffer import StreamBuffer
-from eyas.common.wire.convert_params import params_from_pb
+from eyas.common.wire.convert import params_from_pb
 from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (

@@ -226,11 +226,11 @@ def _chat(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     from eyas.client.reach import ServerAddress
-    from eyas.common.security.tls_folder import chosen
+    from eyas.common.machine.folders import tls_folder
     from eyas.configuration import client_key
     from eyas.doctor.report import examine
 
-    return examine(ServerAddress(args.url, client_key(args), args.ca), chosen(args.tls_dir))
+    return examine(ServerAddress(args.url, client_key(args), args.ca), tls_folder(args.tls_dir))
 
 
 def _plan(args: argparse.Namespace) -> int:

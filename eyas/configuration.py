@@ -26,9 +26,10 @@ from eyas.common.config import (
     resolve_engine,
 )
 from eyas.common.errors import ConfigError
+from eyas.common.machine import folders
 from eyas.common.machine.gpus import visible
-from eyas.common.model_name import model_name, on_hub
-from eyas.common.security import api_keys, tls_folder
+from eyas.common.model_folder import model_name, on_hub
+from eyas.common.security import api_keys
 from kv_transfer.backends import table
 
 # The flags of a local cluster that not every layout has, and the layouts that have them.
@@ -216,7 +217,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         registry=args.registry,
         registry_ca=args.registry_ca,
         cluster=args.cluster,
-        tls_dir=tls_folder.chosen(args.tls_dir),
+        tls_dir=folders.tls_folder(args.tls_dir),
         drain_s=args.drain_s,
     )
     engine = dataclasses.replace(
@@ -250,7 +251,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         root_path=args.root_path,
         **_api_keys(args),
         door=_door(args),
-        tls_dir=tls_folder.chosen(args.tls_dir),
+        tls_dir=folders.tls_folder(args.tls_dir),
         key_limits=args.key_limits,
         cors_origins=args.cors_origin,
         request_timeout_s=args.request_timeout,
@@ -422,7 +423,7 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
         model=_named(args),
         tokenizer=_tokenizer(args),
         served_model=served_model(args.model),
-        tls_dir=tls_folder.chosen(None),
+        tls_dir=folders.tls_folder(None),
         drain_s=0.0,  # its only client is the command
     )
     return serve_config(args, gateway)

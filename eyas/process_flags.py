@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from eyas.common.cluster.names import CLUSTER
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
-from eyas.common.security import api_keys, tls_folder
+from eyas.common.machine import folders
+from eyas.common.security import api_keys
 from eyas.flags import (
     REGISTRY,
     add_log,
@@ -120,7 +121,9 @@ def _add_door(parser: argparse.ArgumentParser) -> None:
 
 def add_tls_dir(parser: argparse.ArgumentParser) -> None:
     """The certificates by which the services of a cluster trust each other."""
-    text = f"the service's ca.crt, tls.crt and tls.key (${tls_folder.VARIABLE}; none: services talk in plain)"
+    text = (
+        f"the service's ca.crt, tls.crt and tls.key (${folders.TLS_VARIABLE}; none: services talk in plain)"
+    )
     parser.add_argument("--tls-dir", metavar="DIR", help=text)
 
 

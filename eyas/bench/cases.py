@@ -20,7 +20,7 @@ from eyas.bench.jobs import JobTurn, LoadJob, draw_ids, poisson
 from eyas.bench.shapes import SHAPES, write_head, write_model
 from eyas.common.config import NANO, ServeConfig
 from eyas.common.errors import ConfigError
-from eyas.common.model_name import model_name
+from eyas.common.model_folder import model_name
 from eyas.configuration import OF_DRAFTS, own_config, usual_layout
 
 CLOSED = {"bs1": (1, 256, 512, 2), "bs8": (8, 256, 512, 8), "bs32": (32, 256, 512, 32)}

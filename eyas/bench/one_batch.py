@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from eyas.bench.output import TablePrinter, check_writable
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
-from eyas.common.model_name import model_name
+from eyas.common.model_folder import model_name
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenEntry
 from eyas.configuration import engine_config

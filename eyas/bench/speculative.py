@@ -21,7 +21,7 @@ from eyas.bench.plot_style import check_plot
 from eyas.bench.plots import plot_speculative
 from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
-from eyas.common.model_name import model_name
+from eyas.common.model_folder import model_name
 from eyas.configuration import drafts
 from eyas.flags import add_engine, positive
 

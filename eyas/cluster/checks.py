@@ -18,12 +18,10 @@ from pathlib import Path
 
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.errors import ConfigError
-from eyas.common.json_object import read_json_object
 from eyas.common.machine.gpus import number_of
 from eyas.common.machine.memory import GIB, MemoryBudget
-from eyas.common.model_name import model_name
+from eyas.common.model_folder import TextSource, model_name, read_json_object
 from eyas.common.tokenizers.source import TOKENIZER_FILES, read_tokenizer, tokenizer_file
-from eyas.common.tokenizers.text_source import TextSource
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
 from eyas.engine.checkpoint.methods import read_quantized

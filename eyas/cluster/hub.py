@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from eyas.common.errors import ConfigError
-from eyas.common.model_name import HubName, on_hub
+from eyas.common.model_folder import HubName, on_hub
 
 _SMALL = ("*.json", "*.jinja", "*.model", "*.txt")
 _TEMPLATES = "additional_chat_templates/*.jinja"

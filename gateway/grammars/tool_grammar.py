@@ -12,7 +12,7 @@ from typing import Any
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.json_schema import types_of
 from eyas.common.grammars.notations import POINTER, Grammar, GrammarKind, renewed
-from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.grammars.schemas.document import refuse
 from gateway.formats.tool_fields import ChatTool, ToolFields
 from gateway.parsers.calls import Format, Mark, either, optional, sequence, text
 from gateway.parsers.message import MessageReading

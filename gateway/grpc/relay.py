@@ -16,7 +16,7 @@ from typing import Any
 
 from eyas.common.cluster.listening import BACKLOG
 from eyas.common.logging import RateLimitedLogger
-from eyas.common.security.tls_door import TlsDoor
+from eyas.common.security.tls import TlsDoor
 
 FLUSH_S = 5.0  # a caller that takes less than what waits for it is gone: gRPC's own pings would say the same
 LAST_S = 3.0  # for the last bytes at the gateway's end, as over HTTP; its group kills it after 5 s

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from eyas.common.cluster.listening import listen
-from eyas.common.security.tls_door import TlsDoor
+from eyas.common.security.tls import TlsDoor
 from gateway.http.protocol import HttpLimits, OpenConnections
 
 GRACE_S = 3  # after `aclose`, the last bytes of answers have this long to leave

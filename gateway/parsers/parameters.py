@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammars.schemas.document import KEYWORDS, mapped
-from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.grammars.schemas.document import KEYWORDS, mapped, refuse
 
 BRANCHES = ("anyOf", "oneOf", "allOf")
 ANY = "any"

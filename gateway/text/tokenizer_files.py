@@ -15,8 +15,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError
-from eyas.common.json_object import read_json_object
-from eyas.common.tokenizers.text_source import given_template
+from eyas.common.model_folder import given_template, read_json_object
 from gateway.text.templates import ChatTemplate
 
 CONFIG = "tokenizer_config.json"

@@ -26,7 +26,7 @@ from eyas.client.reach import ServerAddress, grpc_target
 from eyas.common.cluster.listening import free_ports
 from eyas.common.config import DoorFiles, GatewayConfig
 from eyas.common.errors import ConfigError, EyasError, Unauthorized, Unavailable
-from eyas.common.security import api_keys, tls_door
+from eyas.common.security import api_keys, tls
 from eyas.common.security.tls import door_context
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
@@ -191,7 +191,7 @@ async def get(ours: Certificates, port: int, header: bytes = b"") -> bytes:
 async def test_silent_connections_are_bounded_in_number(
     ours: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_door, "HANDSHAKE_S", 60.0)
+    monkeypatch.setattr(tls, "HANDSHAKE_S", 60.0)
     async with https(ours, HttpLimits(connections=4)) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
         async with asyncio.timeout(SOON_S):  # the oldest one goes before its time
@@ -204,13 +204,13 @@ async def test_silent_connections_are_bounded_in_number(
 async def test_silent_connections_are_bounded_in_time(
     ours: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_door, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(tls, "HANDSHAKE_S", 0.3)
     async with https(ours, HttpLimits()) as port:
         for reader, writer in [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]:
             async with asyncio.timeout(SOON_S):
                 assert await reader.read() == b""
             writer.close()
-        monkeypatch.setattr(tls_door, "HANDSHAKE_S", SOON_S)
+        monkeypatch.setattr(tls, "HANDSHAKE_S", SOON_S)
         assert (await get(ours, port)).endswith(b"ok")
 
 

@@ -14,7 +14,8 @@ import yaml
 from certificates import Certificates
 
 from eyas import cli, configuration
-from eyas.common.security import api_keys, tls_folder
+from eyas.common.machine import folders
+from eyas.common.security import api_keys
 from eyas.common.security.tls import ServiceTls, door_context, service_tls
 from eyas.common.wire import rpc
 from gateway.http.protocol import HttpLimits
@@ -45,9 +46,9 @@ def test_every_service_has_the_certificates(ours: Certificates, monkeypatch: pyt
     for name, service in secure.items():
         (volume,) = service["volumes"]
         assert volume.endswith((":/certs:ro", ":/certs/services:ro"))
-        folder = service["environment"][tls_folder.VARIABLE].replace("/certs", str(ours.folder))
+        folder = service["environment"][folders.TLS_VARIABLE].replace("/certs", str(ours.folder))
         assert service_tls(folder) is not None
-        monkeypatch.setenv(tls_folder.VARIABLE, folder)
+        monkeypatch.setenv(folders.TLS_VARIABLE, folder)
         command = plain[name]["entrypoint"][-1]
         words = [*BY_ENTRYPOINT[command], *service.get("command", plain[name]["command"])]
         args = cli._parser().parse_args([word.replace("/certs", str(ours.folder)) for word in words])
@@ -77,7 +78,7 @@ async def test_the_health_check_gets_in(ours: Certificates, monkeypatch: pytest.
     await http.start()
     try:
         assert not await asyncio.to_thread(serves, f"127.0.0.1:{port}")
-        monkeypatch.setenv(tls_folder.VARIABLE, ours.services)
+        monkeypatch.setenv(folders.TLS_VARIABLE, ours.services)
         assert await asyncio.to_thread(serves, f"127.0.0.1:{port}")
         assert await asyncio.to_thread(serves, f"https://127.0.0.1:{http.port}/health")
         assert not await asyncio.to_thread(serves, f"http://127.0.0.1:{http.port}/health")

@@ -142,7 +142,6 @@ def test_what_processes_say_has_one_definition_per_name() -> None:
 MAY_READ_THE_ENVIRONMENT = (
     "eyas/common/security/api_keys.py",
     "eyas/common/machine/folders.py",
-    "eyas/common/security/tls_folder.py",
     "eyas/cli.py",  # gRPC is told in no other way to be silent
     "eyas/common/machine/gpus.py",  # CUDA is told in no other way which GPUs a process may see
     "gateway/observe/tracing.py",  # where OpenTelemetry is told by its own variables

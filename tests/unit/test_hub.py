@@ -18,7 +18,7 @@ from eyas.cluster.checks import check_model
 from eyas.cluster.hub import chosen, model_folder
 from eyas.common.config import NANO
 from eyas.common.errors import ConfigError
-from eyas.common.model_name import HubName, model_name, on_hub
+from eyas.common.model_folder import HubName, model_name, on_hub
 from tests.local_hub import COMMIT, LocalHub, local_hub
 
 NAME = "org/Small-1.5B"

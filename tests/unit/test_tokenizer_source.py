@@ -14,10 +14,10 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from eyas.cluster.checks import check_model
 from eyas.common.config import NANO
 from eyas.common.errors import ConfigError
+from eyas.common.model_folder import TextSource
 from eyas.common.tokenizers import byte_ranks
 from eyas.common.tokenizers.byte_ranks import of_kimi
 from eyas.common.tokenizers.source import read_tokenizer
-from eyas.common.tokenizers.text_source import TextSource
 from eyas.common.tokenizers.vocabulary import decoder_of, pieces
 from eyas.engine.checkpoint.turn_ends import named_ends
 from gateway.text.tokenizer import Tokenizer as Served

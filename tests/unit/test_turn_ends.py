@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eyas.common.tokenizers.text_source import TextSource
+from eyas.common.model_folder import TextSource
 from eyas.engine.checkpoint.folder import end_tokens
 from eyas.engine.checkpoint.turn_ends import named_ends
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from eyas.bench.output import TablePrinter
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
-from eyas.common.model_name import model_name
+from eyas.common.model_folder import model_name
 from eyas.configuration import engine_config
 from eyas.flags import add_engine
 

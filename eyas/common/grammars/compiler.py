@@ -21,7 +21,7 @@ from eyas.common.grammars import json_schema
 from eyas.common.grammars.json_rules import JsonStyle, json_rules
 from eyas.common.grammars.notations import POINTER, Grammar, GrammarKind, renewed
 from eyas.common.grammars.regex_syntax import UnsupportedPattern
-from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.grammars.schemas.document import refuse
 from eyas.common.grammars.string_rules import PLAIN, StringPattern, rules_of
 from eyas.common.tokenizers.vocabulary import pieces
 

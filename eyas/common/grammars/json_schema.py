@@ -14,8 +14,7 @@ from typing import Any
 from eyas.common.grammars.schemas import machines, members, sequences, strings
 from eyas.common.grammars.schemas.basics import ANY, BASICS, constant
 from eyas.common.grammars.schemas.branches import SchemaLiteral, Term, ValueCase
-from eyas.common.grammars.schemas.document import SchemaDocument
-from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.grammars.schemas.document import SchemaDocument, refuse
 from eyas.common.grammars.schemas.terms import SchemaTerms, key_of, term_of
 
 MAX_RULES = 20_000

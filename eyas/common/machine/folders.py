@@ -2,7 +2,8 @@
 
 Each process that uses a shared folder holds a lock on it, and the last of them to leave removes it. A lock
 dies with its process, so no pid is ever guessed at. If all were killed, the next process that makes a folder
-with the same prefix removes theirs.
+with the same prefix removes theirs. The folder of a service's certificates may be named by one variable for a
+whole container.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 
 PREFIX = "eyas-cluster-"
+TLS_VARIABLE = "EYAS_TLS_DIR"
 
 
 class SharedFolder:
@@ -110,3 +112,8 @@ def living_in(folder: Path) -> Iterator[None]:
 def cache_home() -> Path:
     """`eyas` in the user's cache directory: $XDG_CACHE_HOME, or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "eyas"
+
+
+def tls_folder(flag: str | None) -> str | None:
+    """The folder that the flag names, else the variable; None: services talk in plain."""
+    return flag or os.environ.get(TLS_VARIABLE) or None

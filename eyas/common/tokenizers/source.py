@@ -20,8 +20,8 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from tokenizers import decoders as decoding
 
 from eyas.common.errors import ConfigError
-from eyas.common.json_object import read_json_object
 from eyas.common.machine.folders import cache_home
+from eyas.common.model_folder import read_json_object
 from eyas.common.tokenizers import byte_ranks, sentence_pieces
 
 _JSON = "tokenizer.json"

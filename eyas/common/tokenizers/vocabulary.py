@@ -19,7 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders
 
 from eyas.common.errors import ConfigError, InvalidRequest
-from eyas.common.json_object import read_json_object
+from eyas.common.model_folder import read_json_object
 from eyas.common.tokenizers.source import read_tokenizer
 
 _NO_TEXT = b"\xff"

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from eyas.common.errors import ConfigError
-from eyas.common.json_object import read_json_object
-from eyas.common.tokenizers.text_source import TextSource
+from eyas.common.model_folder import TextSource, read_json_object
 from eyas.engine.checkpoint.modelopt import BESIDE
 from eyas.engine.checkpoint.packed import packed_among
 from eyas.engine.checkpoint.quantized import QUANTIZED, QuantizedConfig

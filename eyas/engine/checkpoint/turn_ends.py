@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError
-from eyas.common.json_object import read_json_object
+from eyas.common.model_folder import TextSource, given_template, read_json_object
 from eyas.common.tokenizers.source import special_tokens, tokenizer_file
-from eyas.common.tokenizers.text_source import TextSource, given_template
 
 _OF = "turn|text|message|msg|sentence|assistant|utterance|response"
 _END = re.compile(

@@ -20,7 +20,7 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
-from eyas.common.model_name import model_name
+from eyas.common.model_folder import model_name
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.tokenizers.source import tokenizer_digest

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from eyas.common.errors import ConfigError
-from eyas.common.tokenizers.text_source import TextSource
+from eyas.common.model_folder import TextSource
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import end_tokens, read_config, weight_files
 from eyas.engine.checkpoint.values import Raw, words

@@ -1,6 +1,7 @@
 """A JSON schema with its parts by place, what references in it lead to, and whether it is well formed.
 
-Some places of a schema hold schemas, others names, values and other things.
+Some places of a schema hold schemas, others names, values and other things. Refusals of a schema are
+sentences that point into it.
 """
 
 from __future__ import annotations
@@ -8,15 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin
 
-from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.errors import InvalidRequest
 
 MAX_DEPTH = 32
 MAX_ENUM_VALUES = 1000
 MAX_PROPERTIES = 2000
-
 _LONGEST_CHAIN = 32
 _OLD = re.compile(r"draft-0[3-7]")  # in which nothing beside $ref counts
 _INDEX = re.compile(r"0|[1-9][0-9]*")
@@ -323,3 +323,17 @@ def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> A
 def escaped(key: str) -> str:
     """The key as a part of a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
+
+
+def refuse(pointer: str, reason: str) -> NoReturn:
+    """Raises InvalidRequest for the place in the schema."""
+    raise InvalidRequest(f"at {pointer[:200]}: {reason}", param="grammar")
+
+
+class UnwritableBranch(InvalidRequest):
+    """An alternative that no rule can express: an output may be another one of the alternatives."""
+
+
+def leave(pointer: str, reason: str) -> NoReturn:
+    """Raises UnwritableBranch for the place in the schema."""
+    raise UnwritableBranch(f"at {pointer[:200]}: {reason}", param="grammar")

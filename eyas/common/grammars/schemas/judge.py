@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from eyas.common.grammars.schemas import numbers, texts
-from eyas.common.grammars.schemas.document import SchemaDocument, SchemaNode
-from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.grammars.schemas.document import SchemaDocument, SchemaNode, refuse
 from eyas.common.grammars.schemas.values import is_whole, kind_of, same
 
 _MOST_NESTED = 100

@@ -20,9 +20,8 @@ from eyas.common.grammars.schemas.branches import (
     fits,
     fits_not,
 )
-from eyas.common.grammars.schemas.document import SchemaDocument, SchemaNode
+from eyas.common.grammars.schemas.document import SchemaDocument, SchemaNode, leave
 from eyas.common.grammars.schemas.judge import dependents, items_of
-from eyas.common.grammars.schemas.refusals import leave
 from eyas.common.grammars.schemas.values import exactly, kind_of
 
 OF_TYPE = {

@@ -14,7 +14,7 @@ from typing import Any
 from eyas.common.grammars.schemas import strings, texts
 from eyas.common.grammars.schemas.basics import GrammarRules, key
 from eyas.common.grammars.schemas.branches import Term, ValueCase
-from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.grammars.schemas.document import refuse
 from eyas.common.grammars.schemas.terms import SchemaTerms, term_of
 from eyas.common.grammars.schemas.texts import StringRules
 

@@ -14,7 +14,7 @@ from typing import Any
 from eyas.common.grammars.schemas import machines, strings
 from eyas.common.grammars.schemas.basics import GrammarRules, constant
 from eyas.common.grammars.schemas.branches import SchemaLiteral, Term, ValueCase
-from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.grammars.schemas.document import refuse
 from eyas.common.grammars.schemas.terms import SchemaTerms, key_of, term_of
 from eyas.common.grammars.schemas.values import same
 

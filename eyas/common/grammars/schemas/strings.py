@@ -9,7 +9,7 @@ from functools import lru_cache
 from eyas.common.grammars import string_rules
 from eyas.common.grammars.automata import Automaton, NoText, all_but, both, of_lengths, of_others, of_pattern
 from eyas.common.grammars.regex_syntax import UnsupportedPattern, read
-from eyas.common.grammars.schemas.refusals import leave
+from eyas.common.grammars.schemas.document import leave
 from eyas.common.grammars.schemas.texts import StringRules
 from eyas.common.grammars.string_rules import JSON, of_automaton
 

@@ -20,10 +20,9 @@ from eyas.common.grammars.schemas.branches import (
     Term,
     ValueCase,
 )
-from eyas.common.grammars.schemas.document import SchemaDocument, SchemaNode
+from eyas.common.grammars.schemas.document import SchemaDocument, SchemaNode, UnwritableBranch, refuse
 from eyas.common.grammars.schemas.judge import SchemaValidator, properties_of
 from eyas.common.grammars.schemas.keywords import KeywordReader
-from eyas.common.grammars.schemas.refusals import UnwritableBranch, refuse
 
 KINDS = ("null", "boolean", "number", "string", "array", "object")
 MAX_STEPS = 20_000

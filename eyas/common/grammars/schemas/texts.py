@@ -8,8 +8,7 @@ from functools import lru_cache
 from eyas.common.grammars import text_formats
 from eyas.common.grammars.automata import Automaton, of_pattern, reads
 from eyas.common.grammars.regex_syntax import UnsupportedPattern, read
-from eyas.common.grammars.schemas.document import SchemaNode
-from eyas.common.grammars.schemas.refusals import leave
+from eyas.common.grammars.schemas.document import SchemaNode, leave
 
 _FREE_FORMATS = frozenset("password path file-path directory-path binary byte-string regex-text".split())
 _SAME_FORMATS = {**dict.fromkeys(("uuid1", "uuid3", "uuid4", "uuid5"), "uuid"), "idn-email": "email"}
