@@ -52,8 +52,10 @@ def _unpinned() -> SimpleNamespace:
         lambda whole: whole[:, 16:48],
         lambda whole: whole[0],
         lambda whole: whole.view(4, 25, 64),
+        lambda whole: whole.view(1, -1),
+        lambda whole: whole[0, 0],
     ],
-    ids=["whole", "rows", "columns", "vector", "deep"],
+    ids=["whole", "rows", "columns", "vector", "deep", "one long row", "scalar"],
 )
 def test_what_arrives_is_what_was_sent(
     way: WeightStaging, dtype: torch.dtype, view: Callable[[torch.Tensor], torch.Tensor]

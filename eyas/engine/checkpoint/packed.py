@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 Shape = tuple[int, ...]
+Place = Callable[["torch.Tensor"], "torch.Tensor"]
 WORDS = ("I32",)
 WHOLE = ("I32", "I64")
 FLOATS = ("F16", "BF16", "F32")
@@ -159,10 +160,14 @@ class WidenedFile:
     unpacked as well, or that the config says is not packed.
     """
 
-    def __init__(self, folder: Path, config: QuantizedConfig | None, files: Mapping[str, Any]) -> None:
-        """`files`: where each of the folder's tensors is."""
+    def __init__(
+        self, folder: Path, config: QuantizedConfig | None, files: Mapping[str, Any], place: Place
+    ) -> None:
+        """`files`: where each of the folder's tensors is. `place` copies a stored part, contiguous, to where
+        it is unpacked: on a GPU that takes milliseconds, and a second on a CPU.
+        """
         matrices = packed_among(config, files)
-        self._folder, self._files = folder, files
+        self._folder, self._files, self._place = folder, files, place
         self._matrices = {matrix.name: matrix for matrix in matrices}
         self.parts = frozenset(name for matrix in matrices for name in matrix.stored.values())
         for matrix in matrices:
@@ -180,15 +185,15 @@ class WidenedFile:
     def get_slice(self, name: str) -> WidenedMatrix | WidenedExperts:
         """Opens a reader."""
         matrix = self._matrices[name]
-        parts = StoredParts(self._folder, matrix, self._files)
+        parts = StoredParts(self._folder, matrix, self._files, self._place)
         return WidenedExperts(parts) if matrix.config.of_experts else WidenedMatrix(parts)
 
 
 class StoredParts:
     """The parts of a matrix in their files."""
 
-    def __init__(self, folder: Path, matrix: PackedMatrix, files: Mapping[str, Any]) -> None:
-        self._folder, self._matrix = folder, matrix
+    def __init__(self, folder: Path, matrix: PackedMatrix, files: Mapping[str, Any], place: Place) -> None:
+        self._folder, self._matrix, self._place = folder, matrix, place
         self._readers = {end: files[name].get_slice(name) for end, name in matrix.stored.items()}
 
     @cached_property
@@ -205,7 +210,7 @@ class StoredParts:
         missing or is not what it must be.
         """
         config = self._matrix.config
-        read = {end: self._readers[end][part] for end in self._checked}
+        read = {end: self._place(self._readers[end][part]) for end in self._checked}
         try:
             return config.read(read, self.shape, self._groups)
         except ValueError as error:

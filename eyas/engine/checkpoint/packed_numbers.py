@@ -5,7 +5,6 @@ No torch is loaded here: numbers are unpacked by methods of tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,15 +46,15 @@ class PackedNumbers:
             groups = every[columns]
         return PackedNumbers(self.numbers[rows, columns], zeros, scales, groups, self.values)
 
-    def placed(self, place: Callable[[torch.Tensor], torch.Tensor]) -> PackedNumbers:
-        """A copy with each tensor, contiguous, where `place` puts it."""
+    def contiguous(self) -> PackedNumbers:
+        """The same, each tensor contiguous."""
         zeros, groups, values = self.zeros, self.groups, self.values
         return PackedNumbers(
-            place(self.numbers.contiguous()),
-            zeros if isinstance(zeros, int) else place(zeros.contiguous()),
-            place(self.scales.contiguous()),
-            None if groups is None else place(groups.contiguous()),
-            None if values is None else place(values.contiguous()),
+            self.numbers.contiguous(),
+            zeros if isinstance(zeros, int) else zeros.contiguous(),
+            self.scales.contiguous(),
+            None if groups is None else groups.contiguous(),
+            None if values is None else values.contiguous(),
         )
 
     def widened(self) -> torch.Tensor:
@@ -117,7 +116,7 @@ def _threes(bytes_of_eight: torch.Tensor) -> torch.Tensor:
 
     low, middle, high = bytes_of_eight.to(int32).unbind(-1)
     joined = low | middle << 8 | high << 16
-    return (joined[..., None] >> arange(0, 24, 3)).bitwise_and_(7).to(uint8)
+    return (joined[..., None] >> arange(0, 24, 3, device=joined.device)).bitwise_and_(7).to(uint8)
 
 
 def columns_groups(stored: torch.Tensor, groups: int, end: str) -> torch.Tensor:

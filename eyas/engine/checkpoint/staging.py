@@ -44,11 +44,11 @@ class WeightStaging:
     def upload(self, source: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of `source` on the device, in the order of the caller's stream.
 
-        `source` is on the CPU; its last dimension is contiguous and at most PIECE_BYTES long.
+        `source` is on the CPU. If it is not contiguous, its last dimension is, and at most PIECE_BYTES long.
         """
         target = torch.empty(source.shape, dtype=source.dtype, device=self._device)
         stream = torch.cuda.current_stream(target.device)
-        rows = source.reshape(-1, source.shape[-1])
+        rows = source.reshape(-1, 1 if source.is_contiguous() else source.shape[-1])
         height = rows_per_piece(rows)
         pairs = zip(rows.split(height), target.view(rows.shape).split(height), strict=True)
         copies = [self._readers.submit(self._copy, piece, to, stream) for piece, to in pairs]

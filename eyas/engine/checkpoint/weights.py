@@ -243,9 +243,13 @@ class FolderWeights(WeightSource):
         self._home: dict[str, _StoredTensor] = {}
         self._seen: set[str] = set()
         self._finite = FiniteCheck()
+        self._place: Callable[[torch.Tensor], torch.Tensor] = _aligned
+        if placement.device != "cpu":
+            staging = self._open.enter_context(contextlib.closing(WeightStaging(placement.device)))
+            self._place = staging.upload
         files = [(path, self._opened(path)) for path in weight_files(folder)]
         stored = {name: file for _, file in files for name in file.keys() if name.startswith(prefixes)}  # noqa: SIM118
-        widened = WidenedFile(folder, quantized, stored)
+        widened = WidenedFile(folder, quantized, stored, self._place)
         for path, file in (*files, (folder, widened)):
             names = [name for name in file.keys() if name.startswith(prefixes)]  # noqa: SIM118 (not a dict)
             if file is not widened:
@@ -258,10 +262,6 @@ class FolderWeights(WeightSource):
         progress = Progress(console=screen, disable=not sys.stderr.isatty(), transient=True)
         self._progress = self._open.enter_context(progress)
         self._task = progress.add_task(f"loading {folder.name}", total=len(self._home))
-        self._place: Callable[[torch.Tensor], torch.Tensor] = _aligned
-        if placement.device != "cpu":
-            staging = self._open.enter_context(contextlib.closing(WeightStaging(placement.device)))
-            self._place = staging.upload
 
     def _opened(self, path: Path) -> Any:
         try:
@@ -304,15 +304,14 @@ class FolderWeights(WeightSource):
 
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
         quantized, read = self.is_quantized(name), self._mapped(name, shape)
+        if self._home[name].is_packed:
+            return self._as(dtype, name, read[part].to(dtype).contiguous())
         if quantized:
             wide = fp8.widened(read[:], self._scales(name, shape))[part]
-        elif self._home[name].is_packed:
-            wide = read[part]
-        else:
-            if dtype.is_floating_point:
-                _check_meaning(name, read, _PLAIN)
-            return self._as(dtype, name, self._place(read[part]))
-        return self._as(dtype, name, self._place(wide.to(dtype)))
+            return self._as(dtype, name, self._place(wide.to(dtype)))
+        if dtype.is_floating_point:
+            _check_meaning(name, read, _PLAIN)
+        return self._as(dtype, name, self._place(read[part]))
 
     def _as(self, dtype: torch.dtype, name: str, stored: torch.Tensor) -> torch.Tensor:
         """The tensor in another dtype. The shorter of both is looked at: it costs less, and NaN and infinity
@@ -352,7 +351,7 @@ class FolderWeights(WeightSource):
     def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
         if not self.is_packed(name):
             return super()._load_packed(name, shape, part)
-        placed: PackedNumbers = self._mapped(name, shape).numbers(part).placed(self._place)
+        placed: PackedNumbers = self._mapped(name, shape).numbers(part).contiguous()
         self._finite.see(name, placed.scales)
         return placed
 
