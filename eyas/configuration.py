@@ -94,6 +94,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         tensor_parallel_size=args.tensor_parallel_size,
         dp_attention=args.dp_attention,
         load_format=args.load_format,
+        model_impl=args.model_impl,
         dtype=args.dtype,
         kv_cache_dtype=args.kv_cache_dtype,
         attention_backend=args.attention_backend,

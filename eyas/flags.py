@@ -52,6 +52,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     text += " (the embedded head for the embedded model)"
     add("--draft", metavar="MODEL|mtp|ngram|none", help=text)
     add("--load-format", default=engine.load_format, choices=["auto", "dummy"], help="dummy: random weights")
+    text = (
+        "whose code computes the model; auto: Eyas' if it has a file for the architecture, else transformers'"
+    )
+    add("--model-impl", default=engine.model_impl, choices=["auto", "eyas", "transformers"], help=text)
     add("--device", default=engine.device, help=f"cpu or cuda ({engine.device})")
     add(
         "--tensor-parallel-size",

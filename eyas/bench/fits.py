@@ -13,7 +13,7 @@ from eyas.engine.models.table import read_model
 
 def check(config: EngineConfig) -> None:
     """Raises ConfigError if the model's folder cannot be served, or there is no such device here."""
-    read_model(config.model, config.load_format)
+    read_model(config.model, config.load_format, impl=config.model_impl)
     if config.device != "cpu" and not torch.cuda.is_available():
         message = f"--device: {config.device} is not available: PyTorch sees no GPU here"
         raise ConfigError(message, param="device")
@@ -21,7 +21,7 @@ def check(config: EngineConfig) -> None:
 
 def check_memory(config: EngineConfig, free: int | None = None) -> None:
     """Raises ConfigError if one rank's weights take more than `free` bytes (None: what is free now)."""
-    model = read_model(config.model, config.load_format)
+    model = read_model(config.model, config.load_format, impl=config.model_impl)
     amount = weight_bytes(model, config.dtype, config.device, config.deterministic)
     needed = amount.of_rank(config.tensor_parallel_size, config.dp_attention)
     free = free_bytes(config.device) if free is None else free

@@ -170,7 +170,7 @@ def build_prompt_kernels(config: EngineConfig) -> None:
     from eyas.engine.attention.flashinfer_backend import Fa3Build
     from eyas.engine.models.table import read_model
 
-    head_dim = read_model(config.model, config.load_format).head_dim
+    head_dim = read_model(config.model, config.load_format, impl=config.model_impl).head_dim
     try:
         Fa3Build(getattr(torch, config.dtype), head_dim, config.device).wait()
     except ConfigError as error:
@@ -213,6 +213,7 @@ def about(config: EngineConfig) -> dict[str, Any]:
         "dtype": config.dtype,
         "tensor_parallel_size": config.tensor_parallel_size,
         "load_format": config.load_format,
+        "model_impl": config.model_impl,
         "draft": model_name(config.draft) if config.draft else None,
     }
     if config.speculates:

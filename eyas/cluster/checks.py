@@ -39,7 +39,7 @@ def check_engine(config: EngineConfig) -> None:
     check_model(config.model, config.load_format, config.chat_template, config.tokenizer)
     check_draft(config.draft, config.load_format)
     _check_own_layers(config)
-    model = read_model(config.model, "dummy", config.texts)  # the files were looked at
+    model = read_model(config.model, "dummy", config.texts, config.model_impl)  # the files were looked at
     model.limited_to(config.context_length)
 
 
@@ -173,7 +173,7 @@ def check_room(
 
 
 def _model(config: EngineConfig) -> ModelConfig:
-    model = read_model(config.model, config.load_format, config.texts)
+    model = read_model(config.model, config.load_format, config.texts, config.model_impl)
     return model.limited_to(config.context_length)
 
 

@@ -236,6 +236,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "tensor-parallel-size": engine.tensor_parallel_size,
         "dp-attention": engine.dp_attention,
         "load-format": engine.load_format,
+        "model-impl": engine.model_impl,
         "dtype": engine.dtype,
         "kv-cache-dtype": engine.kv_cache_dtype,
         "attention-backend": engine.attention_backend,

@@ -80,6 +80,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # GPUs that share the model
     dp_attention: int = 1  # ranks that attend with requests of their own, and share all experts
     load_format: str = "auto"  # or "dummy": random weights of the configured shape
+    model_impl: str = "auto"  # whose code computes it: "eyas", "transformers"; or ours if there is one
     dtype: str = "float32"  # of weights and KV: "bfloat16", "float16" or "float32"
     kv_cache_dtype: str = "auto"  # of the target's KV: "fp8_e4m3", or the same
     attention_backend: str = "torch"  # of decode and verify rows: "torch" or "triton"

@@ -23,6 +23,7 @@ from eyas.peers.meanings import (
 _DTYPES = values.spelled({"half": "float16", "float": "float32"})
 _KV_DTYPES = values.spelled({"fp8": "fp8_e4m3", "bfloat16": "auto", "bf16": "auto"})
 _FORMATS = values.spelled({"safetensors": "auto", "hf": "auto"})
+_IMPLEMENTATIONS = values.spelled({"vllm": "eyas", "sglang": "eyas"})
 _TEXT_ONLY = "Eyas serves text alone: leave it out"
 _NO_ADAPTERS = "Eyas serves no adapters: merge the adapter into a copy of the model, and serve that"
 _OWN_COPY = "change config.json in a copy of the model's folder"
@@ -126,7 +127,7 @@ MODEL = (
     FlagRow(
         BOTH,
         ("--model-impl",),
-        AcceptedValues(("auto",), "models are built in", "leave it out"),
+        SameFlag(_IMPLEMENTATIONS, "`vllm` and `sglang` are `eyas`"),
         example="auto",
     ),
     FlagRow(

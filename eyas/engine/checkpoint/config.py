@@ -255,6 +255,18 @@ class LayerSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class ForeignModel:
+    """A decoder that transformers computes. `stated`: its config.json. `elements`: of all its weights.
+
+    `modules`: the names of what attends in each layer.
+    """
+
+    stated: str
+    elements: int
+    modules: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder. `context_length` is in tokens; sizes are element counts.
 
@@ -266,7 +278,8 @@ class ModelConfig:
     `logit_scale` logits. `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not).
     `quantized`: how weights are stored that are not in 16 or 32 bits (None: all are). `renamed`: parts of
     tensor names, (as stored, as the decoder calls them), replaced in this order; `fused`: tensors that are
-    stored as one.
+    stored as one. `foreign`: transformers computes it, and of its layers the attention alone is described
+    (None: Eyas does, as all of this says).
     Raises ConfigError if its layers cannot share a KV pool, or their sizes do not fit each other.
     """
 
@@ -291,6 +304,7 @@ class ModelConfig:
     quantized: QuantizedConfig | None = None
     renamed: tuple[tuple[str, str], ...] = ()
     fused: tuple[JoinedTensor, ...] = ()
+    foreign: ForeignModel | None = None
     eos_token_ids: tuple[int, ...] = ()
     load_format: str = "auto"  # "dummy": weight files are neither needed nor read
 

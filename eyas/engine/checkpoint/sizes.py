@@ -49,6 +49,8 @@ def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = Fals
     are widened, but on a GPU for integers of four bits that are no experts', and for experts in MXFP4.
     `exact`: those too are.
     """
+    if model.foreign is not None:
+        return WeightBytes(0, ITEMSIZE[dtype] * model.foreign.elements)
     packed = model.quantized if isinstance(model.quantized, PackedConfig) and device != "cpu" else None
     packed = None if exact else packed
     halves = packed is not None and packed.bits == 4 and packed.integers

@@ -292,6 +292,13 @@ class StepExecutor:
         return program
 
     @torch.inference_mode()
+    def rehearse_forward(self, shape: StepShape) -> None:
+        """Launches the model's part of a step in which every row is padding, and waits for nothing."""
+        program = StepProgram(self.state, shape, self._inputs, self._results)
+        program.blank()
+        program.forward()
+
+    @torch.inference_mode()
     def rehearse_join(self, program: StepProgram) -> None:
         """Fetch a feature of what was rehearsed, and draft with it for a sequence of padding."""
         features = self._features(program, [0])
@@ -346,9 +353,13 @@ class StepExecutor:
     def close(self) -> bool:
         """Gives up the graphs. False: the device may hang, so nothing waits for it any more."""
         self._program = self._rows = None
+        self.forget_graphs()
+        return True
+
+    def forget_graphs(self) -> None:
+        """Every step is launched kernel by kernel from now on."""
         self._captured.clear()
         self._captured_catch_ups.clear()
-        return True
 
 
 def _host(words: int, device: str) -> torch.Tensor:

@@ -25,6 +25,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
+from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.device.buckets import GRAIN
 from eyas.engine.grammar.grammars import GrammarManager
@@ -54,8 +55,10 @@ from eyas.engine.loop.engine import Engine, EngineParts
 from eyas.engine.loop.forwards import LocalForward, StepForward
 from eyas.engine.loop.plain_runner import PlainRunner
 from eyas.engine.loop.runner import StepRunner
-from eyas.engine.models.base import FeatureTap
+from eyas.engine.models.base import DecoderModel, FeatureTap
 from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.foreign.build import foreign_model
+from eyas.engine.models.foreign.pages import PlainPages
 from eyas.engine.models.heads import head_family
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
@@ -175,10 +178,11 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
     model, forward = _plain_model(loaded, pool, beat)
     draft_runner = None
     if loaded.drafts_here:
+        assert isinstance(model, Decoder)
         draft_runner = plain_runner(loaded, model.ends, plain_machine(loaded, beat))
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
     grammars = _grammars(loaded)
-    tap = _tap(loaded, model) if loaded.head else None
+    tap = _tap(loaded, model) if loaded.head and isinstance(model, Decoder) else None
     runner = PlainRunner(model, pools, forward, tap, grammars, beat)
     drafter = _drafter(loaded, draft_runner)
     round_rows = loaded.round_rows if drafter else 1
@@ -202,11 +206,16 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
     )
 
 
-def _plain_model(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder[Linear], StepForward]:
+def _plain_model(
+    loaded: EngineSpec, pool: KvPool, beat: Beat
+) -> tuple[DecoderModel[ForwardBatch], StepForward]:
     """The model here, and what computes steps: it alone, or with other ranks."""
     if loaded.config.dp_attention > 1:
         return attention_ranks(loaded, pool, beat)
     backend = loaded.backend(KvKind.TARGET, beat)
+    if loaded.target.foreign is not None:
+        foreign = foreign_model(loaded.target, loaded.placement, PlainPages(backend))
+        return foreign, LocalForward(foreign, pool, backend)
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(loaded.target, weights, TorchMachine(loaded.target, backend))
     return model, LocalForward(model, pool, backend)

@@ -33,12 +33,12 @@ from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.device.runner import DeviceRunner, catch_up_sizes
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepLayout, StepShape
-from eyas.engine.formats.projection import Projection
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
 from eyas.engine.loading.draft_channels import from_gpu_to_gpu
+from eyas.engine.loading.foreign_graphs import capture_if_possible
 from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart, StartPhases
@@ -52,8 +52,10 @@ from eyas.engine.loading.step_shapes import (
     largest,
     rehearsed,
 )
-from eyas.engine.models.base import DraftModel, FeatureTap
+from eyas.engine.models.base import DecoderModel, DraftModel, FeatureTap
 from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.foreign.build import foreign_model
+from eyas.engine.models.foreign.pages import DevicePages
 from eyas.engine.models.heads import head_family, load_draft
 from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.ops.device_step import LayerContext, RowAttention
@@ -178,7 +180,10 @@ def build_rank(
         depths = by_depth(loaded).values() or (buckets,)
         slowest = max(_warm_up(executor, rehearsed(loaded, depth)) for depth in depths)
     with start.phases("capture"):
-        executor.capture(captured(loaded), captured_catch_ups(loaded, state))
+        if loaded.target.foreign is None:
+            executor.capture(captured(loaded), captured_catch_ups(loaded, state))
+        else:
+            capture_if_possible(executor, captured(loaded))
     return WarmRank(loaded, executor, buckets, slowest)
 
 
@@ -287,7 +292,7 @@ def table_sizes(loaded: EngineSpec) -> TableSizes:
 
 def _models(
     arithmetic: RankArithmetic, ranks: ProcessGroup, attentions: dict[KvKind, RowAttention]
-) -> tuple[Decoder[Projection], FeatureTap | None, DraftModel[ForwardRows] | None]:
+) -> tuple[DecoderModel[ForwardRows], FeatureTap | None, DraftModel[ForwardRows] | None]:
     """The target, and as much of the head as runs here."""
     loaded, alone = arithmetic.loaded, ProcessGroup(RankInfo(), arithmetic.loaded.config.device)
     whole, sharers = (ranks, alone) if loaded.config.dp_attention == 1 else (alone, ranks)
@@ -298,6 +303,8 @@ def _models(
         sharing = sharers if loaded.experts(group) else alone  # of dense layers each rank has all
         return DeviceMachine(replace(made, uniform_experts=loaded.uniform_experts, sharers=sharing))
 
+    if loaded.target.foreign is not None:
+        return _foreign(loaded, attentions[KvKind.TARGET]), None, None
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(loaded.target, weights, machine(KvKind.TARGET, arithmetic.products))
     log = logging.getLogger("eyas.engine")
@@ -315,6 +322,14 @@ def _models(
         if not loaded.drafts_here:
             return model, tap, None
         return model, tap, load_draft(loaded.head, weights, model.ends, beside)
+
+
+def _foreign(loaded: EngineSpec, attention: RowAttention) -> DecoderModel[ForwardRows]:
+    """The target, if transformers computes it."""
+    target, config = loaded.target, loaded.config
+    sizes = target.context_length, target.head_dim
+    pages = DevicePages(attention, *sizes, device=config.device, pdl=pdl_of(config))
+    return foreign_model(target, loaded.placement, pages)
 
 
 def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:

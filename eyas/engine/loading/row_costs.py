@@ -13,8 +13,11 @@ def context_of_a_row(model: ModelConfig) -> float:
 
     Layers with a window count as if they attended to nothing: what they read has an end.
     """
-    weights = sum(_weights(model.hidden_size, layer) for layer in model.layers)
-    weights += model.hidden_size * model.vocab_size
+    if model.foreign is not None:
+        weights = model.foreign.elements
+    else:
+        weights = sum(_weights(model.hidden_size, layer) for layer in model.layers)
+        weights += model.hidden_size * model.vocab_size
     read = sum(_attended(layer) for layer in model.layers)
     return weights / (ATTENDED * read) if read else float(model.context_length)
 

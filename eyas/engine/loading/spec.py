@@ -52,8 +52,9 @@ class EngineSpec:
 
         Raises ConfigError in one sentence if they cannot be served.
         """
-        target = read_model(config.model, config.load_format, config.texts)
+        target = read_model(config.model, config.load_format, config.texts, config.model_impl)
         target = target.limited_to(config.context_length)
+        _check_foreign(target, config)
         head = None
         if config.draft is not None:
             head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
@@ -226,6 +227,25 @@ class EngineSpec:
             return arithmetic
         major, minor = torch.cuda.get_device_capability(device)
         return f"{arithmetic} on sm_{major}{minor}"
+
+
+def _check_foreign(target: ModelConfig, config: EngineConfig) -> None:
+    """Raises ConfigError for a flag that a model which transformers computes is not served with."""
+    if target.foreign is None:
+        return
+    unserved = {
+        f"draft {config.draft}": config.draft is not None,
+        "tensor-parallel-size": config.tensor_parallel_size > 1,
+        "dp-attention": config.dp_attention > 1,
+        "deterministic": config.deterministic,
+    }
+    for flag, asked in unserved.items():
+        if asked:
+            instead = "take --draft ngram or none" if flag.startswith("draft") else "leave it out"
+            raise ConfigError(
+                f"--{flag}: transformers computes {target.architecture}, where it does not work: {instead}",
+                param=flag.split()[0],
+            )
 
 
 def _check_stages(head: DraftConfig, ranks: int) -> None:

@@ -37,6 +37,8 @@ def refusal(config: ModelConfig, outputs: int) -> str:
         return f"a model that is a {type(config).__name__}"
     if config.uneven_heads:
         return "layers that differ in the width or the number of their key and value heads"
+    if config.foreign is not None:  # its products are not these kernels'
+        return next(filter(None, map(_layer_refusal, config.layers)), "")
     sizes = {"hidden_size": config.hidden_size, "vocabulary rows": outputs}
     for layer in config.layers:
         if why := _layer_refusal(layer):

@@ -77,6 +77,10 @@ MODELS = {
 """What a config.json calls an architecture, and the module of `eyas.engine.models` that is its `Family`."""
 
 
+FOREIGN = "foreign.describe"
+"""The module of what transformers computes; it loads torch."""
+
+
 class Family(Protocol):
     """The module of a family."""
 
@@ -84,24 +88,29 @@ class Family(Protocol):
         """The model whose config.json is `raw`. Raises what `reading` makes sentences of, and ConfigError."""
 
 
-def read_model(folder: Path | str, load_format: str = "auto", texts: TextSource | None = None) -> ModelConfig:
+def read_model(
+    folder: Path | str, load_format: str = "auto", texts: TextSource | None = None, impl: str = "auto"
+) -> ModelConfig:
     """The model of a Hugging Face folder. `texts`: where its tokenizer and template are (None: in it).
 
-    Raises ConfigError if it cannot be served, in one sentence that says why.
+    `impl`: "eyas" or "transformers" computes it, or "auto": transformers what has no file here. Raises
+    ConfigError if it cannot be served, in one sentence that says why.
     """
     folder = Path(folder)
     raw = read_config(folder)
     with reading(folder):
         architecture = next(iter(words(raw, "architectures")), "(none named)")
-    if architecture not in MODELS:
+    if impl == "eyas" and architecture not in MODELS:
         known = ", ".join(sorted(MODELS))
         raise ConfigError(
             f"architecture {architecture} of {folder} is not supported ({known} are): "
-            "it takes a file and a line in a table, as docs/adding-a-model.md says"
+            "--model-impl auto lets transformers compute it if it can; else it takes a file and a line in a "
+            "table, as docs/adding-a-model.md says"
         )
     if load_format != "dummy":
         weight_files(folder)
-    family = cast(Family, importlib.import_module(f"eyas.engine.models.{MODELS[architecture]}"))
+    module = MODELS.get(architecture, FOREIGN) if impl != "transformers" else FOREIGN
+    family = cast(Family, importlib.import_module(f"eyas.engine.models.{module}"))
     with reading(folder):
         config = family.describe(raw, folder)
     ends = end_tokens(folder, raw, config.vocab_size, texts)

@@ -1,0 +1,1 @@
+"""Decoders that have no file here: transformers computes them, over Eyas' pages."""

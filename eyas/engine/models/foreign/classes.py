@@ -1,0 +1,97 @@
+"""Finds the class by which transformers computes a config.json, or says why it cannot be served that way.
+
+Only classes of the transformers package are looked up: code that lies in a model's repository never runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.quantized import QUANTIZED
+from eyas.engine.checkpoint.values import Raw, said, words
+
+ITSELF = "transformers itself runs it (`transformers serve`)"
+OWN_FILE = "or give it a file (docs/adding-a-model.md)"
+
+_IDLE = ("auto_map", "attn_implementation", "experts_implementation", "torch_dtype", "dtype")
+"""Keys of a config.json that say how somebody ran a model, not what it is."""
+
+
+def model_class(raw: Raw, folder: Path) -> tuple[Any, Any]:
+    """The configuration as transformers reads it, and the class that computes it.
+
+    Raises ConfigError, in one sentence that says what can be done, for what is not served by transformers'
+    code.
+    """
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    architecture = next(iter(words(raw, "architectures")), "(none named)")
+    decoders = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    kind = raw.get("model_type") or next((key for key, n in decoders.items() if n == architecture), None)
+    known = isinstance(kind, str) and kind in CONFIG_MAPPING
+    if not known or architecture != decoders.get(kind):
+        seq2seq = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+        refuse(raw, folder, _stranger(raw, architecture, architecture in seq2seq.values()))
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(_settings(raw))
+        found = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever transformers raises for a value that it does not take
+        text = " ".join(str(error).split())
+        raise ConfigError(f"config.json of {folder} is not one that transformers reads: {text}") from error
+    if why := _unserved(raw, found):
+        refuse(raw, folder, why)
+    return config, found
+
+
+def refuse(raw: Raw, folder: Path, why: str) -> None:
+    """Raises ConfigError: the architecture is not supported."""
+    architecture = next(iter(words(raw, "architectures")), "(none named)")
+    raise ConfigError(f"architecture {architecture} of {folder} is not supported: {why}")
+
+
+def _settings(raw: Raw) -> dict[str, Any]:
+    return {name: value for name, value in raw.items() if name not in _IDLE and not name.startswith("_")}
+
+
+def _stranger(raw: Raw, architecture: str, seq2seq: bool) -> str:
+    """Why an architecture is none of transformers' decoders."""
+    from transformers import __version__
+
+    if seq2seq or raw.get("is_encoder_decoder") is True:
+        return f"it is an encoder-decoder, and Eyas serves decoders alone: take one of those; {ITSELF}"
+    if raw.get("auto_map"):
+        return (
+            "its equations are code in its own repository (auto_map), which Eyas never runs: "
+            f"take a copy that is converted to an architecture of transformers, {OWN_FILE}"
+        )
+    if "text_config" in raw:
+        return f"it reads more than text, and its language model has no file here: {ITSELF}, {OWN_FILE}"
+    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        return f"transformers {__version__} has no such decoder either: try a newer transformers, {OWN_FILE}"
+    return "it does not write text token by token (a decoder's name ends in ForCausalLM): take a decoder"
+
+
+def _unserved(raw: Raw, found: Any) -> str:
+    """Why transformers' class of this decoder cannot attend over pages; "": it can."""
+    if name := next((name for name in QUANTIZED if raw.get(name)), ""):
+        method = raw[name].get("quant_method") if isinstance(raw[name], dict) else raw[name]
+        return (
+            f"its weights are quantized ({name}: {said(method)}), which Eyas reads for architectures with a "
+            f"file alone: take its weights in 16 bits, {OWN_FILE}"
+        )
+    if getattr(found, "_is_stateful", False):
+        return (
+            "its layers keep a running state in place of keys and values (a state-space model, or a hybrid "
+            f"with one), and pages hold keys and values: take a decoder that attends in every layer; {ITSELF}"
+        )
+    if not getattr(found, "_supports_attention_backend", False):
+        return (
+            "its code in transformers attends by itself and not through the attention interface (as those do "
+            f"that add positions to scores), so it cannot use pages: {ITSELF}, {OWN_FILE}"
+        )
+    return ""
