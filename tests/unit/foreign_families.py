@@ -39,5 +39,5 @@ FOREIGN = {
             "topk_group": 1,
         },
     ),
-    "persimmon": Sample("PersimmonForCausalLM", "PersimmonConfig", changes={"qk_layernorm": True}),
+    "persimmon": Sample("PersimmonForCausalLM", "PersimmonConfig", changes={"head_dim": 12}),
 }

@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from eyas.engine.layers.linear import in_blocks
 
-
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
