@@ -2,8 +2,8 @@
 
 The owner's side is its agent alone, which the library's own thread serves. The puller's side adds a peer's
 agent when the first copy from it begins. All calls of the library are made by one thread of this backend;
-the engine's loop hands it commands. What becomes of a copy is `nixl_reads`; that a device's pages must be
-staged by their owner first is `nixl_staged`.
+the engine's loop hands it commands. What becomes of a copy is in `nixl_reads`, and so is that a device's
+pages must be staged by their owner first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from eyas.common.errors import ConfigError, EyasError
 from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
 from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, RemotePages, load
-from kv_transfer.backends.nixl_reads import NixlReads
-from kv_transfer.backends.nixl_staged import StagedCopies
+from kv_transfer.backends.nixl_reads import NixlReads, StagedCopies
 from kv_transfer.copy_thread import CopyDone
 
 AGENT_S = 30.0  # an agent that is not made by then is none

@@ -35,8 +35,7 @@ from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.scheduling.turns import StepRoom
 from kv_transfer.backends.base import CopyJob, CopyResult, PeerSource
 from kv_transfer.owner import LeaseOwner
-from kv_transfer.peers import KvPeers, PeerPages, PeerRoute
-from kv_transfer.route import PeerRoutes
+from kv_transfer.peers import KvPeers, PeerPages, PeerRoute, PeerRoutes
 
 PAGE = 4
 VOCAB = 100

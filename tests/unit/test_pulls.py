@@ -42,8 +42,7 @@ from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import StreamBackend
 from kv_transfer.copier import PageCopier
 from kv_transfer.lease_board import LeaseBoard
-from kv_transfer.peers import KvPeers
-from kv_transfer.route import PeerRoutes
+from kv_transfer.peers import KvPeers, PeerRoutes
 
 STOPPED = WireFailure("cancelled", "the pull was given up")
 BROKEN = WireFailure("unavailable", "the peer is gone")

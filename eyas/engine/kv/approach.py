@@ -1,7 +1,7 @@
 """One pull's way to its owner: copies wait until a route is proven, and then take it.
 
 The proof is a copy of the owner's proof page into a page that the pull was lent anyway, so it is cancelled
-and waited for as any other. Which routes there are is `kv_transfer.route`'s business; pages are the pull's.
+and waited for as any other. Which routes there are is `kv_transfer.peers`'s business; pages are the pull's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from eyas.common.errors import Cancelled, EyasError
 from eyas.common.types import RankPages
 from kv_transfer.backends.base import CopyJob, CopyResult
 from kv_transfer.copier import PageCopier
-from kv_transfer.peers import PeerPages, PeerRoute
-from kv_transfer.route import PeerRoutes
+from kv_transfer.peers import PeerPages, PeerRoute, PeerRoutes
 
 
 class RouteTrial:

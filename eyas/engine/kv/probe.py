@@ -22,8 +22,7 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from kv_transfer.backends.base import CopyJob, CopyResult
 from kv_transfer.copier import PageCopier
 from kv_transfer.layout import window_pages
-from kv_transfer.peers import KvPeers, PeerPages
-from kv_transfer.route import PeerRoutes
+from kv_transfer.peers import KvPeers, PeerPages, PeerRoutes
 
 SINGLES = 5  # copies of one page
 BATCH_S = 0.1  # a copy of many pages has no more than should come in this time

@@ -35,7 +35,7 @@ from eyas.engine.kv.front_wire import FrontWire
 from eyas.engine.kv.probe import LinkProber
 from kv_transfer.backends.base import CopyJob
 from kv_transfer.copier import PageCopier
-from kv_transfer.peers import KvPeer, KvPeers
+from kv_transfer.peers import KvPeer, KvPeers, PeerRoutes
 from kv_transfer.puller import (
     Action,
     AskVerdict,
@@ -48,7 +48,6 @@ from kv_transfer.puller import (
     PullState,
     SendRelease,
 )
-from kv_transfer.route import PeerRoutes
 
 PullReport: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStaged | CopyStopped
 PULL_REPORTS: tuple[type, ...] = get_args(PullReport)

@@ -34,8 +34,7 @@ from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.host_files import new_path
 from kv_transfer.layout import window_pages
 from kv_transfer.lease_board import LeaseBoard
-from kv_transfer.peers import KvPeers
-from kv_transfer.route import PeerRoutes
+from kv_transfer.peers import KvPeers, PeerRoutes
 
 STAGED_BYTES = 256 << 20
 """For pages on their way out of a pool, and as much for pages on their way in: host memory is page-locked."""
