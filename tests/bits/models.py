@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.ops.device_step import LayerContext
 from eyas.engine.models.table import read_model
@@ -64,6 +66,11 @@ class Model:
             self._model = Decoder(config, weights, DeviceMachine(context))
         self._tile = chunk_tile_rows(share)
         self._tokens = self._ints(torch.randint(config.vocab_size, (PAGES * PAGE,), generator=random))
+
+    @property
+    def layers(self) -> Sequence[DecoderLayer[Any]]:
+        """Of the decoder."""
+        return self._model.layers
 
     def logits(self, steps: Sequence[Step]) -> dict[int, torch.Tensor]:
         """By position; a step is a chunk, or rows that decode, with its number of tokens."""

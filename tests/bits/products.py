@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
-from eyas.engine.kernels.products import exact_wide, skinny
-from eyas.engine.kernels.products.skinny_tiles import ProductTile
+from eyas.engine.kernels.products import exact_wide, int4, skinny
+from eyas.engine.kernels.products.skinny_tiles import MOST_STRETCHES, ProductTile
 from tests.bits.compare import Composition
 
 EPS = 1e-5
@@ -45,7 +45,7 @@ class ProductRows:
         n, k = product.n, product.k
         sizes = torch.randint(-6, 7, (skinny.MAX_ROWS, k), generator=self._random)
         self._x = (self._normal(skinny.MAX_ROWS, k).float() * torch.exp2(sizes.to(device))).to(dtype)
-        self._weight = (self._normal(n, k).float() * k**-0.5).to(dtype)
+        self._weight: skinny.SkinnyWeight = (self._normal(n, k).float() * k**-0.5).to(dtype)
         self._residual = self._normal(skinny.MAX_ROWS, n)
         groups = self._x.float().square().view(skinny.MAX_ROWS, -1, skinny.sum_group(k))
         self._sums = halved(groups).t().contiguous()  # torch's own sums have another order on a GPU
@@ -136,6 +136,37 @@ class WideRows(ProductRows):
         after = exact_wide.AfterQkv(weights.bias, weights.norms)
         exact_wide.rope_write(raw, exact_wide.settle(x.clone(), EPS), after, *rest)
         return self._of_heads(index, into)
+
+
+def packed_weight(product: Product, device: str, dtype: torch.dtype, group: int = 128) -> int4.Int4Weight:
+    """Numbers of four bits with zero points; stretches of k are of whole groups."""
+    random = torch.Generator().manual_seed(product.n + product.k)
+    sizes = (product.n, product.k // group)
+    numbers = torch.randint(16, (product.n, product.k), generator=random, dtype=torch.uint8)
+    zeros = torch.randint(16, sizes, generator=random)
+    scales = ((torch.rand(sizes, generator=random) + 0.5) * product.k**-0.5 / 4).to(dtype)
+    parts = (each.to(device) for each in (numbers, zeros, scales))
+    return int4.packed(*parts, dtype, product.k // MOST_STRETCHES)
+
+
+class PackedRows(ProductRows):
+    """The same with a packed weight, the narrow way."""
+
+    def __init__(self, product: Product, device: str, dtype: torch.dtype) -> None:
+        super().__init__(product, device, dtype)
+        self._weight = packed_weight(product, device, dtype)
+
+
+class WidenedRows(ProductRows):
+    """With the matrix that this means."""
+
+    def __init__(self, product: Product, device: str, dtype: torch.dtype) -> None:
+        super().__init__(product, device, dtype)
+        self._weight = packed_weight(product, device, dtype).widened()
+
+
+class WideWidenedRows(WidenedRows, WideRows):
+    """The same, the wide way."""
 
 
 def halved(values: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,16 @@ from tests.bits.compare import Composition, Difference, differences
 from tests.bits.grouped import DenseRows, ExpertRows, Where
 from tests.bits.grouped import compositions as grouped_compositions
 from tests.bits.latents import Latents
-from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by
+from tests.bits.products import (
+    PackedRows,
+    Product,
+    ProductRows,
+    WidenedRows,
+    WideRows,
+    WideWidenedRows,
+    compositions,
+    cut_by,
+)
 from tests.gpu import atomic_sums
 
 pytestmark = [
@@ -85,6 +94,20 @@ def test_rows_of_products(product: Product) -> None:
         cut = (cut_by(launches[0], product, cuts) for cuts in OTHER_CUTS)
         runs += [compositions(rows, launch, (3, 16, 30, 60, 128), stride=51) for launch in cut]
     assert few(differences(chain.from_iterable(runs))) == []
+
+
+@pytest.mark.parametrize(
+    "product", [p for p in PRODUCTS if p.n != 32000], ids=lambda p: f"{p.kind}-{p.n}-{p.k}"
+)
+def test_rows_of_products_of_four_bits(product: Product) -> None:
+    """They have the bits of the matrix that the numbers mean, in any company."""
+    launch = skinny.ProductLaunch.on("cuda", pdl=True, exact=True)
+    narrow, *ways = (
+        way(product, "cuda", torch.bfloat16) for way in (PackedRows, WidenedRows, WideWidenedRows)
+    )
+    runs = [Composition(type(way).__name__, partial(way.run, range(128), launch)) for way in ways]
+    counts = (1, 8, 16, 17, 40, 64, 100, 128)
+    assert few(differences([*runs, *compositions(narrow, launch, counts, stride=37)])) == []
 
 
 @pytest.mark.parametrize("cublas", [True, False])

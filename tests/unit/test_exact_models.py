@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.weights import WeightPlacement
+from eyas.engine.formats.int4 import Int4Projection
 from eyas.engine.models.ops import device_machine
 from eyas.engine.models.ops.many_rows import ManyRows
 from tests.bits.compare import Composition, differences
@@ -21,6 +22,7 @@ from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit import tensor_core
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
+from tests.unit.packed_formats import PACKINGS, write_packed
 from tests.unit.tiny_deepseek import SMALL, write_tiny_deepseek
 
 pytestmark = pytest.mark.slow
@@ -96,6 +98,19 @@ def test_weights_in_fp8_change_nothing_of_that(tmp_path: Path, family: str, form
     write_family(tmp_path / "plain", family, std=0.08, **SIZES)
     write_format(tmp_path / "fp8", tmp_path / "plain", FORMATS[form], kept=(*KEPT, kept))
     assert said(tmp_path / "fp8", WIDE) == []
+
+
+IN_FOUR_BITS = [("llama", "gptq"), ("qwen3", "awq"), ("gemma2", "w4a16, zero points")]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("family", "form"), IN_FOUR_BITS)
+def test_packed_weights_change_nothing_of_that(tmp_path: Path, family: str, form: str) -> None:
+    write_family(tmp_path / "plain", family, std=0.08, **SIZES)
+    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS[form])
+    model = Model(tmp_path / "packed", True, HALF)
+    assert {each for layer in model.layers for each in layer.formats} == {Int4Projection}
+    assert said(tmp_path / "packed", WIDE) == []
 
 
 LATENT: dict[str, list[Step]] = {

@@ -26,7 +26,17 @@ from eyas.engine.kernels.products.skinny_tiles import (
     tile_for,
 )
 from tests.bits.compare import Composition, Difference, differences
-from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by, halved
+from tests.bits.products import (
+    PackedRows,
+    Product,
+    ProductRows,
+    WidenedRows,
+    WideRows,
+    WideWidenedRows,
+    compositions,
+    cut_by,
+    halved,
+)
 from tests.unit import tensor_core
 
 COUNTS = (1, 17, 40)
@@ -75,6 +85,26 @@ def test_a_row_has_the_same_bits_on_the_wide_way(product: Product, monkeypatch: 
     ways = [ProductRows(product, "cpu", torch.float16), WideRows(product, "cpu", torch.float16)]
     runs = [Composition(type(way).__name__, partial(way.run, range(20), launch)) for way in ways]
     assert said(differences(runs)) == []
+
+
+PACKED = [Product("linear", 64, 512), Product("gated", 64, 256), Product("heads", 96, 512, dim=32)]
+
+
+@pytest.mark.parametrize("product", PACKED, ids=lambda product: product.kind)
+def test_packed_numbers_have_the_bits_of_the_matrix_that_they_mean(product: Product) -> None:
+    """In any company, and on the wide way. Stretches end within a step of 256 columns."""
+    launch = skinny.ProductLaunch.on("cpu", pdl=False, exact=True)
+    ways = [way(product, "cpu", torch.float16) for way in (PackedRows, WidenedRows, WideWidenedRows)]
+    runs = [Composition(type(way).__name__, partial(way.run, range(3), launch)) for way in ways]
+    runs += compositions(ways[0], launch, (17,))
+    assert said(differences(runs)) == []
+
+
+def test_fast_sums_of_packed_numbers_are_noticed() -> None:
+    launches = [skinny.ProductLaunch.on("cpu", pdl=False, exact=exact) for exact in (True, False)]
+    rows = PackedRows(PACKED[1], "cpu", torch.float16)
+    runs = [Composition(str(each.exact), partial(rows.run, range(3), each)) for each in launches]
+    assert len(differences(runs)) == 3
 
 
 def test_a_cut_of_k_by_the_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,14 +47,13 @@ class WeightBytes:
 def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = False) -> WeightBytes:
     """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so, packed ones
     are widened, but on a GPU for integers of four bits that are no experts', and for experts in MXFP4.
-    `exact`: those too are.
+    `exact`: experts all are.
     """
     if model.foreign is not None:
         return WeightBytes(0, ITEMSIZE[dtype] * model.foreign.elements)
     packed = model.quantized if isinstance(model.quantized, PackedConfig) and device != "cpu" else None
-    packed = None if exact else packed
     halves = packed is not None and packed.bits == 4 and packed.integers
-    fours = isinstance(packed, Mxfp4Experts | Mxfp4Matrices)
+    fours = isinstance(packed, Mxfp4Experts | Mxfp4Matrices) and not exact
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
         matrices, size = parameters(model), 1 if isinstance(model.quantized, Fp8Config) else ITEMSIZE[dtype]
         ends = matrices.as_stored

@@ -22,6 +22,7 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.products import exact_wide, int4, skinny
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from eyas.engine.kernels.products.rows import act_mul
+from eyas.engine.kernels.products.skinny_tiles import MOST_STRETCHES
 
 _BITS = 4
 
@@ -50,16 +51,22 @@ class Int4Projection(Projection):
 
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
-        if x.shape[0] > skinny.MAX_ROWS:
+        if x.shape[0] > skinny.MAX_ROWS and not products.launch.exact:
             return product(x, self.packed.widened(), bias)
+        if x.shape[0] > skinny.MAX_ROWS:
+            made = self._exact_product(x, products, "linear")
+            return made if bias is None else made.add_(bias)
         made = skinny.empty_padded(x.shape[0], self.shape[0], like=x)
         skinny.linear(skinny.SkinnyInput(x), self.packed, made, products.launch)
         return made if bias is None else made.add_(bias)
 
     def gated(self, x: Rows, products: GroupedProducts, gate: GateActivation) -> Rows:
         assert isinstance(x, torch.Tensor)
-        if x.shape[0] > skinny.MAX_ROWS:
+        if x.shape[0] > skinny.MAX_ROWS and not products.launch.exact:
             return act_mul(product(x, self.packed.widened()), gate.gelu, products.launch.pdl)
+        if x.shape[0] > skinny.MAX_ROWS:
+            raw, ones = self._exact_product(x, products, "gated"), x.new_ones(x.shape[0], dtype=torch.float32)
+            return exact_wide.act_mul(raw, ones, gate.gelu, products.launch.pdl)
         made = skinny.empty_padded(x.shape[0], self.shape[0] // 2, like=x)
         skinny.gated(skinny.SkinnyInput(x), self.packed, made, products.launch, gate.gelu)
         return made
@@ -67,6 +74,10 @@ class Int4Projection(Projection):
     def exact_shares(self, x: Rows, products: GroupedProducts, kind: str, span: int) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
         return exact_wide.shares(x, self.packed.widened(), products.launch, kind, span)
+
+    def _exact_product(self, x: torch.Tensor, products: GroupedProducts, kind: str) -> torch.Tensor:
+        """By kernels of our own: cuBLAS has been tried for weights that are fused alone."""
+        return exact_wide.product(x, self.packed.widened(), replace(products.launch, cublas=False), kind)
 
     def below(self, lower: Self) -> Self:
         return type(self)(self.packed.below(lower.packed))
@@ -110,13 +121,35 @@ class Int4Loader:
     def _made(self, parts: list[PackedNumbers]) -> Projection:
         dtype = self.weights.placement.dtype
         parts = [_in_order(part) for part in parts]
-        if not all(map(_is_served, parts)):
+        if not all(map(self._is_served, parts)):
             return DenseProjection(StoredWeight(torch.cat([part.widened().to(dtype) for part in parts])))
-        packed = [int4.packed(part.numbers, part.zeros, part.scales, dtype) for part in parts]
+        stretch = self._stretch(parts[0].numbers.shape[1])
+        packed = [int4.packed(part.numbers, part.zeros, part.scales, dtype, stretch) for part in parts]
         whole = packed[0]
         for lower in packed[1:]:
             whole = whole.below(lower)
         return Int4Projection(whole)
+
+    def _stretch(self, k: int) -> int:
+        """Columns that are of whole groups; 0: no matter."""
+        return 0
+
+    def _is_served(self, part: PackedNumbers) -> bool:
+        """True if kernels have its sizes."""
+        (n, k), groups = part.numbers.shape, part.scales.shape[1]
+        return part.groups is None and n % 16 == 0 and int4.served(k, groups, self._stretch(k))
+
+
+@dataclass(frozen=True)
+class ExactInt4Loader(Int4Loader):
+    """The same for the exact arithmetic, in which scales are of the model's type, as the widened numbers."""
+
+    def _made(self, parts: list[PackedNumbers]) -> Projection:
+        dtype = self.weights.placement.dtype
+        return super()._made([replace(part, scales=part.scales.to(dtype)) for part in parts])
+
+    def _stretch(self, k: int) -> int:
+        return k // MOST_STRETCHES
 
 
 def _in_order(part: PackedNumbers) -> PackedNumbers:
@@ -126,8 +159,3 @@ def _in_order(part: PackedNumbers) -> PackedNumbers:
     k, count = part.numbers.shape[1], part.scales.shape[1]
     plain = torch.arange(k, device=part.groups.device) // (k // count)
     return replace(part, groups=None) if k % count == 0 and torch.equal(plain, part.groups) else part
-
-
-def _is_served(part: PackedNumbers) -> bool:
-    (n, k), groups = part.numbers.shape, part.scales.shape[1]
-    return part.groups is None and n % 16 == 0 and int4.served(k, groups)

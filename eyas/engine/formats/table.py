@@ -6,17 +6,17 @@ from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.dense import DenseLoader
 from eyas.engine.formats.fp4 import Fp4Loader
 from eyas.engine.formats.fp8 import Fp8Loader
-from eyas.engine.formats.int4 import Int4Loader
+from eyas.engine.formats.int4 import ExactInt4Loader, Int4Loader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 
 FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, Int4Loader, Fp4Loader, DenseLoader)
 """The last takes any tensors."""
 
-INEXACT = (Int4Loader, Fp4Loader)
-"""Their products have no exact arithmetic: there, their tensors go to the last."""
+EXACT_FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, ExactInt4Loader, DenseLoader)
+"""Those whose products have exact arithmetic."""
 
 
 def loader_of(weights: WeightSource, names: list[str], exact: bool) -> ProjectionLoader[Projection]:
     """The loader of the tensors of products that read the same rows."""
-    kinds = (kind for kind in FORMATS if not (exact and kind in INEXACT))
+    kinds = EXACT_FORMATS if exact else FORMATS
     return next(loader for kind in kinds if (loader := kind.of(weights, names)) is not None)

@@ -4,7 +4,8 @@ A matrix is (number - zero point) * scale; some columns of a row, a group, have 
 (GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978). A word holds the numbers of four columns that are `unit`
 apart, so that its lowest numbers are one stretch of columns, the next ones the stretch behind that: each is
 an operand of the matrix unit, without a move between threads. What a number less its zero point is, types of
-16 bits hold exactly; scales multiply sums of products, in float32.
+16 bits hold exactly; scales multiply sums of products, in float32. In exact arithmetic scales are of the type
+of rows, and multiply the numbers: so the matrix unit has the widened matrix, and its sums.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ class Int4Weight:
         """The number that `zeros` has beside the zero points."""
         return _BASES[self.dtype]
 
+    def is_exact(self, stretches: int) -> bool:
+        """True if products of so many stretches of k have the sums of the widened matrix."""
+        whole = self.columns % stretches == 0 and self.columns // stretches % self.group == 0
+        return whole and self.scales.dtype == self.dtype
+
     def below(self, lower: Int4Weight) -> Int4Weight:
         """A matrix with another of this width, type and groups below it."""
         zeros = None
@@ -101,17 +107,25 @@ class Int4Weight:
         return out
 
 
-def served(k: int, groups: int) -> bool:
-    """True if kernels have rows of k in that many groups."""
-    return k % groups == 0 and any(k // groups % unit == 0 for unit in UNITS)
+def served(k: int, groups: int, stretch: int = 0) -> bool:
+    """True if kernels have rows of k in that many groups; `stretch` as of `packed`."""
+    each = math.gcd(k // groups, BLOCK, stretch)
+    return k % groups == 0 and any(each % unit == 0 for unit in UNITS)
 
 
 def packed(
-    numbers: torch.Tensor, zeros: torch.Tensor | int, scales: torch.Tensor, dtype: torch.dtype
+    numbers: torch.Tensor,
+    zeros: torch.Tensor | int,
+    scales: torch.Tensor,
+    dtype: torch.dtype,
+    stretch: int = 0,
 ) -> Int4Weight:
-    """Packs numbers, uint8 [n, k] of at most 15; zeros, one or [n, groups], and scales [n, groups]."""
+    """Packs numbers, uint8 [n, k] of at most 15; zeros, one or [n, groups], and scales [n, groups].
+
+    `stretch`: columns that shall be of whole groups, if any.
+    """
     (n, k), groups = numbers.shape, scales.shape[1]
-    each = math.gcd(k // groups, BLOCK)
+    each = math.gcd(k // groups, BLOCK, stretch)
     scales = scales.repeat_interleave(k // groups // each, 1).t().contiguous()
     unit = next(unit for unit in UNITS if each % unit == 0)
     steps = cdiv(k, PARTS * unit)
@@ -129,18 +143,21 @@ def packed(
     return Int4Weight(low.view(n, -1), scales, shifted, k, unit, dtype)
 
 
-def _assembly(base: str, part: int) -> str:
-    """Two numbers of two words, as two of the type, less the zero points: the type's bits of the base have
-    the number as the lowest.
+def _assembly(base: str, part: int, scaled: bool) -> str:
+    """Two numbers of two words, as two of the type, less the zero points, and times scales: the type's bits
+    of the base have the number as the lowest.
     """
     shift, mask = f"shr.b32 $0, $1, {4 * part}; " if part else "", "0x000F000F"
     source = "$0" if part else "$1"
     bits, kind = ("0x43004300", "bf16x2") if base == "bf16" else ("0x64006400", "f16x2")
-    return f"{shift}lop3.b32 $0, {source}, {mask}, {bits}, 0xEA; sub.{kind} $0, $0, $2;"
+    times = f" mul.{kind} $0, $0, $3;" if scaled else ""
+    return f"{shift}lop3.b32 $0, {source}, {mask}, {bits}, 0xEA; sub.{kind} $0, $0, $2;{times}"
 
 
-_BF16 = tl.constexpr(tuple(_assembly("bf16", part) for part in range(PARTS)))
-_FP16 = tl.constexpr(tuple(_assembly("fp16", part) for part in range(PARTS)))
+_BF16 = tl.constexpr(tuple(_assembly("bf16", part, False) for part in range(PARTS)))
+_FP16 = tl.constexpr(tuple(_assembly("fp16", part, False) for part in range(PARTS)))
+_BF16_SCALED = tl.constexpr(tuple(_assembly("bf16", part, True) for part in range(PARTS)))
+_FP16_SCALED = tl.constexpr(tuple(_assembly("fp16", part, True) for part in range(PARTS)))
 
 
 @triton.jit
@@ -169,13 +186,31 @@ def part_of(words, zeros, part: tl.constexpr):
 
 
 @triton.jit
-def parts_of(words, zeros, first: tl.constexpr, count: tl.constexpr):
-    """The same of 1, 2 or 4 parts, one after the other: [n, count * unit]. Numbers stay in their threads."""
-    if count == 1:
-        made = part_of(words, zeros, first)
+def scaled_part_of(words, zeros, scales, part: tl.constexpr):
+    """The same, times their rows' scales [n] of that type; rounded."""
+    factor = tl.broadcast_to(scales[:, None], words.shape)
+    if _INTERPRETED or zeros.dtype == tl.float32:
+        made = part_of(words, zeros, part).to(tl.float32) * factor.to(tl.float32)
+        made = made.to(zeros.dtype)
     else:
-        low = parts_of(words, zeros, first, count // 2)
-        high = parts_of(words, zeros, first + count // 2, count // 2)
+        less = tl.broadcast_to(zeros[:, None], words.shape)
+        ASM: tl.constexpr = _BF16_SCALED[part] if zeros.dtype == tl.bfloat16 else _FP16_SCALED[part]
+        made = tl.inline_asm_elementwise(
+            ASM, "=&r,r,r,r", [words, less, factor], dtype=zeros.dtype, is_pure=True, pack=2
+        )
+    return made
+
+
+@triton.jit
+def parts_of(words, zeros, scales, first: tl.constexpr, count: tl.constexpr):
+    """`part_of` of 1, 2 or 4 parts, one after the other: [n, count * unit]; with `scales`, `scaled_part_of`.
+    Numbers stay in their threads.
+    """
+    if count == 1:
+        made = part_of(words, zeros, first) if scales is None else scaled_part_of(words, zeros, scales, first)
+    else:
+        low = parts_of(words, zeros, scales, first, count // 2)
+        high = parts_of(words, zeros, scales, first + count // 2, count // 2)
         both = tl.permute(tl.join(low, high), (0, 2, 1))
         made = tl.reshape(both, (words.shape[0], words.shape[1] * count))
     return made

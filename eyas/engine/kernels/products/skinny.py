@@ -248,10 +248,12 @@ def _plan(
     itemsize, parts = source.x.element_size(), 0 if source.sums is None else source.sums.shape[0]
     shape, unit, scaled = ProductShape(kind, _padded(m), n, k, span), 0, 0
     if isinstance(weight, Int4Weight):
-        if launch.exact or source.x.dtype != weight.dtype:
-            raise ValueError(f"no product of packed numbers with {source.x.dtype}, exact: {launch.exact}")
+        if source.x.dtype != weight.dtype:
+            raise ValueError(f"no product of packed {weight.dtype} with {source.x.dtype}")
         unit, scaled = weight.unit, weight.group
-        tile = packed_tile_for(shape, unit, itemsize, launch.tiles)
+        tile = packed_tile_for(shape, unit, itemsize, launch.tiles, exact=launch.exact)
+        if launch.exact and not weight.is_exact(tile.split):
+            raise ValueError(f"no exact product of {tuple(weight.shape)} in {tile.split} stretches")
     else:
         tile = (exact_tile_for if launch.exact else tile_for)(shape, itemsize, launch.tiles)
     return ProductPlan(

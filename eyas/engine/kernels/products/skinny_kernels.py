@@ -78,7 +78,9 @@ class ProductPlan:
     @property
     def chunk(self) -> int:
         """Elements of k per program; of packed numbers the last may have fewer."""
-        return cdiv(self.steps, self.split) * PARTS * self.unit if self.unit else self.k // self.split
+        if self.unit and not self.exact:
+            return cdiv(self.steps, self.split) * PARTS * self.unit
+        return self.k // self.split
 
     @property
     def stored(self) -> int:
@@ -154,7 +156,7 @@ def linear_kernel(
         m = _finisher(tickets, m, plan)
         y = _total(shares, m, plan, plan.split)
     if out.dtype.element_ty != tl.float32:
-        y = _rounded(y, weight, plan)
+        y = _rounded(y, x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
     if residual is not None:
         y += added.to(tl.float32)
@@ -193,7 +195,7 @@ def gated_kernel(
         gate = _total(shares, m, plan, plan.split)
         up = _total(shares + plan.half, m, plan, plan.split)
     scale = _scale(squares, plan)[:, None]
-    gate, up = _rounded(gate, weight, plan), _rounded(up, weight, plan)
+    gate, up = _rounded(gate, x.dtype, plan), _rounded(up, x.dtype, plan)
     gate *= scale
     y = gate * (up * scale) / (1.0 + tl.exp(-steepness(gate, plan.gelu)))
     place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
@@ -235,7 +237,7 @@ def qkv_rope_kernel(
     if plan.split > 1:
         m = _finisher(tickets, m, plan)
         y = _total(shares, m, plan, plan.split)
-    y = _rounded(y, weight, plan) * _scale(squares, plan)[:, None]
+    y = _rounded(y, x.dtype, plan) * _scale(squares, plan)[:, None]
     if bias is not None:
         element_bias = tl.load(bias + column)
         y += element_bias.to(tl.float32)[None, :]
@@ -290,10 +292,10 @@ def _squares(sums, m, parts, plan: tl.constexpr):
 
 
 @triton.jit
-def _rounded(y, weight, plan: tl.constexpr):
+def _rounded(y, dtype: tl.constexpr, plan: tl.constexpr):
     """A product before anything is done to it: the exact arithmetic rounds it, since cuBLAS does."""
     if plan.exact:
-        y = y.to(weight.dtype.element_ty).to(tl.float32)
+        y = y.to(dtype).to(tl.float32)
     return y
 
 
@@ -394,21 +396,34 @@ def _packed_product(x, words, scales, zeros, column, head, offset, following, pl
     """
     GROUPED: tl.constexpr = plan.scaled // plan.unit
     GROUPS: tl.constexpr = 4 // GROUPED
-    start = tl.program_id(1) * plan.chunk
+    end = (tl.program_id(1) + 1) * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
     if plan.pdl:
         gdc_launch_dependents()  # soon: what the next kernel asks for takes longer to come than this one
-    for at in range(start, start + plan.chunk, 4 * plan.unit):
+    for at in range(_first_step(plan), end, 4 * plan.unit):
         of_step = following
         following = _scales_of(scales, zeros, column, at + 4 * plan.unit, plan)
         step = words.load([head, 0, offset, at // 4]).reshape(plan.columns, plan.unit)
         for group in tl.static_range(GROUPS):
             zero = eights(column, x.dtype) if zeros is None else of_step[2 * group + 1]
-            numbers = parts_of(step, zero, group * GROUPED, GROUPED)
-            rows = x.load([0, at + group * plan.scaled]).T
-            made = tl.dot(numbers, rows, input_precision="ieee")
-            acc += made * of_step[2 * group].to(tl.float32)[:, None]
+            rows, scale = x.load([0, at + group * plan.scaled]).T, of_step[2 * group]
+            if plan.exact:
+                numbers = parts_of(step, zero, scale, group * GROUPED, GROUPED)
+                acc = tl.dot(numbers, rows, acc, input_precision="ieee")
+            else:
+                numbers = parts_of(step, zero, None, group * GROUPED, GROUPED)
+                made = tl.dot(numbers, rows, input_precision="ieee")
+                acc += made * scale.to(tl.float32)[:, None]
     return tl.trans(acc)
+
+
+@triton.jit
+def _first_step(plan: tl.constexpr):
+    """The beginning of a program's first step. A stretch of the exact arithmetic may begin within it, and end
+    within the last: then scales are zero outside.
+    """
+    STEP: tl.constexpr = 4 * plan.unit
+    return tl.program_id(1) * plan.chunk // STEP * STEP
 
 
 @triton.jit
@@ -416,7 +431,7 @@ def _first_scales(scales, zeros, column, plan: tl.constexpr):
     """The result of `_scales_of` for a program's first step; () where the weight has no scales."""
     made = ()
     if plan.unit > 0:
-        made = _scales_of(scales, zeros, column, tl.program_id(1) * plan.chunk, plan)
+        made = _scales_of(scales, zeros, column, _first_step(plan), plan)
     return made
 
 
@@ -427,10 +442,13 @@ def _scales_of(scales, zeros, column, at, plan: tl.constexpr):
     """
     STEP: tl.constexpr = 4 * plan.unit
     SCALED: tl.constexpr = plan.scaled
+    first = tl.program_id(1) * plan.chunk
     made = ()
     for begin in tl.static_range(0, STEP, SCALED):
         group = (at + begin) // plan.scaled
         place, there = group * plan.n + column, column * 0 + group * plan.scaled < plan.k
+        if plan.exact:
+            there &= (at + begin >= first) & (at + begin < first + plan.chunk)
         made = made + (tl.load(scales + place, mask=there, other=0.0),)  # type: ignore[assignment]
         if zeros is None:
             made = made + (0,)  # type: ignore[assignment]

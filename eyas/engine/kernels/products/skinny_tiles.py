@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 _SHARED_BYTES = 200 * 1024  # of an SM's 227 KiB, the rest for converting layouts at a program's end
+MOST_STRETCHES = 4
+"""Of k in exact products: more than `_rule` splits it into, there are none."""
+
 _NARROWEST = 16  # the side of the smallest matrix instruction
 MOST_SHARES = 32768
 """Columns times split of any product whose k is split: with 128 rows, 16 MiB of partial results."""
@@ -135,9 +138,9 @@ def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) 
 
 
 def packed_tile_for(
-    shape: ProductShape, unit: int, itemsize: int, table: Table = MEASURED_INT4
+    shape: ProductShape, unit: int, itemsize: int, table: Table = MEASURED_INT4, *, exact: bool = False
 ) -> ProductTile:
-    """The tile of a product with an `Int4Weight`.
+    """The tile of a product with an `Int4Weight`; `exact`: with k cut into the stretches of `stretches_of`.
 
     A step takes four units of k, so x takes most of its memory where rows are many. `depth` is that step.
     """
@@ -146,6 +149,8 @@ def packed_tile_for(
     split = min(tile.split, -(-shape.k // step))
     if split * shape.n > MOST_SHARES:
         split = 1
+    if exact:
+        split = stretches_of(shape)
     columns = shape.span if shape.kind == "heads" else math.gcd(tile.columns, shape.span)
     if columns // (2 if shape.kind == "gated" else 1) < _NARROWEST:
         raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")

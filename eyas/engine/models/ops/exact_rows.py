@@ -90,6 +90,7 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
     def gated(self, read: ScaledRead, part: GatedPart[Projection]) -> Rows:
         if part.gate is None or not part.fused:
             return super().gated(read, part)
+        read = self._readable(read, part.projection)
         raw = self.step.exact_product(read.x, part.projection, "gated")
         return exact_wide.act_mul(raw, read.scales, part.gate.gelu, self.step.context.launch.pdl)
 
@@ -108,5 +109,6 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
         return ScaledRows(x, exact_wide.settle(x, self.eps, added, post, self.step.context.launch.pdl))
 
     def _readable(self, read: ScaledRead, projection: Projection) -> ScaledRead:
-        """The read with its norm applied, if the product cannot do it behind."""
-        return read if projection.matrix is not None else self.given(self.normed(read).plain)
+        """The read with its norm applied, if the product cannot do it behind: of rows without a gain."""
+        left = read.norm is not None and read.norm.gain is not None
+        return self.given(self.normed(read).plain) if left or projection.matrix is None else read
