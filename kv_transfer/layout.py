@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,6 +50,15 @@ class PageMeaning(msgspec.Struct, frozen=True):
 def pages_for(tokens: int, page_size: int) -> int:
     """How many pages hold `tokens` rows, the last one perhaps in part."""
     return -(-tokens // page_size)
+
+
+class HandlePages(NamedTuple):
+    """How the pages of a handle follow each other. `ordered` ones hold its rows in order, and are final as
+    these are; `loose` ones, of layers with windows, stand behind them and are final with the last row.
+    """
+
+    ordered: int
+    loose: int = 0
 
 
 def window_pages(page_bytes: int) -> int:

@@ -26,7 +26,7 @@ from typing import TypeAlias
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
 from eyas.common.types import FirstToken, KvHandle, RankPages
 from kv_transfer.backends.base import CopyJob, CopyResult
-from kv_transfer.layout import pages_for
+from kv_transfer.layout import HandlePages, pages_for
 
 RELEASE_S = 5.0  # an owner that has not answered Release by then is taken for gone
 DRAIN_S = 10.0  # a copy that has not stopped by then ends the attempt; its pages stay lent
@@ -111,15 +111,25 @@ class _PageLoan:
 class PullAttempt:
     """One attempt to pull one handle; `number` is its name in copies, `deadline` the request's.
 
-    A handle whose shards cannot hold its tokens is a `ConfigError`.
+    `pages`: those of the handle (None: all are ordered). One whose shards cannot hold its tokens is a
+    `ConfigError`.
     """
 
-    def __init__(self, number: int, handle: KvHandle, attempt: int, page_size: int, deadline: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        handle: KvHandle,
+        attempt: int,
+        page_size: int,
+        deadline: float,
+        pages: HandlePages | None = None,
+    ) -> None:
         self.state = PullState.WAITING
         self._number = number
         self._handle = handle
         self._page_size = page_size
-        self._page_count = pages_for(handle.tokens, page_size)
+        self._pages = pages or HandlePages(pages_for(handle.tokens, page_size))
+        self._page_count = sum(self._pages)
         self._deadline = deadline
         self._expires = deadline  # of the present state
         self._decided = False  # completed, lost or cancelled: the last words were said
@@ -248,7 +258,7 @@ class PullAttempt:
         if self.state is not PullState.PULLING:
             return
         done = self._answer is not None
-        final = self._page_count if done else min(self._readable // self._page_size, self._page_count)
+        final = self._page_count if done else min(self._readable // self._page_size, self._pages.ordered)
         if final > loan.copied_to:
             for shard in self._handle.shards:
                 self._copy(shard, loan, final)

@@ -160,8 +160,8 @@ def test_forks_take_pages_of_their_prompts_rank() -> None:
     scheduler.enqueue(leader)
     _run(scheduler, scheduler.schedule())
     follower = Sequence(9, leader.generation, 1, leader.prompt, [1])
-    copy = scheduler.fork(leader, follower)
-    assert copy is not None and {scheduler.pool.rank_of(page) for page in (*copy, *follower.pages)} == {1}
+    (copy,) = scheduler.fork(leader, follower) or ()
+    assert {scheduler.pool.rank_of(page) for page in (*copy, *follower.pages)} == {1}
 
 
 # --- pages ---------------------------------------------------------------------------------------------

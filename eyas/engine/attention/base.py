@@ -20,10 +20,12 @@ class AttentionBackend(ABC):
     """Scaled dot-product attention of query rows over the paged pool, which lies on `device`."""
 
     device: str
+    groups = 1
+    """Groups of layers that have pages of their own."""
 
     @abstractmethod
-    def plan(self, spans: Sequence[QuerySpan]) -> AttentionPlan:
-        """Does the host work of a forward with the rows of `spans`, in order."""
+    def plan(self, spans: Sequence[QuerySpan], group: int = 0) -> AttentionPlan:
+        """Does the host work of a forward with the rows of `spans`, in order, for one group of layers."""
 
     @abstractmethod
     def run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,16 +12,25 @@ from eyas.engine.batch.spans import QuerySpan
 
 
 @dataclass(frozen=True)
+class GroupRows:
+    """The rows of a forward in one group of layers. `kv_rows` int64 [R]: the physical row (page * page_size +
+    slot) that each one writes.
+    """
+
+    kv_rows: torch.Tensor
+    plan: AttentionPlan
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
-    """R rows. `kv_rows`: the physical row (page * page_size + slot) that each one writes. All int64 [R].
+    """R rows, `tokens` and `positions` int64 [R]. `groups`: what they write and see in each group of layers.
 
     `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
-    kv_rows: torch.Tensor
-    plan: AttentionPlan
+    groups: tuple[GroupRows, ...]
     spans: Sequence[QuerySpan]
     depth: int = 0
 
@@ -34,22 +43,27 @@ def build_batch(
     depth: int = 0,
 ) -> ForwardBatch:
     """A forward of the spans' rows, in order, one token per row. `depth`: of all of them."""
-    positions: list[int] = []
-    kv_rows: list[int] = []
-    for span in spans:
-        for row, position in _rows(span):
-            positions.append(span.offset + position)
-            kv_rows.append(span.pages[row // page_size] * page_size + row % page_size)
+    positions = [span.offset + position for span in spans for _, position in _rows(span)]
     if len(positions) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens for {len(positions)} rows")
     return ForwardBatch(
         tokens=torch.tensor(tokens, device=backend.device),
         positions=torch.tensor(positions, device=backend.device),
-        kv_rows=torch.tensor(kv_rows, device=backend.device),
-        plan=backend.plan(spans),
+        groups=tuple(_in_groups(spans, page_size, backend)),
         spans=spans,
         depth=depth,
     )
+
+
+def _in_groups(spans: Sequence[QuerySpan], page_size: int, backend: AttentionBackend) -> Iterator[GroupRows]:
+    for group in range(backend.groups):
+        own = [replace(span, pages=span.others[group - 1], others=()) for span in spans] if group else spans
+        kv_rows = [
+            span.pages[row // page_size] * page_size + row % page_size
+            for span in own
+            for row, _ in _rows(span)
+        ]
+        yield GroupRows(torch.tensor(kv_rows, device=backend.device), backend.plan(own, group))
 
 
 def _rows(span: QuerySpan) -> Iterator[tuple[int, int]]:

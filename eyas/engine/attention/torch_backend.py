@@ -166,7 +166,13 @@ class TorchAttention(AttentionBackend):
     ) -> None:
         self._heads = heads
         self._shape = shape
-        self._sights = frozenset(sights)
+        self._sights = [frozenset(sights)]
+        if shape.groups:
+            sees = [(group.window, group.chunk) for group in shape.groups]
+            self._sights = [
+                frozenset(s for s in self._sights[0] if (s.window, s.chunk) == own) for own in sees
+            ]
+        self.groups = len(self._sights)
         self._beat = beat
         self._group = heads // shape.kv_heads
         self._tile_rows = padded_rows(self._group)
@@ -180,8 +186,8 @@ class TorchAttention(AttentionBackend):
             config.num_heads, shape, {KeyVisibility.of(layer.attention) for layer in config.layers}, beat
         )
 
-    def plan(self, spans: Sequence[QuerySpan]) -> TorchPlan:
-        return TorchPlan({sight: self._view(spans, sight) for sight in self._sights})
+    def plan(self, spans: Sequence[QuerySpan], group: int = 0) -> TorchPlan:
+        return TorchPlan({sight: self._view(spans, sight) for sight in self._sights[group]})
 
     def _view(self, spans: Sequence[QuerySpan], sight: KeyVisibility) -> _VisibleParts:
         parts: list[_KeyPart | _TreePart] = []

@@ -30,14 +30,14 @@ class UnevenAttention(AttentionBackend):
         kinds: dict[Heads, set[KeyVisibility]] = {}
         for layer in config.layers:
             kinds.setdefault(_heads(layer.attention), set()).add(KeyVisibility.of(layer.attention))
-        self.device = shape.device
+        self.device, self.groups = shape.device, max(len(shape.groups), 1)
         self._each = {
             heads: TorchAttention(config.num_heads, _shape_of(shape, heads), sights, beat)
             for heads, sights in kinds.items()
         }
 
-    def plan(self, spans: Sequence[QuerySpan]) -> _PlanOfKinds:
-        return _PlanOfKinds({heads: each.plan(spans) for heads, each in self._each.items()})
+    def plan(self, spans: Sequence[QuerySpan], group: int = 0) -> _PlanOfKinds:
+        return _PlanOfKinds({heads: each.plan(spans, group) for heads, each in self._each.items()})
 
     def run(
         self,

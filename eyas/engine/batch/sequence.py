@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from eyas.common.params import PRIORITY_S
 from eyas.common.types import EngineTimings, GenerationRequest, KvHandle, PromptIds, PromptTokenLogprobs
+from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.prompt_scores import PromptScores, ScoreRequest
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import FeatureWindow
@@ -119,7 +120,7 @@ class Sequence:
     output: list[int]
     forks: tuple[int, ...] = ()  # choices that will fork from this one's prompt
     reserved: int = 0  # slots reserved for the forks at admission
-    pages: list[int] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)  # of each group of layers; none: it has no pages
     kv_len: int = 0
     draft_len: int = 0  # rows that have draft KV in this pool
     tree: DraftTree | None = None  # the drafts that the next step may verify
@@ -133,6 +134,15 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.output)
+
+    @property
+    def pages(self) -> list[int]:
+        """Its pages in the first group of layers, by position."""
+        return self.tables[0].pages if self.tables else []
+
+    @pages.setter
+    def pages(self, pages: list[int]) -> None:
+        self.tables = [PageTable(pages)] if pages else []
 
     @property
     def missing(self) -> int:

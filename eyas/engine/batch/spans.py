@@ -14,7 +14,7 @@ class QuerySpan:
     below `start`. `paths` None means causal: query i is row start + i and sees all rows up to its own.
     Otherwise the queries are tree nodes: query i also sees the rows paths[i], of which the last is its own.
     `offset` is the RoPE position of logical row 0; it differs from 0 for a drafter's window that starts in
-    the middle of a sequence.
+    the middle of a sequence. `others`: its page tables in further groups of layers.
     """
 
     pages: Sequence[int]
@@ -22,3 +22,4 @@ class QuerySpan:
     count: int
     paths: tuple[tuple[int, ...], ...] | None = None
     offset: int = 0
+    others: tuple[Sequence[int], ...] = ()

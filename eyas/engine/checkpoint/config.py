@@ -19,6 +19,7 @@ from eyas.engine.checkpoint.quantized import QuantizedConfig
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, RopeConfig
 from eyas.engine.checkpoint.stacked_tensors import JoinedTensor
 from eyas.engine.kv.format import KvFormat
+from eyas.engine.kv.groups import KvGroups, kv_groups, one_group
 
 Value = TypeVar("Value")
 
@@ -375,6 +376,19 @@ class ModelConfig:
     def uneven_heads(self) -> bool:
         """True if layers differ in the number of their key and value heads, or in the width of these."""
         return len({(each.attention.num_kv_heads, each.attention.head_dim) for each in self.layers}) > 1
+
+    @property
+    def kv_groups(self) -> KvGroups:
+        """Its layers that have keys and values, by the rows that they see, as `kv_groups` groups them.
+
+        One group if a layer reads those of another one that sees others.
+        """
+        every = [layer.attention for layer in self.layers]
+        sights = [(each.window, each.chunk) for each in every]
+        lent = [(sight, each.shared_from) for sight, each in zip(sights, every, strict=True)]
+        if any(source is not None and sights[source] != sight for sight, source in lent):
+            return one_group(self.kv_format.layers)
+        return kv_groups([sight for sight, source in lent if source is None])
 
     @property
     def num_layers(self) -> int:

@@ -5,6 +5,7 @@ The numbers are the least: a process also needs vectors, tables and room for its
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from eyas.engine.checkpoint.folder import stored_tensors
 from eyas.engine.checkpoint.fp4 import Mxfp4Experts, Mxfp4Matrices
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.quantized import Fp8Config
+from eyas.engine.kv.groups import page_layers
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 _FP8 = "F8_E4M3"
@@ -96,11 +98,13 @@ def parameters(model: ModelConfig) -> WeightBytes:
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: str, ranks: int = 1) -> int:
-    """One rank's part of a page of KV, with elements of `dtype`.
+    """One rank's part of a page of KV in every group of layers, with elements of `dtype`.
 
     Raises ConfigError if the ranks cannot divide its heads.
     """
-    return model.kv_format.of_rank(ranks).page_bytes(page_size, ITEMSIZE[dtype])
+    groups, whole = model.kv_groups, model.kv_format.of_rank(ranks)
+    each = dataclasses.replace(whole, layers=page_layers(groups))
+    return len(groups) * each.page_bytes(page_size, ITEMSIZE[dtype])
 
 
 def _is_read(model: ModelConfig, name: str) -> bool:

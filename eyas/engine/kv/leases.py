@@ -52,18 +52,24 @@ class LeaseTable:
     _handles: dict[str, list[KvHandle]] = field(default_factory=dict)  # by generation id, while it runs
     _leased: dict[int, _LeasedPages] = field(default_factory=dict)  # by handle id
 
-    def offer(self, generation: Generation, pages: list[int]) -> tuple[KvHandle, ...]:
-        """Lease the pages of a prompt that starts now: its target KV, and draft KV if asked for."""
+    def offer(
+        self, generation: Generation, pages: list[int], ends: list[int] | None = None
+    ) -> tuple[KvHandle, ...]:
+        """Lease the pages of a prompt that starts now: its target KV, and draft KV if asked for.
+
+        `pages`: of all its rows; `ends`: of layers with windows, whose last pages alone count.
+        """
         rows = len(generation.request.prompt_ids)
-        groups = [(KvKind.TARGET, rows)]
+        whole = pages[: pages_for(rows, self.page_size)]
+        handles = [self._offer(KvKind.TARGET, generation, whole + (ends or []), rows)]
         if generation.offer_draft and KvKind.DRAFT in self.layouts and rows > 1:
-            groups.append((KvKind.DRAFT, rows - 1))
-        handles = [self._offer(group, generation, pages, count) for group, count in groups]
+            fewer = pages[: pages_for(rows - 1, self.page_size)]
+            handles.append(self._offer(KvKind.DRAFT, generation, fewer, rows - 1))
         self._handles[generation.id] = handles
         return tuple(handles)
 
     def _offer(self, group: KvKind, generation: Generation, pages: list[int], rows: int) -> KvHandle:
-        leased = tuple(pages[: pages_for(rows, self.page_size)])
+        leased = tuple(pages)
         self.pool.share(leased)
         shards = tuple(RankPages(rank, leased) for rank in range(self.ranks))
         offer = PageOffer(group, self.layouts[group], rows, shards, generation.deadline)

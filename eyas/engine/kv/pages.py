@@ -118,11 +118,16 @@ class PagePool:
         self._cached[page] = True
 
     def forget(self, page: int) -> None:
-        """Frees an idle page."""
-        if self._refs[page] or not self._cached[page]:
-            raise AssertionError(f"page {page} is not idle")
+        """Frees a kept page, at once if it is idle, else with its last owner."""
+        if not self._cached[page]:
+            raise AssertionError(f"page {page} is not kept")
         self._cached[page] = False
-        self._release(page)
+        if not self._refs[page]:
+            self._release(page)
+
+    def is_kept(self, page: int) -> bool:
+        """True if the page outlives its owners."""
+        return bool(self._cached[page])
 
     def owners(self, page: int) -> int:
         """The number of owners of a page."""

@@ -23,6 +23,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.wire.pool import PoolGeometry
 from eyas.engine.kv.format import KvFormat
+from eyas.engine.kv.groups import KvGroups, one_group
 from eyas.engine.kv.scaled import FP8, LARGEST, PageScales, quantised
 from kv_transfer.area import DeviceArea, PoolArea, create_file, map_file
 from kv_transfer.gpu.cuda import CudaDriver
@@ -53,7 +54,8 @@ class PoolShape:
     """Sizes of a pool; the tensor is [pages, layers, fields, page_size, kv_heads, head_dim].
 
     The fields are keys and values, or one for both. Behind each layer of a page are its scales, if there are
-    some (`eyas.common.wire.pool.scale_rows`).
+    some (`eyas.common.wire.pool.scale_rows`). `groups`: of a model's layers, if these do not all stand in
+    every page.
     """
 
     format: KvFormat
@@ -61,6 +63,17 @@ class PoolShape:
     page_size: int
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    groups: KvGroups = ()
+
+    @property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Of each layer of the model: its group, and which layer of that group's pages it is."""
+        groups = self.groups or one_group(self.layers)
+        return {
+            layer: (number, place)
+            for number, group in enumerate(groups)
+            for place, layer in enumerate(group.layers)
+        }
 
     @property
     def layers(self) -> int:
@@ -163,7 +176,9 @@ class KvPool:
         numbers = whole[:, :, : shape.fields * shape.page_size]
         self.tensor = numbers.unflatten(2, (shape.fields, shape.page_size))
         self._scales = PageScales(whole, shape.page_size) if shape.scale_rows else None
-        self._layers = [self.tensor[:, layer] for layer in range(shape.layers)]
+        places = [at for _, at in sorted(shape.places.items())]
+        self._groups, self._places = [group for group, _ in places], [place for _, place in places]
+        self._layers = [self.tensor[:, place] for place in self._places]
         self._moved = as_bytes(self.tensor)
         rows = as_bytes(whole).view(-1, shape.kv_heads * shape.head_dim)
         places = itertools.product(range(shape.layers), range(shape.fields))
@@ -186,7 +201,7 @@ class KvPool:
         return DeviceArea(self.pages.data_ptr(), self.shape.geometry, self._allocation, self._giver)
 
     def layer(self, index: int, heads: tuple[int, int] | None = None) -> torch.Tensor:
-        """View of one layer, [pages, fields, page_size, kv_heads, head_dim].
+        """View of one layer of the model, [pages, fields, page_size, kv_heads, head_dim].
 
         `heads`: how many it has and their elements, where that differs from the pool's. Heads have equal
         shares of a row then, each the first elements of its share.
@@ -195,6 +210,10 @@ class KvPool:
         if heads is None or heads == layer.shape[3:]:
             return layer
         return _of_heads(layer.flatten(3), *heads)
+
+    def group_of(self, layer: int) -> int:
+        """The group of a layer of the model."""
+        return self._groups[layer]
 
     def behind(self, layers: int, *sizes: int) -> torch.Tensor:
         """View [pages, *sizes] of what lies behind the first `layers` layers of each page."""
@@ -210,10 +229,11 @@ class KvPool:
         return page * (self.shape.layers * self.shape.layer_rows) + slot
 
     def write(self, layer: int, slots: torch.Tensor, *fields: torch.Tensor) -> None:
-        """Stores the first len(slots) rows of each field [.., kv_heads, head_dim] in one layer, whose heads
-        may differ from the pool's, see `layer`.
+        """Stores the first len(slots) rows of each field [.., kv_heads, head_dim] in one layer of the model,
+        whose heads may differ from the pool's, see `layer`.
         """
-        count, first = slots.shape[0], layer * self.shape.fields
+        count, place = slots.shape[0], self._places[layer]
+        first = place * self.shape.fields
         page_rows = self.shape.layers * self.shape.layer_rows
         for i, field in enumerate(fields):
             if field.shape[-1] != self.shape.head_dim:
@@ -225,7 +245,7 @@ class KvPool:
             else:
                 heads = field[:count].reshape(count, self.shape.kv_heads, self.shape.head_dim)
                 rows, scales = quantised(heads)
-                self._scales.write(layer, i, slots // page_rows, slots % page_rows, scales)
+                self._scales.write(place, i, slots // page_rows, slots % page_rows, scales)
             self._field_rows[first + i].index_copy_(0, slots, as_bytes(rows.reshape(count, -1)))
 
     def move(self, src: torch.Tensor, dst: torch.Tensor) -> None:

@@ -3,27 +3,36 @@
 Where draft KV lives in the same pages, draft row i depends on feature i *and token i + 1*. So the key of a
 page is then its own tokens and the token after them (`lookahead` 1). The pool keeps each page of the tree for
 the cache; sequences whose prompt matches become owners of its pages.
+
+Where groups of layers have pages of their own, each edge has one of every group. Those of a windowed group
+may go before the others: a prefix can be used as long as the pages in the window before its end are there.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from eyas.common.page_names import SHORT_BYTES, PageShape, named
+from eyas.engine.kv.groups import ONE_GROUP, KvGroups
 from eyas.engine.kv.pages import PagePool
 
 
 class CacheNode:
-    """A page of the tree, and what stands in it. A page that leaves and comes again has another node."""
+    """A page of the tree, and what stands in it. A page that leaves and comes again has another node.
 
-    __slots__ = ("_name", "children", "key", "page", "parent")
+    `page`: of the first group of layers; `others`: of the further ones; -1: it has left.
+    """
 
-    def __init__(self, parent: CacheNode | None, key: tuple[int, ...], page: int) -> None:
+    __slots__ = ("_name", "children", "key", "others", "page", "parent")
+
+    def __init__(self, parent: CacheNode | None, key: tuple[int, ...], page: int, others: list[int]) -> None:
         self.parent = parent
         self.key = key
         self.page = page
+        self.others = others
         self.children: dict[tuple[int, ...], CacheNode] = {}
         self._name = b""
 
@@ -41,14 +50,19 @@ class CacheNode:
 
 
 class PrefixCache:
-    """Finds, keeps and evicts pages by the tokens that made them."""
+    """Finds, keeps and evicts pages by the tokens that made them. `groups`: of layers."""
 
-    def __init__(self, pool: PagePool, page_size: int, *, lookahead: int) -> None:
+    def __init__(
+        self, pool: PagePool, page_size: int, *, lookahead: int, groups: KvGroups = ONE_GROUP
+    ) -> None:
         self._pool = pool
+        self.groups = groups
+        self._windowed = [(place, group) for place, group in enumerate(groups) if group.windowed]
+        self._size = page_size
         self.shape = PageShape(page_size, lookahead)
         self.lookahead = lookahead
         self._changes: dict[CacheNode, bool] = {}  # since they were last told: whether the page came
-        self._root = CacheNode(None, (), -1)
+        self._root = CacheNode(None, (), -1, [])
         self._nodes: dict[int, CacheNode] = {}  # by page
         # Every idle leaf, and some other pages; the next one to evict is first.
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -62,41 +76,98 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int]) -> list[int]:
         """The pages of the longest cached prefix without the last token. The caller becomes their owner."""
-        pages = self._prefix(tokens)
-        self._pool.share(pages)
-        return pages
+        return self.matches(tokens)[0]
+
+    def matches(self, tokens: Sequence[int], *, windows: bool = True) -> tuple[list[int], ...]:
+        """As `match`, of each group of layers by position; -1: behind its window, and nobody's.
+
+        `windows`: False: of the groups without one alone, whose prefix may be longer; of others all are -1.
+        """
+        nodes = self._prefix(tokens, windows=windows)
+        pages = [node.page for node in nodes]
+        if not self._windowed:
+            self._pool.share(pages)
+            return (pages,)
+        found = [pages, *([node.others[i] for node in nodes] for i in range(len(self.groups) - 1))]
+        for place, group in self._windowed:
+            first = group.first(len(nodes) * self._size) // self._size if windows else len(nodes)
+            found[place][:first] = [-1] * first
+        for column in found:
+            self._pool.share(page for page in column if page >= 0)
+        return tuple(found)
 
     def reach(self, tokens: Sequence[int]) -> int:
         """The number of pages that `match` would give; nothing changes."""
         return len(self._prefix(tokens))
 
-    def _prefix(self, tokens: Sequence[int]) -> list[int]:
-        pages: list[int] = []
+    def _prefix(self, tokens: Sequence[int], *, windows: bool = True) -> list[CacheNode]:
+        nodes: list[CacheNode] = []
         node = self._root
         for key in self._keys(tokens, len(tokens) - 1):
             child = node.children.get(key)
             if child is None:
                 break
-            pages.append(child.page)
+            nodes.append(child)
             node = child
-        return pages
+        if not self._windowed:
+            return nodes
+        if windows:
+            return nodes[: self._usable(nodes)]
+        return nodes if not self.groups[0].windowed else []
 
-    def insert(self, tokens: Sequence[int], pages: Sequence[int], rows: int) -> None:
-        """Caches the pages whose rows all lie below `rows`. A prefix that is cached keeps its own pages."""
-        node = self._root
-        for page, key in zip(pages, self._keys(tokens, rows), strict=False):
+    def _usable(self, nodes: Sequence[CacheNode]) -> int:
+        """The longest prefix of these whose windows before its end are there."""
+        longest, gaps = 0, [0] * len(self.groups)  # behind the last position without a page
+        for count, node in enumerate(nodes, 1):
+            usable = True
+            for place, group in self._windowed:
+                if (node.others[place - 1] if place else node.page) < 0:
+                    gaps[place] = count
+                usable = usable and gaps[place] <= group.first(count * self._size) // self._size
+            longest = count if usable else longest
+        return longest
+
+    def insert(
+        self, tokens: Sequence[int], pages: Sequence[int], rows: int, others: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Caches the pages whose rows all lie below `rows`. A prefix that is cached keeps its own pages.
+
+        `others`: those of further groups of layers; -1 in any of them: there is none.
+        """
+        node, beside = self._root, zip(*others, strict=True) if others else itertools.repeat(())
+        for page, more, key in zip(pages, beside, self._keys(tokens, rows), strict=False):
             child = node.children.get(key)
             if child is None:
-                child = CacheNode(node, key, page)
-                node.children[key] = self._nodes[page] = child
-                self._pool.keep(page)
+                child = CacheNode(node, key, page, [*more])
+                node.children[key] = child
                 self._changes[child] = True
-            elif child.page in self._idle:
-                self._idle.move_to_end(child.page)  # another sequence computed the same prefix
+                for own in (page, *more):
+                    self._take_in(child, own)
+            else:
+                self._join(child, page, more)
             node = child
+        if self.groups[0].windowed:
+            self._prune(node)
+
+    def _take_in(self, node: CacheNode, page: int) -> None:
+        if page >= 0:
+            self._nodes[page] = node
+            self._pool.keep(page)
+
+    def _join(self, node: CacheNode, page: int, others: Sequence[int]) -> None:
+        """Another sequence computed the same prefix: its pages take the places of those that have left."""
+        for place, (here, there) in enumerate(zip((node.page, *node.others), (page, *others), strict=True)):
+            if here in self._idle:
+                self._idle.move_to_end(here)
+            elif here < 0 <= there:
+                if place:
+                    node.others[place - 1] = there
+                else:
+                    node.page = there
+                self._take_in(node, there)
 
     def evict(self, count: int) -> int:
-        """Frees up to `count` idle pages, those idle for longest first; returns how many it freed.
+        """Frees idle pages until `count` are freed, those idle for longest first; returns how many it freed.
 
         A page that is used again, or has pages below it, leaves the list and returns when that changes. So
         the work is proportional to the pages freed and used, not to the size of the cache.
@@ -104,11 +175,14 @@ class PrefixCache:
         freed = 0
         while freed < count and self._idle:
             page, _ = self._idle.popitem(last=False)
-            node = self._nodes[page]
-            if node.children or self._pool.owners(page):
+            if self._pool.owners(page):
                 continue
-            self._remove(node)
-            freed += 1
+            node = self._nodes[page]
+            if page != node.page or self.groups[0].windowed:
+                self._detach(node, page)
+                freed += 1
+            elif not node.children:
+                freed += self._remove(node)
         return freed
 
     def next_out(self, count: int) -> list[CacheNode]:
@@ -142,18 +216,45 @@ class PrefixCache:
             name = named(name, key)
             yield name
 
-    def _remove(self, leaf: CacheNode) -> None:
+    def _remove(self, leaf: CacheNode) -> int:
+        """Frees all pages of a leaf, which nobody has; returns how many."""
         parent = leaf.parent
         assert parent is not None  # the root is never idle
-        del parent.children[leaf.key], self._nodes[leaf.page]
+        del parent.children[leaf.key]
         if self._changes.pop(leaf, None) is None:
             self._changes[leaf] = False
-        self._pool.forget(leaf.page)
-        self.turnover += 1
-        bare = parent is not self._root and not parent.children and not self._pool.owners(parent.page)
-        if bare and parent.page not in self._idle:
+        freed = 0
+        for page in (leaf.page, *leaf.others):
+            if page >= 0:
+                self._idle.pop(page, None)
+                freed += not self._pool.owners(page)  # a sequence with a first page of its own may have it
+                self._leave(page)
+        bare = parent is not self._root and not parent.children and parent.page >= 0
+        if bare and not self._pool.owners(parent.page) and parent.page not in self._idle:
             self._idle[parent.page] = None
             self._idle.move_to_end(parent.page, last=False)
+        return freed
+
+    def _detach(self, node: CacheNode, page: int) -> None:
+        """Frees a page of a windowed group; its node stays for those of others, or for what is below it."""
+        if page == node.page:
+            node.page = -1
+        else:
+            node.others[node.others.index(page)] = -1
+        self._leave(page)
+        self._prune(node)
+
+    def _leave(self, page: int) -> None:
+        del self._nodes[page]
+        self._pool.forget(page)
+        self.turnover += 1
+
+    def _prune(self, node: CacheNode) -> None:
+        """Takes a branch out whose end has no page."""
+        while node.parent is not None and not node.children and max(node.page, *node.others, -1) < 0:
+            parent = node.parent
+            self._remove(node)
+            node = parent
 
     def _fell_idle(self, page: int) -> None:
         self._idle[page] = None

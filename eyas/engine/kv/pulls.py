@@ -32,6 +32,7 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.approach import RouteTrial
 from eyas.engine.kv.front_wire import FrontWire
+from eyas.engine.kv.groups import ONE_GROUP, KvGroups, handle_pages
 from eyas.engine.kv.probe import LinkProber
 from kv_transfer.backends.base import CopyJob
 from kv_transfer.copier import PageCopier
@@ -113,7 +114,8 @@ class PullManager:
     """All pulls of one group of pages. `wire` takes what the front tells of copies that it makes.
 
     `numbers`: of its pulls; no two pulls that are told to one outbox may have the same. `peers`: the owners,
-    as far as they are known; those whose leases can be seen are not asked for their verdict.
+    as far as they are known; those whose leases can be seen are not asked for their verdict. `groups`: of
+    layers, each of which has pages of its own.
     """
 
     copier: PageCopier
@@ -123,6 +125,7 @@ class PullManager:
     outbox: EventOutbox
     numbers: Iterator[int]
     peers: KvPeers
+    groups: KvGroups = ONE_GROUP
     destination: PullDestination | None = None
     moved: dict[str, TransferTotals] = field(default_factory=dict)  # running totals by path
     pulled: dict[str, TransferTotals] = field(default_factory=dict)  # the same by owner
@@ -166,7 +169,8 @@ class PullManager:
         try:
             if handle.tokens < 1:
                 raise TransferFailed(f"KV handle {handle.id} must have rows.")
-            pull = PullAttempt(number, handle, attempt, self.page_size, deadline)
+            order = handle_pages(self.groups, handle.tokens, self.page_size)
+            pull = PullAttempt(number, handle, attempt, self.page_size, deadline, order)
         except EyasError as error:
             self.destination.lost(owner, error)
             return

@@ -26,6 +26,7 @@ from eyas.common.step_times import StepRates
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.attention.forward import ForwardBatch
+from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.device.buckets import GRAIN
 from eyas.engine.grammar.grammars import GrammarManager
@@ -63,6 +64,7 @@ from eyas.engine.models.heads import head_family
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, BatchLimits
+from eyas.engine.scheduling.page_tables import most_rows
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.scheduling.turns import StepRoom
@@ -112,7 +114,9 @@ def build_engine(
         _log.info("weights: %s", loaded.target.quantized)
     if config.kv_cache_dtype != "auto" and not config.only_drafts:
         shape = loaded.with_pages(1).shape(KvKind.TARGET)
-        _log.info("KV: %s, %d bytes a token", config.kv_cache_dtype, shape.page_bytes // shape.page_size)
+        each = len(loaded.groups) * shape.page_bytes // shape.page_size
+        _log.info("KV: %s, %d bytes a token", config.kv_cache_dtype, each)
+    _log_windows(loaded)
     if config.only_drafts:
         drafting = _draft_parts(loaded, start, pulse)
         _log.info(start.phases.summary())
@@ -123,6 +127,16 @@ def build_engine(
     parts = _parts(loaded, core)
     _log.info(start.phases.summary())
     return Engine(parts, link, pulse)
+
+
+def _log_windows(loaded: EngineSpec) -> None:
+    """Says what windows save, or why they save nothing."""
+    if loaded.windowed:
+        kinds = sum(group.windowed for group in loaded.groups)
+        text = "KV: pages behind a window are freed, in %d of %d groups of layers"
+        _log.info(text, kinds, len(loaded.groups))
+    elif any(group.windowed for group in loaded.target.kv_groups) and not loaded.config.only_drafts:
+        _log.info("KV: pages behind windows stay: %s", loaded.windows_ignored)
 
 
 def _check_device(config: EngineConfig) -> None:
@@ -276,13 +290,13 @@ def _rates(runner: StepRunner, config: EngineConfig, most: StepLimits, grain: in
 def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
     """The engine around its core: scheduler, leases, pulls."""
     config, pools = loaded.config, core.pools
-    context = _longest(_pages_of_rank(config), core.limits, loaded.target.context_length)
+    context = _longest(loaded, core.limits)
     outbox = EventOutbox()
     moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
     new_id = moves.board.new_id if moves.board is not None else partial(secrets.randbits, 63)
     owner = LeaseOwner(config.worker, loaded.epoch, config.lease_s, new_id)
     pulls, ranks = moves.pulls[KvKind.TARGET], config.tensor_parallel_size
-    scheduler = _scheduler(config, core, pulls)
+    scheduler = _scheduler(loaded, core, pulls)
     leases = LeaseTable(owner, scheduler.pool, config.page_size, moves.layouts, outbox, ranks, moves.board)
     return EngineParts(
         config=config,
@@ -304,12 +318,14 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
     )
 
 
-def _scheduler(config: EngineConfig, core: _StepCore, pulls: PullManager) -> Schedulers:
+def _scheduler(loaded: EngineSpec, core: _StepCore, pulls: PullManager) -> Schedulers:
     """Builds one scheduler, or one for each attention rank, with an equal share of the pool's pages."""
+    config, groups = loaded.config, loaded.groups
     ranks, pools, holds = config.dp_attention, core.pools, core.grammars.holds
-    each = _pages_of_rank(config)
+    each = _pages_of_rank(loaded)
     pages = [PagePool(each, each * rank) for rank in range(ranks)]
-    caches = [PrefixCache(own, config.page_size, lookahead=len(pools) - 1) for own in pages]
+    lookahead = len(pools) - 1
+    caches = [PrefixCache(own, config.page_size, lookahead=lookahead, groups=groups) for own in pages]
     if ranks == 1:
         host = host_loads(config, pools, pages[0], caches[0], core.slowest_step_s)
         return Scheduler(pages[0], caches[0], core.limits, pulls, host, holds)
@@ -321,17 +337,19 @@ def _scheduler(config: EngineConfig, core: _StepCore, pulls: PullManager) -> Sch
     )
 
 
-def _pages_of_rank(config: EngineConfig) -> int:
-    assert config.num_pages is not None, "it is known once there is a pool"
-    return config.num_pages
+def _pages_of_rank(loaded: EngineSpec) -> int:
+    """Pages of one rank: as many as are configured, for each group of layers."""
+    assert loaded.config.num_pages is not None, "it is known once there is a pool"
+    return loaded.config.num_pages * len(loaded.groups)
 
 
-def _longest(pages: int, limits: BatchLimits, context_length: int) -> int:
+def _longest(loaded: EngineSpec, limits: BatchLimits) -> int:
     """Tokens of the longest request that context and pool can hold.
 
     Warns of a pool that one of full length does not fit into; refuses one for hardly any request.
     """
-    longest, size = limits.most_rows(pages), limits.page_size
+    pages, context_length = _pages_of_rank(loaded), loaded.target.context_length
+    longest, size = most_rows(pages, loaded.groups, limits), limits.page_size
     if longest < size:
         least = pages_for(size + limits.rows_ahead, size)
         message = f"--num-pages: {pages} cannot hold one page of a request; it takes {least}"
@@ -393,7 +411,7 @@ def _ready(
         draft_fingerprint=head.fingerprint if head else "",
         context_length=context_length,
         vocab_size=target.vocab_size,
-        pages_total=_pages_of_rank(config) * config.dp_attention,
+        pages_total=_pages_of_rank(loaded) * config.dp_attention,
         pools=moves.infos,
         files=moves.files,
         slowest_step_s=slowest,
@@ -416,7 +434,8 @@ def _warm_up(runner: PlainRunner, pool: KvPool, config: EngineConfig) -> float:
     generation = Generation(request, 0, GenerationKind.LOCAL, 0.0, 0.0)
     sequences = [Sequence(rank, generation, 0, request.prompt_ids, []) for rank in range(config.dp_attention)]
     for rank, seq in enumerate(sequences):
-        seq.pages = list(range(each * rank, each * rank + pages_for(rows, size)))
+        pages = list(range(each * rank, each * rank + pages_for(rows, size)))
+        seq.tables = [PageTable(pages) for _ in pool.shape.groups or (None,)]
     slowest = 0.0
     for tokens in (1, rows):
         began = time.monotonic()

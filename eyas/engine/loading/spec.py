@@ -21,6 +21,7 @@ from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, WeightSource
 from eyas.engine.ipc.pulse import Beat, no_pulse
+from eyas.engine.kv.groups import GRAIN, KvGroups, one_group, page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.heads import head_family, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
@@ -132,19 +133,52 @@ class EngineSpec:
         assert self.config.num_pages is not None
         page_size, ranks = self.config.page_size, self.config.tensor_parallel_size
         dtype = self.placement.dtype
-        together = self.config.dp_attention if self.config.attention_backend == "torch" else 1
+        pages = self.config.num_pages * len(self.groups) * (self.config.dp_attention if self.plain else 1)
+        groups: KvGroups = ()
         if group is KvKind.DRAFT and self.head is not None:
             own = self.head.pool_format(page_size, ranks)
         else:
-            own = self.target.kv_format.of_rank(ranks)
+            own = dataclasses.replace(self.target.kv_format.of_rank(ranks), layers=page_layers(self.groups))
+            groups = self.groups if self.windowed else ()
             dtype = dtype if self.config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
         return PoolShape(
             format=own,
-            pages=self.config.num_pages * together,
+            pages=pages,
             page_size=page_size,
             dtype=dtype,
             device=self.placement.device,
+            groups=groups,
         )
+
+    @property
+    def plain(self) -> bool:
+        """True if plain torch computes."""
+        return self.config.attention_backend == "torch"
+
+    @property
+    def groups(self) -> KvGroups:
+        """The groups of the target's layers that have pages of their own; one, where windows save nothing."""
+        return one_group(self.target.kv_format.layers) if self.windows_ignored else self.target.kv_groups
+
+    @property
+    def windowed(self) -> bool:
+        """True if pages behind a window go."""
+        return any(group.windowed for group in self.groups)
+
+    @property
+    def windows_ignored(self) -> str:
+        """Why pages behind a window stay; "": they go, if there are windows."""
+        if self.config.only_drafts:
+            return "a draft worker has none"
+        if self.config.dp_attention > 1:
+            return "attention ranks keep all"
+        if self.config.host_cache_gb:
+            return "the host's cache takes whole pages"
+        if not self.plain:
+            return "kernels for a GPU read one page table"
+        if self.head is not None and self.target.kv_groups[0].windowed:
+            return "the draft head needs pages of all rows"
+        return ""
 
     @property
     def drafts_here(self) -> bool:
@@ -203,6 +237,8 @@ class EngineSpec:
         fingerprint = self.target.fingerprint
         if group is KvKind.DRAFT and self.head is not None:
             fingerprint += self.head.fingerprint
+        if group is KvKind.TARGET and self.windowed:
+            fingerprint += repr((GRAIN, self.groups))
         return PageMeaning(
             fingerprint=fingerprint,
             group=group,

@@ -18,6 +18,7 @@ from eyas.common.types import KvKind, Role
 from eyas.common.wire.pool import Export, PoolInfo, RankPool
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.front_wire import FrontWire
+from eyas.engine.kv.groups import ONE_GROUP
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import PullManager
 from eyas.engine.kv.rank_pools import FollowerPool
@@ -76,7 +77,10 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: EventOutbox) -
     return PageTransfer(
         board=board,
         pulls={
-            group: PullManager(copiers[group], routes[group], reach.wire, size, outbox, numbers, peers)
+            group: PullManager(
+                *(copiers[group], routes[group], reach.wire, size, outbox, numbers, peers),
+                groups=spec.groups if group is KvKind.TARGET else ONE_GROUP,
+            )
             for group, reach in reaches.items()
         },
         copiers=copiers,

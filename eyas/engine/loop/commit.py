@@ -100,9 +100,10 @@ class StepCommitter:
                 continue
             follower.output = list(emitted)
             generation.sequences.append(follower)
-            copy = self.scheduler.fork(leader, follower)
-            if copy is not None:
-                self.runner.copy_page(*copy)
+            copies = self.scheduler.fork(leader, follower)
+            if copies is not None:
+                for copy in copies:
+                    self.runner.copy_page(*copy)
                 self.drafting.fork(leader, follower, one.features)
 
     def _offer(self, one: StepResult) -> None:

@@ -128,7 +128,8 @@ class PlainRunner:
         it, and a weight of 0 times NaN is NaN. Numbers, which others may share, stay as they are.
         """
         for pool in self._pools if works else ():
-            pages = torch.tensor(sorted({page for work in works for page in work.seq.pages}))
+            tables = (table for work in works for table in work.seq.tables)
+            pages = torch.tensor(sorted({page for table in tables for page in table.owned}))
             pool.cleanse(pages)
 
     def _scored(self, results: list[StepResult], residual: torch.Tensor) -> list[StepResult]:
@@ -224,11 +225,12 @@ def _walked(
 def _moves(work: SequenceWork, nodes: list[int], page_size: int) -> list[tuple[int, int]]:
     """Physical rows of the certain nodes, and where they belong: start, start + 1, ..."""
 
-    def physical(row: int) -> int:
-        return work.seq.pages[row // page_size] * page_size + row % page_size
+    def physical(pages: list[int], row: int) -> int:
+        return pages[row // page_size] * page_size + row % page_size
 
     pairs = [(work.start + node, work.start + i) for i, node in enumerate(nodes) if node != i]
-    return [(physical(a), physical(b)) for a, b in pairs]
+    tables = [table.pages for table in work.seq.tables]
+    return [(physical(pages, a), physical(pages, b)) for pages in tables for a, b in pairs]
 
 
 def _picked(work: SequenceWork, first: int, count: int) -> list[int]:
@@ -240,8 +242,9 @@ def _picked(work: SequenceWork, first: int, count: int) -> list[int]:
 
 def _span(work: SequenceWork) -> QuerySpan:
     tree = work.tree
+    pages, *others = (table.pages for table in work.seq.tables)
     if tree is None or tree.is_chain:
-        return QuerySpan(work.seq.pages, work.start, len(work.tokens))
+        return QuerySpan(pages, work.start, len(work.tokens), others=tuple(others))
     root = (work.start,)
     below = [root + tuple(work.start + 1 + i for i in tree.path(node)) for node in range(len(tree.tokens))]
-    return QuerySpan(work.seq.pages, work.start, len(work.tokens), (root, *below))
+    return QuerySpan(pages, work.start, len(work.tokens), (root, *below), others=tuple(others))

@@ -161,7 +161,7 @@ class StepLoop:
         seq, generation = work.seq, work.seq.generation
         generation.began = generation.began or now
         if generation.kind is GenerationKind.PREFILL and not self.committer.leases.is_offered(generation):
-            handles = self.committer.leases.offer(generation, seq.pages)
+            handles = self.committer.leases.offer(generation, *self.scheduler.tables.offered(seq))
             self.committer.outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
         seq.grow(1 if work.round else len(work.tokens), drafted=drafted)
         seq.in_flight += work.sample

@@ -14,7 +14,6 @@ from eyas.common.types import FirstToken
 from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pulls import PullManager
 from eyas.engine.scheduling.ranked import Schedulers
-from kv_transfer.layout import pages_for
 
 PATIENCE_S = 1.0
 """Readers of what is leased here are as quick as this, unless they wait themselves."""
@@ -42,7 +41,7 @@ class PullCrossing:
             return None
         self._since = now
         rows = max([tokens, *map(len, self.scheduler.waiting)])
-        if pages_for(rows, self.scheduler.limits.page_size) <= self.scheduler.beside(self.leases.pages()):
+        if self.scheduler.tables.needed(rows) <= self.scheduler.beside(self.leases.pages()):
             return None
         whole = self.pulls.whole()
         return whole[-1] if whole else None

@@ -66,14 +66,9 @@ class RankedPages:
 class RankedCache:
     """The prefix caches of all ranks; each holds its own rank's pages."""
 
-    def __init__(self, caches: SequenceOf[PrefixCache], pages: RankedPages) -> None:
+    def __init__(self, caches: SequenceOf[PrefixCache]) -> None:
         self._caches = caches
-        self._pages = pages
         self.shape = caches[0].shape
-
-    def insert(self, tokens: SequenceOf[int], pages: SequenceOf[int], rows: int) -> None:
-        """Caches pages of one rank whose rows all lie below `rows`."""
-        self._caches[self._pages.rank_of(pages[0])].insert(tokens, pages, rows)
 
     @property
     def untold(self) -> bool:
@@ -121,8 +116,9 @@ class DataParallelScheduler:
     def __init__(self, ranks: SequenceOf[Scheduler]) -> None:
         self._ranks = tuple(ranks)
         self.limits = ranks[0].limits
+        self.tables = ranks[0].tables  # what is the same for all ranks of them
         self.pool = RankedPages([rank.pool for rank in ranks])
-        self.cache = RankedCache([rank.cache for rank in ranks], self.pool)
+        self.cache = RankedCache([rank.cache for rank in ranks])
         self.preempted: list[Sequence] = []  # since the caller last emptied it
 
     @property
@@ -184,7 +180,7 @@ class DataParallelScheduler:
         """Gives a slot to a sequence whose KV has come. None: nothing joins now."""
         return next((seq for rank in self._ranks if (seq := rank.join()) is not None), None)
 
-    def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
+    def fork(self, leader: Sequence, follower: Sequence) -> list[tuple[int, int]] | None:
         """Forks on the leader's rank, as `Scheduler.fork`."""
         return self._of(leader.generation).fork(leader, follower)
 

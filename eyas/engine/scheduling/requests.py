@@ -194,7 +194,7 @@ class RequestTable:
         came, self._unremembered = self._unremembered, []
         for seq, rows in came:
             if seq.pages:  # else it is gone again
-                self.scheduler.cache.insert(seq.all_tokens(), seq.pages, rows)
+                self.scheduler.remember(seq, below=rows)
 
     def join(self, now: float) -> None:
         """Gives free slots to the sequences whose KV has arrived."""
@@ -305,16 +305,17 @@ class RequestTable:
         """The first choice takes the pulled pages; the other choices share them."""
         leader, *others = sequences
         rows = len(leader.prompt)
-        leader.pages, leader.kv_len = arrival.pages, rows
+        leader.tables, leader.kv_len = self.scheduler.tables.arrived(arrival.pages, rows), rows
         came = 0 if self.draft_kv is None else self.draft_kv.rows(leader.generation)
         leader.draft_len = max(came, leader.generation.cached_tokens)  # cached pages have theirs
         self._unremembered.append((leader, self.scheduler.complete_rows(leader)))
         self.scheduler.arrived(leader)
         self._arrivals[leader] = arrival
         for seq in others:
-            copy = self.scheduler.fork(leader, seq)
-            if copy is not None:
-                self.copy_page(*copy)
+            copies = self.scheduler.fork(leader, seq)
+            if copies is not None:
+                for copy in copies:
+                    self.copy_page(*copy)
                 self._joined(seq, arrival)
         self._join()
 

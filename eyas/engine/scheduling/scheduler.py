@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 
 from eyas.common.step_times import MANY_CHUNKS
+from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
@@ -22,6 +23,7 @@ from eyas.engine.scheduling.elsewhere import IncomingPrompts
 from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
 from eyas.engine.scheduling.host_loads import HostLoads, LoadDecision
 from eyas.engine.scheduling.limits import BatchLimits
+from eyas.engine.scheduling.page_tables import PageTables
 from eyas.engine.scheduling.turns import DecodeTurns
 from kv_transfer.layout import pages_for
 
@@ -44,6 +46,7 @@ class Scheduler:
         self.pool = pool
         self._incoming = incoming
         self.cache = cache
+        self.tables = PageTables(pool, cache, limits)
         self.limits = limits
         self.waiting = WaitingQueue(limits.yield_tokens_per_s)
         self.running: list[Sequence] = []  # in order of admission
@@ -116,28 +119,24 @@ class Scheduler:
         self._grow(seq)  # for the drafts of its first round; without room that one is plain
         return seq
 
-    def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
+    def fork(self, leader: Sequence, follower: Sequence) -> list[tuple[int, int]] | None:
         """Gives `follower` the leader's prompt rows: whole pages shared, the page of the last row copied.
 
-        Returns (source page, target page), which the caller copies before the next step. None: there is no
-        page or no slot, or the leader has lost its own. Then the follower is queued; it will compute the rows
-        that the cache does not hold.
+        Returns (source page, target page) in each group of layers, which the caller copies before the next
+        step. None: there is no page or no slot, or the leader has lost its own. Then the follower is queued;
+        it will compute the rows that the cache does not hold.
         """
-        rows, size = len(leader.prompt), self.limits.page_size
-        boundary = (rows - 1) // size
-        fresh = pages_for(rows + self.limits.rows_ahead, size) - boundary
-        if not leader.pages or not self._free_slots or not self._make_room(fresh):
+        rows = len(leader.prompt)
+        copies = self.tables.fork(leader, follower, rows) if self._free_slots else None
+        if copies is None:
             self.remember(leader)
             self.waiting.add(follower)
             return None
-        shared, own = leader.pages[:boundary], self.pool.take(fresh)
-        self.pool.share(shared)
-        follower.pages = [*shared, *own]
         follower.kv_len = rows
         follower.draft_len = min(leader.draft_len, rows - 1)
         self._occupy(follower)
         self.pool.copied()
-        return leader.pages[boundary], own[0]
+        return copies
 
     # --- pages ---------------------------------------------------------------------------------------
 
@@ -151,7 +150,11 @@ class Scheduler:
             first = self.waiting.first(shares).generation
             if shares.turn(first) < shares.turn(generation):
                 return None
-        return self._allocate(generation, generation.request.prompt_ids, rows, shares, copied=True)
+        lent = self._allocate(generation, generation.request.prompt_ids, rows, shares, copied=True)
+        if lent is None:
+            return None
+        tables, cached = lent
+        return [page for table in tables for page in table.owned], cached
 
     def beside(self, leased: Collection[int]) -> int:
         """The pages that a request can get as long as others may read these."""
@@ -175,21 +178,26 @@ class Scheduler:
         computed: int | None = None,
         *,
         copied: bool = False,
-    ) -> tuple[list[int], int] | None:
-        """Pages for `rows` rows of `tokens`: (pages, how many of them came from the cache). None: no room.
+    ) -> tuple[list[PageTable], int] | None:
+        """Tables for `rows` rows of `tokens`: (tables, how many pages of the first came from the cache).
+
+        None: no room.
 
         No page with row `computed`, or one after it, comes from the cache. `copied`: the rows are copied, not
         computed, and pages that a step in flight may still write are waited for.
         """
         while not self._starved:
-            cached = self.cache.match(tokens if computed is None else tokens[: computed + 1])
-            fresh = pages_for(rows, self.limits.page_size) - len(cached)
+            known = tokens if computed is None else tokens[: computed + 1]
+            cached = self.cache.matches(known, windows=not copied)
+            count = len(cached[0])
+            counts = self.tables.counts(rows, count, claimant.kind, pulled=copied)
+            fresh = sum(map(sum, counts))
             room = self._make_room(fresh)
             if room and (not copied or fresh <= self.pool.settled):
                 self.prompt_tokens += len(tokens)
-                self.cached_tokens += len(cached) * self.limits.page_size
-                return cached + self.pool.take(fresh, settled=copied), len(cached)
-            self.pool.drop(cached)
+                self.cached_tokens += count * self.limits.page_size
+                return self.tables.made(cached, counts, rows, pulled=copied), count
+            self.tables.drop_columns(cached)
             if room or not self._take_from_richer(claimant, shares, gain=1):
                 break
         return None
@@ -197,7 +205,7 @@ class Scheduler:
     def remember(self, seq: Sequence, below: int | None = None) -> None:
         """Caches the sequence's complete pages, as far as their rows lie below `below`."""
         rows = self.complete_rows(seq)
-        self.cache.insert(seq.all_tokens(), seq.pages, rows if below is None else min(rows, below))
+        self.tables.remember(seq, rows if below is None else min(rows, below))
 
     def flush(self) -> int | None:
         """Empties the prefix cache, on the host too; returns how many pages it had.
@@ -294,6 +302,8 @@ class Scheduler:
         if self._turns is not None:
             budget = self._turns.room.rows_within(budget, seq.kv_len)
         stop = min(seq.kv_len + budget, len(seq))
+        if self.tables.windowed and stop > seq.kv_len:
+            stop = self.tables.cover(seq, stop) if self._reserve(seq) else 0
         stop -= stop == len(seq) and self._holds(seq)
         if stop <= seq.kv_len:
             return None
@@ -334,7 +344,7 @@ class Scheduler:
         if allocated is None:
             return False
         seq.reserved = min(free - 1, forks)
-        seq.pages, cached = allocated
+        seq.tables, cached = allocated
         seq.kv_len = seq.draft_len = cached * self.limits.page_size
         seq.generation.cached_tokens = max(seq.generation.cached_tokens, seq.kv_len)
         return True
@@ -345,7 +355,10 @@ class Scheduler:
             if self._incoming.preempt():
                 self._starved = not self._grow(seq)
                 return not self._starved  # if so it waits: the pages come when the copies have stopped
-            victim = self._last_of_the_richest(self._movable[1:] or self._movable, self.shares())
+            movable = self._movable
+            if not movable:
+                return False  # prompts for other workers go on with the pages that they have
+            victim = self._last_of_the_richest(movable[1:] or movable, self.shares())
             self._preempt(victim)
             if victim is seq:
                 return False
@@ -353,11 +366,7 @@ class Scheduler:
 
     def _grow(self, seq: Sequence) -> bool:
         """Takes those pages if there is room for them."""
-        need = pages_for(seq.kv_len + self.limits.rows_ahead, self.limits.page_size) - len(seq.pages)
-        if need > 0 and not self._make_room(need):
-            return False
-        seq.pages += self.pool.take(max(need, 0))
-        return True
+        return self.tables.grow(seq)
 
     def _chunk_budget(self, decoding: int) -> int:
         """Prompt rows of this step: few when it also decodes, unless many prompt tokens wait."""
@@ -440,11 +449,9 @@ class Scheduler:
         self.preemptions += 1
 
     def _make_room(self, count: int) -> bool:
-        if count > self.pool.free:
-            self.cache.evict(count - self.pool.free)
-        return count <= self.pool.free
+        return self.tables.make_room(count)
 
     def _give_back(self, seq: Sequence) -> None:
         self.remember(seq)
-        self.pool.drop(seq.pages)
-        seq.pages, seq.kv_len, seq.draft_len, seq.tree, seq.fetched = [], 0, 0, None, False
+        self.tables.give_back(seq)
+        seq.kv_len, seq.draft_len, seq.tree, seq.fetched = 0, 0, None, False

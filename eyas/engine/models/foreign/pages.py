@@ -6,13 +6,14 @@ are filled up with zeros, which change no score and no sum.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from eyas.engine.attention.base import AttentionBackend
+from eyas.engine.attention.base import AttentionBackend, AttentionPlan
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import AttentionSpec
@@ -67,22 +68,23 @@ class PlainPages:
 
     def step(self, rows: ForwardBatch, pool: KvPool) -> StepPages:
         """The pages of one forward."""
-        return _PlainStep(self._backend, rows, pool, pool.slots(rows.kv_rows))
+        groups = [(pool.slots(group.kv_rows), group.plan) for group in rows.groups]
+        return _PlainStep(self._backend, pool, groups)
 
 
 @dataclass(frozen=True)
 class _PlainStep:
     backend: AttentionBackend
-    rows: ForwardBatch
     pool: KvPool
-    slots: torch.Tensor
+    groups: Sequence[tuple[torch.Tensor, AttentionPlan]]
 
     def attend(
         self, layer: int, spec: AttentionSpec, heads: Heads, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         """As of `StepPages`."""
-        self.pool.write(layer, self.slots, heads.k.contiguous(), heads.v.contiguous())
-        return self.backend.run(heads.q, self.pool.layer(layer), self.rows.plan, spec, sinks)
+        slots, plan = self.groups[self.pool.group_of(layer)]
+        self.pool.write(layer, slots, heads.k.contiguous(), heads.v.contiguous())
+        return self.backend.run(heads.q, self.pool.layer(layer), plan, spec, sinks)
 
 
 class DevicePages:

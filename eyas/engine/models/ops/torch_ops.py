@@ -50,14 +50,14 @@ Rotation = tuple[RopeConfig, int]
 @dataclass(frozen=True)
 class Step:
     """State that every layer of one forward shares. `tokens` and `positions` [R'], padded to whole blocks.
-    `slots` [R]: `KvPool.slots` of the rows being written. `angles`: of each rotation that a layer has.
+    `groups`: of each group of layers, `KvPool.slots` [R] of the rows being written, and the plan. `angles`:
+    of each rotation that a layer has.
     """
 
     pool: KvPool
     tokens: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
-    plan: AttentionPlan
+    groups: Sequence[tuple[torch.Tensor, AttentionPlan]]
     angles: Mapping[Rotation, Angles]
     backend: AttentionBackend
 
@@ -72,8 +72,21 @@ class Step:
         """A forward of `rows`."""
         positions = pad_rows(rows.positions)
         angles = {rotation: rotary.angles(positions) for rotation, rotary in rotaries.items()}
-        slots = pool.slots(rows.kv_rows)
-        return cls(pool, pad_rows(rows.tokens), positions, slots, rows.plan, angles, backend)
+        groups = [(pool.slots(group.kv_rows), group.plan) for group in rows.groups]
+        return cls(pool, pad_rows(rows.tokens), positions, groups, angles, backend)
+
+    @property
+    def count(self) -> int:
+        """R."""
+        return self.groups[0][0].shape[0]
+
+    def slots(self, layer: int) -> torch.Tensor:
+        """`KvPool.slots` of the rows being written in a layer."""
+        return self.groups[self.pool.group_of(layer)][0]
+
+    def plan(self, layer: int) -> AttentionPlan:
+        """The plan of a layer's attention."""
+        return self.groups[self.pool.group_of(layer)][1]
 
 
 class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
@@ -107,7 +120,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         return rms_norm(residual, norm.gain, norm.eps), residual
 
     def leave(self, residual: torch.Tensor) -> torch.Tensor:
-        return residual[: self.step.slots.shape[0]]
+        return residual[: self.step.count]
 
     def whole(self, residual: torch.Tensor) -> torch.Tensor:
         return residual
@@ -116,7 +129,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         return self.plus(residual, other, post)
 
     def room(self, sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        return like.new_empty(self.step.slots.shape[0], *sizes)
+        return like.new_empty(self.step.count, *sizes)
 
     def put(self, x: torch.Tensor, room: torch.Tensor, place: int) -> None:
         room[:, place] = x
@@ -146,7 +159,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
             parts = zip(qk.split((heads.q, heads.kv), 1), norms.gains, strict=True)
             qk = torch.cat([rms_norm(each, gain, norms.eps) for each, gain in parts], 1)
         qk = Rotary.rotate(qk, step.angles[part.spec.rotation])
-        step.pool.write(layer, step.slots, qk[:, heads.q :], v)
+        step.pool.write(layer, step.slots(layer), qk[:, heads.q :], v)
         return qk[:, : heads.q]
 
     def turned(self, made: torch.Tensor, part: QkvPart[Linear]) -> torch.Tensor:
@@ -158,7 +171,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
     def attend(self, q: torch.Tensor, part: QkvPart[Linear], layer: int) -> torch.Tensor:
         step = self.step
         rows = step.pool.layer(layer, part.stored)
-        mixed = step.backend.run(q, rows, step.plan, part.spec, part.scores.sinks)
+        mixed = step.backend.run(q, rows, step.plan(layer), part.spec, part.scores.sinks)
         return mixed.view(q.shape[0], -1)
 
     def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
@@ -166,7 +179,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         queries, latents, key = made.split((made.shape[1] - latent - rotated, latent, rotated), 1)
         key = Rotary.rotate(key[:, None], step.angles[part.spec.rotation])[:, 0]
         row = torch.cat((rms_norm(latents, norms.latent, norms.eps), key), 1)
-        step.pool.write(layer, step.slots, row)
+        step.pool.write(layer, step.slots(layer), row)
         return queries if norms.query is None else rms_norm(queries, norms.query, norms.eps)
 
     def attend_latents(self, queries: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
@@ -175,7 +188,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         plain, rotated = heads.split((spec.plain_dim, spec.rotated_dim), 2)
         rotated = Rotary.rotate(rotated, step.angles[spec.rotation])
         q = torch.cat((per_head(plain, part.keys), rotated), -1)
-        mixed = step.backend.run(q, step.pool.layer(layer), step.plan, spec)
+        mixed = step.backend.run(q, step.pool.layer(layer), step.plan(layer), spec)
         return per_head(mixed, part.values.transpose(1, 2)).reshape(queries.shape[0], -1)
 
     def normed(self, read: torch.Tensor) -> torch.Tensor:

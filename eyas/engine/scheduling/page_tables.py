@@ -1,0 +1,239 @@
+"""The page tables of sequences: how many pages each group of layers takes, and which a window leaves behind.
+
+Of a group with a window a sequence has the pages of one window and a few ahead. What its window leaves behind
+follows at the table's end, unless others read it, or the cache has it: then it is given back. So a prompt of
+any length goes on with the pages that it got when it was admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+
+from eyas.engine.batch.page_table import PageTable
+from eyas.engine.batch.sequence import GenerationKind, Sequence
+from eyas.engine.kv.groups import KvGroup, KvGroups
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.scheduling.limits import BatchLimits
+from kv_transfer.layout import pages_for
+
+Columns = tuple[list[int], ...]
+"""Pages of each group of layers, by position; -1: none."""
+
+
+def most_of_window(group: KvGroup, limits: BatchLimits) -> int:
+    """Pages of a windowed group that a sequence has at once, however long it is: the window's, those that the
+    next rounds write, and one more so that a prompt always goes on.
+    """
+    return pages_for(group.reach + limits.rows_ahead, limits.page_size) + 2
+
+
+def most_rows(pages: int, groups: KvGroups, limits: BatchLimits) -> int:
+    """Rows of the longest sequence that `pages` pages can hold, whatever of it is cached or leased."""
+    windowed = [3 * most_of_window(group, limits) for group in groups if group.windowed]
+    if not windowed:
+        return limits.most_rows(pages)
+    full = len(groups) - len(windowed)
+    longest, length = 0, limits.page_size * pages  # windowed groups alone could hold any length
+    while longest < length:
+        positions = (longest + length + 1) // 2
+        fits = full * positions + sum(min(positions, most) for most in windowed) <= pages
+        longest, length = (positions, length) if fits else (longest, positions - 1)
+    return longest * limits.page_size - limits.rows_ahead
+
+
+class PageTables:
+    """Gives sequences pages of `pool`, after those that `cache` does not need, and takes them back."""
+
+    def __init__(self, pool: PagePool, cache: PrefixCache, limits: BatchLimits) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._limits = limits
+        self.groups = cache.groups
+        self.windowed = any(group.windowed for group in self.groups)
+
+    def make_room(self, count: int) -> bool:
+        """Evicts cached pages until `count` are free, if there are enough."""
+        if count > self._pool.free:
+            self._cache.evict(count - self._pool.free)
+        return count <= self._pool.free
+
+    def needed(self, rows: int) -> int:
+        """Pages that a sequence of `rows` rows needs to come from elsewhere, or to be computed here."""
+        kinds = GenerationKind.ATTACH, GenerationKind.LOCAL
+        both = (self.counts(rows, 0, kind, pulled=kind is GenerationKind.ATTACH) for kind in kinds)
+        return max(sum(map(sum, counts)) for counts in both)
+
+    # --- a sequence gets its first pages ---------------------------------------------------------------
+
+    def counts(self, rows: int, cached: int, kind: GenerationKind, *, pulled: bool) -> list[tuple[int, int]]:
+        """The new pages of each group for `rows` rows after `cached` pages: (those that follow, its tail).
+
+        `pulled`: the rows come from elsewhere, so that only the window before their end is needed.
+        """
+        counts, positions = [], self._pages(rows)
+        for group in self.groups:
+            if not group.windowed:
+                counts.append((positions - cached, 0))
+            elif pulled:
+                counts.append((positions - self._first(group, rows), 0))
+            else:
+                ahead = min(positions - cached, most_of_window(group, self._limits))
+                tail = 0
+                if kind is GenerationKind.PREFILL:  # whoever pulls it is told now where its end will be
+                    tail = positions - max(self._first(group, rows), cached + ahead)
+                counts.append((ahead, tail))
+        return counts
+
+    def made(
+        self, cached: Columns, counts: SequenceOf[tuple[int, int]], rows: int, *, pulled: bool
+    ) -> list[PageTable]:
+        """Tables with the `cached` pages, which the caller owns, and as many new ones as `counts` says."""
+        tables = []
+        for group, pages, (ahead, tail) in zip(self.groups, cached, counts, strict=True):
+            gone = sum(page < 0 for page in pages)
+            if pulled and group.windowed:
+                gone = self._first(group, rows)
+                pages = [-1] * gone
+            table = PageTable([max(page, 0) for page in pages], gone)
+            table.pages += self._pool.take(ahead, settled=pulled)
+            table.tail += self._pool.take(tail, settled=pulled)
+            tables.append(table)
+        return tables
+
+    def drop_columns(self, columns: Columns) -> None:
+        """Gives pages of a match back."""
+        for pages in columns:
+            self._pool.drop(page for page in pages if page >= 0)
+
+    # --- a sequence goes on ----------------------------------------------------------------------------
+
+    def grow(self, seq: Sequence) -> bool:
+        """Takes pages for all rows that the coming rounds may write, if there is room for them."""
+        rows = seq.kv_len + self._limits.rows_ahead
+        if self.windowed:
+            self._slide(seq)
+            counts = [self._missing(seq, table, rows) for table in seq.tables]
+        else:
+            counts = [max(self._pages(rows) - len(table.pages), 0) for table in seq.tables]
+        total = sum(counts)
+        if total and not self.make_room(total):
+            return False
+        for table, count in zip(seq.tables, counts, strict=True):
+            table.pages += self._pool.take(count)
+        self._join_tails(seq)
+        return True
+
+    def cover(self, seq: Sequence, stop: int) -> int:
+        """Takes pages for the rows below `stop` that a chunk may compute now; returns how far they go."""
+        if not self.windowed:
+            return stop
+        self._slide(seq)
+        size = self._limits.page_size
+        while not self.make_room(sum(self._missing(seq, table, stop) for table in seq.tables)):
+            stop = (stop - 1) // size * size
+        for table in seq.tables:
+            table.pages += self._pool.take(self._missing(seq, table, stop))
+        self._join_tails(seq)
+        return stop
+
+    def fork(self, leader: Sequence, follower: Sequence, rows: int) -> list[tuple[int, int]] | None:
+        """Gives `follower` the leader's first `rows` rows: whole pages shared, the last row's page copied.
+
+        Returns (source, target) in each group, which the caller copies. None: no room, or the leader has
+        given back what the follower would read.
+        """
+        boundary = (rows - 1) // self._limits.page_size
+        fresh = self._pages(rows + self._limits.rows_ahead) - boundary
+        behind = any(table.gone > self._first(group, rows) for group, table in self._windows(leader))
+        if not leader.tables or behind or not self.make_room(fresh * len(self.groups)):
+            return None
+        copies = []
+        for table in leader.tables:
+            self._pool.share(table.pages[table.gone : boundary])
+            own = self._pool.take(fresh)
+            follower.tables.append(PageTable([*table.pages[:boundary], *own], table.gone))
+            copies.append((table.pages[boundary], own[0]))
+        return copies
+
+    def give_back(self, seq: Sequence) -> None:
+        """Drops all that the sequence has."""
+        for table in seq.tables:
+            self._pool.drop(table.owned)
+        seq.tables = []
+
+    def remember(self, seq: Sequence, rows: int) -> None:
+        """Caches the pages of its first `rows` rows."""
+        if seq.tables:
+            first, *others = seq.tables
+            self._cache.insert(seq.all_tokens(), first.there, rows, [table.there for table in others])
+
+    # --- pages that travel -----------------------------------------------------------------------------
+
+    def offered(self, seq: Sequence) -> tuple[list[int], list[int]]:
+        """Pages of a prompt for another worker: of all its rows, and of windowed groups at its end."""
+        rows = len(seq.prompt)
+        whole, ends = [], []
+        for group, table in zip(self.groups, seq.tables, strict=True):
+            if not group.windowed:
+                whole += table.pages[: self._pages(rows)]
+                continue
+            last = self._pages(rows) - len(table.tail)
+            ends += [*table.pages[self._first(group, rows) : last], *table.tail]
+        return whole, ends
+
+    def arrived(self, pages: SequenceOf[int], rows: int) -> list[PageTable]:
+        """Tables of a pulled prompt whose `pages` are those of `made`, one group after the other."""
+        tables, at = [], 0
+        for group in self.groups:
+            gone = self._first(group, rows) if group.windowed else 0
+            count = self._pages(rows) - gone
+            tables.append(PageTable([*[0] * gone, *pages[at : at + count]], gone))
+            at += count
+        return tables
+
+    # --- inside ----------------------------------------------------------------------------------------
+
+    def _pages(self, rows: int) -> int:
+        return pages_for(rows, self._limits.page_size)
+
+    def _first(self, group: KvGroup, rows: int) -> int:
+        """The first position that the rows from `rows` on read."""
+        return group.first(rows) // self._limits.page_size
+
+    def _end(self, seq: Sequence) -> int:
+        """Rows behind which it writes nothing."""
+        elsewhere = seq.generation.kind is GenerationKind.PREFILL
+        return len(seq) + (0 if elsewhere else self._limits.rows_ahead)
+
+    def _missing(self, seq: Sequence, table: PageTable, rows: int) -> int:
+        """Pages that a table must take for `rows` rows; its tail needs none."""
+        last = self._pages(self._end(seq)) - len(table.tail)
+        return max(min(self._pages(rows), last) - len(table.pages), 0)
+
+    def _windows(self, seq: Sequence) -> Iterator[tuple[KvGroup, PageTable]]:
+        both = zip(self.groups, seq.tables, strict=False)  # a sequence without pages has no tables
+        return ((group, table) for group, table in both if group.windowed)
+
+    def _slide(self, seq: Sequence) -> None:
+        """Each window has moved on: what lies behind it follows at the table's end, or goes."""
+        for group, table in self._windows(seq):
+            first = self._first(group, seq.kv_len)
+            behind, table.gone = table.pages[table.gone : first], max(table.gone, first)
+            last = self._pages(self._end(seq)) - len(table.tail)
+            most = most_of_window(group, self._limits)
+            for page in behind:
+                alive = len(table.pages) - table.gone
+                alone = self._pool.owners(page) == 1 and not self._pool.is_kept(page)
+                if alone and alive < most and len(table.pages) < last:
+                    table.pages.append(page)
+                else:
+                    self._pool.drop((page,))
+
+    def _join_tails(self, seq: Sequence) -> None:
+        """The tail follows once it is next."""
+        for _, table in self._windows(seq):
+            if table.tail and len(table.pages) + len(table.tail) == self._pages(self._end(seq)):
+                table.pages += table.tail
+                table.tail = []
