@@ -150,7 +150,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("family", "case"),
     [
-        ("gpt_oss", "together"),
+        pytest.param("gpt_oss", "together", marks=pytest.mark.slow),
         pytest.param("gpt_oss", "small chunks", marks=pytest.mark.slow),
         ("gpt_oss", "lookup"),
         ("mistral", "together"),
@@ -174,6 +174,7 @@ def test_pages_that_travel_are_those_in_the_window(
     assert answers(requests(), *configs, poison=poison) == whole[family]
 
 
+@pytest.mark.slow
 def test_sequences_that_are_preempted_begin_again(folders: dict[str, Path], poison: Poison) -> None:
     """Short prompts with long answers, whose pages grow until there are none."""
     asked = requests((20, 21, 22), new=90)
@@ -221,7 +222,7 @@ def _in_turn(config: EngineConfig, first: GenerationRequest, poison: Poison | No
     return found
 
 
-@pytest.mark.parametrize("early", [1, 5])
+@pytest.mark.parametrize("early", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_page_that_goes_too_early_is_noticed(
     early: int,
     folders: dict[str, Path],
