@@ -21,6 +21,7 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
+from eyas.engine.kernels.products.fp4 import STEP, UNIT, Fp4Weight
 from eyas.engine.kernels.products.rows import NormInput, normed
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.parallel.one_shot import OneShot
@@ -118,6 +119,27 @@ def products(rows: RowScales) -> None:
             Fp8Projection(weight).apply(x, shared) if rows else shared.dense(x, weight)
 
 
+def packed() -> None:
+    """gpt-oss's experts in MXFP4, with biases and a clamped gate: for one row, few and many."""
+    experts, width, gate = 32, 2880, GateActivation(clamped=True)
+    shared = GroupedProducts(ProductLaunch.on("meta", pdl=True))
+    steps = -(-width // STEP)
+    weights = [
+        Fp4Weight(
+            empty(experts, n, steps * UNIT, dtype=torch.int16),
+            empty(experts, steps, n, dtype=torch.int32),
+            width,
+            torch.bfloat16,
+        )
+        for n in (2 * width, width)
+    ]
+    for count in (1, 32, 4096):
+        order = shared.group(empty(count, 4, dtype=torch.int32), (weights[0], weights[1]))
+        bias = empty(experts, 2 * width)
+        inner = shared.gate_up(empty(count, width), weights[0], order, 4, gate, bias)
+        shared.down(inner, weights[1], order, empty(experts, width))
+
+
 def one_row() -> None:
     """Of every type that experts have, and few rows of a router."""
     for rows in RowScales.__args__:
@@ -143,7 +165,7 @@ def spills(code: Path) -> bool:
 
 
 PRODUCTS = "product_kernel", "_by_depth", "_sweep"
-KERNELS = {"routed": 22, "exchanged": 2, "bf16": 10, "fp8": 12, "channels": 13, "one_row": 15}
+KERNELS = {"routed": 22, "exchanged": 2, "bf16": 10, "fp8": 12, "channels": 13, "one_row": 15, "packed": 10}
 
 
 @pytest.mark.parametrize(("recipe", "kernels"), KERNELS.items())
@@ -155,7 +177,7 @@ def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch:
     found = [path.read_text() for path in tmp_path.rglob("*.ptx")]
     assert len(found) == kernels
     assert not any(map(spills, tmp_path.rglob("*.ptx")))
-    if recipe not in ("routed", "exchanged", "one_row"):
+    if recipe not in ("routed", "exchanged", "one_row", "packed"):
         products = [code for code in found if any(name in code for name in PRODUCTS)]
         tall = PRODUCTS[1:] if recipe != "bf16" else PRODUCTS[1:2]  # in bf16 k has more than two steps
         assert all(any(name in code for code in products) for name in tall)
