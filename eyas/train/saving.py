@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.saved import load_saved
+from eyas.engine.checkpoint.pickled import load_saved
 from eyas.train.heads.base import DraftHead
 from eyas.train.model import LlamaShape
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eyas.common.config import SpeculationConfig
-from eyas.engine.speculation.feature_ring import FeatureRing
+from eyas.engine.speculation.feature_rows import FeatureRing
 from tests.gpu.test_engine_on_gpu import _run, chats, on_gpu
 from tests.unit.wandering import wander
 

@@ -19,8 +19,7 @@ from eyas.common.types import FinishCause, GenerationRequest, PromptTokenLogprob
 from eyas.engine.batch.sequence import Sequence, SequenceWork
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import SlotTables, TableSizes
-from eyas.engine.device.buckets import GraphBuckets
-from eyas.engine.device.depths import DepthBuckets
+from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
 from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepLayout, StepShape
@@ -31,7 +30,7 @@ from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.sampling.sampler import SampledRow, sample
 from eyas.engine.sampling.scores import score
 from eyas.engine.scheduling.limits import BatchLimits
-from eyas.engine.speculation.depths.pacing import DepthPacing
+from eyas.engine.speculation.depth_pacing import DepthPacing
 
 EOS = (23,)
 TILE = 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eyas.common.config import SpeculationConfig
-from eyas.engine.speculation.depths.depth import AdaptiveDepth, DecodingBatch
+from eyas.engine.speculation.depth import AdaptiveDepth, DecodingBatch
 
 SPEC = SpeculationConfig(steps=7, topk=1, draft_tokens=8)
 DEPTHS = (0, 1, 3, 5, 7)

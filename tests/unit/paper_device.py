@@ -24,7 +24,7 @@ from eyas.engine.device.step import CatchUp, JoinBatch, StepInput
 from eyas.engine.kernels.sampling.special import COLUMNS, REPORT_WORDS
 from eyas.engine.sampling.sampler import SampledRow, sample
 from eyas.engine.sampling.scores import TokenScores, score
-from eyas.engine.speculation.feature_ring import RING_ROWS
+from eyas.engine.speculation.feature_rows import RING_ROWS
 
 VOCAB = 24
 

@@ -15,11 +15,10 @@ from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind, Role, WorkerInfo
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.products import exact_wide, skinny
-from eyas.engine.loading import fold_check
+from eyas.engine.loading import bit_checks
 from eyas.engine.loading.arithmetic import inexact
-from eyas.engine.loading.fold_check import FoldedWeight, unequal, weights_of
+from eyas.engine.loading.bit_checks import FoldedWeight, products_of, unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.tile_check import products_of
 from eyas.engine.models.table import read_model
 from gateway.backends.admission import served_model
 from tests.unit import tensor_core
@@ -110,7 +109,7 @@ def test_answers_are_exact_if_all_that_compute_them_are() -> None:
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[skinny.ProductLaunch]:
     """On a CPU, whose interpreter needs few rows; its dots have the order of a GPU's, not numpy's."""
-    monkeypatch.setattr(fold_check, "COUNTS", (20, 33))
+    monkeypatch.setattr(bit_checks, "COUNTS", (20, 33))
     with tensor_core.hopper():
         yield skinny.ProductLaunch.on("cpu", pdl=False, exact=True)
 

@@ -19,7 +19,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import Role
 from eyas.engine.ipc.messages import DraftDown, DraftUp, Event
 from eyas.engine.scheduling.turns import StepRoom
-from eyas.engine.speculation.draft_worker.posted import PostedCommits
+from eyas.engine.speculation.draft_worker.draft_engine import PostedCommits
 from eyas.engine.speculation.drafters.channels import GRPC, SHM, DraftChannels
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,9 +10,15 @@ from pacing_world import SPEC
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import RequestDraftLimits
-from eyas.engine.speculation.depths.acceptance import AcceptanceRates
-from eyas.engine.speculation.depths.depth import best, ladder, narrowed, price, shallower
-from eyas.engine.speculation.depths.round_times import RoundTimes
+from eyas.engine.speculation.depth import (
+    AcceptanceRates,
+    RoundTimes,
+    best,
+    ladder,
+    narrowed,
+    price,
+    shallower,
+)
 
 
 def test_the_best_depth_gives_the_most_tokens_per_second() -> None:

@@ -16,8 +16,7 @@ from eyas.common.config import GRAPH_ROWS, SpeculationConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.tables import SlotTables, TableSizes
-from eyas.engine.device.buckets import GraphBuckets
-from eyas.engine.device.depths import DepthBuckets
+from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.runner import MAX_CATCH_UPS, catch_up_sizes
 from eyas.engine.loading.device_build import measure_depths
@@ -31,8 +30,8 @@ from eyas.engine.loading.step_shapes import (
     largest,
     rehearsed,
 )
-from eyas.engine.speculation.depths.pacing import DepthPacing
-from eyas.engine.speculation.feature_ring import RING_ROWS, FeatureRing
+from eyas.engine.speculation.depth_pacing import DepthPacing
+from eyas.engine.speculation.feature_rows import RING_ROWS, FeatureRing
 
 CHAIN = SpeculationConfig(7, 1, 8, adaptive=True)
 TREE = SpeculationConfig(5, 8, 32, adaptive=True)

@@ -23,9 +23,9 @@ from eyas.engine.device import runner as device_runner
 from eyas.engine.loading import arithmetic, build
 from eyas.engine.loading.step_rates import StepLimits, measure
 from eyas.engine.speculation import device as device_drafter
-from eyas.engine.speculation import feature_ring
+from eyas.engine.speculation import feature_rows
 from eyas.engine.speculation.device import DeviceProposer
-from eyas.engine.speculation.feature_ring import FeatureRing
+from eyas.engine.speculation.feature_rows import FeatureRing
 from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
@@ -333,7 +333,7 @@ def test_after_plain_rounds_the_drafts_are_as_ever(
     same, always = proposals(
         replace(chain, speculation=replace(chain.speculation, adaptive=False)), monkeypatch
     )
-    for module in (feature_ring, device_drafter, device_runner, arithmetic):
+    for module in (feature_rows, device_drafter, device_runner, arithmetic):
         monkeypatch.setattr(module, "RING_ROWS", 2)
     wander(monkeypatch, [0, 0, 0, 3, 0, 1])
     again, found = proposals(chain, monkeypatch)

@@ -11,8 +11,16 @@ from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.sequence import Generation, GenerationKind, RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.window import DeviceRows
-from eyas.engine.device.accepted_features import AcceptedFeatures, DeviceResident, feature_request, staying
-from eyas.engine.device.flight import LaunchedStep, PromptFeatures, RankPart, StepOutput
+from eyas.engine.device.flight import (
+    AcceptedFeatures,
+    DeviceResident,
+    LaunchedStep,
+    PromptFeatures,
+    RankPart,
+    StepOutput,
+    feature_request,
+    staying,
+)
 from eyas.engine.device.special import SpecialReport, SpecialRows
 from eyas.engine.device.step import PlacedBatch, StepShape
 from eyas.engine.kernels.sampling.special import REPORT_WORDS

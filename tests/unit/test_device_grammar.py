@@ -17,8 +17,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
-from eyas.engine.device.masks import DraftNodes
-from eyas.engine.device.special import SpecialRows, SpecialSampler
+from eyas.engine.device.special import DraftNodes, SpecialRows, SpecialSampler
 from eyas.engine.kernels.sampling.special import COLUMNS
 from eyas.engine.sampling.sampler import SampledRow, sample
 from tests.unit.loopback import Loopback, Result, wait_all

@@ -29,7 +29,7 @@ from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_worker.draft_runner import DraftInput, ProposedTree
 from eyas.engine.speculation.drafters import remote
 from eyas.engine.speculation.drafters.channels import MAILBOX
-from eyas.engine.speculation.feature_windows import DeviceWindows
+from eyas.engine.speculation.feature_rows import DeviceWindows
 from tests.unit.fake_gpu import FakeDriver
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, PROMPT, answers, config, requests, tokens

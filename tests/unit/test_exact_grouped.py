@@ -29,8 +29,8 @@ from eyas.engine.kernels.experts.grouped_tiles import (
 )
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.products.blocks import StoredWeight
-from eyas.engine.loading import tile_check
-from eyas.engine.loading.tile_check import CheckedProduct, check_tiles
+from eyas.engine.loading import bit_checks
+from eyas.engine.loading.bit_checks import CheckedProduct, check_tiles
 from tests.bits.compare import Composition, differences
 from tests.bits.grouped import DenseRows, ExpertRows, Table, Where, compositions
 from tests.unit import tensor_core
@@ -170,8 +170,8 @@ def test_every_tile_that_rows_may_meet_is_asked_for(shape: GroupedShape) -> None
 
 
 def test_a_tile_that_adds_up_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile_check, "ROWS", 20)
-    monkeypatch.setattr(tile_check, "CHOICES", (1, 4096))
+    monkeypatch.setattr(bit_checks, "ROWS", 20)
+    monkeypatch.setattr(bit_checks, "CHOICES", (1, 4096))
     launch, asked = (
         products().launch,
         [CheckedProduct(GroupedShape(1, 64, 32, True, 2)), CheckedProduct(GroupedShape(4, 64, 32, False, 2))],

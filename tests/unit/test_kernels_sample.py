@@ -20,9 +20,8 @@ from eyas.engine.kernels.sampling import sample as kernels
 from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from, words_of
 from eyas.engine.kernels.sampling.ranking import id_of, key_of, value_of
 from eyas.engine.kernels.sampling.survivors import SHORTLIST, cut_of
-from eyas.engine.sampling.filters import survivors, tempered
 from eyas.engine.sampling.noise import gumbel_rows, streams
-from eyas.engine.sampling.sampler import SampledRow, sample
+from eyas.engine.sampling.sampler import SampledRow, sample, survivors, tempered
 
 pytestmark = pytest.mark.slow
 

@@ -18,12 +18,12 @@ from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, Seq
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import slot_table
-from eyas.engine.device.masks import DraftNodes, StepMasks
 from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.special import DraftNodes, StepMasks
 from eyas.engine.device.step import StepShape
 from eyas.engine.loop import commit
 from eyas.engine.scheduling.limits import BatchLimits
-from eyas.engine.speculation.feature_ring import RING_ROWS
+from eyas.engine.speculation.feature_rows import RING_ROWS
 from tests.unit.crossed import crossed
 
 TIGHT = 14  # pages: the largest request needs 13

@@ -9,10 +9,8 @@ from __future__ import annotations
 import pytest
 from pacing_world import BATCHES, HOST_MS, SPEC, STARTS, TABLES, Engine, best_fixed, round_ms, started
 
-from eyas.engine.speculation.depths import depth as depth_module
-from eyas.engine.speculation.depths import round_times
-from eyas.engine.speculation.depths.acceptance import AcceptanceRates
-from eyas.engine.speculation.depths.depth import AdaptiveDepth
+from eyas.engine.speculation import depth as depth_module
+from eyas.engine.speculation.depth import AcceptanceRates, AdaptiveDepth
 
 LAW = 0.98
 MANY, PLAIN = 64, 0.97  # of batches so large, where plain rounds are best
@@ -87,14 +85,14 @@ def in_moments(batches: tuple[int, ...], seed: int, held_up: float = 2.0) -> dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "without"), [("LAST", 1), ("OWN_ROUNDS", 1e9)])
+@pytest.mark.parametrize(("rule", "without"), [("LAST", 1), ("DEPTH_ROUNDS", 1e9)])
 def test_rounds_that_newcomers_hold_up_are_not_believed(
     rule: str, without: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first rounds of every batch take up to three times as long, whatever their depth."""
     found = in_moments((16, 64), seed=4)
     assert min(found.values()) >= 0.97, found
-    monkeypatch.setattr(round_times, rule, without)
+    monkeypatch.setattr(depth_module, rule, without)
     assert min(in_moments((16, 64), seed=4).values()) < 0.96
 
 

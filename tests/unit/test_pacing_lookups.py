@@ -11,8 +11,8 @@ from pacing_world import SPEC, round_ms, started
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import RequestDraftLimits
 from eyas.engine.batch.tree import DraftCounts
-from eyas.engine.speculation.depths import depth as depth_module
-from eyas.engine.speculation.depths.pacing import DepthPacing, pacing_of
+from eyas.engine.speculation import depth as depth_module
+from eyas.engine.speculation.depth_pacing import DepthPacing, pacing_of
 
 ROUNDS = {1: 1500, 32: 500, 64: 500}
 PROSE = (0.22, 0.3)  # how often something is found; the chance of each draft, once those before it were right

@@ -12,7 +12,7 @@ from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 from eyas.engine.ipc.mailbox import NEWEST, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, DraftProposal
 from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, tag
-from eyas.engine.speculation.draft_worker import posted
+from eyas.engine.speculation.draft_worker import draft_engine
 
 PLACES, KEPT = 3, 8
 OFFER = DraftChannel({}, WIDTH, 6, PLACES, KEPT, gpu=b"gpu-a", dtype="float32")
@@ -207,12 +207,12 @@ def test_it_looks_often_while_rounds_come_and_seldom_later(monkeypatch: pytest.M
     assert drive.engine._nap() == 0.1
     drive.follow()
     assert drive.engine._nap() == 0.0 and drive.engine._posted.busy
-    monkeypatch.setattr(posted, "BUSY_S", 0.0)
+    monkeypatch.setattr(draft_engine, "BUSY_S", 0.0)
     assert drive.engine._nap() == 0.001 and not drive.engine._posted.busy
 
 
 def test_waiting_for_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posted, "SPIN_S", 0.02)
+    monkeypatch.setattr(draft_engine, "SPIN_S", 0.02)
     drive = MailDrive()
     drive.follow()
     began = time.monotonic()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eyas.common.config import NANO
-from eyas.engine.loading.row_costs import ATTENDED, context_of_a_row
+from eyas.engine.loading.step_rates import ATTENDED, context_of_a_row
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek

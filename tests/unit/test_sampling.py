@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from sampling_twins import choose, gumbel, threads
 
 from eyas.common.params import SamplingParams
-from eyas.engine.sampling.filters import survivors, tempered
-from eyas.engine.sampling.sampler import SampledRow, draft_probabilities, perturbed, sample
+from eyas.engine.sampling.sampler import (
+    SampledRow,
+    draft_probabilities,
+    perturbed,
+    sample,
+    survivors,
+    tempered,
+)
 
 NEG = -torch.inf
 

@@ -19,8 +19,7 @@ from eyas.common.step_times import (
     alike,
     mean_pace,
 )
-from eyas.engine.loop.step_loop import StepLoop
-from eyas.engine.loop.step_paces import StepPaces
+from eyas.engine.loop.step_loop import StepLoop, StepPaces
 from eyas.simulator.hardware import example
 from gateway.routing.preference import PaceMemory
 

@@ -19,7 +19,7 @@ from eyas.common.tokenizers import byte_ranks
 from eyas.common.tokenizers.byte_ranks import of_kimi
 from eyas.common.tokenizers.source import read_tokenizer
 from eyas.common.tokenizers.vocabulary import decoder_of, pieces
-from eyas.engine.checkpoint.turn_ends import named_ends
+from eyas.engine.checkpoint.folder import named_ends
 from gateway.text.tokenizer import Tokenizer as Served
 from tests.unit import tokenizer_families
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from eyas.common.model_folder import TextSource
-from eyas.engine.checkpoint.folder import end_tokens
-from eyas.engine.checkpoint.turn_ends import named_ends
+from eyas.engine.checkpoint.folder import end_tokens, named_ends
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 LLAMA = (

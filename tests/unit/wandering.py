@@ -11,8 +11,8 @@ import pytest
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.engine.loading import build, device_build
-from eyas.engine.speculation.depths.depth import AdaptiveDepth, DecodingBatch
-from eyas.engine.speculation.depths.pacing import DepthPacing
+from eyas.engine.speculation.depth import AdaptiveDepth, DecodingBatch
+from eyas.engine.speculation.depth_pacing import DepthPacing
 
 SPEC = SpeculationConfig(adaptive=True)
 

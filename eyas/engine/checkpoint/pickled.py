@@ -1,12 +1,14 @@
-"""Weights of an older export (`pytorch_model*.bin`, as official EAGLE heads have them), as safetensors.
+"""Files that `torch.save` has written: tensors and plain objects, and whole models of an older export.
 
-Each file is converted once, into the user's cache, and found there from then on. Only tensors are unpickled:
-a file that holds anything else is refused.
+Only tensors and plain objects are unpickled: a file that holds anything else, and so might run code, is
+refused. Weights of an older export (`pytorch_model*.bin`, as official EAGLE heads have them) are converted to
+safetensors once, into the user's cache, and found there from then on.
 """
 
 from __future__ import annotations
 
 import logging
+import pickle
 import secrets
 import zipfile
 from pathlib import Path
@@ -16,7 +18,6 @@ from safetensors.torch import save_file
 
 from eyas.common.errors import ConfigError
 from eyas.common.machine.folders import cache_home
-from eyas.engine.checkpoint.saved import load_saved
 
 log = logging.getLogger("eyas.engine")
 
@@ -53,3 +54,20 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
     ):
         raise ConfigError(f"{path} does not hold tensors by name")
     return {name: value.clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+
+
+def load_saved(path: Path, device: str = "cpu", *, mapped: bool = False) -> object:
+    """Loads the object in the file. `mapped`: its tensors stay on the disk until they are read.
+
+    Raises OSError, and ValueError, in one line, for a damaged file or one of other objects.
+    """
+    try:
+        return torch.load(path, map_location=device, mmap=mapped, weights_only=True)
+    except OSError:
+        raise
+    except pickle.UnpicklingError:  # its text says how to run the code
+        raise ValueError(
+            "it is damaged, or holds other objects than tensors, numbers, text and lists"
+        ) from None
+    except Exception as error:  # a damaged pickle raises whatever its instructions come upon
+        raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from None

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.saved import load_saved
+from eyas.engine.checkpoint.pickled import load_saved
 
 FLAG = "speculative-token-map"
 TORCH = (".pt", ".pth", ".bin")

@@ -19,14 +19,21 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.sequence import SequenceWork
-from eyas.engine.device.accepted_features import AcceptedFeatures, chunk_ends, feature_request, staying
-from eyas.engine.device.buckets import GraphBuckets
-from eyas.engine.device.depths import DepthBuckets
+from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
 from eyas.engine.device.executor import StepExecutor
-from eyas.engine.device.flight import LaunchedStep, PromptFeatures, RankPart, ScoredPrompt, StepOutput
-from eyas.engine.device.masks import DraftNodes, StepMasks
+from eyas.engine.device.flight import (
+    AcceptedFeatures,
+    LaunchedStep,
+    PromptFeatures,
+    RankPart,
+    ScoredPrompt,
+    StepOutput,
+    chunk_ends,
+    feature_request,
+    staying,
+)
 from eyas.engine.device.slot_table import SlotOccupant, SlotTable, without_singles
-from eyas.engine.device.special import SpecialReport, SpecialRows, padding_rows
+from eyas.engine.device.special import DraftNodes, SpecialReport, SpecialRows, StepMasks, padding_rows
 from eyas.engine.device.step import (
     CatchUp,
     FeatureRequest,
@@ -37,7 +44,7 @@ from eyas.engine.device.step import (
     pack,
 )
 from eyas.engine.grammar.grammars import GrammarManager
-from eyas.engine.speculation.feature_ring import RING_ROWS
+from eyas.engine.speculation.feature_rows import RING_ROWS
 
 MAX_CATCH_UPS = 64
 """Sequences whose waiting rows the head takes at once: no more rows than of a prompt's chunk."""

@@ -2,8 +2,8 @@
 way, drafts the other.
 
 The decode engine's end is its host, or its GPU without the host (`eyas.engine.kernels.exchange.mailbox`); the
-draft worker's end is its host (`eyas.engine.speculation.draft_worker.posted`). Who writes never waits and
-asks for nothing.
+draft worker's end is its host (`eyas.engine.speculation.draft_worker.draft_engine`). Who writes never waits
+and asks for nothing.
 
 A place has a ring of rows, that of position p in word p mod `rows`: the token of position p + 1, and whether
 this was the newest row when it was written. Behind the ring lies one proposal: a header, the number of nodes;

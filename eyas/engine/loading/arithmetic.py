@@ -29,13 +29,12 @@ from eyas.engine.device.buckets import MAX_ENDS
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped_tiles import measured
 from eyas.engine.kernels.products import skinny
-from eyas.engine.loading.fold_check import unequal, weights_of
+from eyas.engine.loading.bit_checks import check_tiles, products_of, unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.tile_check import check_tiles, products_of
 from eyas.engine.models.feed_forward import GATES
 from eyas.engine.models.ops.device_step import RowAttention
 from eyas.engine.models.ops.expert_products import KNOWN_SCORES
-from eyas.engine.speculation.feature_ring import RING_ROWS
+from eyas.engine.speculation.feature_rows import RING_ROWS
 
 UNSPLIT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 """Without memory for partial sums cuBLAS splits no k. It reads these before its first product."""

@@ -47,10 +47,9 @@ from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.draft_build import draft_worker, plain_machine, plain_runner
 from eyas.engine.loading.draft_channels import decode_channels, gpu_of
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
-from eyas.engine.loading.row_costs import context_of_a_row
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
-from eyas.engine.loading.step_rates import StepLimits, measure
+from eyas.engine.loading.step_rates import StepLimits, context_of_a_row, measure
 from eyas.engine.loading.travel import PageTransfer, travel
 from eyas.engine.loop.engine import Engine, EngineParts
 from eyas.engine.loop.forwards import LocalForward, StepForward
@@ -68,7 +67,7 @@ from eyas.engine.scheduling.page_tables import most_rows
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.scheduling.turns import StepRoom
-from eyas.engine.speculation.depths.pacing import DepthPacing, pacing_of
+from eyas.engine.speculation.depth_pacing import DepthPacing, pacing_of
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_worker.draft_runner import DraftRunner
 from eyas.engine.speculation.drafters.base import Drafter

@@ -25,8 +25,7 @@ from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.tables import SlotTables, TableSizes
-from eyas.engine.device.buckets import GraphBuckets
-from eyas.engine.device.depths import DepthBuckets
+from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.rank0_executor import Rank0Executor
@@ -63,11 +62,10 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
-from eyas.engine.speculation.depths.pacing import DepthPacing, pacing_of
+from eyas.engine.speculation.depth_pacing import DepthPacing, pacing_of
 from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
 from eyas.engine.speculation.drafters.device_lookup import DeviceLookup, words_predicted
-from eyas.engine.speculation.feature_ring import FeatureRing
-from eyas.engine.speculation.feature_windows import DeviceWindows
+from eyas.engine.speculation.feature_rows import DeviceWindows, FeatureRing
 from kv_transfer.layout import pages_for
 
 BEYOND = 256

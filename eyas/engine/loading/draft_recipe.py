@@ -14,8 +14,7 @@ from eyas.common.config import EngineConfig
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.loading.draft_build import batch_sizes, draft_state
 from eyas.engine.loading.recipe import MetaSpec
-from eyas.engine.speculation.draft_worker.batch_inputs import BatchLayout, BatchMemory
-from eyas.engine.speculation.draft_worker.device_runner import BatchProgram
+from eyas.engine.speculation.draft_worker.device_runner import BatchLayout, BatchMemory, BatchProgram
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from eyas.engine.device.runner import catch_up_sizes
 from eyas.engine.device.step import StepShape
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.speculation.depths.depth import ladder, shallower
+from eyas.engine.speculation.depth import ladder, shallower
 
 MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
 

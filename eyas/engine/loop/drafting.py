@@ -24,8 +24,8 @@ from eyas.engine.batch.window import DeviceRows
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.loop.patience import DraftWait
-from eyas.engine.speculation.depths.depth import narrowed, shallower
-from eyas.engine.speculation.depths.pacing import DepthPacing
+from eyas.engine.speculation.depth import narrowed, shallower
+from eyas.engine.speculation.depth_pacing import DepthPacing
 from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, SequenceProposal
 
 NO_LIMITS = RequestDraftLimits()

@@ -50,15 +50,14 @@ from eyas.engine.kv.stager import PageStager
 from eyas.engine.loop.commit import StepCommitter
 from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.runner import StepRunner
-from eyas.engine.loop.step_loop import StepLoop
-from eyas.engine.loop.step_paces import StepPaces
+from eyas.engine.loop.step_loop import StepLoop, StepPaces
 from eyas.engine.scheduling.admission import AdmissionLimits
 from eyas.engine.scheduling.backlog import backlog
 from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.flushes import CacheFlushes
 from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.scheduling.requests import RequestTable
-from eyas.engine.speculation.depths.pacing import DepthPacing
+from eyas.engine.speculation.depth_pacing import DepthPacing
 from eyas.engine.speculation.drafters.base import Drafter
 from kv_transfer.copier import PageCopier
 

@@ -8,6 +8,9 @@ nothing is ever in flight, and the same code is the specification: both give the
 step composed as soon as the one before has landed would keep every newcomer waiting for two whole steps. What
 it expects is a guess: the loop also looks whether the step is over, else a step that was once seen to end
 late would be waited for that long ever after.
+
+`StepPaces` compares the steps that landed with the table that the engine measured at its start. Routers
+decide what follows from the difference.
 """
 
 from __future__ import annotations
@@ -18,20 +21,17 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
-from eyas.common.step_times import PromptShare
+from eyas.common.step_times import PaceMeter, PromptShare, StepPace, StepTimes
 from eyas.engine.batch.sequence import GenerationKind, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.ipc.messages import PrefillStarted
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.loop.commit import StepCommitter
 from eyas.engine.loop.runner import InFlightStep, StepRunner
-from eyas.engine.loop.step_paces import StepPaces
 from eyas.engine.scheduling.ranked import Schedulers
-from eyas.engine.speculation.depths.pacing import DepthPacing
+from eyas.engine.speculation.depth_pacing import DepthPacing
 
 LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked for so often
-
-
 MARGIN_S = 0.0005
 
 
@@ -193,3 +193,31 @@ class StepLoop:
             self.pacing.landed(landed, flight.depth, since)
         self._landed_at = now
         self.committer.commit(landed)
+
+
+class StepPaces:
+    """The step paces of one engine. A step takes one look at each of its works."""
+
+    def __init__(self, times: StepTimes) -> None:
+        """`times`: as measured at the start."""
+        self._times = times
+        self._meter = PaceMeter()
+
+    def landed(self, works: SequenceOf[SequenceWork], seconds: float) -> None:
+        """A step took `seconds` from its launch, or from the landing of the one before if that came later."""
+        decoding = context = rows = 0
+        pairs = 0.0
+        for work in works:
+            if work.round:
+                decoding += 1
+                context += work.start + 1
+            else:
+                count = len(work.tokens)
+                rows += count
+                pairs += count * (work.start + count / 2)
+        self._meter.ran(decoding, rows, seconds, self._times.step_s(decoding, context, rows, pairs))
+
+    @property
+    def pace(self) -> StepPace:
+        """The pace by kind of step; 0.0 for one that it has not seen."""
+        return self._meter.pace

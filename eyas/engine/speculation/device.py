@@ -20,10 +20,9 @@ from eyas.engine.kernels.products.rows import gather_rows
 from eyas.engine.kernels.sampling import couple
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, DraftModel, FeatureTap
-from eyas.engine.speculation.depths.depth import ladder, shallower
+from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.drafters.channels import mail_place, may_mail
-from eyas.engine.speculation.feature_ring import RING_ROWS, FeatureRing
-from eyas.engine.speculation.feature_windows import DeviceWindows
+from eyas.engine.speculation.feature_rows import RING_ROWS, DeviceWindows, FeatureRing
 
 
 @dataclass(frozen=True)

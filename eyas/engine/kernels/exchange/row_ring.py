@@ -2,7 +2,7 @@
 
 `eyas.engine.ipc.row_ring` says what the words of 4 bytes mean. The writer does not ask whether a row has been
 read. A reader that comes too late finds other tags, and says so; one that is a little early looks again. The
-writer keeps the rows on its own device too (`eyas.engine.speculation.feature_windows`).
+writer keeps the rows on its own device too (`eyas.engine.speculation.feature_rows`).
 """
 
 from __future__ import annotations

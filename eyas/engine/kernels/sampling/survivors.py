@@ -1,6 +1,6 @@
 """Top-k, then top-p, then min-p of a row: the ids whose `ranking` key is at least a cut survive.
 
-The rules, ties included, are those of `eyas.engine.sampling.filters`. Filters keep a row's best ids, so one
+The rules, ties included, are those of `eyas.engine.sampling.sampler`. Filters keep a row's best ids, so one
 key describes the result. A search finds it: how much do the logits from a certain value on weigh, as a count
 or as a mass of probability? Most nuclei are small. So the search runs over a short list of the best logits if
 that is certain to hold the answer, and over the whole row otherwise.

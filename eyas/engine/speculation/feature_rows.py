@@ -1,7 +1,11 @@
-"""Rows of plain rounds for the draft head: the last few of each sequence, on the device.
+"""Rows of features that stay on the device: for the head in the step, and for a drafter elsewhere.
 
-A plain round does not call the head. Its rows wait here, and the head takes several at once: before anything
-is drafted again, and before the ring is full.
+A plain round does not call the head. Its rows wait in a ring, and the head takes several at once: before
+anything is drafted again, and before the ring is full.
+
+A drafter elsewhere begins with the newest features of a sequence. The step that makes rows certain writes
+them (`eyas.engine.kernels.exchange.row_ring`). The host reads them only where such a drafter has to begin
+anew, or cannot take a row from GPU to GPU.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from eyas.engine.batch.tables import SlotTables
+from eyas.engine.batch.window import ROWS
 from eyas.engine.kernels.drafts.rounds import RoundRows
 
 RING_ROWS = 16
@@ -50,3 +55,18 @@ class FeatureRing:
             starts,
         )
         return self._rows[whose[:, None], safe % RING_ROWS].view(real.numel(), -1), rows
+
+
+class DeviceWindows:
+    """`rows` [slots, kept, width]: that of position p in place p mod kept. `path`: rows that a step can make
+    certain, which those behind a whole window may be ahead of its reader.
+    """
+
+    def __init__(self, slots: int, path: int, width: int, dtype: torch.dtype, device: str) -> None:
+        self.rows = torch.zeros(slots, ROWS + 4 * path, width, dtype=dtype, device=device)
+
+    @torch.inference_mode()
+    def read(self, slot: int, rows: range) -> torch.Tensor:
+        """Float32 [len(rows), width], of those positions. Waits for all steps that were launched."""
+        places = torch.arange(rows.start, rows.stop) % self.rows.shape[1]
+        return self.rows[slot].index_select(0, places.to(self.rows.device)).float().cpu()

@@ -14,8 +14,7 @@ import numpy as np
 from eyas.common.config import EngineConfig
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.step_result import StepResult
-from eyas.engine.speculation.depths.acceptance import Ints
-from eyas.engine.speculation.depths.depth import AdaptiveDepth, DecodingBatch
+from eyas.engine.speculation.depth import AdaptiveDepth, DecodingBatch, Ints
 
 
 class DepthPacing:
