@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 
+from eyas.engine.kernels.experts.group import GroupedChoices
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import shape_of
 from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of
@@ -67,11 +68,12 @@ def run(x: torch.Tensor, experts: torch.Tensor, tile: GroupedTile | None, kind: 
     shapes = shape_of(pair[0], gate), shape_of(pair[1], None)
     table = {key_of(shape, experts.numel()): tile for shape in shapes if tile}
     shared = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL), table)
-    order = shared.group(experts, pair)
+    order = shared.walked(experts, pair)
     inner = shared.gate_up(x.to(DEVICE, DTYPE), pair[0], order, PER_ROW, gate, added[0])
     assert isinstance(inner, torch.Tensor)
-    by_choice = torch.empty_like(inner)
-    by_choice[order.order.long()] = inner
+    by_choice = inner.clone()
+    if isinstance(order, GroupedChoices):
+        by_choice[order.order.long()] = inner
     made = shared.down(inner, pair[1], order, added[1])
     assert not shared.launch.tickets.any()
     return [by_choice, made]
@@ -107,6 +109,16 @@ def test_packed_experts_are_what_their_numbers_mean(name: str, kind: str) -> Non
     x, experts = random(rows, HIDDEN, seed=rows), experts_of(rows)
     for found, expected in zip(run(x, experts, TILES[name], kind), computed(x, experts, kind), strict=True):
         close(found, expected)
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_one_rows_choices_are_in_its_own_order(split: int) -> None:
+    x, experts = random(1, HIDDEN, seed=5), torch.tensor([[3, 1]], dtype=torch.int32, device=DEVICE)
+    found = run(x, experts, GroupedTile(16, 64, 128, 4, 3, split=split), "clamped_swiglu")
+    for mine, expected in zip(found, computed(x, experts, "clamped_swiglu"), strict=True):
+        close(mine, expected)
+    with pytest.raises(AssertionError):
+        close(found[1], computed(x, experts.flip(1), "clamped_swiglu")[1])
 
 
 def _halves_turned(numbers: Numbers) -> Numbers:

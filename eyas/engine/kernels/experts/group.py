@@ -36,9 +36,38 @@ class GroupedChoices:
     rows: int
 
     @property
+    def count(self) -> int:
+        """Choices, of no expert too."""
+        return self.order.shape[0]
+
+    @property
     def most(self) -> int:
         """The largest possible number of blocks."""
         return (self.blocks.shape[0] - 1) // 3
+
+
+@dataclass(frozen=True)
+class OneRow:
+    """The experts that one row chose, int32 [choices]: there is nothing to put in order. Each is a block of
+    its own, in products of packed weights, whose tiles have `rows` rows.
+    """
+
+    chosen: torch.Tensor
+    rows: int
+
+    @property
+    def count(self) -> int:
+        """Choices."""
+        return self.chosen.shape[0]
+
+    @property
+    def most(self) -> int:
+        """Blocks."""
+        return self.count
+
+
+ChoiceOrder = GroupedChoices | OneRow
+"""How choices are walked."""
 
 
 def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> GroupedChoices:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from eyas.engine.kernels.experts import grouped_packed, grouped_sweep, grouped_wide
-from eyas.engine.kernels.experts.group import GroupedChoices, group
+from eyas.engine.kernels.experts.group import ChoiceOrder, GroupedChoices, OneRow, group
 from eyas.engine.kernels.experts.grouped_kernels import product_kernel
 from eyas.engine.kernels.experts.grouped_task import (
     ExpertWeight,
@@ -75,11 +75,18 @@ class GroupedProducts:
         rows = self._tile_for(gate_up, experts.numel()).rows
         return group(experts, gate_up.experts, rows, self.launch.pdl)
 
+    def walked(self, experts: torch.Tensor, weights: tuple[ExpertWeight, ExpertWeight]) -> ChoiceOrder:
+        """The same, or the choices of one row as they are, where both kernels take them; none is -1 then."""
+        if len(experts) > 1 or any(isinstance(weight, StoredWeight) for weight in weights):
+            return self.group(experts, weights)
+        rows = self._tile_for(shape_of(weights[0], GateActivation()), experts.numel()).rows
+        return OneRow(experts.view(-1), rows)
+
     def gate_up(
         self,
         x: Rows,
         weight: ExpertWeight,
-        grouped: GroupedChoices,
+        grouped: ChoiceOrder,
         per_row: int,
         gate: GateActivation,
         bias: torch.Tensor | None = None,
@@ -91,7 +98,7 @@ class GroupedProducts:
         return self._start(x, weight, RowWalk(grouped, per_row), tile, gate, bias)
 
     def down(
-        self, x: Rows, weight: ExpertWeight, grouped: GroupedChoices, bias: torch.Tensor | None = None
+        self, x: Rows, weight: ExpertWeight, grouped: ChoiceOrder, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The experts' down projection of `gate_up`'s result, weight [experts, hidden, width] and bias
         [experts, hidden] -> [choices, hidden], by choice.
@@ -103,7 +110,7 @@ class GroupedProducts:
         assert isinstance(made, torch.Tensor)
         return made
 
-    def each(self, x: Rows, weight: ExpertWeight, grouped: GroupedChoices, per_row: int) -> torch.Tensor:
+    def each(self, x: Rows, weight: ExpertWeight, grouped: ChoiceOrder, per_row: int) -> torch.Tensor:
         """x [choices / per_row, k], weight [experts, n, k] -> [choices, n], by choice: rows by the weight of
         each of their experts, and nothing more.
 
@@ -117,11 +124,9 @@ class GroupedProducts:
     def _dense_tile(self, x: Rows, weight: ExpertWeight, gate: GateActivation | None) -> GroupedTile:
         return self._tile_for(shape_of(weight, gate), count_of(x))
 
-    def _tile(
-        self, weight: ExpertWeight, grouped: GroupedChoices, gate: GateActivation | None
-    ) -> GroupedTile:
+    def _tile(self, weight: ExpertWeight, grouped: ChoiceOrder, gate: GateActivation | None) -> GroupedTile:
         """The tile of a product, with as many rows as the blocks have."""
-        return self._tile_for(shape_of(weight, gate), grouped.order.shape[0], grouped.rows)
+        return self._tile_for(shape_of(weight, gate), grouped.count, grouped.rows)
 
     def _tile_for(self, shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
         choose = exact_tile_for if self.launch.exact else tile_for

@@ -142,13 +142,11 @@ def rows_at(order, begin, end, ROWS: tl.constexpr, PER_ROW: tl.constexpr, SCATTE
     """Of ROWS rows from `begin` on: which are there, where each is read, int64, and where it goes."""
     place = begin + tl.arange(0, ROWS)
     inside = place < end
-    source, target = place, place
+    choice = place
     if order is not None:
         choice = tl.load(order + place, mask=inside, other=0)
-        if PER_ROW > 0:
-            source = choice // PER_ROW
-        if SCATTER:
-            target = choice
+    source = choice // PER_ROW if PER_ROW > 0 else place
+    target = choice if SCATTER else place
     return inside, tl.where(inside, source, 0).to(tl.int64), target
 
 

@@ -2,7 +2,7 @@
 
 What an expert's few rows wait for is its weight. So weight rows lie on the matrix unit's long side and come
 by the tensor memory accelerator, packed; a gate's rows and those of up share a tile. One row alone needs no
-order of choices: a block is a choice.
+order of choices: each is a block.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from eyas.engine.kernels.experts.group import OneRow
 from eyas.engine.kernels.experts.grouped_kernels import rows_at, total_of, where
-from eyas.engine.kernels.experts.grouped_task import GroupedTask
+from eyas.engine.kernels.experts.grouped_task import GroupedTask, RowWalk
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.activation import passed, with_bias
 from eyas.engine.kernels.products.fp4 import PARTS, STEP, UNIT, Fp4Weight, parts_of
 from eyas.engine.kernels.products.skinny import ProductLaunch
+
+DENSE, SINGLE, GROUPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Walks: rows as they lie, by one expert; the choices of one row; blocks of an order."""
 
 _LINE = 64  # words of 128 bytes
 _MOST_LINES = 8
@@ -38,6 +42,7 @@ class PackedPlan:
     deep: int
     split: int
     group: int
+    walk: int
     per_row: int
     scatter: bool
     gated: bool
@@ -118,6 +123,7 @@ def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
         deep=max(tile.depth // STEP, 1),
         split=tile.split,
         group=tile.group,
+        walk=_walk(walk).value,
         per_row=walk.per_row,
         scatter=walk.scatter,
         gated=gate is not None,
@@ -127,6 +133,12 @@ def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
         lines=1 << (lines.bit_length() - 1) if pdl and known and tile.rows <= 32 else 0,
         pdl=pdl,
     )
+
+
+def _walk(walk: RowWalk) -> tl.constexpr:
+    if walk.grouped is None:
+        return DENSE
+    return SINGLE if isinstance(walk.grouped, OneRow) else GROUPED
 
 
 @kernel(do_not_specialize=["choices", "most"])
@@ -140,16 +152,12 @@ def _packed(
         gdc_wait()
         gdc_launch_dependents()  # not before: so `down` knows the order of the experts when it calls ahead
     cell, count = tl.program_id(0), most
-    if blocks is not None:
+    if plan.walk == GROUPED:
         count = tl.load(blocks + 3 * most)
     if cell >= count * plan.tiles:
         return
     block, tile = where(cell, count, plan.tiles, plan.group)
-    expert, begin = 0, block * plan.rows
-    end = tl.minimum(begin + plan.rows, choices)
-    if blocks is not None:
-        expert = tl.load(blocks + block)
-        begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
+    expert, begin, end = _block_at(blocks, block, choices, most, plan)
     inside, source, target = rows_at(order, begin, end, plan.rows, plan.per_row, plan.scatter)
     first = tile * plan.half
     made = _product(x, tiles, scales, source, inside, expert, first, plan)
@@ -173,6 +181,18 @@ def _packed(
 
 
 @triton.jit
+def _block_at(blocks, block, choices, most, plan: tl.constexpr):
+    """A block's expert, and where its choices begin and end."""
+    expert, begin, end = 0, block * plan.rows, tl.minimum((block + 1) * plan.rows, choices)
+    if plan.walk == SINGLE:
+        expert, begin, end = tl.load(blocks + block), block, block + 1
+    elif plan.walk == GROUPED:
+        expert = tl.load(blocks + block)
+        begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
+    return expert, begin, end
+
+
+@triton.jit
 def _call_ahead(words, blocks, most, plan: tl.constexpr):
     """The first lines of the weight rows that this program reads first.
 
@@ -180,10 +200,10 @@ def _call_ahead(words, blocks, most, plan: tl.constexpr):
     (volatile), which must not keep it until it is read again after the wait.
     """
     count, cell, expert = most, tl.program_id(0), 0
-    if blocks is not None:
+    if plan.walk == GROUPED:
         count = tl.minimum(tl.maximum(tl.load(blocks + 3 * most, volatile=True), 1), most)
     block, tile = where(cell % (count * plan.tiles), count, plan.tiles, plan.group)
-    if blocks is not None:
+    if plan.walk != DENSE:
         expert = tl.minimum(tl.maximum(tl.load(blocks + block, volatile=True), 0), plan.experts - 1)
     pair = tl.arange(0, plan.columns)
     row = tl.minimum(tile * plan.half + pair % plan.half, plan.outputs - 1) + pair // plan.half * plan.outputs

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.checkpoint.fp8 import RowRounding
-from eyas.engine.kernels.experts.group import GroupedChoices
+from eyas.engine.kernels.experts.group import ChoiceOrder, OneRow
 from eyas.engine.kernels.experts.grouped_tiles import GroupedShape, GroupedTile
 from eyas.engine.kernels.products.blocks import SIDE, Rows, StoredWeight, count_of, parts_of, room_for
 from eyas.engine.kernels.products.fp4 import Fp4Weight
@@ -33,7 +33,7 @@ class RowWalk:
     row is the choice, else its place.
     """
 
-    grouped: GroupedChoices | None = None
+    grouped: ChoiceOrder | None = None
     per_row: int = 0
     scatter: bool = False
 
@@ -74,7 +74,7 @@ class GroupedTask:
     def choices(self) -> int:
         """Rows of the result."""
         grouped = self.walk.grouped
-        return count_of(self.read) if grouped is None else grouped.order.shape[0]
+        return count_of(self.read) if grouped is None else grouped.count
 
     @cached_property
     def most(self) -> int:
@@ -126,8 +126,10 @@ class GroupedTask:
 
     @property
     def order(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The order of choices, and its blocks."""
+        """The order of choices, and its blocks; of one row, none and its experts."""
         grouped = self.walk.grouped
+        if isinstance(grouped, OneRow):
+            return None, grouped.chosen
         return (None, None) if grouped is None else (grouped.order, grouped.blocks)
 
     def constants(self) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.
     """The row that each choice's expert makes, [choices, hidden]; anything where a choice is of none."""
     products, gated, out = step.context.products, part.gated, part.out
     gate_up, down, experts = gated.projection.of_experts, out.projection.of_experts, routed.chosen.experts
-    order, read = products.group(experts, (gate_up, down)), routed.rows.read_by(gated.projection.rounding)
+    order, read = products.walked(experts, (gate_up, down)), routed.rows.read_by(gated.projection.rounding)
     if gated.gate is not None:
         inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate, gated.bias)
         return products.down(inner, down, order, out.bias)
