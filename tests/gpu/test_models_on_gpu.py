@@ -90,9 +90,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron": {},
     "apertus": {},
     "phi": {},
+    "gpt2": {"n_inner": 2816, "n_positions": 1024, "scale_attn_by_inverse_layer_idx": False},
+    "gptj": {"n_inner": 2816, "n_positions": 1024, "rotary_dim": 64},
+    "gpt_neox": {},
+    "falcon": {"ffn_hidden_size": 2816},
+    "falcon_groups": {"ffn_hidden_size": 2816},
     "opt": {"ffn_dim": 2816, "num_key_value_heads": 8, "word_embed_proj_dim": 1024},
 }
-BIASED = ("phi", "opt")
+BIASED = ("phi", "opt", "gpt2", "gpt_neox", "falcon_groups")
 """No kernel of few rows adds a bias to what attention gives."""
 
 

@@ -126,6 +126,44 @@ DENSE: dict[str, Sample] = {
         0.5,
         NO_ENDS | TWO_WIDTHS | {"tie_word_embeddings": True, "pad_token_id": 0},
     ),
+    "gpt2": Sample(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        changes=NO_ENDS
+        | {"hidden_size": 64, "n_inner": 96, "n_positions": 512, "scale_attn_by_inverse_layer_idx": True},
+    ),
+    "gptj": Sample(
+        "GPTJForCausalLM", "GPTJConfig", changes=NO_ENDS | {"hidden_size": 64, "rotary_dim": 8, "n_inner": 96}
+    ),
+    "gpt_neox": Sample("GPTNeoXForCausalLM", "GPTNeoXConfig", changes=NO_ENDS | {"hidden_size": 64}),
+    "gpt_neox_one_after_the_other": Sample(
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        changes=NO_ENDS | {"hidden_size": 64, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "falcon": Sample(
+        "FalconForCausalLM",
+        "FalconConfig",
+        changes=NO_ENDS | {"hidden_size": 64, "ffn_hidden_size": 96},
+        without=("head_dim",),
+    ),
+    "falcon_groups": Sample(
+        "FalconForCausalLM",
+        "FalconConfig",
+        changes=NO_ENDS
+        | {"hidden_size": 64, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+        without=("head_dim",),
+    ),
+    "falcon_old": Sample(
+        "FalconForCausalLM",
+        "FalconConfig",
+        changes=NO_ENDS | {"hidden_size": 64, "multi_query": False, "parallel_attn": False},
+        without=("head_dim",),
+    ),
+    "glm4v": Sample(
+        "Glm4vForConditionalGeneration", "Glm4vConfig", changes=NO_ENDS | IN_A_PLANE | {"eos_token_id": None}
+    ),
+    "glm46v": Sample("Glm46VForConditionalGeneration", "Glm46VConfig", changes=NO_ENDS | IN_A_PLANE),
     "helium": Sample("HeliumForCausalLM", "HeliumConfig", changes=NO_ENDS | {"hidden_size": 64}),
     "qwen2_vl": Sample("Qwen2VLForConditionalGeneration", "Qwen2VLConfig", changes=NO_ENDS | IN_A_PLANE),
     "qwen2_5_vl": Sample(

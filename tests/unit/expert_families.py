@@ -17,6 +17,26 @@ SLOW_YARN = {
     "truncate": False,
 }
 
+LATENTS: dict[str, Any] = {
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+}
+HALF_IN_A_PLANE: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+    },
+    "hidden_size": 64,
+}
+INDEXED: dict[str, Any] = {"index_topk": 256, "index_head_dim": 16, "index_n_heads": 2}
+WIDENED: dict[str, Any] = SLOW_YARN | {"mscale": 1.0, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.5}
 GROUPED: dict[str, Any] = {
     "n_routed_experts": 12,
     "n_shared_experts": 1,
@@ -79,6 +99,37 @@ WITH_EXPERTS: dict[str, Sample] = {
         changes=SMALL_EXPERTS
         | GROUPED
         | {"attention_bias": True, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0},
+    ),
+    "glm4_moe_lite": Sample(
+        "Glm4MoeLiteForCausalLM",
+        "Glm4MoeLiteConfig",
+        changes=SMALL_EXPERTS | GROUPED | LATENTS | {"mlp_layer_types": ["dense", "sparse"] * 2},
+    ),
+    "glm_moe_dsa": Sample(
+        "GlmMoeDsaForCausalLM",
+        "GlmMoeDsaConfig",
+        changes=SMALL_EXPERTS | GROUPED | LATENTS | INDEXED,
+    ),
+    "deepseek_v32": Sample(
+        "DeepseekV32ForCausalLM",
+        "DeepseekV32Config",
+        changes=SMALL_EXPERTS | GROUPED | LATENTS | INDEXED,
+    ),
+    "glm4v_moe": Sample(
+        "Glm4vMoeForConditionalGeneration",
+        "Glm4vMoeConfig",
+        changes=SMALL_EXPERTS | NO_ENDS | GROUPED | HALF_IN_A_PLANE,
+    ),
+    "mistral4": Sample(
+        "Mistral4ForCausalLM",
+        "Mistral4Config",
+        changes=SMALL_EXPERTS | NO_ENDS | GROUPED | LATENTS | {"rope_parameters": WIDENED, "head_dim": 20},
+    ),
+    "phimoe": Sample(
+        "PhimoeForCausalLM",
+        "PhimoeConfig",
+        changes=NO_ENDS
+        | {"intermediate_size": 32, "num_local_experts": 6, "attention_bias": True, "lm_head_bias": True},
     ),
     "gpt_oss": Sample(
         "GptOssForCausalLM",

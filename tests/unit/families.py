@@ -164,6 +164,7 @@ def write_family(folder: Path, name: str, *, std: float = 0.2, **changes: Any) -
     """
     sample = SAMPLES[name]
     sizes = SIZES | sample.changes | changes
+    sizes = {name: size for name, size in sizes.items() if name not in sample.without}
     if sample.config == "Gemma3Config":
         config = transformers.Gemma3Config(text_config=sizes, vision_config=SEEING, mm_tokens_per_image=4)
     elif sample.model.endswith("ForConditionalGeneration"):
@@ -178,7 +179,7 @@ def write_family(folder: Path, name: str, *, std: float = 0.2, **changes: Any) -
     model = getattr(transformers, sample.model)(config).eval()
     with torch.no_grad():
         for tensor, weight in model.named_parameters():
-            weight.normal_(mean=sample.gain if "norm" in tensor else 0.0, std=std)
+            weight.normal_(mean=sample.gain if "norm" in tensor or ".ln_" in tensor else 0.0, std=std)
         for tensor, bias in model.named_buffers():
             if tensor.endswith("e_score_correction_bias"):
                 bias.normal_(std=std)

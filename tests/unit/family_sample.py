@@ -11,12 +11,15 @@ WINDOW = 40  # less than a block of keys, and less than the prompts
 
 @dataclass(frozen=True)
 class Sample:
-    """`gain`: the mean of the stored norm gains. `changes`: to the sizes and defaults below."""
+    """`gain`: the mean of the stored norm gains. `changes`: to the sizes and defaults below, but for those
+    `without` which the configuration is made.
+    """
 
     model: str
     config: str
     gain: float = 1.0
     changes: dict[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
 
 
 SIZES: dict[str, Any] = {

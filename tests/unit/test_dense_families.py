@@ -14,7 +14,7 @@ import transformers
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, Temper
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, NormNames, Temper
 from eyas.engine.checkpoint.rope import NO_ROPE, RopeConfig
 from eyas.engine.loading.arithmetic import inexact
 from eyas.engine.models.table import read_model
@@ -92,6 +92,31 @@ SPECIALS: dict[str, dict[str, Change]] = {
         "vectors": lambda config: every(token_width=0)(dataclasses.replace(config, token_rows=0)),
         "values of another layer": attention(shared_from=None),
     },
+    "gpt2": {
+        "positions": common(positions=0),
+        "scores by layer": attention(scale=0.25),
+        "mean": common(centred=False, norm_bias=False),
+        "biases": attention(qkv_bias=False),
+    },
+    "gptj": {
+        "side by side": every(parallel=False),
+        "neighbours": attention(adjacent=False),
+        "part": attention(rope=ROPE),
+        "logits": common(head_bias=False),
+    },
+    "gpt_neox": {
+        "side by side": every(parallel=False),
+        "part": attention(rope=ROPE),
+        "bias of o": attention(output_bias=False),
+        "activation": feed_forward(activation="relu"),
+    },
+    "gpt_neox_one_after_the_other": {"one after the other": every(parallel=True)},
+    "falcon": {"side by side": every(parallel=False), "activation": feed_forward(activation="relu")},
+    "falcon_groups": {
+        "two norms": every(norms=NormNames("ln_attn", "", "ln_attn", "")),
+        "biases": feed_forward(bias=False),
+    },
+    "glm4v": {"neighbours": attention(adjacent=False), "norms behind": norms(after_attention="")},
     "helium": {"neighbours": attention(adjacent=False)},
     "qwen2_vl": {"biases": attention(qkv_bias=False)},
     "qwen3_vl": {"norms of heads": attention(head_norms=False)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,17 @@ from tests.unit.families import write_family
 from tests.unit.fp4_formats import gpt_oss, mx_experts
 from tests.unit.model_rig import Rig
 from tests.unit.test_dense_families import every, unnoticed
-from tests.unit.test_model_families import CLOSE, Change, attention, edit, feed_forward, prompt, wanted, whole
+from tests.unit.test_model_families import (
+    CLOSE,
+    Change,
+    attention,
+    common,
+    edit,
+    feed_forward,
+    prompt,
+    wanted,
+    whole,
+)
 
 ROPE = RopeConfig(10000.0)
 
@@ -39,6 +50,25 @@ SPECIALS: dict[str, dict[str, Change]] = {
         "normalised": feed_forward(normalised=False),
         "groups": feed_forward(topk_groups=4),
         "shared": feed_forward(shared_width=0),
+    },
+    "glm4_moe_lite": {
+        "neighbours": attention(adjacent=False),
+        "correction": feed_forward(corrected=False),
+        "dense layers": lambda config: dataclasses.replace(config, layers=config.layers[1::2] * 2),
+    },
+    "glm_moe_dsa": {"neighbours": attention(adjacent=False), "groups": feed_forward(topk_groups=4)},
+    "glm4v_moe": {"rotated in part": attention(rope=ROPE), "biases": attention(qkv_bias=False)},
+    "mistral4": {
+        "temperature": attention(temper=None),
+        "softmax": feed_forward(scores="sigmoid"),
+        "groups": feed_forward(topk_groups=4),
+        "best of a group": feed_forward(group_best=1),
+    },
+    "phimoe": {
+        "weights among near equals": feed_forward(scores="softmax"),
+        "mean": common(centred=False, norm_bias=False),
+        "logits": common(head_bias=False),
+        "bias of o": attention(output_bias=False),
     },
     "ernie4_5_moe": {
         "neighbours": attention(adjacent=False),
@@ -121,6 +151,27 @@ def test_stored_numbers_of_a_gemma4_count(tmp_path: Path, name: str) -> None:
         stored[each] = torch.ones_like(stored[each])
     save_file(stored, path)
     assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() > 100 * CLOSE
+
+
+@pytest.mark.parametrize("name", ["glm_moe_dsa", "deepseek_v32"])
+def test_no_more_tokens_are_served_than_an_indexer_chooses(tmp_path: Path, name: str) -> None:
+    """Of more it leaves some out, which gives other logits."""
+    model, tokens = write_family(tmp_path, name, index_topk=64), prompt()
+    config = read_model(tmp_path)
+    assert config.context_length == 64
+    whole_context = dataclasses.replace(config, context_length=256)
+    differs = (whole(Rig(tmp_path, whole_context), tokens) - wanted(model, tokens)).abs().amax(-1)
+    assert differs[:64].max() < CLOSE and differs[64:].max() > 100 * CLOSE
+    edit(tmp_path, architectures=["DeepseekV3ForCausalLM"])
+    with pytest.raises(ConfigError, match="holds a tensor .*indexer.*, which a DeepseekV3ForCausalLM"):
+        Rig(tmp_path)
+
+
+def test_another_jitter_of_a_router_is_refused_by_name(tmp_path: Path) -> None:
+    write_family(tmp_path, "phimoe")
+    edit(tmp_path, router_jitter_noise=0.02)
+    with pytest.raises(ConfigError, match="router_jitter_noise 0.02 with num_experts_per_tok 2 is not"):
+        read_model(tmp_path)
 
 
 def test_the_limits_of_a_clamped_gate() -> None:

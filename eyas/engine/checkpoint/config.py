@@ -277,10 +277,10 @@ class ModelConfig:
     `token_rows`: of the table of vectors that tokens have for each layer (0: there is none).
     `embedding_scale` multiplies embedded tokens,
     `logit_scale` logits. `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not).
-    `quantized`: how weights are stored that are not in 16 or 32 bits (None: all are). `renamed`: parts of
-    tensor names, (as stored, as the decoder calls them), replaced in this order; `fused`: tensors that are
-    stored as one. `foreign`: transformers computes it, and of its layers the attention alone is described
-    (None: Eyas does, as all of this says).
+    `quantized`: how weights are stored that are not in 16 or 32 bits (None: all are). `unread`: parts of the
+    names of tensors that it does not need. `renamed`: parts of tensor names, (as stored, as the decoder calls
+    them), replaced in this order; `fused`: tensors that are stored as one. `foreign`: transformers computes
+    it, and of its layers the attention alone is described (None: Eyas does, as all of this says).
     Raises ConfigError if its layers cannot share a KV pool, or their sizes do not fit each other.
     """
 
@@ -303,6 +303,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
     quantized: QuantizedConfig | None = None
+    unread: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     fused: tuple[JoinedTensor, ...] = ()
     foreign: ForeignModel | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, View
+from eyas.engine.checkpoint.turned_tensors import HeadsTensor, TransposedTensor
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class RowTensor:
         yield stored, partial(ExpertPart, StackedTensor(self.name, (self.name,)), 0, 0)
 
 
-JoinedTensor = FusedTensor | StackedTensor | RowTensor
+JoinedTensor = FusedTensor | StackedTensor | RowTensor | TransposedTensor | HeadsTensor
 """Kinds of tensors that models ask for by other names or shapes than they are stored in."""
 
 

@@ -37,9 +37,30 @@ def softmax(logits: torch.Tensor) -> torch.Tensor:
     return raised / raised.sum(-1, keepdim=True)
 
 
-SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"sigmoid": sigmoid, "softmax": softmax}
+SPARSE_JITTER = 0.01
+
+
+def sparse_mixer(logits: torch.Tensor) -> torch.Tensor:
+    """Of a row's best expert and its second best (arXiv 2409.12136), 0 of all others: the share of each
+    in a softmax over those that are no better, and worse by a fraction of 2 * 0.01 at most.
+    """
+    found, left = torch.zeros_like(logits), logits
+    for _ in range(2):
+        peak, best = left.max(-1, keepdim=True)
+        worse = (peak - logits) / torch.maximum(logits.abs(), peak) > 2 * SPARSE_JITTER
+        near = softmax(left.masked_fill(worse, -torch.inf))
+        found = found.scatter(1, best, near.gather(1, best))
+        left = left.scatter(1, best, -torch.inf)
+    return found
+
+
+SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sigmoid": sigmoid,
+    "softmax": softmax,
+    "sparse_mixer": sparse_mixer,
+}
 """What an `ExpertsSpec` may name: logits float32 [R, experts] -> scores [R, experts]. A line here is all that
-a new one needs; kernels know these two.
+a new one needs; kernels know the first two.
 """
 
 

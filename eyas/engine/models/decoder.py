@@ -28,8 +28,16 @@ from eyas.engine.parallel.shards import config_of_rank
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 POSITIONS = "model.embed_positions.weight"
-_ASIDE = ("scale", "scale_inv", "inv_freq", "cos_cached", "sin_cached")
-"""Ends of names that no equation here needs: scales of other quantities than weights, tables of RoPE."""
+_ASIDE = (
+    "scale",
+    "scale_inv",
+    "inv_freq",
+    "cos_cached",
+    "sin_cached",
+    "self_attn.bias",
+    "self_attn.masked_bias",
+)
+"""Ends of names that no equation here needs: scales of what is no weight, tables of RoPE, masks."""
 
 
 @dataclass(frozen=True)
@@ -160,18 +168,18 @@ def _check_layers(config: ModelConfig, weights: WeightSource) -> None:
     head's.
     """
     parts = ("lm_head.", "model.norm.", *(f"model.layers.{i}." for i in range(config.num_layers)))
-    attentions = enumerate(layer.attention for layer in config.layers)
-    idle = tuple(
-        f"model.layers.{i}.self_attn.{part}"
-        for i, each in attentions
-        if each.shared_from is not None
-        for part in "kv"
-    )
-    left = [n for n in weights.left(parts) if not n.startswith(idle)]
-    unread = [n for n in left if ".experts." not in n and not n.endswith(_ASIDE)]
+    left = [n for n in weights.left(parts) if ".experts." not in n and not n.endswith(_ASIDE)]
+    unread = [n for n in left if not any(part in n for part in (*config.unread, *_shared(config)))]
     if unread:
         others = f" and {len(unread) - 1} others" if unread[1:] else ""
         raise ConfigError(
             f"{config.folder} holds a tensor {unread[0]}{others}, which a {config.architecture} "
             "with its config.json does not read: it is another model"
         )
+
+
+def _shared(config: ModelConfig) -> list[str]:
+    """Parts of the names of keys and values that layers have another layer's instead of."""
+    attentions = enumerate(layer.attention for layer in config.layers)
+    numbers = [i for i, each in attentions if each.shared_from is not None]
+    return [f"model.layers.{i}.self_attn.{part}" for i in numbers for part in ("k_", "v_")]

@@ -24,7 +24,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """
     if raw.get("moe_layer_freq", 1) != 1:
         raise ConfigError(f"config.json of {folder}: moe_layer_freq {raw['moe_layer_freq']} is not supported")
-    return keys.decoder(raw, folder, layers(raw, _attention(raw), _experts(raw)))
+    return keys.decoder(raw, folder, layers(raw, latents(raw), _experts(raw)))
 
 
 def layers(raw: values.Raw, attention: AttentionSpec, experts: ExpertsSpec) -> list[LayerSpec]:
@@ -33,7 +33,7 @@ def layers(raw: values.Raw, attention: AttentionSpec, experts: ExpertsSpec) -> l
     return [LayerSpec(attention, experts if i >= first else dense) for i in range(keys.count(raw))]
 
 
-def _attention(raw: values.Raw) -> LatentSpec:
+def latents(raw: values.Raw) -> LatentSpec:
     """Scores are widened by yarn's factor twice, once for queries and once for keys; cos and sin are not."""
     scaling = keys.rope_scaling(raw)
     rope = keys.read_rope(raw, scaling)

@@ -22,6 +22,7 @@ from eyas.engine.formats.projection import ProjectionLoader, ProjectionT
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products.blocks import Rows
 from eyas.engine.layers.norm import Gain
+from eyas.engine.layers.rotary import temperatures
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import LatentPart
@@ -51,6 +52,10 @@ class LatentMixer(Generic[ProjectionT]):
         norms = InnerNorms(latent_gain, query_gain, EPS, reads)
         factors = _factors(spec, weights, f"{prefix}.kv_b_proj.weight")
         self._part = LatentPart(norms, spec, *factors)
+        self._temperatures = None
+        if spec.temper is not None:
+            table = temperatures(spec.temper, config.context_length)
+            self._temperatures = table.to(weights.placement.device)
 
     @property
     def projections(self) -> tuple[ProjectionT, ...]:
@@ -102,6 +107,8 @@ class LatentMixer(Generic[ProjectionT]):
         if self._second is not None:
             queries = ops.product_of(queries, self._second)
         assert isinstance(queries, torch.Tensor)
+        if self._temperatures is not None:
+            queries = queries * ops.placed(self._temperatures)[:, None].to(queries.dtype)
         return ops.attend_latents(queries, self._part, layer)
 
     def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> Rows:

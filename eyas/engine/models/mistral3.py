@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and later, Ministral 3: of a checkpoint that also reads images the language model."""
+"""Mistral Small 3.1 to 4 and Ministral 3: of a checkpoint that also reads images the language model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.models import keys, ministral3, mistral
+from eyas.engine.models import keys, ministral3, mistral, mistral4
 
 SIZES = {
     "hidden_size": 4096,
@@ -24,9 +24,11 @@ DEFAULTS = {
 
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
-    """The `model_type` of its `text_config` says which of two it is."""
+    """The `model_type` of its `text_config` says which of three it is."""
     text = keys.text_of(raw)
     kind = text.get("model_type") or "mistral"
+    if kind == "mistral4":
+        return dataclasses.replace(mistral4.describe(text, folder), renamed=keys.TEXT_NAMES)
     if kind not in DEFAULTS:
         raise ConfigError(f"config.json of {folder}: text_config of model_type {kind} is not supported")
     text = SIZES | DEFAULTS[kind] | dict(text)

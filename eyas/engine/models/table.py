@@ -23,20 +23,30 @@ MODELS = {
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
     "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV32ForCausalLM": "glm_moe_dsa",
     "DeepseekV3ForCausalLM": "deepseek",  # R1, V3.1 and Kimi-K2 as well
     "Dots1ForCausalLM": "dots1",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "Exaone4ForCausalLM": "exaone4",
+    "FalconForCausalLM": "falcon",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForCausalLM": "gemma4",
     "Gemma4ForConditionalGeneration": "gemma4",
     "GemmaForCausalLM": "gemma",
+    "Glm46VForConditionalGeneration": "glm4v",
     "Glm4ForCausalLM": "glm4",
     "Glm4MoeForCausalLM": "glm4_moe",  # GLM-4.5, 4.6 and 4.7
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",  # GLM-4.7-Flash
+    "Glm4vForConditionalGeneration": "glm4v",  # GLM-4.1V and 4.6V-Flash
+    "Glm4vMoeForConditionalGeneration": "glm4v",  # GLM-4.5V and 4.6V
     "GlmForCausalLM": "glm",
+    "GlmMoeDsaForCausalLM": "glm_moe_dsa",  # GLM-5
+    "GPT2LMHeadModel": "gpt2",
+    "GPTJForCausalLM": "gptj",
+    "GPTNeoXForCausalLM": "gpt_neox",  # Pythia as well
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granite_moe",
@@ -52,6 +62,7 @@ MODELS = {
     "Ministral3ForCausalLM": "ministral3",
     "MinistralForCausalLM": "mistral",
     "Mistral3ForConditionalGeneration": "mistral3",
+    "Mistral4ForCausalLM": "mistral4",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "NemotronForCausalLM": "nemotron",
@@ -61,6 +72,7 @@ MODELS = {
     "OPTForCausalLM": "opt",
     "Phi3ForCausalLM": "phi3",  # Phi-4 and Phi-4-mini as well
     "PhiForCausalLM": "phi",
+    "PhimoeForCausalLM": "phimoe",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",  # Qwen1.5-MoE as well

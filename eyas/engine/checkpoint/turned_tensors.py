@@ -1,0 +1,113 @@
+"""Tensors that older models store otherwise than they are asked for: matrices as [columns, rows], and rows
+of q, k and v by heads.
+
+What is read of a safetensors file is the whole tensor, for each of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.fused_tensors import View
+
+Rows = Callable[[Any], Any]
+"""Takes the rows of a part out of a stored tensor."""
+
+
+@dataclass(frozen=True)
+class TransposedTensor:
+    """Matrices stored as [columns, rows], and their biases. `name`: a part of the stored name; `parts`: what
+    stands there in the names that models use, and the rows of each, from the first on.
+    """
+
+    name: str
+    parts: tuple[tuple[str, int], ...]
+
+    def holds(self, stored: str) -> bool:
+        """True if that tensor is of this kind."""
+        return f".{self.name}." in stored
+
+    def split(self, stored: str, shape: tuple[int, ...]) -> Iterator[tuple[str, View]]:
+        """The names of the parts of a stored tensor of that shape, and how each is read of it.
+
+        Raises ConfigError for a tensor that is of other rows.
+        """
+        if not shape or shape[-1] != sum(count for _, count in self.parts):
+            whole = ", ".join(f"{count} of {name}" for name, count in self.parts)
+            raise ConfigError(f"tensor {stored} is {shape}: its last dimension is not {whole}")
+        first = 0
+        for name, count in self.parts:
+            sizes = (count, *shape[:-1])
+            part = partial(ReorderedRows, sizes=sizes, rows=partial(_transposed, first=first, count=count))
+            yield stored.replace(f".{self.name}.", f".{name}."), part
+            first += count
+
+
+@dataclass(frozen=True)
+class HeadsTensor:
+    """Rows of q, k and v by `groups` of heads: in each its query heads, then a key head and a value head, of
+    `dim` rows. `name`: a part of the stored name; a bias beside the matrix lies as it does.
+    """
+
+    name: str
+    groups: int
+    queries: int
+    dim: int
+
+    def holds(self, stored: str) -> bool:
+        """True if that tensor is of this kind."""
+        return f".{self.name}." in stored
+
+    def split(self, stored: str, shape: tuple[int, ...]) -> Iterator[tuple[str, View]]:
+        """The names of q, k and v, and how each is read of a stored tensor of that shape.
+
+        Raises ConfigError for a tensor that is of other rows.
+        """
+        every = self.groups * (self.queries + 2) * self.dim
+        if not shape or shape[0] != every:
+            raise ConfigError(f"tensor {stored} is {shape}: it has not the {every} rows of q, k and v")
+        places = {"q": (0, self.queries), "k": (self.queries, 1), "v": (self.queries + 1, 1)}
+        for name, (first, count) in places.items():
+            sizes = (self.groups * count * self.dim, *shape[1:])
+            rows = partial(_of_groups, kind=self, first=first, count=count)
+            yield (
+                stored.replace(f".{self.name}.", f".{name}_proj."),
+                partial(ReorderedRows, sizes=sizes, rows=rows),
+            )
+
+
+class ReorderedRows:
+    """Rows of a stored tensor in another order, read as a safetensors file's slice is."""
+
+    def __init__(self, stored: Any, sizes: tuple[int, ...], rows: Rows) -> None:
+        self._stored, self._sizes, self._rows = stored, sizes, rows
+
+    def get_dtype(self) -> str:
+        """The dtype, by the file's name for it."""
+        kind: str = self._stored.get_dtype()
+        return kind
+
+    def get_shape(self) -> list[int]:
+        """The shape of the part."""
+        return list(self._sizes)
+
+    def __getitem__(self, part: Any) -> Any:
+        return self._rows(self._stored[:])[part].contiguous()
+
+    def numbers(self, part: Any = ()) -> Any:
+        """Raises ConfigError: a packed tensor of this kind is not read."""
+        raise ConfigError("packed weights whose rows are stored in another order are not supported")
+
+
+def _transposed(stored: Any, first: int, count: int) -> Any:
+    rows = stored.t() if stored.dim() == 2 else stored
+    return rows[first : first + count]
+
+
+def _of_groups(stored: Any, kind: HeadsTensor, first: int, count: int) -> Any:
+    heads = stored.unflatten(0, (kind.groups, kind.queries + 2, kind.dim))
+    return heads[:, first : first + count].flatten(0, 2)
