@@ -8,8 +8,6 @@ NARROW = {"vocab_size": VOCAB, "eos_token_id": None, "bos_token_id": None}
 GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 512, "tie_word_embeddings": False}
 
 FOREIGN = {
-    "gpt2": Sample("GPT2LMHeadModel", "GPT2Config", changes=NARROW | GPT2),
-    "gpt_neox": Sample("GPTNeoXForCausalLM", "GPTNeoXConfig", changes={"rotary_pct": 0.5}),
     "olmo": Sample("OlmoForCausalLM", "OlmoConfig", changes={"clip_qkv": 0.3, "pad_token_id": None}),
     "gpt_bigcode": Sample("GPTBigCodeForCausalLM", "GPTBigCodeConfig", changes=NARROW | GPT2),
     "minicpm3": Sample(

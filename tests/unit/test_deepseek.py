@@ -187,10 +187,10 @@ class _NormOfAll(TorchOps):
 
     def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
         queries, latent = super().store_latents(made, part, layer), part.spec.kv_rank
-        row = made[: len(self.step.slots), -latent - part.spec.rotated_dim :]
+        row = made[: self.step.count, -latent - part.spec.rotated_dim :]
         squares = (each.pow(2).mean(-1, keepdim=True) + 1e-6 for each in (row[:, :latent], row))
         stored = self.step.pool._field_rows[layer]
-        stored[self.step.slots, :latent] *= torch.div(*squares).sqrt()
+        stored[self.step.slots(layer), :latent] *= torch.div(*squares).sqrt()
         return queries
 
 

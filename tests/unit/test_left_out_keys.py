@@ -129,5 +129,5 @@ def test_a_gemma_that_sees_what_follows_is_refused(architecture: str, config: st
 
 
 def test_the_text_of_a_mistral_3_is_one_that_is_known() -> None:
-    with pytest.raises(ConfigError, match="text_config of model_type mistral4 is not supported"):
-        described("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "mistral4"}})
+    with pytest.raises(ConfigError, match="text_config of model_type mistral9 is not supported"):
+        described("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "mistral9"}})
