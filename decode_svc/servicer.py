@@ -15,12 +15,12 @@ import grpc
 import msgspec
 
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded, Unavailable
+from eyas.common.logging import log_request
 from eyas.common.types import TokenEntry, WorkerInfo
 from eyas.common.wire import convert
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.convert_step import step_to_pb
 from eyas.common.wire.message import WireFailure
-from eyas.common.wire.request_log import log_request
 from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
 from eyas.engine.ipc.messages import (
     AttachKv,

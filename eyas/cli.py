@@ -59,13 +59,10 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> CommandParser:
     # Imported here, where a Ctrl-C is told as everywhere else.
     from eyas import flags, layout_flags, process_flags
-    from eyas.admin.flags import add_certs, add_keys
-    from eyas.bench.flags import add_bench, add_tune
     from eyas.evals.flags import add_eval
     from eyas.peers.reading import MODEL, read
-    from eyas.planning.flags import add_plan
     from eyas.quantize.flags import add_quantize
-    from eyas.train.flags import add_train
+    from eyas.tool_commands import add_bench, add_certs, add_keys, add_plan, add_train, add_tune
 
     parser = CommandParser(prog="eyas", description="A disaggregated LLM server.")
     parser.add_argument("--version", action=_VersionAction, nargs=0, help="print the version")
@@ -228,7 +225,7 @@ def _doctor(args: argparse.Namespace) -> int:
     from eyas.client.reach import ServerAddress
     from eyas.common.machine.folders import tls_folder
     from eyas.configuration import client_key
-    from eyas.doctor.report import examine
+    from eyas.doctor import examine
 
     return examine(ServerAddress(args.url, client_key(args), args.ca), tls_folder(args.tls_dir))
 

@@ -14,10 +14,10 @@ from typing import TypeAlias
 import grpc
 import msgspec
 
+from eyas.common.logging import log_request
 from eyas.common.wire import convert
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.message import WireFailure
-from eyas.common.wire.request_log import log_request
 from eyas.engine.ipc.client import EngineClient, engine_id
 from eyas.engine.ipc.messages import (
     CancelGeneration,

@@ -25,7 +25,7 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.types import KvHandle, KvKind
-from eyas.common.wire import convert, convert_transfer
+from eyas.common.wire import convert, transfer
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.message import WireFailure
 from eyas.common.wire.pool import PoolInfo
@@ -79,7 +79,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         """Adds the service to `server`."""
         transfer_pb2_grpc.add_TransferServiceServicer_to_server(self, server)
         fetch = grpc.unary_stream_rpc_method_handler(
-            self.Fetch, transfer_pb2.FetchRequest.FromString, convert_transfer.encode
+            self.Fetch, transfer_pb2.FetchRequest.FromString, transfer.encode
         )
         server.add_registered_method_handlers(SERVICE, {"Fetch": fetch})  # in place of the generated one
 
@@ -90,7 +90,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
         Raises NotFound if this worker has no such pages, Unavailable while its engine cannot serve.
         """
-        return convert_transfer.pool_to_pb(self._info(convert.group_from_pb(request.group)))
+        return transfer.pool_to_pb(self._info(convert.group_from_pb(request.group)))
 
     async def Watch(
         self, request: transfer_pb2.WatchRequest, context: Context
@@ -155,9 +155,9 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         """
         group = self._check(request)
         async with contextlib.aclosing(self._bytes(group, request.id, request.pages)) as data:
-            async for convert_transfer in data:
+            async for part in data:
                 self._still_watched(request)
-                yield convert_transfer
+                yield part
 
     async def Stage(
         self, requests: AsyncIterator[transfer_pb2.StageRequest], context: Context

@@ -1,8 +1,9 @@
 """Log lines of every process, on standard error: plain text for people, or one JSON object per line.
 
 In JSON all is a record: warnings, what nobody caught, what a process says at its start, and what a child
-writes that is none. Each line names the ids by which a request is found in logs and traces. In processes that
-read what users say, tracebacks have frames and types alone, for an exception's words may quote a request.
+writes that is none. Each line names the ids by which a request is found in logs and traces; a worker logs one
+line per request, which ties the caller's id to the cluster's. In processes that read what users say,
+tracebacks have frames and types alone, for an exception's words may quote a request.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eyas.common.types import GenerationRequest
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 RARELY_S = 60.0
-
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # would move a terminal's cursor, or begin a line
 _BRACKETS = re.compile(r"[\s\[\]\\]")  # would end an id before its end
-
 # The X-Request-Id of the request that this code serves, and its W3C traceparent, if it is traced. Tasks
 # inherit them from the code that starts them.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -199,3 +200,10 @@ class JsonFormatter(TextFormatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def log_request(log: logging.Logger, request: GenerationRequest, attempt: int) -> None:
+    """Logs that a worker was given a request. Canaries have no caller, and no line."""
+    if request.request_id:
+        with serving(request.request_id, request.traceparent):
+            log.info("request %s, attempt %d: %d prompt tokens", request.id, attempt, len(request.prompt_ids))

@@ -1,20 +1,24 @@
 """`eyas doctor head`: what a draft head is, whether it fits a target, and how well it drafts for it.
 
-Everything that does not fit is told at once.
+Everything that does not fit is told at once: a folder's tensors stand beside what a model wants of them. A
+model that is built from a `CheckpointInspection` is no model: it only says by what it takes which tensors it
+needs.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
 
 from eyas.bench.answering import EnginePrompt
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
-from eyas.engine.checkpoint.inspection import CheckpointInspection
-from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.checkpoint.quantized import QuantizedConfig
+from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 from eyas.engine.kv.pool import PoolShape
 from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import head_family, read_head, target_alike
@@ -171,3 +175,53 @@ def _end(problems: Sequence[str]) -> int:
         print(f"problem: {problem}")
     print("all is well" if not problems else f"{len(problems)} found")
     return 1 if problems else 0
+
+
+class CheckpointInspection(FolderWeights):
+    """Notes in `complaints`, a sentence each, which tensors are missing, of another shape, or not finite.
+
+    `blank`: whole numbers are given as zeros, for who has seen already that they cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spelling: Callable[[str], str],
+        quantized: QuantizedConfig | None,
+        *,
+        blank: bool,
+    ) -> None:
+        super().__init__(folder, spelling, quantized=quantized)
+        self._blank = blank
+        self._shapes = {name: self._shape(name) for name in self._home}
+        self._taken: set[str] = set()
+        self.complaints: list[str] = []
+
+    @property
+    def unread(self) -> list[str]:
+        """The tensors that were not taken, in the model's spelling."""
+        return sorted(self._shapes.keys() - self._taken)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the tensors that were taken."""
+        return sum(torch.Size(self._shapes[name]).numel() for name in self._taken)
+
+    def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        if name not in self:
+            self.complaints.append(f"tensor {name} is missing")
+            return torch.zeros(shape, dtype=dtype)
+        self._taken.add(name)
+        if self._shapes[name] != shape:
+            self.complaints.append(f"tensor {name} is {_shown(self._shapes[name])}, not {_shown(shape)}")
+            return torch.zeros(shape, dtype=dtype)
+        if self._blank and not dtype.is_floating_point:
+            return torch.zeros(shape, dtype=dtype)
+        return super()._load(name, shape, part, dtype)
+
+    def _complain(self, broken: list[str]) -> None:
+        self.complaints += [f"tensor {name} holds NaN or infinity" for name in broken]
+
+
+def _shown(shape: Shape) -> str:
+    return " x ".join(map(str, shape))

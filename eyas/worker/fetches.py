@@ -21,7 +21,7 @@ from typing import Any
 from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import KvKind
 from eyas.common.wire import rpc
-from eyas.common.wire.watch import Staging
+from eyas.common.wire.transfer import Staging
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CopyPages, CopyRead, CopyStaged, CopyStopped, StageCopy, WireFailure
 from kv_transfer.backends.stream import PageWriter

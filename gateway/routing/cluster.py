@@ -21,7 +21,7 @@ from eyas.common.page_names import PageShape
 from eyas.common.types import KvHandle, Role, WorkerInfo
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import DecodeSessionClient, InfoClient, PrefillClient
-from eyas.common.wire.watch import TransferClient
+from eyas.common.wire.transfer import TransferClient
 from gateway.backends.retries import RetryBudget
 from gateway.backends.sessions import WorkerSession
 from gateway.limits.queues import ReadQueue

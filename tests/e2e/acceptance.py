@@ -32,7 +32,7 @@ from eyas.common.config import NANO, NANO_HEAD, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.sampling.row import SampledRow
+from eyas.engine.sampling.processors import SampledRow
 from eyas.engine.sampling.sampler import SampledTokens, sample
 from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest
 from eyas.engine.speculation.verify import TreeVerdict, walk

@@ -17,7 +17,7 @@ import torch
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.sampling.noise import streams
-from eyas.engine.sampling.row import SampledRow
+from eyas.engine.sampling.processors import SampledRow
 from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
 from eyas.engine.speculation.verify import TreeVerdict, walk

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.admin import certs
-from eyas.admin.authority import CertificateAuthority, CertificatePair
+from eyas.admin.certs import CertificateAuthority, CertificatePair
 from eyas.common.config import DoorFiles
 from eyas.common.security.tls import AUTHORITY, CERTIFICATE, KEY, NAME
 

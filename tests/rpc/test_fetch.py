@@ -19,7 +19,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvHandle, KvKind, RankPages, Role
 from eyas.common.wire import convert, message, rpc
 from eyas.common.wire.message import WireFailure
-from eyas.common.wire.watch import TransferClient, WatchReady
+from eyas.common.wire.transfer import TransferClient, WatchReady
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.transfer_messages import WatchUpdate
 from kv_transfer.backends import stream

@@ -14,14 +14,14 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from scripted_worker import ScriptedWorker, workers
 from test_generate_paths import DECODE, PREFILL, gateway, until
 
+from eyas import doctor as doctor
 from eyas.client.reach import ServerAddress
 from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from eyas.common.logging import JsonFormatter
 from eyas.common.wire.links import PageLink
-from eyas.doctor import report as doctor
-from eyas.doctor.report import examine, pairs
+from eyas.doctor import examine, pairs
 from gateway.backends.base import GenerationBackend
 from gateway.http.front import create_app
 from gateway.http.protocol import HttpLimits

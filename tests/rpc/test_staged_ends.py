@@ -22,7 +22,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
 from eyas.common.types import KvHandle, Role
 from eyas.common.wire import message, rpc
-from eyas.common.wire.watch import TransferClient, WatchReady
+from eyas.common.wire.transfer import TransferClient, WatchReady
 from eyas.engine.kv.staging import PageStaging
 
 HERE = Path(__file__).parent

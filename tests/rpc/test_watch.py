@@ -14,7 +14,7 @@ from test_front import next_of, tokens_of
 from eyas.common.errors import TransferFailed
 from eyas.common.types import KvHandle, Role
 from eyas.common.wire import clients, message, rpc
-from eyas.common.wire.watch import TransferClient, WatchDone, WatchReady
+from eyas.common.wire.transfer import TransferClient, WatchDone, WatchReady
 from eyas.engine.ipc.messages import (
     PullDone,
     PullFailed,

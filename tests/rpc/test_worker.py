@@ -23,7 +23,7 @@ from test_front import next_of, tokens_of
 from eyas.common.errors import Unavailable
 from eyas.common.types import KvHandle, KvKind, Role
 from eyas.common.wire import clients, message, rpc
-from eyas.common.wire.watch import TransferClient
+from eyas.common.wire.transfer import TransferClient
 from eyas.engine.ipc.messages import DraftDown
 
 HERE = Path(__file__).parent

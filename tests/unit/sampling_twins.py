@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.engine.sampling.row import SampledRow
+from eyas.engine.sampling.processors import SampledRow
 
 F = np.float32
 

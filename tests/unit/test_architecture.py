@@ -120,7 +120,7 @@ SPEAKERS = (
     "eyas/common/wire/clients.py",
     "eyas/common/wire/message.py",
     "eyas/common/wire/rpc.py",
-    "eyas/common/wire/watch.py",
+    "eyas/common/wire/transfer.py",
     "eyas/engine/ipc/messages.py",
     "eyas/engine/ipc/transfer_messages.py",
     "gateway/backends/base.py",

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 
 from eyas.common.params import MAX_BIASED_TOKENS, SamplingParams
-from eyas.engine.sampling.processors import adjusted
-from eyas.engine.sampling.row import SampledRow
+from eyas.engine.sampling.processors import SampledRow, adjusted
 from eyas.engine.speculation.drafters.lookup import SequenceText, look_up
 from gateway.formats.fields import MAX_STOP_LENGTH, MAX_STOPS
 from gateway.text.entries import StopMatcher

@@ -7,7 +7,7 @@ import pytest
 
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
-from eyas.common.wire import convert_transfer
+from eyas.common.wire import transfer
 from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from kv_transfer.layout import PageMeaning, check_compatible, pages_for
 from protos import transfer_pb2
@@ -35,8 +35,8 @@ def info(meaning: PageMeaning, geometry: PoolGeometry = LLAMA_8B) -> PoolInfo:
 
 def test_what_a_worker_says_of_its_pool_survives_the_wire():
     said = info(MEANING)
-    wire = convert_transfer.pool_to_pb(said).SerializeToString()
-    assert convert_transfer.pool_from_pb(transfer_pb2.HandshakeResponse.FromString(wire)) == said
+    wire = transfer.pool_to_pb(said).SerializeToString()
+    assert transfer.pool_from_pb(transfer_pb2.HandshakeResponse.FromString(wire)) == said
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_what_a_worker_says_of_its_pool_survives_the_wire():
     ],
 )
 def test_a_peers_bad_geometry_is_one_clear_error(field, value, complaint):
-    reply = convert_transfer.pool_to_pb(info(MEANING))
+    reply = transfer.pool_to_pb(info(MEANING))
     setattr(reply.geometry, field, value)
     with pytest.raises(ConfigError, match=complaint):
-        convert_transfer.pool_from_pb(reply)
+        transfer.pool_from_pb(reply)
 
 
 def test_every_field_of_meaning_changes_the_hash():

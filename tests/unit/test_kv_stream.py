@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eyas.common.errors import TransferFailed
-from eyas.common.wire import convert_transfer
+from eyas.common.wire import transfer
 from kv_transfer.area import Pages
 from kv_transfer.backends.stream import CHUNK_BYTES, PageWriter, chunks
 from protos import transfer_pb2
@@ -68,7 +68,7 @@ def test_too_many_or_too_few_bytes_are_an_error() -> None:
 def test_a_chunk_on_the_wire_is_protobufs(size: int) -> None:
     data = random.Random(size).randbytes(size)
     message = transfer_pb2.FetchResponse(data=data).SerializeToString()
-    assert convert_transfer.encode(data) == message and convert_transfer.decode(message) == data
+    assert transfer.encode(data) == message and transfer.decode(message) == data
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_a_chunk_on_the_wire_is_protobufs(size: int) -> None:
 )
 def test_what_is_no_chunk_is_refused(message: bytes) -> None:
     with pytest.raises(TransferFailed, match="no chunk"):
-        convert_transfer.decode(message)
+        transfer.decode(message)

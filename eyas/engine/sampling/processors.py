@@ -1,18 +1,19 @@
-"""Changes logits before the temperature: bias, penalties, bans, then masks, for the rows that ask for each.
+"""A row to sample, and what changes its logits before the temperature: bias, penalties, bans, then masks.
 
-Every operation is elementwise within a row, so a row's result does not depend on its neighbours.
+A row has everything about its distribution besides the logits. Each change is made for the rows that ask for
+it. Every operation is elementwise within a row, so a row's result does not depend on its neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eyas.common.params import SamplingParams
-from eyas.engine.sampling.row import SampledRow
 
 
 def adjusted(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
@@ -123,3 +124,23 @@ def _cells(logits: Tensor, cells: Sequence[tuple[int, int]]) -> tuple[Tensor, Te
 
 def _column(logits: Tensor, values: Sequence[float]) -> Tensor:
     return logits.new_tensor(values).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class SampledRow:
+    """One distribution to sample from: a plain row, a prompt's last row, or one node of a verify tree.
+
+    `position` is the absolute index of the token being sampled. `ancestors` are the draft tokens between
+    the output and this node, without the root. `banned` ids must not be chosen here, and neither must an id
+    that completes one of the parameters' bad words, nor one that is not `allowed`. Rows of one tree should
+    share their `prompt` and `output` objects, because history is counted once per pair of objects.
+    """
+
+    params: SamplingParams
+    choice: int
+    position: int
+    prompt: Sequence[int]
+    output: Sequence[int]
+    ancestors: Sequence[int]
+    banned: Sequence[int] = ()
+    allowed: np.ndarray | None = None  # bits, as `eyas.engine.grammar` has them; None: all

@@ -23,8 +23,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import TokenLogprob
 from eyas.engine.batch.step_result import NOT_FINITE
 from eyas.engine.sampling.noise import gumbel_at, gumbel_rows, streams
-from eyas.engine.sampling.processors import adjusted
-from eyas.engine.sampling.row import SampledRow
+from eyas.engine.sampling.processors import SampledRow, adjusted
 from eyas.engine.sampling.scores import score
 
 __all__ = ["SampledRow", "SampledTokens", "draft_probabilities", "perturbed", "sample"]

@@ -1,7 +1,9 @@
-"""Client of `TransferService`: what a puller asks the owner of KV pages, in plain values.
+"""`TransferService` on the wire: its client, which is a puller of KV pages, and its messages.
 
-It asks and relays, bytes of pages too. The puller's engine decides what an answer means for a request. Every
-failure is an EyasError.
+The client asks and relays, bytes of pages too, in plain values. The puller's engine decides what an answer
+means for a request. Every failure is an EyasError. Messages say what a worker has of KV pages;
+`FetchResponse` is made by hand, for protobuf would copy every byte of a page twice more at each end. Its
+bytes are those of the message in protos/transfer.proto; any gRPC client can read them.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from typing import NamedTuple, TypeAlias
 import grpc
 import msgspec
 
-from eyas.common.errors import TransferFailed
+from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.types import FirstToken, KvHandle, KvKind
-from eyas.common.wire import convert, convert_transfer, rpc
-from eyas.common.wire.pool import PoolInfo
+from eyas.common.wire import convert, rpc
+from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from protos import transfer_pb2, transfer_pb2_grpc
 
 HANDSHAKE_S = 5.0
 RELEASE_S = 5.0
+_TAG = b"\x0a"  # field 1, length-delimited
 
 
 class WatchReady(msgspec.Struct, frozen=True):
@@ -70,7 +73,7 @@ class TransferClient:
             reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
-        return convert_transfer.pool_from_pb(reply)
+        return pool_from_pb(reply)
 
     async def watch(self, handle: KvHandle, attempt: int) -> AsyncGenerator[WatchReady | WatchDone, None]:
         """Reports what becomes readable. The lease lives while this is open; it ends only by raising.
@@ -161,7 +164,7 @@ class TransferClient:
         call = self._fetch(request)
         try:
             async for data in call:
-                yield convert_transfer.decode(data)
+                yield decode(data)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         finally:
@@ -181,3 +184,60 @@ def _of_handle(handle: KvHandle, attempt: int, pages: Sequence[int]) -> transfer
 
 def _of_proof(group: KvKind, epoch: int, pages: Sequence[int]) -> transfer_pb2.FetchRequest:
     return transfer_pb2.FetchRequest(epoch=epoch, pages=pages, group=convert.group_to_pb(group))
+
+
+def pool_to_pb(pool: PoolInfo) -> transfer_pb2.HandshakeResponse:
+    """Writes a pool's description for a puller: the answer to its handshake."""
+    names = pool.geometry.__struct_fields__
+    return transfer_pb2.HandshakeResponse(
+        layout_hash=pool.layout_hash,
+        epoch=pool.epoch,
+        geometry=transfer_pb2.Geometry(**{name: getattr(pool.geometry, name) for name in names}),
+        ranks=[
+            transfer_pb2.RankPool(
+                rank=rank.rank,
+                checksum=rank.checksum,
+                exports=[transfer_pb2.PoolExport(backend=b, fields=f) for b, f in rank.exports.items()],
+            )
+            for rank in pool.ranks
+        ],
+        board=pool.board,
+        arithmetic=pool.arithmetic,
+    )
+
+
+def pool_from_pb(pb: transfer_pb2.HandshakeResponse) -> PoolInfo:
+    """Raises ConfigError for a geometry that no pool has."""
+    try:
+        geometry = PoolGeometry(
+            **{name: getattr(pb.geometry, name) for name in PoolGeometry.__struct_fields__}
+        )
+    except ValueError as error:
+        raise ConfigError(f"the peer's KV geometry makes no sense: {error}") from error
+    ranks = tuple(
+        RankPool(rank.rank, rank.checksum, {export.backend: dict(export.fields) for export in rank.exports})
+        for rank in pb.ranks
+    )
+    return PoolInfo(pb.epoch, pb.layout_hash, geometry, ranks, dict(pb.board), pb.arithmetic)
+
+
+def encode(data: bytes) -> bytes:
+    """FetchResponse(data=data), serialized. `data` is not empty."""
+    size, length = len(data), bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return b"".join((_TAG, length, data))
+
+
+def decode(message: bytes) -> memoryview:
+    """The data of a serialized FetchResponse, not copied. Raises TransferFailed for any other message."""
+    size, at, more = 0, 1, message[:1] == _TAG
+    while more and at < min(len(message), 6):
+        byte = message[at]
+        size |= (byte & 0x7F) << 7 * (at - 1)
+        at, more = at + 1, byte > 0x7F
+    if more or at + size != len(message):
+        raise TransferFailed("the owner of the pages sent something that is no chunk of them")
+    return memoryview(message)[at:]
