@@ -57,9 +57,17 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        _let_logs_reach_the_root()
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         gc.enable()
+
+
+def _let_logs_reach_the_root() -> None:
+    """Torch has forty that keep theirs: pytest would listen to each of them, anew for every part of a test."""
+    for logger in list(logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
