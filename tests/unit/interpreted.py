@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 _patch_tensor = interpreter._patch_lang_tensor
@@ -33,6 +34,12 @@ _patched: set[ModuleType] = set()
 _blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
 _tensors: dict[str, dict[str, Any]] = {}
 _dtypes: dict[str, np.dtype[Any]] = {}
+_operands = TritonSemantic.binary_op_type_checking_impl
+_numbers: dict[tuple[Any, ...], Any] = {}
+_unwrap = tl.core._unwrap_if_constexpr
+_PLAIN = ("int1", "int32", "int64", "fp32")
+_MOST_NUMBERS = 4096
+_CHECKED = tl.core.builtin(lambda: None).__code__
 
 
 class _Scope(interpreter._LangPatchScope):
@@ -103,6 +110,45 @@ def _numpy_dtype(type: tl.dtype) -> np.dtype[Any]:
     return _dtypes[type.name]
 
 
+def _as_operands(semantic: Any, left: Any, right: Any, *flags: bool, **named: bool) -> Any:
+    """Of one type already, or beside a number, of which a block was made before."""
+    if type(left) is not tl.tensor or not isinstance(semantic.builder, interpreter.InterpreterBuilder):
+        return _operands(semantic, left, right, *flags, **named)
+    if left.dtype.name in _PLAIN:
+        if type(right) is tl.tensor and right.type.name == left.type.name:
+            return left, right
+        if type(right) in (int, float):
+            key = left.type.name, repr(right), flags, *named.items()
+            if key not in _numbers:
+                same, block = _operands(semantic, left, right, *flags, **named)
+                if same is not left or len(_numbers) == _MOST_NUMBERS:
+                    return same, block
+                _numbers[key] = block
+            return left, _numbers[key]
+    return _operands(semantic, left, right, *flags, **named)
+
+
+def _unwrap_quickly(value: Any) -> Any:
+    kind = type(value)
+    if kind is tl.constexpr:
+        return value.value
+    return value if kind is tl.tensor or kind is int else _unwrap(value)
+
+
+def _patch_member(
+    owner: Any, name: str, member: Callable[..., Any], builder: Any, scope: interpreter._LangPatchScope
+) -> None:
+    """As the interpreter does, without its own test of what it passes."""
+    if getattr(member, "__code__", None) is _CHECKED:
+        member = member.__wrapped__  # type: ignore[attr-defined]
+
+    def call(*args: Any, **named: Any) -> Any:
+        named["_semantic"] = interpreter.interpreter_semantic
+        return member(*args, **named)
+
+    scope.set_attr(owner, name, call)
+
+
 def _execute_alone(kernel: interpreter.GridExecutor, *args: Any, **kwargs: Any) -> None:
     with _turn:
         _execute(kernel, *args, **kwargs)
@@ -117,5 +163,8 @@ def install() -> None:
     interpreter._patch_lang_tensor = _patch_with_index
     interpreter._patch_lang = _patch_once
     interpreter.GridExecutor.__call__ = _execute_alone
+    interpreter._patch_attr = _patch_member
+    TritonSemantic.binary_op_type_checking_impl = _as_operands
+    tl.core._unwrap_if_constexpr = _unwrap_quickly
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
