@@ -64,7 +64,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def _let_logs_reach_the_root() -> None:
-    """Torch has forty that keep theirs: pytest would listen to each of them, anew for every part of a test."""
+    """Torch has forty that keep theirs: pytest would listen to each, anew for every part of a test."""
     for logger in list(logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger):
             logger.propagate = True

@@ -81,9 +81,10 @@ def _calls_of(template: ChatTemplate, parser: str) -> tuple[ToolFormat | None, t
     if parser == NONE:
         return None, styles[0]
     formats = [named] if named else list(TOOL_FORMATS.values())
-    for style in styles:
-        for format in formats:
-            if _writes(template, format, *style):
+    with contextlib.suppress(InvalidRequest, TooManySteps):
+        prompt = template.render([_QUESTION], tools=_TOOLS)
+        for style, format in itertools.product(styles, formats):
+            if _writes(template, prompt, format, *style):
                 detected = _format_of_template(template) if format.opener else None
                 return detected or format, style
     return named or _format_of_template(template), styles[0]
@@ -111,12 +112,13 @@ def _shows_tools(template: ChatTemplate) -> bool:
     return False
 
 
-def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no_content: Any) -> bool:
-    """Whether the template writes a call in this format if it gets it in this way."""
+def _writes(
+    template: ChatTemplate, prompt: str, format: ToolFormat, text_arguments: bool, no_content: Any
+) -> bool:
+    """Whether the template writes a call in this format, after its `prompt`, if it gets it in this way."""
     arguments = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
     answer = _answer(format, arguments, no_content)
     try:
-        prompt = template.render([_QUESTION], tools=_TOOLS)
         whole = template.render([_QUESTION, answer], tools=_TOOLS, add_generation_prompt=False)
     except (InvalidRequest, TooManySteps):
         return False

@@ -41,7 +41,10 @@ async def flush(worker: RealWorker, wait_s: float = 0.0) -> int:
         return await InfoClient(channel).flush_cache(wait_s)
 
 
-@pytest.mark.parametrize("roles", [(BOTH, BOTH), SPLIT], ids=["unified", "split"])
+@pytest.mark.parametrize(
+    "roles",
+    [pytest.param((BOTH, BOTH), id="unified", marks=pytest.mark.slow), pytest.param(SPLIT, id="split")],
+)
 async def test_a_prompt_that_comes_again_is_computed_again(
     config: EngineConfig,
     tmp_path: Path,

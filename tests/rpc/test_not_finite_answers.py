@@ -71,7 +71,9 @@ async def check_it_fails_by_name(http: httpx.AsyncClient) -> None:
         assert stream.json()["error"]["code"] == "logits_not_finite"
 
 
-@pytest.mark.parametrize("ill", ["unified", "prefill", "decode", "all"])
+@pytest.mark.parametrize(
+    "ill", ["unified", *(pytest.param(ill, marks=pytest.mark.slow) for ill in ("prefill", "all")), "decode"]
+)
 async def test_the_error_is_the_same_in_every_layout(config: EngineConfig, tmp_path: Path, ill: str) -> None:
     """With another worker left that could try the prompt again: it would only cost twice as much."""
     roles = (BOTH,) if ill == "unified" else SPLIT

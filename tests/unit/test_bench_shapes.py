@@ -35,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return path / "model", path / "head"
 
 
-@pytest.mark.parametrize("size", [2048, 128256])
+@pytest.mark.parametrize("size", [2048, pytest.param(128256, marks=pytest.mark.slow)])
 def test_every_id_is_a_token_and_any_text_comes_back(size: int) -> None:
     tokenizer = Tokenizer(hf := shapes.invented_tokenizer(size))
     assert hf.get_vocab_size() == len(hf.get_vocab()) == size

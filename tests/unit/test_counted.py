@@ -91,7 +91,10 @@ def test_one_more_message_per_step_of_an_engine_is_seen(
     assert check(record, one_engine) == 1
 
 
-@pytest.mark.parametrize("operation", [torch.clone, lambda chosen: chosen[0].item()])
+@pytest.mark.parametrize(
+    "operation",
+    [torch.clone, pytest.param(lambda chosen: chosen[0].item(), id="item", marks=pytest.mark.slow)],
+)
 def test_one_more_operation_per_step_is_seen(
     operation: Callable[[torch.Tensor], object],
     record: Path,

@@ -90,7 +90,7 @@ def test_noise_is_gumbel_and_finite() -> None:
 # --- the joint law of three tokens, emitted by speculative rounds ------------------------------------------
 
 TOY = 7
-SEEDS = 110_000
+SEEDS = 50_000
 DEPTH = 4  # of the deepest node below
 START = (0, 0)
 
