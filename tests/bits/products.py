@@ -73,7 +73,7 @@ class ProductRows:
         skinny.linear(plain, self._weight, wide, launch)
         parts = skinny.linear_parts(plain, self._weight, launch)
         sums = torch.zeros(parts, skinny.MAX_ROWS, device=self._device)
-        skinny.linear(plain, self._weight, rows, launch, rows, sums)
+        skinny.linear(plain, self._weight, rows, launch, skinny.LinearEnd(rows, sums))
         return torch.cat((wide, rows.float(), scale_of(sums[:, :m], self.product.n)), dim=1)
 
     def _gated(

@@ -262,7 +262,7 @@ def added(
 ) -> None:
     """`o`, as narrow steps add it. `into`: what it reads, the residual, and its sums of squares."""
     cut, (x, residual, sums) = replace(launch, tiles={("linear", m, HIDDEN, HIDDEN): tile}), into
-    skinny.linear(skinny.SkinnyInput(x), weight, residual, cut, residual, sums)
+    skinny.linear(skinny.SkinnyInput(x), weight, residual, cut, skinny.LinearEnd(residual, sums))
 
 
 def o_by_tiles(matrices: list[torch.Tensor], launch: skinny.ProductLaunch) -> Iterator[Record]:

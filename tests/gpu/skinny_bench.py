@@ -96,9 +96,8 @@ class Rows:
         sums = torch.empty(
             skinny.linear_parts(plain, weight, launch), skinny.MAX_ROWS, dtype=torch.float32, device="cuda"
         )
-        return partial(
-            skinny.linear, plain, weight, torch.empty_like(self.x[HIDDEN]), launch, self.x[HIDDEN], sums
-        )
+        end = skinny.LinearEnd(self.x[HIDDEN], sums)
+        return partial(skinny.linear, plain, weight, torch.empty_like(self.x[HIDDEN]), launch, end)
 
     def expected(self, product: Product, weight: torch.Tensor) -> torch.Tensor:
         """What the call writes (of qkv: the queries), by plain torch in float32."""
@@ -152,10 +151,10 @@ class Chain:
             source = skinny.SkinnyInput(x, sums, EPS)
             skinny.qkv_rope(source, skinny.QkvWeights(qkv), rows.q, rows.rotation, rows.kv(i), launch)
             middle = self._sums[0, : skinny.linear_parts(attended, o, launch)]
-            skinny.linear(attended, o, x, launch, x, middle)
+            skinny.linear(attended, o, x, launch, skinny.LinearEnd(x, middle))
             skinny.gated(skinny.SkinnyInput(x, middle, EPS), gate_up, rows.inner, launch)
             sums = self._sums[1, : skinny.linear_parts(inner, down, launch)]
-            skinny.linear(inner, down, x, launch, x, sums)
+            skinny.linear(inner, down, x, launch, skinny.LinearEnd(x, sums))
 
     def plain(self) -> None:
         """The same by torch.mm and torch's own small operations."""

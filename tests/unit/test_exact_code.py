@@ -54,7 +54,7 @@ def products() -> None:
             launch = cut_by(shared, DEEP, [ProductTile(64, depth, 4, 3, split)] * 4)
             source = skinny.SkinnyInput(x)
             sums = empty(skinny.linear_parts(source, weight, launch), 128, dtype=torch.float32)
-            skinny.linear(source, weight, out, launch, out, sums)
+            skinny.linear(source, weight, out, launch, skinny.LinearEnd(out, sums))
 
 
 def wide() -> None:

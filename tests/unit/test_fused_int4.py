@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eyas.engine.formats.dense import DenseProjection
 from eyas.engine.formats.int4 import Int4Projection
+from eyas.engine.models.ops.device import DeviceOps
+from eyas.engine.models.ops.few_rows import FewRows
 from tests.unit.families import write_family
 from tests.unit.packed_formats import PACKINGS, write_packed
 from tests.unit.test_models_fused import FIRST, same_forwards
@@ -33,3 +36,20 @@ def test_columns_in_an_order_of_their_own_are_widened(tmp_path: Path) -> None:
     write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS["gptq, by activations"])
     model = same_forwards(tmp_path / "packed", FEW)
     assert {each for layer in model.layers for each in layer.formats} == {DenseProjection}
+
+
+def test_norms_need_no_kernel_behind_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product before leaves its rows with the next norm's gain."""
+    calls: list[str] = []
+    for kind, name in ((DeviceOps, "_finished"), (FewRows, "embed")):
+        plain = getattr(kind, name)
+
+        def counted(*args: Any, name: str = name, plain: Any = plain, **named: Any) -> Any:
+            calls.append(name)
+            return plain(*args, **named)
+
+        monkeypatch.setattr(kind, name, counted)
+    write_family(tmp_path / "plain", "llama", std=0.08, **SIZES)
+    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS["gptq"])
+    same_forwards(tmp_path / "packed", FEW)
+    assert calls.count("_finished") == calls.count("embed") > 0

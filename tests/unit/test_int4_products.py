@@ -46,7 +46,7 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=2e-3)
 
 
-def launch(kind: str, weight: Int4Weight, tile: ProductTile, padded: int = 16) -> skinny.ProductLaunch:
+def launch(kind: str, weight: Int4Weight, tile: ProductTile, padded: int = 8) -> skinny.ProductLaunch:
     shared = skinny.ProductLaunch.on(DEVICE, pdl=PDL)
     return replace(shared, tiles={(f"int4 {kind}", padded, *weight.shape): tile})
 
@@ -68,14 +68,17 @@ def test_widened(group: int, asymmetric: bool) -> None:
 def test_linear(group: int, asymmetric: bool, tile: ProductTile) -> None:
     k = 640 if group <= 128 and tile.split == 1 else 512
     weight, wide = matrix(64, k, group, asymmetric)
-    x, residual = rows(3, k), rows(4, 64)
-    shared, source = launch("linear", weight, tile), skinny.SkinnyInput(x)
+    m, padded = (3, 8) if tile.split == 1 else (12, 16)
+    x, residual, gain = rows(m, k), rows(m + 1, 64), rows(1, 64)[0]
+    shared, source = launch("linear", weight, tile, padded), skinny.SkinnyInput(x)
     parts = skinny.linear_parts(source, weight, shared)
     sums, out = torch.empty(parts, skinny.MAX_ROWS, device=DEVICE), residual.clone()
-    skinny.linear(source, weight, out[:3], shared, out[:3], sums)
-    close(out[:3], x.double() @ wide.t() + residual[:3].double())
-    assert torch.equal(out[3], residual[3])
-    torch.testing.assert_close(sums[:, :3].sum(0), out[:3].float().square().sum(1))
+    gained = torch.empty_like(residual[:m])
+    skinny.linear(source, weight, out[:m], shared, skinny.LinearEnd(out[:m], sums, gain, gained))
+    close(out[:m], x.double() @ wide.t() + residual[:m].double())
+    assert torch.equal(out[m], residual[m])
+    assert torch.equal(gained, out[:m] * gain)
+    torch.testing.assert_close(sums[:, :m].sum(0), out[:m].float().square().sum(1))
 
 
 @pytest.mark.parametrize("tile", [replace(each, columns=128) for each in TILES])

@@ -80,7 +80,7 @@ def test_linear_adds_the_residual_and_leaves_sums(m: int, dtype: torch.dtype, ti
     source, parts = skinny.SkinnyInput(x), n // tile.columns
     assert skinny.linear_parts(source, weight, shared) == parts
     sums = torch.full((parts, skinny.MAX_ROWS), UNWRITTEN, device=DEVICE)
-    skinny.linear(source, weight, rows[:m], shared, rows[:m], sums)
+    skinny.linear(source, weight, rows[:m], shared, skinny.LinearEnd(rows[:m], sums))
     close(rows[:m], expected, dtype)
     assert torch.equal(rows[m], last)
     close(sums[:, :m], sums_of(rows[:m], parts)[:, :m].double(), torch.float32)
@@ -197,7 +197,9 @@ def test_what_lies_behind_the_rows_changes_nothing(tile: ProductTile) -> None:
     sums = torch.full((n // tile.columns, skinny.MAX_ROWS), UNWRITTEN, device=DEVICE)
     found, expected = (torch.empty(m, n, device=DEVICE) for _ in range(2))
     skinny.linear(skinny.SkinnyInput(rows), weight, expected, launch("linear", 16, weight, tile))
-    skinny.linear(skinny.SkinnyInput(x), weight, found, launch("linear", 16, weight, tile), sums=sums)
+    skinny.linear(
+        skinny.SkinnyInput(x), weight, found, launch("linear", 16, weight, tile), skinny.LinearEnd(sums=sums)
+    )
     assert torch.equal(found, expected)
     close(sums[:, :m], sums_of(found, len(sums))[:, :m].double(), torch.float32)
     assert (sums[:, m:] == UNWRITTEN).all()
@@ -231,9 +233,15 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="out"):
         skinny.linear(skinny.SkinnyInput(x), weight, torch.empty(1, 32, device=DEVICE), shared)
     with pytest.raises(ValueError, match="residual"):
-        skinny.linear(skinny.SkinnyInput(x), weight, out, shared, out[:1])
+        skinny.linear(skinny.SkinnyInput(x), weight, out, shared, skinny.LinearEnd(out[:1]))
     with pytest.raises(ValueError, match="sums"):
-        skinny.linear(skinny.SkinnyInput(x), weight, out, shared, sums=torch.empty(9, 64, device=DEVICE))
+        skinny.linear(
+            skinny.SkinnyInput(x),
+            weight,
+            out,
+            shared,
+            skinny.LinearEnd(sums=torch.empty(9, 64, device=DEVICE)),
+        )
     with pytest.raises(ValueError, match="no skinny product"):
         skinny.linear(skinny.SkinnyInput(random(129, 64)), weight, out, shared)
     with pytest.raises(ValueError, match="no skinny product"):
@@ -260,7 +268,7 @@ def recipe() -> None:
         tiles = {(kind, 64, k, k): cut for kind in ("linear", "gated", "qkv", "heads")}
         shared = replace(skinny.ProductLaunch.on("meta", pdl=True), tiles=tiles)
         left = torch.empty(k // cut.columns, 128, device="meta")
-        skinny.linear(skinny.SkinnyInput(x), weight, out, shared, out, left)
+        skinny.linear(skinny.SkinnyInput(x), weight, out, shared, skinny.LinearEnd(out, left))
         inner = torch.empty(m, k // 2, dtype=x.dtype, device="meta")
         skinny.gated(source, weight, inner, shared)
         q_out = torch.empty(m, 2, dim, dtype=x.dtype, device="meta")

@@ -76,12 +76,14 @@ def launches(config: EngineConfig) -> None:
 
 
 def _keep_one_of_each(model: DecoderModel[Any]) -> None:
-    """The first layer, and the first of each kind among the others: these launch all that the rest does."""
+    """The first layer, the first of each kind among the others, and the last, which no other reads: these
+    launch all that the rest does.
+    """
     if not isinstance(model, Decoder):
         return
     each = [(spec, layer.formats) for spec, layer in zip(model.config.layers, model.layers, strict=True)]
     kinds = dict(reversed([*zip(each, range(model.config.num_layers), strict=True)][1:]))
-    model.layers = [model.layers[i] for i in (0, *sorted(kinds.values()))]
+    model.layers = [model.layers[i] for i in sorted({0, *kinds.values(), model.config.num_layers - 1})]
 
 
 class _AbsentGroup(ProcessGroup):

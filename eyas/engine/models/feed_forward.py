@@ -29,6 +29,12 @@ Gains = tuple[Gain | None, torch.Tensor | None]
 
 Norm = row_kernels.NormInput | LayerNorm | None
 
+
+def gain_left(norm: Norm) -> torch.Tensor | None:
+    """The gain that a norm has because the weights behind it cannot take it; rows rounded in FP8 aside."""
+    return norm.gain if isinstance(norm, row_kernels.NormInput) and norm.rounding is None else None
+
+
 GATES = {
     "silu": GateActivation(),
     "gelu_tanh": GateActivation(gelu=True),
@@ -83,6 +89,10 @@ class GatedFeedForward(Generic[ProjectionT]):
         activation = activation_of(blocks, spec, prefix)
         self._gated = GatedPart(gate_up, activation, gate_of(spec, down), fused, bias)
         self._down = OutPart(down, down_bias, post, layer.residual_scale)
+
+    def read_by(self, norm: Norm) -> None:
+        """Names the norm that reads what `add` gives."""
+        self._down = replace(self._down, gain=gain_left(norm))
 
     def inner(self, residual: Any, ops: Ops[Any, Any, Any]) -> tuple[Any, Any]:
         """What it makes of the residual up to its last product; and the residual."""

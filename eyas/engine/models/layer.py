@@ -20,7 +20,7 @@ from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.norm import Gain, LayerNorm, load_gain, load_norm
 from eyas.engine.models.experts_apart import ExpertsApart
-from eyas.engine.models.feed_forward import GatedFeedForward, Mixture
+from eyas.engine.models.feed_forward import GatedFeedForward, Mixture, gain_left
 from eyas.engine.models.heads_attention import HeadsAttention
 from eyas.engine.models.latent_attention import LatentMixer
 from eyas.engine.models.ops.base import Ops
@@ -84,6 +84,13 @@ class DecoderLayer(Generic[ProjectionT]):
             self._feed_forward = GatedFeedForward(blocks, spec, f"{prefix}.mlp", gains)
         self._tokens = TokenHalf(blocks, spec, prefix) if spec.token_width else None
         self._number = blocks.weights.take(f"{prefix}.layer_scalar", (1,)) if spec.scaled else None
+        if isinstance(self._feed_forward, GatedFeedForward) and not spec.parallel:
+            self._out = replace(self._out, gain=gain_left(self._feed_forward.norm))
+
+    def read_by(self, norm: row_kernels.NormInput | LayerNorm | None) -> None:
+        """Names the norm that reads the residual behind this layer, before the layer is called."""
+        if isinstance(self._feed_forward, GatedFeedForward) and self._tokens is self._number is None:
+            self._feed_forward.read_by(norm)
 
     @property
     def mixing(self) -> tuple[AnyProjection, ...]:
@@ -137,7 +144,7 @@ class DecoderLayer(Generic[ProjectionT]):
 
 def load_layers(blocks: Blocks[ProjectionT]) -> list[DecoderLayer[ProjectionT]]:
     """The layers of a target."""
-    return [load_layer(blocks, i, f"model.layers.{i}") for i in range(blocks.config.num_layers)]
+    return _in_turn([load_layer(blocks, i, f"model.layers.{i}") for i in range(blocks.config.num_layers)])
 
 
 def load_layer(blocks: Blocks[ProjectionT], number: int, prefix: str) -> DecoderLayer[ProjectionT]:
@@ -149,7 +156,15 @@ def load_layer(blocks: Blocks[ProjectionT], number: int, prefix: str) -> Decoder
 def head_layers(blocks: Blocks[ProjectionT], gain: Gain | None) -> list[DecoderLayer[ProjectionT]]:
     """The layers of a draft head whose first layer reads rows that are given; `gain` as of `DecoderLayer`."""
     first = DecoderLayer(blocks, blocks.config.layers[0], "layers.0", gain)
-    return [first, *(load_layer(blocks, i, f"layers.{i}") for i in range(1, blocks.config.num_layers))]
+    rest = (load_layer(blocks, i, f"layers.{i}") for i in range(1, blocks.config.num_layers))
+    return _in_turn([first, *rest])
+
+
+def _in_turn(layers: list[DecoderLayer[ProjectionT]]) -> list[DecoderLayer[ProjectionT]]:
+    """Layers each of which is read by the next."""
+    for layer, after in pairwise(layers):
+        layer.read_by(after.norm)
+    return layers
 
 
 def run_layers(

@@ -50,6 +50,7 @@ MAX_ROWS = SUMS_WIDTH.value
 """Rows of the tallest product, and columns of every tensor of sums."""
 
 _LINE_BYTES = 128
+_FEWEST_ROWS = 8  # that the matrix unit multiplies
 _LEAST_SLOTS = 64  # sums are read as one block of at least this many parts: their number may vary
 
 
@@ -80,6 +81,29 @@ class ProductLaunch:
         partials = torch.empty(MOST_SHARES * MAX_ROWS, dtype=torch.float32, device=device)
         tickets = torch.zeros(MOST_SHARES, dtype=torch.int32, device=device)
         return cls(partials, tickets, pdl, exact=exact)
+
+
+@dataclass(frozen=True)
+class LinearEnd:
+    """The rest of `linear` behind its product: `residual` [m, n] is added; `sums`, float32
+    [linear_parts(...), 128], receives for each tile of columns (exact: group of them) the rows' sums of
+    squares (of what was rounded); `gained` [m, n] receives the rows times `gain` [n], rounded again.
+    """
+
+    residual: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
+    gain: torch.Tensor | None = None
+    gained: torch.Tensor | None = None
+
+    def check(self, m: int, plan: ProductPlan) -> None:
+        """Raises ValueError for shapes that do not fit."""
+        for name, tensor in (("residual", self.residual), ("gained", self.gained)):
+            if tensor is not None:
+                _expect(name, tensor, m, plan.n)
+        if self.sums is not None:
+            _expect("sums", self.sums, plan.n // plan.group, MAX_ROWS)
+        if self.gain is not None:
+            _expect("gain", self.gain, plan.n)
 
 
 SkinnyWeight = torch.Tensor | Int4Weight
@@ -157,23 +181,18 @@ def linear(
     weight: SkinnyWeight,
     out: torch.Tensor,
     launch: ProductLaunch,
-    residual: torch.Tensor | None = None,
-    sums: torch.Tensor | None = None,
+    end: LinearEnd | None = None,
 ) -> None:
     """out [m, n] = source . weight [n, k]^T (+ residual [m, n]), rounded once to out's dtype.
 
-    `sums` float32 [linear_parts(...), 128] receives, for each tile of columns (exact: group of them), the
-    rows' sums of squares (of what was rounded). `out` may be `residual`. Raises ValueError for shapes that
-    do not fit.
+    `out` may be the residual of `end`. Raises ValueError for shapes that do not fit.
     """
-    plan = _plan("linear", source, weight, weight.shape[0], launch)
+    plan, end = _plan("linear", source, weight, weight.shape[0], launch), end or LinearEnd()
     _expect("out", out, source.x.shape[0], plan.n)
-    if residual is not None:
-        _expect("residual", residual, source.x.shape[0], plan.n)
-    if sums is not None:
-        _expect("sums", sums, plan.n // plan.group, MAX_ROWS)
+    end.check(source.x.shape[0], plan)
     read = _read(source.x, weight, plan, (1, 1), [plan.columns])
-    args = (*read, out, residual, source.sums, sums, launch.partials, launch.tickets)
+    ends = (end.residual, source.sums, end.sums, end.gain, end.gained)
+    args = (*read, out, *ends, launch.partials, launch.tickets)
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 
 
@@ -251,6 +270,8 @@ def _plan(
         if source.x.dtype != weight.dtype:
             raise ValueError(f"no product of packed {weight.dtype} with {source.x.dtype}")
         unit, scaled = weight.unit, weight.group
+        if m <= _FEWEST_ROWS and not launch.exact:
+            shape = replace(shape, rows=_FEWEST_ROWS)
         tile = packed_tile_for(shape, unit, itemsize, launch.tiles, exact=launch.exact)
         if launch.exact and not weight.is_exact(tile.split):
             raise ValueError(f"no exact product of {tuple(weight.shape)} in {tile.split} stretches")

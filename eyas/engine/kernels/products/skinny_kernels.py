@@ -132,10 +132,12 @@ class FusedHeads:
 
 @kernel(do_not_specialize=["m", "parts"])
 def linear_kernel(
-    x, weight, weights, scales, zeros, out, residual, sums, sums_out, partials, tickets, m, parts,
-    plan: tl.constexpr,
+    x, weight, weights, scales, zeros, out, residual, sums, sums_out, gain, gained, partials, tickets, m,
+    parts, plan: tl.constexpr,
 ):  # fmt: skip
-    """out [m, n] = normalised x . weight^T, plus `residual`; `sums_out`: the squares of its rows, by tile."""
+    """out [m, n] = normalised x . weight^T, plus `residual`; `sums_out`: the squares of its rows, by tile;
+    `gained`: its rows times `gain`.
+    """
     tile = tl.program_id(0)
     row = tl.arange(0, plan.rows)
     column = tile * plan.columns + tl.arange(0, plan.columns)
@@ -168,6 +170,9 @@ def linear_kernel(
             _leave_groups(sums_out, wide * wide, m, plan)
         else:
             tl.store(sums_out + tile * SUMS_WIDTH + row, tl.sum(wide * wide, 1), mask=row < m)
+    if gained is not None:
+        times = y.to(tl.float32) * tl.load(gain + column).to(tl.float32)[None, :]
+        tl.store(gained + place, times.to(gained.dtype.element_ty), mask=row[:, None] < m)
 
 
 @kernel(do_not_specialize=["m", "parts"])

@@ -14,13 +14,16 @@ _NARROWEST = 16  # the side of the smallest matrix instruction
 MOST_SHARES = 32768
 """Columns times split of any product whose k is split: with 128 rows, 16 MiB of partial results."""
 
+_TALLEST = 128  # rows of a product
+
 
 @dataclass(frozen=True)
 class ProductShape:
     """One product: out [rows, n] = x [rows, k] . weight [n, k]^T.
 
     `kind` is linear, gated, qkv or heads (qkv of which a tile is one head, see `skinny.qkv_kind`); `rows`
-    is padded (16, 32, 64, 128); `span`: a tile's columns divide it, and are it where a tile is one head.
+    is padded (16, 32, 64, 128; of an `Int4Weight` also 8); `span`: a tile's columns divide it, and are it
+    where a tile is one head.
     """
 
     kind: str
@@ -88,6 +91,12 @@ MEASURED: Table = {
 
 
 MEASURED_INT4: Table = {
+    ("int4 gated", 8, 28672, 4096): ProductTile(columns=128, depth=256, warps=4, stages=3, split=2, ahead=64),
+    ("int4 linear", 8, 4096, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4),
+    ("int4 linear", 8, 4096, 14336): ProductTile(
+        columns=128, depth=256, warps=4, stages=3, split=8, ahead=64
+    ),
+    ("int4 qkv", 8, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4, ahead=128),
     ("int4 gated", 16, 28672, 4096): ProductTile(columns=128, depth=256, warps=4, stages=4, ahead=64),
     ("int4 gated", 32, 28672, 4096): ProductTile(columns=128, depth=256, warps=4, stages=3, ahead=64),
     ("int4 linear", 16, 4096, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4),
@@ -147,7 +156,7 @@ def packed_tile_for(
     key = f"int4 {shape.kind}", shape.rows, shape.n, shape.k
     tile, step = table.get(key) or _packed_rule(shape), 4 * unit
     split = min(tile.split, -(-shape.k // step))
-    if split * shape.n > MOST_SHARES:
+    if split * shape.n * shape.rows > MOST_SHARES * _TALLEST:
         split = 1
     if exact:
         split = stretches_of(shape)

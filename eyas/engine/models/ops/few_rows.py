@@ -23,11 +23,20 @@ from eyas.engine.parallel.group import ProcessGroup
 
 
 @dataclass(frozen=True)
+class GainedRows:
+    """Rows [m, hidden] times a norm's gain [hidden], rounded: for a product whose weight has not got it."""
+
+    x: torch.Tensor
+    gain: torch.Tensor
+
+
+@dataclass(frozen=True)
 class NarrowRows:
     """The residual rows [m, hidden], and parts of their squares' sums, float32 [parts, 128]."""
 
     x: torch.Tensor
     sums: torch.Tensor | None = None
+    gained: GainedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         if (matrix := part.projection.matrix) is None or apart:
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
-        return self._summed(skinny.SkinnyInput(x), matrix, residual.x)
+        return self._summed(skinny.SkinnyInput(x), matrix, residual.x, part.gain)
 
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
@@ -144,9 +153,15 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         )
 
     def _source(self, read: SourceRead) -> skinny.SkinnyInput:
-        """The rows for a product that norms them; or normed ones, where the weights have no gain in them."""
-        left = read.norm is not None and read.norm.gain is not None
-        return skinny.SkinnyInput(self.normed(read).plain) if left else read.source
+        """The rows for a product that norms them; or normed ones, where neither the weights nor the rows
+        have the gain in them.
+        """
+        gained, norm = read.rows.gained, read.norm
+        if norm is None or norm.gain is None:
+            return read.source
+        if gained is not None and gained.gain is norm.gain:
+            return skinny.SkinnyInput(gained.x, read.rows.sums, norm.eps)
+        return skinny.SkinnyInput(self.normed(read).plain)
 
     def _product(
         self, source: skinny.SkinnyInput, matrix: skinny.SkinnyWeight, bias: torch.Tensor | None
@@ -156,14 +171,25 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return out if bias is None else out.add_(bias)
 
     def _summed(
-        self, source: skinny.SkinnyInput, matrix: skinny.SkinnyWeight, rows: torch.Tensor | None = None
+        self,
+        source: skinny.SkinnyInput,
+        matrix: skinny.SkinnyWeight,
+        rows: torch.Tensor | None = None,
+        gain: torch.Tensor | None = None,
     ) -> NarrowRows:
-        """The product, plus `rows` if they are given, and the sums of its squares."""
+        """The product, plus `rows` if they are given, the sums of its squares, and it times `gain`.
+
+        float16 has no room for that, and exact arithmetic norms many rows before it multiplies them.
+        """
         launch = self.step.context.launch
         out = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
         sums = self._room_for_sums(skinny.linear_parts(source, matrix, launch), out)
-        skinny.linear(source, matrix, out, launch, rows, sums)
-        return NarrowRows(out, sums)
+        if gain is None or launch.exact or out.dtype == torch.float16:
+            skinny.linear(source, matrix, out, launch, skinny.LinearEnd(rows, sums))
+            return NarrowRows(out, sums)
+        gained = skinny.empty_padded(*out.shape, like=out)
+        skinny.linear(source, matrix, out, launch, skinny.LinearEnd(rows, sums, gain, gained))
+        return NarrowRows(out, sums, GainedRows(gained, gain))
 
     @staticmethod
     def _room_for_sums(parts: int, like: torch.Tensor) -> torch.Tensor:

@@ -87,7 +87,8 @@ class OutPart(Generic[ProjectionT]):
     """A product whose result is added to the residual, times `scale`; with `post`, the norm of that with this
     gain.
 
-    `one_way`: in exact arithmetic forwards of few rows are no others, so its bits have no pattern to follow.
+    `gain`: of the norm that reads the sum next, if the weights behind it have not got it. `one_way`: in exact
+    arithmetic forwards of few rows are no others, so its bits have no pattern to follow.
     """
 
     projection: ProjectionT
@@ -95,6 +96,7 @@ class OutPart(Generic[ProjectionT]):
     post: torch.Tensor | None = None
     scale: float = 1.0
     one_way: bool = False
+    gain: torch.Tensor | None = None
 
     @property
     def bare(self) -> bool:
