@@ -25,13 +25,13 @@ from eyas.common.tokenizers.source import TOKENIZER_FILES, read_tokenizer, token
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
 from eyas.engine.checkpoint.methods import read_quantized
-from eyas.engine.checkpoint.sizes import page_bytes, weight_bytes
+from eyas.engine.checkpoint.sizes import groups_of, page_bytes, weight_bytes
+from eyas.engine.kv.groups import pages_of_longest
 from eyas.engine.models.keys import reading
 from eyas.engine.models.mtp_names import layer_count, prefixes_among
 from eyas.engine.models.table import read_model
 from gateway.text.sampling_defaults import sampling_defaults
 from gateway.text.tokenizer_files import load_chat_template
-from kv_transfer.layout import pages_for
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -144,12 +144,13 @@ class MemoryNeeds:
         sharers = 1 if on_cpu else config.dp_attention  # on a CPU they are of one machine
         kv = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         amount = weight_bytes(model, config.dtype, config.device, config.deterministic)
+        groups = groups_of(model, config)
         return cls(
             model=model_name(config.model),
             weights=amount.of_rank(ranks, sharers),
             shared=amount.as_stored,
-            page=page_bytes(model, config.page_size, kv, ranks),
-            longest=pages_for(model.context_length, config.page_size),
+            page=page_bytes(model, config.page_size, kv, ranks, groups),
+            longest=pages_of_longest(groups, model.context_length, config.page_size, 0),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.kv.groups import page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.base import Drafted
 from eyas.engine.models.decoder import Decoder
@@ -23,15 +25,24 @@ from eyas.engine.models.table import read_model
 class Rig:
     """A target over a pool of `pages` pages of `page_size` rows, filled with NaN: rows never written show.
 
-    `config`: instead of what the folder says.
+    `config`: instead of what the folder says. `grouped`: each group of layers has pages of its own.
     """
 
     def __init__(
-        self, folder: Path, config: ModelConfig | None = None, pages: int = 256, page_size: int = 16
+        self,
+        folder: Path,
+        config: ModelConfig | None = None,
+        pages: int = 256,
+        page_size: int = 16,
+        *,
+        grouped: bool = False,
     ) -> None:
         torch.set_num_threads(1)  # many test processes share the cores
         self.config = config or read_model(folder)
         shape = pool_shape(self.config, pages, page_size)
+        if grouped:
+            groups = self.config.kv_groups
+            shape = replace(shape, format=replace(shape.format, layers=page_layers(groups)), groups=groups)
         self.pool = KvPool(shape)
         self.pool.tensor.fill_(float("nan"))
         self.backend = torch_attention(self.config, shape)

@@ -40,7 +40,8 @@ class ExactAttention:
         self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling
     ) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
-        kv, out = PagedKv(layer, self.tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
+        tables = self.tables if rows.table is None else rows.table
+        kv, out = PagedKv(layer, tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
         first = sum(group.rows for group in rows.groups)
         rounds = partial(self._rounds, q, kv, rows, out)
         if rows.tiles is None:

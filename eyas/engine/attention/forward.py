@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -57,7 +57,7 @@ def build_batch(
 
 def _in_groups(spans: Sequence[QuerySpan], page_size: int, backend: AttentionBackend) -> Iterator[GroupRows]:
     for group in range(backend.groups):
-        own = [replace(span, pages=span.others[group - 1], others=()) for span in spans] if group else spans
+        own = [span.in_group(group) for span in spans] if group else spans
         kv_rows = [
             span.pages[row // page_size] * page_size + row % page_size
             for span in own

@@ -59,7 +59,8 @@ class PagedAttention:
         self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling
     ) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
-        kv, out = PagedKv(layer, self.tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
+        tables = self.tables if rows.table is None else rows.table
+        kv, out = PagedKv(layer, tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
         if not rows.groups:
             self._chunks(q, kv, rows, out)
         elif rows.tiles is None:

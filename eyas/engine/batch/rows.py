@@ -38,7 +38,9 @@ class ForwardRows:
     row, its logical row, number of rows). `planned`: the prompts' attention was last planned for these
     chunk rows. `singles`: sequences with one row each, whose rows follow those of `rounds`. `firsts` int32
     [slots]: each slot's first row that may be seen, what lies below it being anything (None: all rows may).
-    `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain.
+    `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain. `table` int32
+    [slots, most pages]: where the pages of these rows stand (None: where the attention looks by itself).
+    `others`: the same rows in further groups of layers, which differ in `kv_rows` and `table`.
     """
 
     tokens: torch.Tensor
@@ -50,6 +52,12 @@ class ForwardRows:
     singles: DecodeRows | None = None
     firsts: torch.Tensor | None = None
     depth: int = 0
+    table: torch.Tensor | None = None
+    others: tuple[ForwardRows, ...] = ()
+
+    def in_group(self, group: int) -> ForwardRows:
+        """The rows in a group of layers."""
+        return self.others[group - 1] if group else self
 
     @property
     def groups(self) -> list[DecodeRows]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class QuerySpan:
     below `start`. `paths` None means causal: query i is row start + i and sees all rows up to its own.
     Otherwise the queries are tree nodes: query i also sees the rows paths[i], of which the last is its own.
     `offset` is the RoPE position of logical row 0; it differs from 0 for a drafter's window that starts in
-    the middle of a sequence. `others`: its page tables in further groups of layers.
+    the middle of a sequence. `others`: its page tables in further groups of layers; none: `pages` is that of
+    every group.
     """
 
     pages: Sequence[int]
@@ -23,3 +24,7 @@ class QuerySpan:
     paths: tuple[tuple[int, ...], ...] | None = None
     offset: int = 0
     others: tuple[Sequence[int], ...] = ()
+
+    def in_group(self, group: int) -> QuerySpan:
+        """The span with the pages of a group of layers."""
+        return replace(self, pages=self.others[group - 1], others=()) if group and self.others else self

@@ -44,7 +44,7 @@ class TableSizes:
     """`slots`: with the padding slot. `max_pages`: per sequence. `width`: rows of the widest round.
 
     `context`: ids of a text that are kept. `endings`: ids that may end one output. `predicted`: ids that are
-    kept of a prediction and of the prompt's end before it.
+    kept of a prediction and of the prompt's end before it. `groups`: of layers that have pages of their own.
     """
 
     slots: int
@@ -53,6 +53,12 @@ class TableSizes:
     context: int = 1
     endings: int = MAX_STOP_TOKEN_IDS
     predicted: int = 1
+    groups: int = 1
+
+    @property
+    def page_tables(self) -> list[str]:
+        """The names of the tables of pages, one for each group of layers."""
+        return ["pages", *(f"pages_{group}" for group in range(1, self.groups))]
 
 
 class SlotTables:
@@ -93,6 +99,7 @@ class SlotTables:
             "endings": (torch.int32, sizes.endings),
             "bad_words": (torch.int32, MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS),  # each from its end, then -1
         }
+        columns |= {name: (torch.int32, sizes.max_pages) for name in sizes.page_tables[1:]}
         planes = {"mask": mask_words(nodes)}  # of all slots, one after the other; most trees need one
         self._places: dict[str, tuple[int, int]] = {}  # table -> (first word, words per slot)
         end = 0
@@ -105,7 +112,8 @@ class SlotTables:
             first, words = self._places[name]
             block = self.memory[first : first + sizes.slots * words * planes.get(name, 1)]
             view = block.view(dtype).view(-1, count)
-            setattr(self, name, view if name in _WIDE else view.view(-1))
+            setattr(self, name, view if name in _WIDE or name in sizes.page_tables else view.view(-1))
+        self.other_pages = [getattr(self, name) for name in sizes.page_tables[1:]]
         self.drafts.fill_(-1)
         chain = torch.arange(nodes, device=device)
         # A node sees none that is higher, so that the later words of the first 64 nodes are always 0, and who

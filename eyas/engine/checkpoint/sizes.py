@@ -10,12 +10,13 @@ import math
 import re
 from dataclasses import dataclass
 
+from eyas.common.config import EngineConfig
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import stored_tensors
 from eyas.engine.checkpoint.fp4 import Mxfp4Experts, Mxfp4Matrices
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.quantized import Fp8Config
-from eyas.engine.kv.groups import page_layers
+from eyas.engine.kv.groups import KvGroups, one_group, page_layers
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 _FP8 = "F8_E4M3"
@@ -97,13 +98,21 @@ def parameters(model: ModelConfig) -> WeightBytes:
     return WeightBytes(experts, ends + rest, ends)
 
 
-def page_bytes(model: ModelConfig, page_size: int, dtype: str, ranks: int = 1) -> int:
-    """One rank's part of a page of KV in every group of layers, with elements of `dtype`.
+def groups_of(model: ModelConfig, config: EngineConfig) -> KvGroups:
+    """The groups of a target's layers that have pages of their own in an engine: one, where none is freed."""
+    apart = config.dp_attention == 1 and not config.host_cache_gb
+    return model.kv_groups if apart else one_group(model.kv_format.layers)
+
+
+def page_bytes(
+    model: ModelConfig, page_size: int, dtype: str, ranks: int = 1, groups: KvGroups | None = None
+) -> int:
+    """One rank's part of a page of KV in each of the `groups` (None: the model's), with elements of `dtype`.
 
     Raises ConfigError if the ranks cannot divide its heads.
     """
-    groups, whole = model.kv_groups, model.kv_format.of_rank(ranks)
-    each = dataclasses.replace(whole, layers=page_layers(groups))
+    groups = groups or model.kv_groups
+    each = dataclasses.replace(model.kv_format.of_rank(ranks), layers=page_layers(groups))
     return len(groups) * each.page_bytes(page_size, ITEMSIZE[dtype])
 
 

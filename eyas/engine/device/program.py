@@ -7,7 +7,7 @@ The plain twin is `eyas.engine.loop.plain_runner` with `eyas.engine.loop.commit`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables, mask_words
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.attention.group_rows import in_group
 from eyas.engine.kernels.drafts import landing, paths
 from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.exchange import mailbox, row_ring
@@ -149,6 +150,9 @@ class StepProgram:
         rows = ForwardRows(
             part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles
         )
+        size, tables = state.pool.page_size, state.tables.other_pages
+        if tables:
+            rows = replace(rows, others=tuple(in_group(rows, table, size, state.pdl) for table in tables))
         taps = state.head.taps if state.head and (shape.drafts or state.tap) else ()
         x, self._tapped = state.model.forward(rows, state.pool, taps)
         self._rows = rows
@@ -254,7 +258,8 @@ class StepProgram:
         verdicts = round_kernels.RoundVerdicts(self._table, self._paths)
         round_kernels.verdict(batch, chosen, verdicts, state.synthetic)
         if state.trees:
-            paths.compact(batch, verdicts, state.pool.tensor)
+            for table in (state.tables.pages, *state.tables.other_pages):
+                paths.compact(batch, verdicts, state.pool.tensor, table)
         return verdicts
 
     def _land(self, chosen: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,7 +27,8 @@ class SlotOccupant:
 
     `drafted`: something is proposed for it inside the step. `verified`: there may be drafts from elsewhere in
     the step that is being launched. `ring`: where its features go. `polls`: how often it looks for drafts in
-    a mailbox. `waiting`: rows that plain rounds have left to the head.
+    a mailbox. `waiting`: rows that plain rounds have left to the head. `others`: as `pages`, by the names of
+    the further tables.
     """
 
     occupancy: int
@@ -39,6 +40,7 @@ class SlotOccupant:
     waiting: int = 0
     pages: int = 0
     grows: bool = False
+    others: dict[str, int] = field(default_factory=dict)
 
 
 class SlotTable:
@@ -154,7 +156,18 @@ class SlotTable:
         if occupant.pages < len(seq.pages):
             writes.put("pages", seq.slot, self._own(seq.pages[occupant.pages :]), start=occupant.pages)
             occupant.pages = len(seq.pages)
+        if len(seq.tables) > 1:
+            self._tell_others(work, occupant, writes)
         return joins
+
+    def _tell_others(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
+        """The pages of further groups of layers; those behind their windows are never read."""
+        names = self._state.tables.sizes.page_tables[1:]
+        for name, table in zip(names, work.seq.tables[1:], strict=True):
+            told = occupant.others.get(name, 0)
+            if told < len(table.pages):
+                writes.put(name, work.seq.slot, self._own(table.pages[told:]), start=told)
+                occupant.others[name] = len(table.pages)
 
     def _occupy(self, work: SequenceWork, writes: TableWrites) -> SlotOccupant:
         """The sequence takes its slot."""

@@ -85,6 +85,28 @@ def handle_pages(groups: KvGroups, rows: int, page_size: int) -> HandlePages:
     return HandlePages((len(groups) - len(ends)) * count, sum(ends))
 
 
+def most_of_window(group: KvGroup, page_size: int, rows_ahead: int) -> int:
+    """Pages of a windowed group that a sequence has at once, however long it is: the window's, those that the
+    next rounds write, and one more so that a prompt always goes on.
+    """
+    return pages_for(group.reach + rows_ahead, page_size) + 2
+
+
+def pages_of_length(groups: KvGroups, positions: int, page_size: int, rows_ahead: int) -> int:
+    """The pages of all groups that a sequence of `positions` pages in each may take, whatever of it is cached
+    or leased: a window before its cached prefix, the one that moves on, and one before its end.
+    """
+    each = (most_of_window(group, page_size, rows_ahead) for group in groups if group.windowed)
+    windowed = [min(positions, 3 * most) for most in each]
+    return (len(groups) - len(windowed)) * positions + sum(windowed)
+
+
+def pages_of_longest(groups: KvGroups, rows: int, page_size: int, rows_ahead: int) -> int:
+    """Pages of all layers, one of each group, that a sequence of `rows` tokens may take."""
+    pages = pages_of_length(groups, pages_for(rows + rows_ahead, page_size), page_size, rows_ahead)
+    return -(-pages // len(groups))
+
+
 def page_layers(groups: Iterable[KvGroup]) -> int:
     """The number of layers of a page."""
     return max(len(group.layers) for group in groups)

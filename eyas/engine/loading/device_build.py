@@ -226,13 +226,14 @@ def _lookup(loaded: EngineSpec, tables: SlotTables, drafter: DeviceDrafter | Non
 
 def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
     config = loaded.config
-    page_bytes = sum(loaded.with_pages(1).shape(group).page_bytes for group in groups)
-    proofs = page_bytes  # one page behind each pool
+    proofs = sum(loaded.with_pages(1).shape(group).page_bytes for group in groups)  # one behind each pool
+    page_bytes = len(loaded.groups) * proofs
     demand = MemoryDemand(
         page_bytes=page_bytes,
         page_size=config.page_size,
         context_length=loaded.target.context_length,
         rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
+        groups=loaded.groups,
         reserve=RESERVE_BYTES
         + loaded.target.vocab_size * _logit_bytes(loaded)
         + _exchanged_bytes(loaded)
@@ -285,6 +286,7 @@ def table_sizes(loaded: EngineSpec) -> TableSizes:
         context=loaded.target.context_length,
         endings=len(loaded.target.eos_token_ids) + MAX_STOP_TOKEN_IDS,
         predicted=words_predicted(loaded.target.context_length) if loaded.config.speculates else 1,
+        groups=1 if loaded.config.only_drafts else len(loaded.groups),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.common.errors import ConfigError
-from kv_transfer.layout import pages_for
+from eyas.engine.kv.groups import ONE_GROUP, KvGroups, pages_of_longest
 
 FEWEST_PAGES = 64
 
@@ -38,6 +38,7 @@ class MemoryDemand:
 
     `page_bytes`: one page in all pools together. `page_size`, `context_length`: tokens. `rows_ahead`: rows
     that a request may write beyond its last token. `reserve`: bytes for CUDA graphs and activations.
+    `groups`: of layers; a page is one of each.
     """
 
     page_bytes: int
@@ -45,11 +46,12 @@ class MemoryDemand:
     context_length: int
     rows_ahead: int
     reserve: int
+    groups: KvGroups = ONE_GROUP
 
     @property
     def longest(self) -> int:
         """Pages of a request that fills the context."""
-        return pages_for(self.context_length + self.rows_ahead, self.page_size)
+        return pages_of_longest(self.groups, self.context_length, self.page_size, self.rows_ahead)
 
 
 def pool_pages(memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> int:

@@ -174,8 +174,6 @@ class EngineSpec:
             return "attention ranks keep all"
         if self.config.host_cache_gb:
             return "the host's cache takes whole pages"
-        if not self.plain:
-            return "kernels for a GPU read one page table"
         if self.head is not None and self.target.kv_groups[0].windowed:
             return "the draft head needs pages of all rows"
         return ""

@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import GenerationKind, Sequence
-from eyas.engine.kv.groups import KvGroup, KvGroups
+from eyas.engine.kv.groups import KvGroup, KvGroups, most_of_window, pages_of_length
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.limits import BatchLimits
@@ -22,25 +22,17 @@ Columns = tuple[list[int], ...]
 """Pages of each group of layers, by position; -1: none."""
 
 
-def most_of_window(group: KvGroup, limits: BatchLimits) -> int:
-    """Pages of a windowed group that a sequence has at once, however long it is: the window's, those that the
-    next rounds write, and one more so that a prompt always goes on.
-    """
-    return pages_for(group.reach + limits.rows_ahead, limits.page_size) + 2
-
-
 def most_rows(pages: int, groups: KvGroups, limits: BatchLimits) -> int:
-    """Rows of the longest sequence that `pages` pages can hold, whatever of it is cached or leased."""
-    windowed = [3 * most_of_window(group, limits) for group in groups if group.windowed]
-    if not windowed:
+    """Rows of the longest sequence that `pages` pages can hold."""
+    if not any(group.windowed for group in groups):
         return limits.most_rows(pages)
-    full = len(groups) - len(windowed)
-    longest, length = 0, limits.page_size * pages  # windowed groups alone could hold any length
-    while longest < length:
-        positions = (longest + length + 1) // 2
-        fits = full * positions + sum(min(positions, most) for most in windowed) <= pages
-        longest, length = (positions, length) if fits else (longest, positions - 1)
-    return longest * limits.page_size - limits.rows_ahead
+    size, ahead = limits.page_size, limits.rows_ahead
+    longest, most = 0, size * pages  # positions; windowed groups alone could hold any number
+    while longest < most:
+        positions = (longest + most + 1) // 2
+        fits = pages_of_length(groups, positions, size, ahead) <= pages
+        longest, most = (positions, most) if fits else (longest, positions - 1)
+    return longest * size - ahead
 
 
 class PageTables:
@@ -79,7 +71,7 @@ class PageTables:
             elif pulled:
                 counts.append((positions - self._first(group, rows), 0))
             else:
-                ahead = min(positions - cached, most_of_window(group, self._limits))
+                ahead = min(positions - cached, self._most(group))
                 tail = 0
                 if kind is GenerationKind.PREFILL:  # whoever pulls it is told now where its end will be
                     tail = positions - max(self._first(group, rows), cached + ahead)
@@ -198,6 +190,9 @@ class PageTables:
     def _pages(self, rows: int) -> int:
         return pages_for(rows, self._limits.page_size)
 
+    def _most(self, group: KvGroup) -> int:
+        return most_of_window(group, self._limits.page_size, self._limits.rows_ahead)
+
     def _first(self, group: KvGroup, rows: int) -> int:
         """The first position that the rows from `rows` on read."""
         return group.first(rows) // self._limits.page_size
@@ -222,7 +217,7 @@ class PageTables:
             first = self._first(group, seq.kv_len)
             behind, table.gone = table.pages[table.gone : first], max(table.gone, first)
             last = self._pages(self._end(seq)) - len(table.tail)
-            most = most_of_window(group, self._limits)
+            most = self._most(group)
             for page in behind:
                 alive = len(table.pages) - table.gone
                 alone = self._pool.owners(page) == 1 and not self._pool.is_kept(page)

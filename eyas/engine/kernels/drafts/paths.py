@@ -42,20 +42,21 @@ class PathRows:
     last_row: Tensor
 
 
-def compact(batch: RoundBatch, verdicts: RoundVerdicts, pool: Tensor) -> None:
+def compact(batch: RoundBatch, verdicts: RoundVerdicts, pool: Tensor, pages: Tensor | None = None) -> None:
     """Moves the KV of each accepted node i from row start + path[i] to row start + i, in all layers.
 
     `pool` [pages, layers, fields, page_size, kv_heads, D], and behind each layer of a page of keys and values
     in FP8 their scales, which move with them. All sources are read before any row is written.
-    For a chain there is nothing to move.
+    For a chain there is nothing to move. `pages`: the page table (None: that of the first group of layers).
     """
     _, layers, fields, page_size, kv_heads, head_dim = pool.shape
     width = kv_heads * head_dim
     tables, path = batch.tables, verdicts.path
+    pages = tables.pages if pages is None else pages
     _compact[(batch.size, layers * fields, cdiv(width, ROW_BLOCK))](
         batch.slots,
         tables.length,
-        tables.pages,
+        pages,
         verdicts.result,
         path,
         pool,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
+from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.latent.latent_rows import write_latents
@@ -31,6 +32,10 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
 
     def __init__(self, step: Forward, pool: KvPool, eps: float) -> None:
         self.step, self.pool, self.eps = step, pool, eps
+
+    def rows_of(self, layer: int) -> ForwardRows:
+        """The forward's rows in a layer: where they are written, and which pages they see."""
+        return self.step.rows.in_group(self.pool.group_of(layer))
 
     def _finished(self, x: torch.Tensor, norm: row_kernels.NormInput | None) -> NormedRows:
         """Rows x [m, k] that have passed the norm, if there is one."""
@@ -65,7 +70,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return self.step.product(x, projection, bias)
 
     def store(self, made: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
-        heads, rows = part.heads, self.step.rows
+        heads, rows = part.heads, self.rows_of(layer)
         q = made.new_empty(rows.count, heads.q, heads.dim)
         kv = skinny.KvRows(self.pool.layer(layer, part.stored), rows.kv_rows)
         rotation, pdl = self.step.rotation(part.spec), self.step.context.launch.pdl
@@ -82,7 +87,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
 
     def attend(self, q: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         rows = self.pool.layer(layer, part.stored)
-        return self.step.context.attention(q, rows, self.step.rows, part.scores)
+        return self.step.context.attention(q, rows, self.rows_of(layer), part.scores)
 
     def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> Rows:
         kv, rotation = (

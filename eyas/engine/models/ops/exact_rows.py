@@ -79,7 +79,7 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
         if part.normed_apart:
             return super().qkv(read, part, layer)
         read, heads = self._readable(read, part.projection), part.heads
-        kv = skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows)
+        kv = skinny.KvRows(self.pool.layer(layer), self.rows_of(layer).kv_rows)
         kind = skinny.qkv_kind(heads.norms is not None, kv.scaled)
         raw = self.step.exact_product(read.x, part.projection, kind, heads.dim)
         q = raw.new_empty(raw.shape[0], heads.q, heads.dim)

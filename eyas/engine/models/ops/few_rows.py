@@ -99,7 +99,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
     def qkv(self, read: SourceRead, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         if part.projection.matrix is None or part.normed_apart:
             return super().qkv(read, part, layer)
-        rows, heads = self.step.rows, part.heads
+        rows, heads = self.rows_of(layer), part.heads
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=read.rows.x)
         kv, rotation = skinny.KvRows(self.pool.layer(layer), rows.kv_rows), self.step.rotation(part.spec)
         weights = skinny.QkvWeights(part.projection.matrix, part.bias, heads.norms)
