@@ -12,8 +12,7 @@ from pathlib import Path
 
 from eyas.bench import plot_style
 from eyas.bench.plot_style import check_plot
-from eyas.planning.inquiry import PlanRequest, read_inquiry
-from eyas.planning.search import LayoutOption, layouts, needed
+from eyas.planning.search import LayoutOption, PlanRequest, layouts, needed, read_inquiry
 from eyas.simulator.cluster import ClusterLayout
 from gateway.routing.placement import LatencyTargets
 

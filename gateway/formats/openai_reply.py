@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
-from gateway.backends.answer import CallAnswer
-from gateway.backends.lane import EventFormat, TextEvent
+from gateway.backends.answer import CallAnswer, EventFormat, TextEvent
 from gateway.formats.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.formats.openai_request import ApiCall
 from gateway.observe.timings import TimingsObject, timings_object

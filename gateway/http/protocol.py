@@ -30,8 +30,8 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.logging import RateLimitedLogger, known_as
+from gateway.backends.answer import PARTS, BodyParts
 from gateway.formats.openai_reply import error_body
-from gateway.http.parts import PARTS, BodyParts
 
 _CHUNK_LINES = 16  # bytes around a chunk of a body: its length and two line ends
 _log = logging.getLogger("eyas.gateway")

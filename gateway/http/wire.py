@@ -28,9 +28,9 @@ from eyas.common.errors import (
 )
 from eyas.common.logging import known_as, request_id, traceparent
 from eyas.common.machine.memory import give_back
+from gateway.backends.answer import PARTS, BodyParts
 from gateway.formats.anthropic_reply import anthropic_error
 from gateway.formats.openai_reply import error_body
-from gateway.http.parts import PARTS, BodyParts
 from gateway.limits import quotas
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.tracing import current

@@ -19,7 +19,7 @@ from real_worker import RealWorker, alone, decoding, real_worker, tiny_config
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
-from eyas.engine.loop.patience import DraftWait
+from eyas.engine.loop.drafting import DraftWait
 from eyas.engine.speculation.drafters.channels import GRPC, SHM
 
 ROOT = Path(__file__).parents[2]

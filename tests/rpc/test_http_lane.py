@@ -21,7 +21,7 @@ from scripted_worker import ScriptedWorker, workers
 from test_generate_paths import DECODE, PREFILL, UNIFIED, gateway, until
 
 from eyas.common.config import GatewayConfig
-from gateway.backends import lane
+from gateway.backends.answer import EntryLane, around
 from gateway.backends.delivery import MAX_BUFFERED_STEPS
 from gateway.http.front import create_app
 from gateway.http.protocol import HttpLimits
@@ -65,13 +65,13 @@ ITS_OWN = re.compile(rb'"(?:item_)?id":"[^"]*"|"created(?:_at)?":[^,}]*|"e2e_lat
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What lanes answered."""
     answers: list[bool] = []
-    take = lane.EntryLane.offer
+    take = EntryLane.offer
 
-    def told(self: lane.EntryLane, entry: Any, now: float) -> bool:
+    def told(self: EntryLane, entry: Any, now: float) -> bool:
         answers.append(take(self, entry, now))
         return answers[-1]
 
-    monkeypatch.setattr(lane.EntryLane, "offer", told)
+    monkeypatch.setattr(EntryLane, "offer", told)
     return answers
 
 
@@ -159,7 +159,7 @@ def test_an_event_rendered_around_its_text_is_the_plain_one(text: str, choice: i
         said = {"index": choice, "text": text, "model": 'a "text" of its own'}
         return b"data: " + json.dumps(said, ensure_ascii=False).encode() + b"\n\n"
 
-    before, after = lane.around(render, choice)
+    before, after = around(render, choice)
     line = (before + msgspec.json.encode(text) + after).removeprefix(b"data: ")
     assert json.loads(line) == json.loads(render(choice, text).removeprefix(b"data: "))
 
@@ -222,10 +222,10 @@ async def test_a_client_that_never_reads_is_ended() -> None:
 
 
 async def test_a_lane_that_breaks_ends_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(self: lane.EntryLane, entry: Any, now: float) -> bool:
+    def breaks(self: EntryLane, entry: Any, now: float) -> bool:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(lane.EntryLane, "offer", breaks)
+    monkeypatch.setattr(EntryLane, "offer", breaks)
     async with workers(UNIFIED) as started, doors(started) as (quick, _):
         *_, error, done, _ = await events(quick, "completions", TEXT)
         assert b"internal error" in error and done == b"data: [DONE]"

@@ -22,7 +22,7 @@ from eyas.common.config import (
 from eyas.common.errors import ConfigError
 from eyas.common.security import api_keys
 from eyas.common.types import Role
-from eyas.engine.speculation.expansion import TreeExpansion
+from eyas.engine.speculation.draft_worker.draft_runner import TreeExpansion
 
 
 @pytest.fixture(autouse=True)

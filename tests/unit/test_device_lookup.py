@@ -16,7 +16,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.speculation.drafters.device_lookup import DeviceLookup
-from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
+from eyas.engine.speculation.drafters.lookup import LookupDrafter
 
 __all__ = ["config", "patient"]
 

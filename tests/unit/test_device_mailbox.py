@@ -32,7 +32,7 @@ from eyas.engine.kernels.exchange import mailbox, row_ring
 from eyas.engine.kernels.exchange.mailbox import MailLimits
 from eyas.engine.loading import build, device_build, draft_channels
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loop.patience import DraftWait
+from eyas.engine.loop.drafting import DraftWait
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, PostedCommits
 from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence, Key
 from eyas.engine.speculation.drafters import remote

@@ -13,7 +13,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.ipc.messages import DraftClosed, DraftDown, DraftUp, Event
-from eyas.engine.loop.patience import DraftWait
+from eyas.engine.loop.drafting import DraftWait
 from tests.unit.loopback import Loopback, Result, Worker, wait_all
 from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, answers, config, on_device, requests, tokens
 

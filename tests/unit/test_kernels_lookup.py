@@ -18,7 +18,7 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.drafts import lookup as kernels
 from eyas.engine.speculation.drafters.base import SequenceProposal
 from eyas.engine.speculation.drafters.device_lookup import DeviceLookup, words_predicted
-from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
+from eyas.engine.speculation.drafters.lookup import LookupDrafter
 from tests.unit.crossed import crossed
 from tests.unit.lookup_rig import ScriptedHead, sequence
 from tests.unit.lookup_rig import sequences as some

@@ -17,7 +17,7 @@ from eyas.engine.kernels.drafts.rounds import verdict
 from eyas.engine.kernels.drafts.trees import TreeFrontier, TreeGrowth, grow, new_growth, select
 from eyas.engine.kernels.sampling.couple import couple
 from eyas.engine.sampling.sampler import SampledRow, draft_probabilities
-from eyas.engine.speculation.expansion import TreeExpansion
+from eyas.engine.speculation.draft_worker.draft_runner import TreeExpansion
 from eyas.engine.speculation.verify import walk
 from tests.unit.rounds_rig import DEVICE, Case, ints, new_rows, new_verdicts, random_case, visible, words_of
 

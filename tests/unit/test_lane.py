@@ -27,10 +27,9 @@ from eyas.common.types import (
     TokenEntry,
     TokenLogprob,
 )
+from gateway.backends.answer import BodyParts, EntryLane, TextEvent, lane_of
 from gateway.backends.base import GenerationStream, Lanes
 from gateway.backends.delivery import OutputBuffer
-from gateway.backends.lane import EntryLane, TextEvent, lane_of
-from gateway.http.parts import BodyParts
 from gateway.observe.metrics import CallMeter, GatewayMetrics
 from gateway.text.entries import TextDelta, TextRules, TextStream
 from gateway.text.tokenizer import Tokenizer

@@ -16,12 +16,12 @@ from eyas.engine.speculation.drafters.lookup import (
     CERTAIN,
     LONGEST,
     SHORTEST,
+    LookupDrafter,
     SequenceText,
     learned,
     look_up,
     prefers,
 )
-from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
 
 # --- the rule -------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.mailbox import PAGE
 from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, DraftProposal
 from eyas.engine.ipc.row_ring import LocalGpu, RowMemory
-from eyas.engine.loop.patience import DraftWait
+from eyas.engine.loop.drafting import DraftWait
 from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, DecodeChannels, DraftChannels, mails
 from eyas.engine.speculation.drafters.remote import RemoteDrafter

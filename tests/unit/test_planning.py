@@ -12,8 +12,7 @@ from eyas.cli import main
 from eyas.common.errors import ConfigError
 from eyas.planning import command
 from eyas.planning.command import demand, line, verdict
-from eyas.planning.inquiry import PlanRequest, parse_targets
-from eyas.planning.search import LayoutOption, layouts, likely_splits, needed
+from eyas.planning.search import LayoutOption, PlanRequest, layouts, likely_splits, needed, parse_targets
 from eyas.simulator.cluster import ClusterLayout
 from eyas.simulator.goodput import GoodputKnee, SearchEffort
 from eyas.simulator.hardware import EXAMPLE, example, parse_hardware

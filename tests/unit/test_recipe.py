@@ -258,14 +258,16 @@ def _recorded(
     compiled: list[str] | None = None,
     *,
     drafted: bool = False,
-    recipe: str = "recipe",
+    recipe: str = "launches",
     **asked: object,
 ) -> Mapping[str, int]:
     """How many variants of each kernel an engine with 256 tokens has; those `compiled` are compiled."""
     model = write_tiny_llama(folder / "model", tied=False)
     head = write_tiny_eagle3(folder / "head", model, draft_vocab=128) if drafted else None
     told = json.dumps([str(model), head and str(head), compiled or [], asked])
-    code = RECORD.replace("SPEC", str(spec)).replace("loading.recipe", f"loading.{recipe}")
+    code = RECORD.replace("SPEC", str(spec)).replace(
+        "recipe import launches", f"recipe import {recipe} as launches"
+    )
     return _told(code, told)  # type: ignore[no-any-return]
 
 
@@ -282,7 +284,7 @@ def test_a_draft_workers_kernels_are_found_and_compile(tmp_path: Path, cache: Pa
     spec, _ = SPECULATION[rounds]
     own = {"chain": ["_propose"], "tree": ["_couple", "_grow", "_select"]}
     found = _recorded(
-        tmp_path, spec, own[rounds], drafted=True, recipe="draft_recipe", roles=["draft"], dtype="bfloat16"
+        tmp_path, spec, own[rounds], drafted=True, recipe="draft_launches", roles=["draft"], dtype="bfloat16"
     )
     shared = {"_take", "_join", "_attend", "_gather", "_norm"}
     shared |= {"qkv_rope_kernel", "linear_kernel", "gated_kernel"}

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.speculation.expansion import TreeExpansion
+from eyas.engine.speculation.draft_worker.draft_runner import TreeExpansion
 
 #        a  b  c  d  e     a and b below the root; c, d below a; e below c
 EXAMPLE = DraftTree([10, 11, 12, 13, 14], [-1, -1, 0, 0, 2])

@@ -22,7 +22,7 @@ from eyas.common.types import FinishCause
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.sampling.sampler import SampledRow, draft_probabilities, sample
-from eyas.engine.speculation.expansion import TreeExpansion
+from eyas.engine.speculation.draft_worker.draft_runner import TreeExpansion
 from eyas.engine.speculation.verify import TreeVerdict, walk
 
 pytestmark = pytest.mark.usefixtures("one_thread")

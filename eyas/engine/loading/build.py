@@ -72,7 +72,7 @@ from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, Draft
 from eyas.engine.speculation.draft_worker.draft_runner import DraftRunner
 from eyas.engine.speculation.drafters.base import Drafter
 from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
-from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
+from eyas.engine.speculation.drafters.lookup import LookupDrafter
 from eyas.engine.speculation.drafters.remote import RemoteDrafter
 from kv_transfer.backends.table import NONE, unfit
 from kv_transfer.host_files import new_path, own_prefix, sweep

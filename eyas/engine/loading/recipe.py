@@ -1,7 +1,8 @@
-"""Every kernel that an engine of this configuration launches, as a recipe of `kernels.launch.warm`.
+"""Every kernel that an engine or a draft worker of a configuration launches, for `kernels.launch.warm`.
 
 The engine itself is the list: the same machine is put together on the device "meta", and steps of every shape
-go through the same programs. No weight is read and no GPU is touched.
+go through the same programs. So it is with a draft worker's head, and batches of every size. No weight is
+read and no GPU is touched.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from eyas.engine.kernels.products.skinny import MAX_ROWS
 from eyas.engine.kernels.sampling.special import COLUMNS, mask_words
 from eyas.engine.loading.arithmetic import prompts_of
 from eyas.engine.loading.device_build import build_state
+from eyas.engine.loading.draft_build import batch_sizes, draft_state
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import StartPhases
 from eyas.engine.loading.step_shapes import buckets_of, by_depth, captured, rehearsed
@@ -40,6 +42,7 @@ from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import RankInfo
+from eyas.engine.speculation.draft_worker.device_runner import BatchLayout, BatchMemory, BatchProgram
 
 
 @torch.inference_mode()
@@ -178,3 +181,14 @@ class _MetaWeights(WeightSource):
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
         whole = torch.zeros(shape, dtype=dtype, device="meta" if dtype.is_floating_point else "cpu")
         return whole[part].clone() if part else whole
+
+
+@torch.inference_mode()
+def draft_launches(config: EngineConfig) -> None:
+    """Launches what a draft worker with `config`, for a GPU, may launch; its pages do not matter."""
+    _, state = draft_state(MetaSpec.of(dataclasses.replace(config, device="meta", num_pages=1)))
+    for batch in sorted({*batch_sizes(config), *default_batches(config.max_running)}):
+        layout = BatchLayout(batch, state.proposer.path_rows)
+        memory = BatchMemory.of(layout, state.width, state.device)
+        results = torch.empty(batch, state.result_words, dtype=torch.int32, device=state.device)
+        BatchProgram(state, layout, memory, results).run()

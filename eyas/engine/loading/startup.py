@@ -74,9 +74,9 @@ class EngineStart:
             return cls(phases)
         usual = {name: getattr(EngineConfig(), name) for name in PLACING}
         nowhere = dataclasses.replace(config, device="cuda", num_pages=1, **usual)
-        recipe, processes = "draft_recipe" if config.only_drafts else "recipe", len(os.sched_getaffinity(0))
-        name = f"eyas.engine.loading.{recipe}:launches"
-        return cls(phases, KernelWarmup(name, (nowhere,), version, processes))
+        launches = "draft_launches" if config.only_drafts else "launches"
+        name = f"eyas.engine.loading.recipe:{launches}"
+        return cls(phases, KernelWarmup(name, (nowhere,), version, len(os.sched_getaffinity(0))))
 
     def wait_for_kernels(self) -> None:
         """Returns once all kernels are compiled. Raises RuntimeError if one does not compile."""

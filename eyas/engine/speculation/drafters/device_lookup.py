@@ -1,6 +1,6 @@
 """Looking drafts up inside the step, after its verdict and the proposals of a head, if there is one.
 
-The plain twin is `eyas.engine.speculation.drafters.lookup_drafter`. What the host has to tell of a sequence
+The plain twin is `eyas.engine.speculation.drafters.lookup`. What the host has to tell of a sequence
 once, as it takes its slot, stands here too; from then on the device alone knows how its text goes on.
 """
 
