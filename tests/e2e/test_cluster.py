@@ -193,7 +193,7 @@ def test_a_worker_that_cannot_start_is_one_line(folders: Folders, tmp_path: Path
         (tmp_path / name).symlink_to(Path(folders.model, name))
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["OddForCausalLM"]}))
     command = [sys.executable, "-m", "eyas.cli", "demo", "--model", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "OddForCausalLM" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.families import write_family
+from tests.unit.families import SAMPLES, write_family
+from tests.unit.foreign_families import FOREIGN
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
@@ -236,6 +237,26 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
     assert {name for name, _ in told["found"]} == expected
     windows = {"window=40" in key for name, key in told["found"] if name in ("_attend", "_attend_chunks")}
     assert windows == ({True, False} if family == "gemma3" else {False})
+
+
+def test_a_model_that_transformers_computes_has_the_kernels_of_its_attention(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of 24 elements, filled up to 32; none of a product."""
+    monkeypatch.setitem(SAMPLES, "gpt_neox", FOREIGN["gpt_neox"])
+    write_family(tmp_path / "model", "gpt_neox", vocab_size=131, hidden_size=96)
+    spec, kernels = SPECULATION["ngram"]
+    told = json.dumps([str(tmp_path / "model"), None, ["_rope_write"], {}])
+    found = _told(RECORD.replace("SPEC", str(spec)), told)
+    assert set(found) == kernels - {
+        "_gather",
+        "_norm",
+        "_act_mul",
+        "qkv_rope_kernel",
+        "linear_kernel",
+        "gated_kernel",
+    }
+    assert len(list(cache.rglob("_rope_write.cubin"))) == found["_rope_write"]
 
 
 def test_a_layer_that_is_partly_in_fp8_has_its_kernels(tmp_path: Path, cache: Path) -> None:

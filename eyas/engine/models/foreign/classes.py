@@ -91,7 +91,7 @@ def _unserved(raw: Raw, found: Any) -> str:
         )
     if not getattr(found, "_supports_attention_backend", False):
         return (
-            "its code in transformers attends by itself and not through the attention interface (as those do "
-            f"that add positions to scores), so it cannot use pages: {ITSELF}, {OWN_FILE}"
+            "its code in transformers does not attend through the attention interface, so it cannot use "
+            f"pages: {ITSELF}, {OWN_FILE}"
         )
     return ""
