@@ -2,8 +2,7 @@
 
 `eyas bench one-batch` for both, kernel by kernel and in graphs, with random weights of Llama-3.1-8B's shape:
 a table and a JSON line for each way, mode and batch (`--out FILE`). `--layers` takes as many of its 32. Then
-the step of a model that transformers alone knows, GPT-NeoX, of 6.9 billion weights unless there are fewer
-layers.
+the step of a model without a file: OLMo 1, of 7 billion weights.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from pathlib import Path
 
 from eyas.bench.shapes import SHAPES, write_model
 
-GPT_NEOX = {
-    "architectures": ["GPTNeoXForCausalLM"],
-    "model_type": "gpt_neox",
+OLMO = {
+    "architectures": ["OlmoForCausalLM"],
+    "model_type": "olmo",
     "hidden_size": 4096,
-    "intermediate_size": 16384,
+    "intermediate_size": 11008,
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
     "vocab_size": SHAPES["llama-3.1-8b"].vocab,
     "max_position_embeddings": 2048,
-    "rotary_pct": 0.25,
     "eos_token_id": 0,
     "bos_token_id": 0,
 }
@@ -35,15 +33,15 @@ GPT_NEOX = {
 
 def folders(top: Path, layers: int) -> Iterator[tuple[str, Path, str]]:
     """A name, a folder and a way to compute it, one after the other."""
-    llama, neox = top / "llama-3.1-8b", top / "gpt-neox-6.9b"
-    for folder in (llama, neox):
+    llama, olmo = top / "llama-3.1-8b", top / "olmo-7b"
+    for folder in (llama, olmo):
         write_model(SHAPES["llama-3.1-8b"], folder)
     stated = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps(stated | {"num_hidden_layers": layers}))
-    (neox / "config.json").write_text(json.dumps(GPT_NEOX | {"num_hidden_layers": layers}))
+    (olmo / "config.json").write_text(json.dumps(OLMO | {"num_hidden_layers": layers}))
     yield "llama, its file", llama, "eyas"
     yield "llama, transformers", llama, "transformers"
-    yield "gpt-neox, transformers", neox, "auto"
+    yield "olmo, transformers", olmo, "auto"
 
 
 def main() -> int:

@@ -37,5 +37,11 @@ FOREIGN = {
             "topk_group": 1,
         },
     ),
+    "cwm": Sample(
+        "CwmForCausalLM",
+        "CwmConfig",
+        changes={"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "nanochat": Sample("NanoChatForCausalLM", "NanoChatConfig"),
     "persimmon": Sample("PersimmonForCausalLM", "PersimmonConfig", changes={"head_dim": 12}),
 }

@@ -26,7 +26,7 @@ from eyas.engine.checkpoint.weights import CPU
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.foreign.check import check_rows
 from eyas.engine.models.foreign.weights import load
-from eyas.engine.models.table import read_model
+from eyas.engine.models.table import MODELS, read_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,7 +38,7 @@ SAMPLING = {
 LENGTHS = (3, 41, 150)  # a window of 40 is crossed; the last one is cut into chunks
 BOTH_WAYS = (
     *("gemma2", "llama", "qwen2", "qwen3", "gemma3", "olmo2", "granite", "phi3_short", "smollm3", "mistral"),
-    *("cohere", "mixtral", "gpt_oss"),
+    *("cohere", "mixtral", "gpt_oss", "gpt2", "gpt_neox"),
 )
 
 
@@ -46,6 +46,7 @@ BOTH_WAYS = (
 def known_here(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, sample in FOREIGN.items():
         monkeypatch.setitem(SAMPLES, name, sample)
+        monkeypatch.delitem(MODELS, sample.model, raising=False)
 
 
 def prompts() -> list[tuple[int, ...]]:
@@ -187,9 +188,11 @@ SMALL: dict[str, Any] = {
     ],
 )
 def test_what_transformers_cannot_do_over_pages_is_refused(
-    tmp_path: Path, config: str, changes: dict[str, Any], says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, changes: dict[str, Any], says: str
 ) -> None:
     folder = write_config(tmp_path, config, **changes)
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    monkeypatch.delitem(MODELS, architecture, raising=False)
     with pytest.raises(ConfigError, match=f"is not supported: .*{says}"):
         read_model(folder, "dummy", impl="transformers")
 

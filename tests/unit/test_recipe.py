@@ -243,8 +243,8 @@ def test_a_model_that_transformers_computes_has_the_kernels_of_its_attention(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heads of 24 elements, filled up to 32; none of a product."""
-    monkeypatch.setitem(SAMPLES, "gpt_neox", FOREIGN["gpt_neox"])
-    write_family(tmp_path / "model", "gpt_neox", vocab_size=131, hidden_size=96)
+    monkeypatch.setitem(SAMPLES, "olmo", FOREIGN["olmo"])
+    write_family(tmp_path / "model", "olmo", vocab_size=131, hidden_size=96)
     spec, kernels = SPECULATION["ngram"]
     told = json.dumps([str(tmp_path / "model"), None, ["_rope_write"], {}])
     found = _told(RECORD.replace("SPEC", str(spec)), told)
