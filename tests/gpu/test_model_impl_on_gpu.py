@@ -1,6 +1,6 @@
-"""Models that transformers computes, on a GPU: whole engines, in graphs, give transformers' own greedy tokens.
+"""Models that transformers computes, on a GPU: whole engines, in graphs, give its own greedy tokens.
 
-A token is right if transformers in float32 gives no other a logit higher by more than `SLACK`.
+A token is right if transformers in float32 gives no other a logit that is higher by more than `SLACK`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
 ]
 
-SLACK = {"float32": 0.002, "bfloat16": 0.25}  # of logits, whose standard deviation is about 1
+SLACK = {"float32": 0.002, "bfloat16": 0.25}  # of the standard deviation of logits
 SIZES: dict[str, Any] = {"vocab_size": 2048, "hidden_size": 256, "num_hidden_layers": 2}
 LENGTHS, NEW = (5, 150, 301), 24
 
