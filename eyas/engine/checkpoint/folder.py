@@ -23,7 +23,7 @@ from eyas.common.tokenizers.source import special_tokens, tokenizer_file
 from eyas.engine.checkpoint.modelopt import BESIDE
 from eyas.engine.checkpoint.packed import packed_among
 from eyas.engine.checkpoint.quantized import QUANTIZED, QuantizedConfig
-from eyas.engine.checkpoint.values import said, whole_number, wholes
+from eyas.engine.checkpoint.values import said, section, whole_number, wholes
 
 PICKLED = "pytorch_model*.bin"
 """Weights of an older export: official EAGLE heads come so."""
@@ -59,14 +59,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 def end_tokens(
     folder: Path, raw: Mapping[str, Any], vocab_size: int, texts: TextSource | None = None
 ) -> tuple[int, ...]:
-    """The ids that end an answer: those of generation_config.json, of config.json, and those that its
-    tokenizer's files name (`turn_ends`): fine-tunes often leave out one or two of these. `texts`: where
-    those files are (None: in the same folder).
+    """The ids that end an answer: those of generation_config.json, of config.json (of its `text_config` where
+    it names none), and those that its tokenizer's files name (`turn_ends`): fine-tunes often leave out one or
+    two of these. `texts`: where those files are (None: in the same folder).
 
     Raises ConfigError, which names the file and the value, for one in either that is no id below
     `vocab_size`.
     """
-    ids = _ids_of(folder / "config.json", raw, vocab_size)
+    said = raw if raw.get("eos_token_id") is not None else section(raw, "text_config")
+    ids = _ids_of(folder / "config.json", said, vocab_size)
     generation = folder / "generation_config.json"
     if generation.is_file():
         ids = (*_ids_of(generation, read_json_object(generation), vocab_size), *ids)

@@ -2,7 +2,7 @@
 
 A head of which a part is rotated has its elements in another order than they are stored in, in queries and
 keys alike: rotated pairs stand half a head apart, as those do that are turned by no angle.
-Angles come from a float32 table made once; it knows positions, not where rows lie in the pool.
+Angles come from float32 tables; it knows positions, not where rows lie in the pool.
 """
 
 from __future__ import annotations
@@ -19,20 +19,41 @@ from eyas.engine.checkpoint.rope import RopeConfig
 BEYOND = 256
 """Positions past the end of the context at which drafts may be computed. Nobody reads these drafts."""
 
+SPAN = 65536
+"""Positions by which tables grow."""
+
 Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class Rotary:
-    """Rotates heads of width `head_dim` at positions below `length` (and those of drafts just beyond)."""
+    """Rotates heads of width `head_dim` at positions below `length` (and those of drafts just beyond).
+
+    Its tables grow by spans of positions as these are met: contexts may be far longer than prompts ever are.
+    """
 
     def __init__(self, rope: RopeConfig, head_dim: int, length: int, device: str = "cpu") -> None:
-        cos, sin = tables(rope, head_dim, length)
-        self._cos = cos.repeat(1, 2).to(device)
+        self._rope, self._dim, self._length, self._device = rope, head_dim, length, device
+        self._cos = self._sin = torch.empty(0, head_dim, device=device)
+        self._grow()
+
+    @property
+    def rows(self) -> int:
+        """Positions that the tables have."""
+        return self._cos.shape[0]
+
+    def _grow(self) -> None:
+        """Adds a span, whose numbers do not depend on those before it."""
+        end = min(self.rows + SPAN, self._length + BEYOND)
+        cos, sin = tables(self._rope, self._dim, self._length, range(self.rows, end))
+        self._cos = torch.cat((self._cos, cos.repeat(1, 2).to(self._device)))
         # The sign of the rotated half is folded in, so that applying takes one roll and no concatenation.
-        self._sin = torch.cat((-sin, sin), dim=1).to(device)
+        self._sin = torch.cat((self._sin, torch.cat((-sin, sin), dim=1).to(self._device)))
 
     def angles(self, positions: torch.Tensor) -> Angles:
         """cos and signed sin for positions int64 [R], each [R, 1, head_dim]; once per forward."""
+        last = int(positions.amax()) if positions.numel() else 0
+        while self.rows <= last < self._length + BEYOND:
+            self._grow()
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
 
     @staticmethod
@@ -43,13 +64,15 @@ class Rotary:
         return torch.roll(wide, x.shape[-1] // 2, -1).mul_(sin).add_(wide * cos).to(x.dtype)
 
 
-def tables(rope: RopeConfig, head_dim: int, length: int) -> Angles:
-    """cos and sin of every position below `length` and of those of drafts just beyond, [.., head_dim / 2].
+def tables(rope: RopeConfig, head_dim: int, length: int, positions: range | None = None) -> Angles:
+    """cos and sin of every position below `length` and of those of drafts just beyond, or of `positions`
+    alone, [.., head_dim / 2].
 
     `length`: of the context that is served. Both are multiplied by the attention factor; 1 and 0 where a head
     is left as it is.
     """
-    places = torch.arange(length + BEYOND, dtype=torch.float32)
+    span = range(length + BEYOND) if positions is None else positions
+    places = torch.arange(span.start, span.stop, dtype=torch.float32)
     frequencies = _frequencies(rope, rope.rotated(head_dim), length)
     if not bool((frequencies.isfinite() & (frequencies >= 0)).all()):
         raise ConfigError(f"config.json: {rope} turns a head of {head_dim} by no finite angles")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,11 @@ from kv_transfer.backends.table import NONE
 from kv_transfer.host_files import new_path
 from kv_transfer.layout import PageMeaning
 
+_log = logging.getLogger("eyas.engine")
+
+MOST_UNASKED = 2**20
+"""Tokens of a context where no option says more: tables of angles and of pages are as long."""
+
 
 @dataclass(frozen=True)
 class EngineSpec:
@@ -54,7 +60,7 @@ class EngineSpec:
         Raises ConfigError in one sentence if they cannot be served.
         """
         target = read_model(config.model, config.load_format, config.texts, config.model_impl)
-        target = target.limited_to(config.context_length)
+        target = target.limited_to(config.context_length or _served(target))
         _check_foreign(target, config)
         head = None
         if config.draft is not None:
@@ -280,6 +286,14 @@ def _check_foreign(target: ModelConfig, config: EngineConfig) -> None:
                 f"--{flag}: transformers computes {target.architecture}, where it does not work: {instead}",
                 param=flag.split()[0],
             )
+
+
+def _served(target: ModelConfig) -> int:
+    """The context that is served where nothing else is said: tables and queues are as long."""
+    if target.context_length > MOST_UNASKED:
+        text = "of a context of %d tokens %d are served; more are with --context-length"
+        _log.warning(text, target.context_length, MOST_UNASKED)
+    return min(target.context_length, MOST_UNASKED)
 
 
 def _check_stages(head: DraftConfig, ranks: int) -> None:

@@ -184,6 +184,12 @@ def text_of(raw: Raw) -> Raw:
     }
 
 
+def tied_in_either(raw: Raw) -> Raw:
+    """The keys of such a checkpoint, whose head is the embedding if it says so, or its `text_config` does."""
+    inner = switch(section(raw, "text_config"), "tie_word_embeddings", False)
+    return dict(raw) | {"tie_word_embeddings": True} if inner else raw
+
+
 def biased(raw: Raw, name: str, plain: AttentionSpec) -> AttentionSpec:
     """The attention with biases of q, k, v and o, if the key of that name says so."""
     bias = switch(raw, name, False)

@@ -26,7 +26,9 @@ DEFAULTS = {
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """Older files have the keys of the text beside those of the images."""
-    return dataclasses.replace(qwen2.describe(text(raw, DEFAULTS), folder), renamed=keys.TEXT_NAMES)
+    return dataclasses.replace(
+        qwen2.describe(text(keys.tied_in_either(raw), DEFAULTS), folder), renamed=keys.TEXT_NAMES
+    )
 
 
 def text(raw: values.Raw, defaults: values.Raw) -> values.Raw:
