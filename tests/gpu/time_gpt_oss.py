@@ -69,6 +69,7 @@ def _gpt_oss(layers: int, experts: int) -> Shape:
         "num_local_experts": experts,
         "num_experts_per_tok": 4,
         "sliding_window": 128,
+        "attention_bias": True,
         "rope_theta": 150000.0,
         "rope_scaling": None,
         "quantization_config": {

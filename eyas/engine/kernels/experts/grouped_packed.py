@@ -27,7 +27,7 @@ DENSE, SINGLE, GROUPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """Walks: rows as they lie, by one expert; the choices of one row; blocks of an order."""
 
 _LINE = 64  # words of 128 bytes
-_MOST_LINES = 8
+MOST_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
 def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
     shape, tile, walk, gate = task.shape, task.tile, task.walk, task.gate
     known = walk.scatter or walk.grouped is None
-    lines = min(cdiv(cdiv(shape.k, PARTS), tile.split * _LINE), _MOST_LINES)
+    lines = _lines(cdiv(shape.k, PARTS * tile.split)) if pdl and known and tile.rows <= 32 else 0
     return PackedPlan(
         n=shape.n,
         k=shape.k,
@@ -130,9 +130,15 @@ def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
         gelu=gate is not None and gate.gelu,
         clamped=gate is not None and gate.clamped,
         experts=shape.experts,
-        lines=1 << (lines.bit_length() - 1) if pdl and known and tile.rows <= 32 else 0,
+        lines=lines,
         pdl=pdl,
     )
+
+
+def _lines(words: int) -> int:
+    """The number of lines of so many words of a row that a program calls into L2 before it may begin."""
+    lines = min(cdiv(words, _LINE), MOST_LINES)
+    return 1 << (lines.bit_length() - 1) if lines else 0
 
 
 def _walk(walk: RowWalk) -> tl.constexpr:

@@ -232,14 +232,13 @@ def _rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
 def _packed_rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
     """Of packed numbers, which are widened for every block of rows that meets them."""
     each = -(-choices // min(choices, shape.experts))
-    rows = rows or (16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128)
+    rows = rows or (8 if each <= 5 else 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128)
     if rows >= _MATRIX_SIDE:
         return GroupedTile(rows, 128, 128, warps=8, stages=3)
-    half, split = 32 if shape.gated else 64, 1
-    programs = _count(shape, choices, rows, half)
+    split, programs = 1, _count(shape, choices, rows, 64 if shape.gated else 128)
     while split < 4 and programs * split < 2 * _PROGRAMS:
         split *= 2
-    return GroupedTile(rows, 64, 128, warps=4, stages=4, split=split)
+    return GroupedTile(rows, 128, 128, warps=4, stages=4, split=split)
 
 
 def _count(shape: GroupedShape, choices: int, rows: int, columns: int) -> int:

@@ -2,9 +2,10 @@
 
 A number is a sign, two bits of exponent and one of mantissa, and 32 columns of a row have one scale, a power
 of two (OCP MX, MXFP4). A word holds the numbers of four columns that are 32 apart, so that each is an operand
-of the matrix unit where the word lies. Bits of a number stand as far apart as in bfloat16, so a shift and a
-mask make one of it that is 2 ** 126 times too small; a multiplication by the group's scale, times that,
-mends both and is exact. So products need no scale behind them.
+of the matrix unit where the word lies. Bits of a number stand as far apart as in bfloat16, or nearly so: a
+rotation, or a multiplication, and a mask make one of it that is 2 ** 126 times too small. A multiplication by
+the group's scale, times that, mends both and is exact: products need no scale behind them. Threads hold words
+in pairs, which rotate as one, so that two signs of a word are its neighbour's.
 """
 
 from __future__ import annotations
@@ -77,42 +78,50 @@ def packed(numbers: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -
     steps = cdiv(k, STEP)
     filled = torch.nn.functional.pad(numbers, (0, steps * STEP - k)).view(n, steps, PARTS, UNIT).int()
     first, second, third, last = filled.unbind(2)
-    words = _placed(first, 12, 6) | _placed(second, 9, 3) | _placed(third, 6, 0)
-    words |= _placed(last & 12, 11, 11) | (last & 3) << 10
+    words = (first & 8) << 12 | (first & 7) << 6 | (second & 7) << 9 | (third & 7) << 12
+    words |= _of_neighbours((second & 8) >> 1 | (third & 8) << 2)
+    words |= (last & 3) << 3 | (last & 4) >> 2 | (last & 8) >> 2
     low = torch.where(words < 1 << 15, words, words - (1 << 16)).to(torch.int16)
     bytes_ = (exponents.int() + 127 + _LIFT).to(torch.uint8)
     four = torch.nn.functional.pad(bytes_, (0, steps * PARTS - bytes_.shape[1])).view(torch.int32)
     return Fp4Weight(low.view(n, -1), four.t().contiguous(), k, dtype)
 
 
-def _placed(numbers: torch.Tensor, sign: int, rest: int) -> torch.Tensor:
-    """The bits of numbers in a word: the sign's moved by `sign`, the others' by `rest`."""
-    return (numbers & 8) << sign | (numbers & 7) << rest
+def _of_neighbours(words: torch.Tensor) -> torch.Tensor:
+    """Each word's neighbour in its pair."""
+    return words.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
 
 
 _SIGN_AND_REST = "0x81C081C0"
-_PART = (
+_MASKED = (
     f"and.b32 $0, $1, {_SIGN_AND_REST}; ",
-    f"shl.b32 $0, $1, 3; and.b32 $0, $0, {_SIGN_AND_REST}; ",
-    f"shl.b32 $0, $1, 6; and.b32 $0, $0, {_SIGN_AND_REST}; ",
-    "{ .reg .b32 low, high; shr.b32 low, $1, 4; shr.b32 high, $1, 5; shl.b32 $0, $1, 1; "
-    "and.b32 low, low, 0x00C000C0; lop3.b32 low, high, 0x01000100, low, 0xEA; "
-    "lop3.b32 $0, $0, 0x80008000, low, 0xEA; } ",
+    f"shf.r.wrap.b32 $0, $1, $1, 3; and.b32 $0, $0, {_SIGN_AND_REST}; ",
+    f"shf.r.wrap.b32 $0, $1, $1, 6; and.b32 $0, $0, {_SIGN_AND_REST}; ",
+    f"and.b32 $0, $1, 0x001B001B; mul.lo.u32 $0, $0, 0x4108; and.b32 $0, $0, {_SIGN_AND_REST}; ",
 )
-_BF16 = tl.constexpr(tuple(each + "mul.bf16x2 $0, $0, $2;" for each in _PART))
-_TWICE = tl.constexpr(
-    tuple(f"{{ prmt.b32 $0, $1, 0, 0x{part}4{part}4; shr.b32 $0, $0, 1; }}" for part in range(PARTS))
+_HALF = ("low", "high", "low", "high")
+_BF16 = tl.constexpr(
+    tuple(
+        "{ .reg .b16 low, high; .reg .b32 twice; "
+        f"{masked} mov.b32 {{low, high}}, $2; mov.b32 twice, {{{half}, {half}}}; mul.bf16x2 $0, $0, twice; }}"
+        for masked, half in zip(_MASKED, _HALF, strict=True)
+    )
+)
+_FACTORS = tl.constexpr(
+    tuple(f"prmt.b32 $0, $1, 0, {each}; shr.b32 $0, $0, 1;" for each in ("0x1404", "0x3424"))
 )
 
 
 @triton.jit
-def factors_of(scales, part: tl.constexpr):
-    """The factors of a part, of four exponents of each row, int32 [n]: two bfloat16 in each."""
+def factors_of(scales, pair: tl.constexpr):
+    """The factors of two parts, of four exponents of each row, int32 [n]: a bfloat16 in each half."""
     if _INTERPRETED:
-        once = ((scales >> 8 * part) & 255) << 7
-        return once | (once << 16)
+        bits = scales >> 16 * pair
+        return ((bits & 255) << 7) | ((bits & 0xFF00) << 15)
     else:
-        return tl.inline_asm_elementwise(_TWICE[part], "=r,r", [scales], dtype=tl.int32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            _FACTORS[pair], "=r,r", [scales], dtype=tl.int32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
@@ -120,14 +129,9 @@ def part_of(words, factors, part: tl.constexpr, dtype: tl.constexpr):
     """Numbers of words [n, 32] times their rows' factors [n]: [n, 32] in a type."""
     each = tl.broadcast_to(factors[:, None], words.shape)
     if _INTERPRETED or dtype != tl.bfloat16:
-        wide = words.to(tl.int32)
-        if part < 3:
-            moved = wide << 3 * part
-            bits = ((moved & 0x8000) << 16) | ((moved & 0x01C0) << 16)
-        else:
-            bits = ((wide & 0x4000) << 17) | ((wide & 0x2000) << 11) | ((wide & 0x0C00) << 12)
-        number = bits.to(tl.float32, bitcast=True)
-        made = (number * (each << 16).to(tl.float32, bitcast=True)).to(dtype)
+        number = _bits_of(words.to(tl.int32), part).to(tl.float32, bitcast=True)
+        factor = (each >> 16) << 16 if part % 2 else each << 16
+        made = (number * factor.to(tl.float32, bitcast=True)).to(dtype)
     else:
         made = tl.inline_asm_elementwise(
             _BF16[part], "=r,r,r,r", [words, each], dtype=tl.bfloat16, is_pure=True, pack=2
@@ -136,10 +140,23 @@ def part_of(words, factors, part: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def _bits_of(words, part: tl.constexpr):
+    """The bits of numbers of words [n, 32] as float32 has them, int32."""
+    if part == 0:
+        return ((words & 0x8000) << 16) | ((words & 0x01C0) << 16)
+    elif part == 3:
+        return ((words & 2) << 30) | ((words & 1) << 24) | ((words & 24) << 19)
+    else:
+        low, high = tl.split(tl.reshape(words, (words.shape[0], words.shape[1] // 2, 2)))
+        signs = tl.reshape(tl.join(high, low), words.shape)
+        return (((signs << 32 - 3 * part) >> 31) << 31) | ((words << 16 - 3 * part) & 0x01C00000)
+
+
+@triton.jit
 def parts_of(words, scales, first: tl.constexpr, count: tl.constexpr, dtype: tl.constexpr):
     """The same of 1, 2 or 4 parts, one after the other: [n, count * 32]. Numbers stay in their threads."""
     if count == 1:
-        made = part_of(words, factors_of(scales, first), first, dtype)
+        made = part_of(words, factors_of(scales, first // 2), first, dtype)
     else:
         low = parts_of(words, scales, first, count // 2, dtype)
         high = parts_of(words, scales, first + count // 2, count // 2, dtype)
