@@ -63,7 +63,7 @@ def attention(config: ModelConfig) -> LatentSpec:
         pytest.param(DENSE, "narrow", id="two factors, narrow"),
         pytest.param(LITE, "narrow", id="one factor, narrow", marks=pytest.mark.slow),
         pytest.param(DENSE, "wide", id="two factors, wide", marks=pytest.mark.slow),
-        pytest.param(BIASES, "narrow", id="biases, which no kernel adds", marks=pytest.mark.slow),
+        pytest.param(BIASES, "narrow", id="biases, narrow", marks=pytest.mark.slow),
         pytest.param(
             LITE | {"attention_bias": True}, "wide", id="biases, one factor, wide", marks=pytest.mark.slow
         ),

@@ -89,6 +89,27 @@ def test_linear_adds_the_residual_and_leaves_sums(m: int, dtype: torch.dtype, ti
 
 
 @pytest.mark.parametrize("tile", CUTS)
+@pytest.mark.parametrize("normed_rows", [False, True])
+def test_linear_adds_a_bias_behind_the_norm(normed_rows: bool, tile: ProductTile) -> None:
+    x, weight, bias = random(3, 128), random(64, 128, scale=128**-0.5), random(64)
+    residual, out, shared = (
+        random(3, 64),
+        torch.empty(3, 64, device=DEVICE),
+        launch("linear", 16, weight, tile),
+    )
+    source = skinny.SkinnyInput(x, sums_of(x, 4), EPS) if normed_rows else skinny.SkinnyInput(x)
+    sums = torch.empty(skinny.linear_parts(source, weight, shared), skinny.MAX_ROWS, device=DEVICE)
+    skinny.linear(source, weight, out, shared, skinny.LinearEnd(residual, sums, bias=bias))
+    bare = (normed(x) if normed_rows else x.double()) @ weight.double().t() + residual.double()
+    close(out, bare + bias.double(), torch.float32)
+    close(sums[:, :3], sums_of(out, len(sums))[:, :3].double(), torch.float32)
+    with pytest.raises(AssertionError):
+        close(out, bare + bias.double().roll(1), torch.float32)
+    with pytest.raises(ValueError, match="bias"):
+        skinny.linear(source, weight, out, shared, skinny.LinearEnd(residual, bias=bias[:32]))
+
+
+@pytest.mark.parametrize("tile", CUTS)
 def test_linear_of_normed_rows_to_float32(tile: ProductTile) -> None:
     x, weight = random(5, 128, dtype=torch.float16), random(64, 128, dtype=torch.float16)
     out = torch.empty(5, 64, device=DEVICE)

@@ -307,11 +307,8 @@ def _models(
         return _foreign(loaded, attentions[KvKind.TARGET]), None, None
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(loaded.target, weights, machine(KvKind.TARGET, arithmetic.products))
-    log = logging.getLogger("eyas.engine")
-    if not model.few_rows and any(layer.attention.output_bias for layer in loaded.target.layers):
-        text = "steps of few rows are slower than they could be: no kernel adds this model's output biases"
-        log.warning(text)
     if loaded.uniform_experts:
+        log = logging.getLogger("eyas.engine")
         log.warning("chance chooses experts (--uniform-experts): answers mean nothing")
     if loaded.head is None:
         return model, None, None

@@ -85,7 +85,7 @@ class ProductLaunch:
 
 @dataclass(frozen=True)
 class LinearEnd:
-    """The rest of `linear` behind its product: `residual` [m, n] is added; `sums`, float32
+    """The rest of `linear` behind its product: `bias` [n] and `residual` [m, n] are added; `sums`, float32
     [linear_parts(...), 128], receives for each tile of columns (exact: group of them) the rows' sums of
     squares (of what was rounded); `gained` [m, n] receives the rows times `gain` [n], rounded again.
     """
@@ -94,6 +94,7 @@ class LinearEnd:
     sums: torch.Tensor | None = None
     gain: torch.Tensor | None = None
     gained: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
     def check(self, m: int, plan: ProductPlan) -> None:
         """Raises ValueError for shapes that do not fit."""
@@ -102,8 +103,9 @@ class LinearEnd:
                 _expect(name, tensor, m, plan.n)
         if self.sums is not None:
             _expect("sums", self.sums, plan.n // plan.group, MAX_ROWS)
-        if self.gain is not None:
-            _expect("gain", self.gain, plan.n)
+        for name, tensor in (("gain", self.gain), ("bias", self.bias)):
+            if tensor is not None:
+                _expect(name, tensor, plan.n)
 
 
 SkinnyWeight = torch.Tensor | Int4Weight
@@ -191,7 +193,7 @@ def linear(
     _expect("out", out, source.x.shape[0], plan.n)
     end.check(source.x.shape[0], plan)
     read = _read(source.x, weight, plan, (1, 1), [plan.columns])
-    ends = (end.residual, source.sums, end.sums, end.gain, end.gained)
+    ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained)
     args = (*read, out, *ends, launch.partials, launch.tickets)
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 

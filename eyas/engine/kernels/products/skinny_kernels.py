@@ -132,11 +132,11 @@ class FusedHeads:
 
 @kernel(do_not_specialize=["m", "parts"])
 def linear_kernel(
-    x, weight, weights, scales, zeros, out, residual, sums, sums_out, gain, gained, partials, tickets, m,
-    parts, plan: tl.constexpr,
+    x, weight, weights, scales, zeros, out, residual, bias, sums, sums_out, gain, gained, partials, tickets,
+    m, parts, plan: tl.constexpr,
 ):  # fmt: skip
-    """out [m, n] = normalised x . weight^T, plus `residual`; `sums_out`: the squares of its rows, by tile;
-    `gained`: its rows times `gain`.
+    """out [m, n] = normalised x . weight^T, plus `bias` and `residual`; `sums_out`: the squares of its rows,
+    by tile; `gained`: its rows times `gain`.
     """
     tile = tl.program_id(0)
     row = tl.arange(0, plan.rows)
@@ -160,6 +160,8 @@ def linear_kernel(
     if out.dtype.element_ty != tl.float32:
         y = _rounded(y, x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
+    if bias is not None:
+        y += tl.load(bias + column).to(tl.float32)[None, :]
     if residual is not None:
         y += added.to(tl.float32)
     y = y.to(out.dtype.element_ty)

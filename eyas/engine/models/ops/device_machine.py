@@ -111,8 +111,7 @@ class DeviceMachine(Machine[Projection]):
         if x.shape[0] > skinny.MAX_ROWS:
             return torch.mm(x, matrix.t()) if bias is None else torch.addmm(bias, x, matrix.t())
         out = skinny.empty_padded(x.shape[0], matrix.shape[0], like=x)
-        end = skinny.LinearEnd(None if bias is None else out.copy_(bias))
-        skinny.linear(skinny.SkinnyInput(x), matrix, out, self.context.launch, end)
+        skinny.linear(skinny.SkinnyInput(x), matrix, out, self.context.launch, skinny.LinearEnd(bias=bias))
         return out
 
     def picked(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

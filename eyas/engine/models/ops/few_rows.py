@@ -6,7 +6,7 @@ A norm is no kernel: what products read is the residual and the sums of its squa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,8 @@ from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device import DeviceOps, Experts
 from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart, Routed
 from eyas.engine.parallel.group import ProcessGroup
+
+BARE = skinny.LinearEnd()
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,16 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return inner
 
     def add(self, residual: NarrowRows, x: Rows, part: OutPart[Projection]) -> NarrowRows:
-        """The product adds the residual, where nothing else stands between them."""
-        apart = not part.bare or self.step.context.group.ranks > 1
+        """The product adds the residual, where nothing but a bias stands between them; exact arithmetic
+        rounds before it adds one.
+        """
+        launch, bias = self.step.context.launch, part.bias
+        apart = not part.bare or self.step.context.group.ranks > 1 or (launch.exact and bias is not None)
         if (matrix := part.projection.matrix) is None or apart:
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
-        return self._summed(skinny.SkinnyInput(x), matrix, residual.x, part.gain)
+        end = skinny.LinearEnd(residual.x, gain=part.gain, bias=bias)
+        return self._summed(skinny.SkinnyInput(x), matrix, end)
 
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
@@ -166,29 +172,29 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
     def _product(
         self, source: skinny.SkinnyInput, matrix: skinny.SkinnyWeight, bias: torch.Tensor | None
     ) -> torch.Tensor:
+        launch = self.step.context.launch
         out = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
-        skinny.linear(source, matrix, out, self.step.context.launch)
-        return out if bias is None else out.add_(bias)
+        skinny.linear(source, matrix, out, launch, skinny.LinearEnd(bias=None if launch.exact else bias))
+        return out.add_(bias) if launch.exact and bias is not None else out
 
     def _summed(
         self,
         source: skinny.SkinnyInput,
         matrix: skinny.SkinnyWeight,
-        rows: torch.Tensor | None = None,
-        gain: torch.Tensor | None = None,
+        end: skinny.LinearEnd = BARE,
     ) -> NarrowRows:
-        """The product, plus `rows` if they are given, the sums of its squares, and it times `gain`.
+        """The product with what `end` adds, the sums of its squares, and it times the gain.
 
         float16 has no room for that, and exact arithmetic norms many rows before it multiplies them.
         """
         launch = self.step.context.launch
         out = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
         sums = self._room_for_sums(skinny.linear_parts(source, matrix, launch), out)
-        if gain is None or launch.exact or out.dtype == torch.float16:
-            skinny.linear(source, matrix, out, launch, skinny.LinearEnd(rows, sums))
+        if (gain := end.gain) is None or launch.exact or out.dtype == torch.float16:
+            skinny.linear(source, matrix, out, launch, replace(end, sums=sums, gain=None))
             return NarrowRows(out, sums)
         gained = skinny.empty_padded(*out.shape, like=out)
-        skinny.linear(source, matrix, out, launch, skinny.LinearEnd(rows, sums, gain, gained))
+        skinny.linear(source, matrix, out, launch, replace(end, sums=sums, gained=gained))
         return NarrowRows(out, sums, GainedRows(gained, gain))
 
     @staticmethod
@@ -199,13 +205,11 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
 def most_rows(layers: Sequence[DecoderLayer[Projection]], *, exact: bool = False) -> int:
     """The most rows for which `FewRows` are the verbs of all these layers (0: of none).
 
-    Its kernels add no output bias. In exact arithmetic products have none to themselves, but latents have one
-    way alone.
+    In exact arithmetic latents have one way alone.
     """
     return min(0 if _is_left_out(layer, exact) else skinny.MAX_ROWS for layer in layers)
 
 
 def _is_left_out(layer: DecoderLayer[Projection], exact: bool) -> bool:
-    attention = layer.spec.attention
     unfused = any(each.matrix is None for each in layer.mixing)
-    return unfused or bool(attention.latent if exact else attention.output_bias)
+    return unfused or bool(exact and layer.spec.attention.latent)

@@ -100,8 +100,8 @@ class OutPart(Generic[ProjectionT]):
 
     @property
     def bare(self) -> bool:
-        """Whether nothing stands between the product and the residual."""
-        return self.bias is None and self.post is None and self.scale == 1.0
+        """Whether nothing but a bias stands between the product and the residual."""
+        return self.post is None and self.scale == 1.0
 
 
 @dataclass(frozen=True)
