@@ -16,7 +16,7 @@ from real_worker import real_worker
 from eyas.common.cluster.discovery import registry
 from eyas.common.config import NANO, EngineConfig
 from eyas.common.types import Role
-from eyas.engine.grammar import paced
+from eyas.engine.grammar import grammars
 from gateway.backends.generate import ClusterBackend
 from gateway.routing.cluster import Cluster
 from gateway.text.tokenizer import Tokenizer
@@ -48,8 +48,8 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 async def test_it_fails_alone(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(paced, "ALLOWED_S", 0.2)
-    monkeypatch.setattr(paced, "PER_TOKEN_S", 0.001)
+    monkeypatch.setattr(grammars, "ALLOWED_S", 0.2)
+    monkeypatch.setattr(grammars, "PER_TOKEN_S", 0.001)
     ordinary = CHAT | {"max_tokens": 60, "stream": True}
     slow = CHAT | {"max_tokens": 400, "guided_grammar": TRAP, "temperature": 1.0, "stream": stream}
 

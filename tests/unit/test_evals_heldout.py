@@ -10,7 +10,17 @@ import pytest
 from eyas.evals import heldout
 from eyas.evals.heldout import concludes, contains, lists_in_order, results_in
 from tools.nano.heldout import content, heldout_prompts, question_sets
-from tools.nano.text import arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units
+from tools.nano.text import (
+    arithmetic,
+    code,
+    dialogues,
+    facts,
+    geography,
+    lists,
+    smalltalk,
+    units,
+    word_problems,
+)
 from tools.nano.text.core import DialogueContext, Phrasings, TextSplit
 from tools.nano.text.dialogues import dialogue
 from tools.nano.text.numbers import apply, heldout_pair, steps_of, worked
@@ -18,7 +28,7 @@ from tools.nano.text.problem_shapes import SHAPES
 from tools.nano.text.word_problems import problem
 from tools.nano.text.world import COUNTRIES
 
-MODULES = (arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units)
+MODULES = (arithmetic, code, dialogues, facts, geography, word_problems, lists, smalltalk, units)
 
 
 def all_phrasings() -> list[Phrasings]:

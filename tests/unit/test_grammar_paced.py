@@ -18,8 +18,8 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import GrammarTooSlow
 from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.grammar import paced
-from eyas.engine.grammar.paced import ALLOWED_S, PER_TOKEN_S, QUICK_LOOKS, SLOW_S, PacedState
+from eyas.engine.grammar import grammars
+from eyas.engine.grammar.grammars import ALLOWED_S, PER_TOKEN_S, QUICK_LOOKS, SLOW_S, PacedState
 from eyas.engine.grammar.state import GrammarState
 from tests.unit.crossed import crossed
 
@@ -99,7 +99,7 @@ def test_what_was_slow_for_others_begins_aside(aside: ThreadPoolExecutor) -> Non
 def test_an_output_that_was_begun_elsewhere_is_followed_aside(aside: ThreadPoolExecutor) -> None:
     assert not paced_by(SlowState(), aside, backlog=1).slow
     state = SlowState()
-    made = paced_by(state, aside, backlog=paced.AT_ONCE + 1)
+    made = paced_by(state, aside, backlog=grammars.AT_ONCE + 1)
     assert made.slow
     brought(made, [1] * 100)
     assert state.followed == 100 and not made.slow
@@ -161,7 +161,7 @@ def test_others_go_on_while_a_mask_is_filled_aside(
     other = msgspec.structs.replace(other, params=msgspec.structs.replace(other.params, grammar=None))
     (alone,) = run(Loopback(config), [slow])
     monkeypatch.setattr(GrammarState, "masks", slow_at_five)
-    monkeypatch.setattr(paced, "SLOW_S", -1.0)  # all are: what is not in a thread aside would be seen
+    monkeypatch.setattr(grammars, "SLOW_S", -1.0)  # all are: what is not in a thread aside would be seen
     cluster = Loopback(config)
     late, soon = (cluster.submit(one, split=False) for one in (slow, other))
     wait_all([soon], 120)
@@ -174,8 +174,8 @@ def test_others_go_on_while_a_mask_is_filled_aside(
 
 @pytest.mark.parametrize("way", crossed(WAYS, quick=lambda way: way == "plain"))
 def test_what_is_too_slow_fails_alone(base: EngineConfig, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paced, "ALLOWED_S", 0.1)
-    monkeypatch.setattr(paced, "PER_TOKEN_S", 0.0)
+    monkeypatch.setattr(grammars, "ALLOWED_S", 0.1)
+    monkeypatch.setattr(grammars, "PER_TOKEN_S", 0.0)
     cluster = Loopback(replace(base, **WAYS[way]))
     bad = cluster.submit(request("bad", TRAP, max_tokens=300, temperature=1.0, seed=1), split=False)
     good = cluster.submit(request("good", Grammar.choice(["Paris"])), split=False)
