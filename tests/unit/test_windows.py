@@ -19,7 +19,7 @@ from loopback import Loopback, Worker, split_configs, wait_all
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
-from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence
+from eyas.engine.batch.sequence import Sequence
 from eyas.engine.kv.groups import GRAIN, KvGroup, handle_pages, kv_groups, page_layers
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
@@ -27,7 +27,7 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.scheduling.limits import BatchLimits
 from eyas.engine.scheduling.page_tables import PageTables, most_rows
-from kv_transfer.layout import pages_for
+from tests.window_pages import SHAPES, in_use
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -201,6 +201,23 @@ def test_a_prefix_is_found_again_by_its_end(folders: dict[str, Path], poison: Po
     assert _in_turn(config_of(folders["gpt_oss"]), first, poison) == expected
 
 
+def test_a_beginning_that_prompts_share_is_found_again(folders: dict[str, Path], poison: Poison) -> None:
+    """In the middle of a prompt of many chunks, whose windows have moved on."""
+    first, second = requests((300, 300), new=4)
+    second = msgspec.structs.replace(second, prompt_ids=first.prompt_ids[:205] + second.prompt_ids[205:])
+    alone = answers([second], config_of(folders["gpt_oss"]), poison=poison)
+    cluster = Loopback(config_of(folders["gpt_oss"]))
+    poison.watch(cluster)
+    try:
+        for request in (first, second):
+            result = cluster.submit(request, split=False)
+            wait_all([result], 60)
+        cached = next(entry.timings for entry in result.entries if entry.timings).cached_tokens
+    finally:
+        cluster.close()
+    assert result.tokens == alone[0] and cached == 192
+
+
 def _in_turn(config: EngineConfig, first: GenerationRequest, poison: Poison | None) -> list[Any]:
     cluster = Loopback(config)
     if poison is not None:
@@ -230,11 +247,16 @@ def test_a_page_that_goes_too_early_is_noticed(
     poison: Poison,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One page: its rows are masked, and NaN shows all the same. Five: rows that are seen."""
-    first = PageTables._first
+    """One page: its rows are masked, and NaN shows all the same. Five: rows that are seen.
+
+    Nothing is cached, so that each page that goes is at once another one.
+    """
+    monkeypatch.setattr(PageTables, "remember", lambda *args: None)
+    config, first = config_of(folders["gpt_oss"]), PageTables._first
+    assert answers(requests()[-1:], config, poison=poison) == whole["gpt_oss"][-1:]
     monkeypatch.setattr(PageTables, "_first", lambda *args: first(*args) + early)
     with pytest.raises(AssertionError, match="NaN or infinity"):
-        answers(requests()[-1:], config_of(folders["gpt_oss"]), poison=poison)
+        answers(requests()[-1:], config, poison=poison)
 
 
 # --- without engines ---------------------------------------------------------------------------------------
@@ -263,23 +285,8 @@ def test_a_group_says_which_rows_are_still_read() -> None:
 
 def test_gpt_oss_at_32_times_32k_takes_half() -> None:
     """Pages in use of the shape of gpt-oss-20b, beside those of a pool whose pages stay."""
-    groups, limits = kv_groups([(128, 0), (0, 0)] * 12), BatchLimits(16, 32, 8192, 1)
-    pool = PagePool(1 << 17)
-    tables = PageTables(pool, PrefixCache(pool, 16, lookahead=0, groups=groups), limits)
-    used = []
-    for number in range(32):
-        request = GenerationRequest(f"r{number}", range(32768), SamplingParams())
-        generation = Generation(request, 0, GenerationKind.LOCAL, 0.0, 0.0)
-        seq = Sequence(number, generation, 0, request.prompt_ids, [])
-        counts = tables.counts(32768 + limits.rows_ahead, 0, generation.kind, pulled=False)
-        seq.tables = tables.made(((), ()), counts, 32768, pulled=False)
-        while seq.kv_len < 32768:
-            assert tables.grow(seq)
-            seq.kv_len = tables.cover(seq, min(seq.kv_len + 8192, 32768))
-        assert tables.grow(seq)
-        used.append(pool.used)
-    whole = 32 * 2 * pages_for(32768 + limits.rows_ahead, 16)
-    assert pool.used / whole <= 0.51, f"{pool.used} of {whole} pages"
+    found = in_use(SHAPES["gpt-oss-20b"][0], 32768)
+    assert found.ratio <= 0.51 and found.most <= 0.52 * found.whole
 
 
 def test_the_longest_sequence_fits_whatever_is_cached_of_it() -> None:
@@ -339,6 +346,16 @@ def test_a_window_goes_before_the_pages_that_others_need() -> None:
     assert cached.cache.reach(cached.tokens) == 12, "the window has come again"
     cached.pool.drop([*first, *again])
     assert cached.cache.evict(64) == 24 and cached.pool.free == 64
+
+
+def test_what_one_text_spoiled_goes_with_all_that_begins_alike() -> None:
+    cached = Cached()
+    first, second = cached.insert(12, gone=2)
+    cached.pool.drop(first[6:] + second[4:])
+    cached.cache.cut(cached.tokens)
+    assert not cached.cache.cached_pages and not cached.cache.reach(cached.tokens)
+    cached.pool.drop(first[:6] + second[:4])
+    assert cached.pool.free == 64
 
 
 def test_a_first_page_may_go_while_its_window_has_an_owner() -> None:

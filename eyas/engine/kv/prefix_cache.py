@@ -185,6 +185,15 @@ class PrefixCache:
                 freed += self._remove(node)
         return freed
 
+    def cut(self, tokens: Sequence[int]) -> None:
+        """Takes out all prefixes that share the first page of these tokens, whoever has their pages."""
+        first = next(iter(self._keys(tokens, len(tokens))), None)
+        branch = [self._root.children[first]] if first in self._root.children else []
+        for node in branch:  # which grows meanwhile
+            branch += node.children.values()
+        for node in reversed(branch):
+            self._remove(node)
+
     def next_out(self, count: int) -> list[CacheNode]:
         """The first `count` pages that `evict` looks at, in its order, without those in use."""
         first = islice(self._idle, count)

@@ -30,6 +30,6 @@ def backlog(requests: RequestTable, prompt_share: float, pace: StepPace = UNSEEN
     room = 0 if requests.draining else max(requests.admission.max_waiting - requests.queued, 0)
     seats = 0 if requests.draining else max(scheduler.slots - len(scheduler.running), 0)
     coming += sum(len(seq) for seq in scheduler.waiting)
-    free = scheduler.unowned * scheduler.limits.page_size
+    free = scheduler.tables.rows_in(scheduler.unowned)
     kv_room = None if requests.draining else max(free - coming, 0)
     return WorkerBacklog(decoding, context, queued, prompt_share, room, room + seats, pace, kv_room)

@@ -1,8 +1,9 @@
 """The page tables of sequences: how many pages each group of layers takes, and which a window leaves behind.
 
 Of a group with a window a sequence has the pages of one window and a few ahead. What its window leaves behind
-follows at the table's end, unless others read it, or the cache has it: then it is given back. So a prompt of
-any length goes on with the pages that it got when it was admitted.
+follows at the table's end, unless others read it, or the cache has it: then another one does. So a prompt of
+any length goes on with as many pages as it got when it was admitted. Rows of prompts are cached when a window
+leaves them: others may share the beginning of one, and its window there.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class PageTables:
         self._cache = cache
         self._limits = limits
         self.groups = cache.groups
-        self.windowed = any(group.windowed for group in self.groups)
+        self._windowed = [(place, group) for place, group in enumerate(self.groups) if group.windowed]
+        self.windowed = bool(self._windowed)
 
     def make_room(self, count: int) -> bool:
         """Evicts cached pages until `count` are free, if there are enough."""
@@ -56,6 +58,10 @@ class PageTables:
         kinds = GenerationKind.ATTACH, GenerationKind.LOCAL
         both = (self.counts(rows, 0, kind, pulled=kind is GenerationKind.ATTACH) for kind in kinds)
         return max(sum(map(sum, counts)) for counts in both)
+
+    def rows_in(self, pages: int) -> int:
+        """Rows of a sequence for which `pages` pages are enough."""
+        return most_rows(pages, self.groups, self._limits) + self._limits.rows_ahead
 
     # --- a sequence gets its first pages ---------------------------------------------------------------
 
@@ -106,7 +112,7 @@ class PageTables:
         rows = seq.kv_len + self._limits.rows_ahead
         if self.windowed:
             self._slide(seq)
-            counts = [self._missing(seq, table, rows) for table in seq.tables]
+            counts = self._missing(seq, rows)
         else:
             counts = [max(self._pages(rows) - len(table.pages), 0) for table in seq.tables]
         total = sum(counts)
@@ -123,10 +129,10 @@ class PageTables:
             return stop
         self._slide(seq)
         size = self._limits.page_size
-        while not self.make_room(sum(self._missing(seq, table, stop) for table in seq.tables)):
+        while not self.make_room(sum(counts := self._missing(seq, stop))):
             stop = (stop - 1) // size * size
-        for table in seq.tables:
-            table.pages += self._pool.take(self._missing(seq, table, stop))
+        for table, count in zip(seq.tables, counts, strict=True):
+            table.pages += self._pool.take(count)
         self._join_tails(seq)
         return stop
 
@@ -154,6 +160,10 @@ class PageTables:
         for table in seq.tables:
             self._pool.drop(table.owned)
         seq.tables = []
+
+    def complete_rows(self, seq: Sequence) -> int:
+        """The number of its rows that may be cached: where pages also hold draft KV, that is complete too."""
+        return min(seq.kv_len, seq.draft_len) if self._cache.lookahead else seq.kv_len
 
     def remember(self, seq: Sequence, rows: int) -> None:
         """Caches the pages of its first `rows` rows."""
@@ -202,29 +212,35 @@ class PageTables:
         elsewhere = seq.generation.kind is GenerationKind.PREFILL
         return len(seq) + (0 if elsewhere else self._limits.rows_ahead)
 
-    def _missing(self, seq: Sequence, table: PageTable, rows: int) -> int:
-        """Pages that a table must take for `rows` rows; its tail needs none."""
-        last = self._pages(self._end(seq)) - len(table.tail)
-        return max(min(self._pages(rows), last) - len(table.pages), 0)
+    def _missing(self, seq: Sequence, rows: int) -> list[int]:
+        """Pages that each table must take for `rows` rows; its tail needs none."""
+        pages, end = self._pages(rows), self._pages(self._end(seq))
+        return [max(min(pages, end - len(table.tail)) - len(table.pages), 0) for table in seq.tables]
 
     def _windows(self, seq: Sequence) -> Iterator[tuple[KvGroup, PageTable]]:
-        both = zip(self.groups, seq.tables, strict=False)  # a sequence without pages has no tables
-        return ((group, table) for group, table in both if group.windowed)
+        return ((group, seq.tables[place]) for place, group in self._windowed if seq.tables)
 
     def _slide(self, seq: Sequence) -> None:
-        """Each window has moved on: what lies behind it follows at the table's end, or goes."""
-        for group, table in self._windows(seq):
-            first = self._first(group, seq.kv_len)
-            behind, table.gone = table.pages[table.gone : first], max(table.gone, first)
-            last = self._pages(self._end(seq)) - len(table.tail)
-            most = self._most(group)
+        """Each window has moved on: what lies behind it is replaced at the table's end, if that is short."""
+        moved = [
+            (group, table, first)
+            for group, table in self._windows(seq)
+            if (first := self._first(group, seq.kv_len)) > table.gone
+        ]
+        if any(table.gone * self._limits.page_size < len(seq.prompt) for _, table, _ in moved):
+            self.remember(seq, self.complete_rows(seq))
+        end = self._pages(self._end(seq)) if moved else 0
+        for group, table, first in moved:
+            behind, table.gone = table.pages[table.gone : first], first
+            most = min(first + self._most(group), end - len(table.tail))
             for page in behind:
-                alive = len(table.pages) - table.gone
-                alone = self._pool.owners(page) == 1 and not self._pool.is_kept(page)
-                if alone and alive < most and len(table.pages) < last:
+                short = len(table.pages) < most
+                if short and self._pool.owners(page) == 1 and not self._pool.is_kept(page):
                     table.pages.append(page)
-                else:
-                    self._pool.drop((page,))
+                    continue
+                self._pool.drop((page,))
+                if short and self.make_room(1):
+                    table.pages += self._pool.take(1)
 
     def _join_tails(self, seq: Sequence) -> None:
         """The tail follows once it is next."""

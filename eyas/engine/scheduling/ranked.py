@@ -210,6 +210,10 @@ class DataParallelScheduler:
         """Caches the sequence's pages, as `Scheduler.remember`."""
         self._of(seq.generation).remember(seq, below)
 
+    def disown(self, seq: Sequence) -> None:
+        """As `Scheduler.disown`."""
+        self._of(seq.generation).disown(seq)
+
     def flush(self) -> int | None:
         """Flushes all ranks or none, as `Scheduler.flush`."""
         if self.pool.used:

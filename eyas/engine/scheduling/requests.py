@@ -182,6 +182,7 @@ class RequestTable:
         self.spoiled += 1
         for seq in generation.sequences:
             seq.kv_len = seq.draft_len = 0
+            self.scheduler.disown(seq)
         self.fail(generation, LogitsNotFinite("the model gave NaN or infinity as logits of this request"))
 
     def expire(self, now: float) -> None:

@@ -207,6 +207,11 @@ class Scheduler:
         rows = self.complete_rows(seq)
         self.tables.remember(seq, rows if below is None else min(rows, below))
 
+    def disown(self, seq: Sequence) -> None:
+        """No other sequence begins with its rows: what of them is cached goes, with all that begins alike."""
+        if self.tables.windowed:  # else nothing is cached of a prompt before its end
+            self.cache.cut(seq.prompt)
+
     def flush(self) -> int | None:
         """Empties the prefix cache, on the host too; returns how many pages it had.
 
@@ -222,7 +227,7 @@ class Scheduler:
 
         Where pages also hold draft KV, that must be complete too.
         """
-        return min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len
+        return self.tables.complete_rows(seq)
 
     # --- one step ------------------------------------------------------------------------------------
 
