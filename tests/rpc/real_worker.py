@@ -23,14 +23,13 @@ from eyas.engine.ipc.messages import EngineLoad
 from eyas.engine.loading.build import build_engine
 from eyas.worker.front import WorkerFront
 from tests.rpc.local_link import LocalEngine, LocalFront
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import write_tiny_pair
 from tests.unit.unwarmed import unwarmed
 
 
 def tiny_config(folder: Path) -> EngineConfig:
     """An engine of a tiny target and head, which are written to `folder`."""
-    write_tiny_llama(folder / "target")
-    write_tiny_eagle3(folder / "head", folder / "target")
+    write_tiny_pair(folder)
     return EngineConfig(
         model=str(folder / "target"), draft=str(folder / "head"), num_pages=128, chunk_tokens=48
     )

@@ -28,7 +28,7 @@ from prefill_svc import transfer
 from protos import transfer_pb2
 
 PROMPT = tuple(range(3, 133))  # 9 pages
-PAGE_BYTES = 8 * 2 * 16 * 2 * 16 * 4
+PAGE_BYTES = 4 * 2 * 16 * 2 * 16 * 4
 
 
 @pytest.fixture(scope="module")

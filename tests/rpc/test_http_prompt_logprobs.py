@@ -32,7 +32,7 @@ from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.cluster import Cluster
 from gateway.text.tokenizer import Tokenizer
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import write_tiny_pair
 
 PROMPT = "The capital of France is Paris, and that of Italy is"
 GREEDY = {"model": "eyas-nano", "temperature": 0, "seed": 1234}
@@ -48,8 +48,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     """A random model with the tokenizer's vocabulary; prompts take several chunks."""
     folder: Path = tmp_path_factory.mktemp("models")
     config = dataclasses.replace(tiny_config(folder), pool_dir=str(folder), chunk_tokens=8)
-    write_tiny_llama(folder / "target", vocab=4096)
-    write_tiny_eagle3(folder / "head", folder / "target")
+    write_tiny_pair(folder, vocab=4096)
     return config
 
 

@@ -15,6 +15,7 @@ from eyas.engine.checkpoint.config import AttentionSpec
 from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
+from tests.unit.crossed import crossed
 
 LAYER = 1
 
@@ -105,12 +106,14 @@ def tree_paths(start: int) -> tuple[tuple[int, ...], ...]:
 
 
 @pytest.mark.parametrize(
-    "special",
-    [{}, {"window": 60, "sinks": True}, {"window": 600, "soft_cap": 20.0}, {"unseen": 3}, {"chunk": 100}],
-    ids=str,
+    ("special", "start"),
+    crossed(
+        [{}, {"window": 60, "sinks": True}, {"window": 600, "soft_cap": 20.0}, {"unseen": 3}, {"chunk": 100}],
+        [1000, 1022, 1024, 70, 40],
+        quick=lambda special, start: not special or start == 1022,
+    ),
 )
-@pytest.mark.parametrize("start", [1000, 1022, 1024, 70, 40])
-def test_a_node_has_the_bits_of_a_plain_row_after_its_path(start: int, special: dict[str, float]) -> None:
+def test_a_node_has_the_bits_of_a_plain_row_after_its_path(special: dict[str, float], start: int) -> None:
     """However many nodes share a tile: each path is copied to pages of its own, its last row asked alone."""
     scene = Scene(4, 2, 16, **special)
     table, page = scene.table(start + len(PARENTS)), scene.page_size

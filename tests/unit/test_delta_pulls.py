@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from loopback import Loopback, Result, split_configs, wait_all
-from tiny import write_tiny_eagle3, write_tiny_llama
+from tiny import write_tiny_pair
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
@@ -18,15 +18,14 @@ from kv_transfer.layout import pages_for
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAGE = 16
-PAGE_BYTES = 8 * 2 * PAGE * 2 * 16 * 4  # layers, K and V, rows, heads, dims, float32
+PAGE_BYTES = 4 * 2 * PAGE * 2 * 16 * 4  # layers, K and V, rows, heads, dims, float32
 CHAIN, TREE = SpeculationConfig(), SpeculationConfig(4, 3, 12)
 CHATS, TURNS, ANSWER = 2, 4, 12
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> EngineConfig:
-    write_tiny_llama(tmp_path / "target")
-    write_tiny_eagle3(tmp_path / "head", tmp_path / "target")
+    write_tiny_pair(tmp_path)
     (tmp_path / "pools").mkdir()
     return EngineConfig(
         model=str(tmp_path / "target"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from loopback import Loopback, split_configs
+from loopback import Loopback
 from test_device_engine import DRAFTS, PROMPT, SIZES, answers, on_device, rounds, tokens
-from test_engine import _assert_nothing_held, _plain, _requests, _run
+from test_engine import _assert_nothing_held, _plain, _requests, _run, patient
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
@@ -19,7 +18,7 @@ from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ASKED = _requests(9, seed=4)
+ASKED = _requests(6, seed=4)
 CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
 
 
@@ -44,14 +43,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 def expected(base: EngineConfig) -> list[dict[int, list[int]]]:
     """What plain decoding says to `ASKED`."""
     return _plain(base, ASKED)
-
-
-def patient(config: EngineConfig) -> Loopback:
-    """The split services, where no draft comes too late, however slow the machine."""
-    cluster = Loopback(*split_configs(config))
-    waits = SimpleNamespace(draft_wait_s=20.0, stepped=lambda landed, seconds: None)
-    cluster.by_role["decode"].engine._drafting.patience = waits
-    return cluster
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from loopback import Loopback, QueueLink, Result, split_configs, wait_all
-from tiny import write_tiny_eagle3, write_tiny_llama
+from tiny import write_tiny_pair
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
@@ -28,8 +28,7 @@ VOCAB = 256
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = tmp_path_factory.mktemp("models")
-    write_tiny_llama(folder / "target")
-    write_tiny_eagle3(folder / "head", folder / "target")
+    write_tiny_pair(folder)
     pool_dir = tmp_path_factory.mktemp("pools")
     return EngineConfig(
         model=str(folder / "target"),
@@ -47,12 +46,12 @@ def _requests(count: int, seed: int = 0) -> list[GenerationRequest]:
     made = []
     for i in range(count):
         params = [
-            SamplingParams(temperature=0.0, max_tokens=24),
-            SamplingParams(temperature=0.8, top_p=0.95, seed=rng.getrandbits(64), max_tokens=24, logprobs=2),
+            SamplingParams(temperature=0.0, max_tokens=18),
+            SamplingParams(temperature=0.8, top_p=0.95, seed=rng.getrandbits(64), max_tokens=18, logprobs=2),
             SamplingParams(
                 temperature=1.0,
                 seed=rng.getrandbits(64),
-                max_tokens=20,
+                max_tokens=16,
                 min_tokens=3,
                 repetition_penalty=1.2,
                 presence_penalty=0.5,
@@ -122,10 +121,18 @@ def test_tree_speculation_changes_no_token(base: EngineConfig) -> None:
     cluster.close()
 
 
+def patient(config: EngineConfig) -> Loopback:
+    """The split services, where no draft comes too late, however slow the machine."""
+    cluster = Loopback(*split_configs(config))
+    waits = SimpleNamespace(draft_wait_s=20.0, stepped=lambda landed, seconds: None)
+    cluster.by_role["decode"].engine._drafting.patience = waits
+    return cluster
+
+
 def test_split_services_change_no_token(base: EngineConfig) -> None:
     requests = _requests(6, seed=2)
     expected = _plain(base, requests)
-    cluster = Loopback(*split_configs(base))
+    cluster = patient(base)
     assert _run(cluster, requests, split=True) == expected
     assert any(e.accepted for r in cluster.results.values() for e in r.entries)
     moved = [e.timings for r in cluster.results.values() for e in r.entries if e.timings]

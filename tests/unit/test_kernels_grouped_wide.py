@@ -11,7 +11,7 @@ from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts import grouped, grouped_wide
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
-from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of, tile_for
+from eyas.engine.kernels.experts.grouped_tiles import GroupedShape, GroupedTile, key_of, tile_for
 from eyas.engine.kernels.products.blocks import Fp8Rows, StoredWeight, quantise
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
@@ -157,7 +157,7 @@ def test_exact_products_and_short_blocks_go_the_other_way() -> None:
 
 
 def test_tall_blocks_are_the_rule_where_experts_have_many_rows() -> None:
-    gate_up = shape_of(torch.empty(256, 512, 7168, device="meta"), GateActivation())
+    gate_up = GroupedShape(256, 512, 7168, gated=True, itemsize=4)
     assert tile_for(gate_up, 256 * 128, {}).rows == grouped_wide.FEWEST
     assert tile_for(gate_up, 256 * 8, {}).rows == 16
     tuned = {key_of(gate_up, 256 * 128): GroupedTile(16, 64, 64, 4, 3)}

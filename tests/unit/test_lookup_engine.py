@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from loopback import Loopback, Result, split_configs, wait_all
-from tiny import write_tiny_eagle3, write_tiny_llama
+from tiny import write_tiny_pair
 
 from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
@@ -47,8 +47,7 @@ BUSHY = SpeculationConfig(steps=5, topk=8, draft_tokens=60)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = tmp_path_factory.mktemp("models")
-    write_tiny_llama(folder / "target", vocab=VOCAB)
-    write_tiny_eagle3(folder / "head", folder / "target")
+    write_tiny_pair(folder, vocab=VOCAB)
     return EngineConfig(
         model=str(folder / "target"),
         draft=str(folder / "head"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from loopback import Loopback, Result, split_configs, wait_all
-from tiny import write_tiny_eagle3, write_tiny_llama
+from tiny import write_tiny_pair
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
@@ -30,8 +30,7 @@ VOCAB = 256
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder: Path = tmp_path_factory.mktemp("models")
-    write_tiny_llama(folder / "target")
-    write_tiny_eagle3(folder / "head", folder / "target")
+    write_tiny_pair(folder)
     return EngineConfig(
         model=str(folder / "target"),
         draft=str(folder / "head"),

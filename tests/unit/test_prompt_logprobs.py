@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from loopback import Loopback, Result, split_configs, wait_all
-from tiny import write_tiny_eagle3, write_tiny_llama
+from tiny import write_tiny_pair
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
@@ -25,8 +25,7 @@ PROMPT = tuple(random.Random(1).choices(range(256), k=70))
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder: Path = tmp_path_factory.mktemp("models")
-    write_tiny_llama(folder / "target")
-    write_tiny_eagle3(folder / "head", folder / "target")
+    write_tiny_pair(folder)
     return EngineConfig(
         model=str(folder / "target"),
         draft=str(folder / "head"),

@@ -41,7 +41,10 @@ def _prompts_for_elsewhere_decode_here(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequence, "is_shared", property(lambda seq: bool(seq.forks)))
 
 
-@pytest.mark.parametrize("fault", [_pages_are_free_at_once, _prompts_for_elsewhere_decode_here])
+@pytest.mark.parametrize(
+    "fault",
+    [_pages_are_free_at_once, pytest.param(_prompts_for_elsewhere_decode_here, marks=pytest.mark.slow)],
+)
 def test_a_mistake_is_noticed(
     fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
