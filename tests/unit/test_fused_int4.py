@@ -31,6 +31,14 @@ def test_models_are_the_plain_ones(tmp_path: Path, family: str, name: str, first
     assert {each for layer in model.layers for each in layer.formats} == {Int4Projection}
 
 
+@pytest.mark.parametrize("name", ["gptq", "w4a16, zero points"])
+def test_experts_are_multiplied_as_they_are_packed(tmp_path: Path, name: str) -> None:
+    write_family(tmp_path / "plain", "mixtral", std=0.08, **SIZES)
+    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS[name])
+    model = same_forwards(tmp_path / "packed", FEW)
+    assert {each for layer in model.layers for each in layer.formats} == {Int4Projection}
+
+
 def test_columns_in_an_order_of_their_own_are_widened(tmp_path: Path) -> None:
     write_family(tmp_path / "plain", "llama", std=0.08, **SIZES)
     write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS["gptq, by activations"])

@@ -49,19 +49,21 @@ class WeightBytes:
 
 def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = False) -> WeightBytes:
     """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so, packed ones
-    are widened, but on a GPU for integers of four bits that are no experts', and for experts in MXFP4.
-    `exact`: experts all are.
+    are widened, but on a GPU for integers of four bits, and for experts in MXFP4. `exact`: all experts are.
     """
     if model.foreign is not None:
         return WeightBytes(0, ITEMSIZE[dtype] * model.foreign.elements)
     packed = model.quantized if isinstance(model.quantized, PackedConfig) and device != "cpu" else None
     halves = packed is not None and packed.bits == 4 and packed.integers
+    by_activations = getattr(packed, "by_activations", False)
     fours = isinstance(packed, Mxfp4Experts | Mxfp4Matrices) and not exact
+    experts_too = halves and not exact and not by_activations
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
         matrices, size = parameters(model), 1 if isinstance(model.quantized, Fp8Config) else ITEMSIZE[dtype]
         ends = matrices.as_stored
         layers = (matrices.rest - ends) // 2 if halves else size * (matrices.rest - ends)
         experts = _in_fours(matrices.experts) if fours else size * matrices.experts
+        experts = matrices.experts // 2 if experts_too else experts
         return WeightBytes(experts, size * ends + layers)
     experts = rest = as_stored = 0
     quantized = model.quantized.kind if model.quantized is not None else None  # "" of packed ones
@@ -70,7 +72,7 @@ def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = Fals
         if (kind not in _KINDS and kind != quantized) or not _is_read(model, name):
             continue
         size = math.prod(shape) * (1 if kind == _FP8 else ITEMSIZE[dtype])
-        if halves and not kind and ".experts." not in name:
+        if halves and not kind and (experts_too or ".experts." not in name):
             size = math.prod(shape) // 2
         if fours and not kind and ".experts." in name:
             size = _in_fours(math.prod(shape))

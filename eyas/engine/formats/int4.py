@@ -18,7 +18,7 @@ from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.dense import DenseProjection, product
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts.grouped import GroupedProducts
-from eyas.engine.kernels.experts.grouped_task import GateActivation
+from eyas.engine.kernels.experts.grouped_task import ExpertWeight, GateActivation
 from eyas.engine.kernels.products import exact_wide, int4, skinny
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from eyas.engine.kernels.products.rows import act_mul
@@ -85,11 +85,15 @@ class Int4Projection(Projection):
     def in_order(self, rows: torch.Tensor) -> Self:
         return type(self)(self.packed.in_order(rows.to(self.packed.words.device)))
 
-    def room(self, count: int) -> Self:
-        raise TypeError("experts of four bits are widened")
+    @property
+    def of_experts(self) -> ExpertWeight:
+        return self.packed
 
-    def put(self, place: int, part: Projection) -> None:
-        raise TypeError("experts of four bits are widened")
+    def room(self, count: int) -> Self:
+        return type(self)(self.packed.room(count))
+
+    def put(self, place: int, part: Self) -> None:
+        self.packed.put(place, part.packed)
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,22 @@ class Int4Loader:
 
     @classmethod
     def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
-        """None unless all of them are packed integers of four bits, and none is an expert's."""
+        """None unless all of them are packed integers of four bits. Experts' columns must be in their order:
+        what is widened is so for all of them alike.
+        """
         config = weights.quantized
         if not isinstance(config, PackedConfig) or config.bits != _BITS or not config.integers:
             return None
-        if any(".experts." in name or not weights.is_packed(name) for name in names):
+        if not all(map(weights.is_packed, names)):
+            return None
+        if any(".experts." in name for name in names) and not cls._has_experts(config):
             return None
         return cls(weights)
+
+    @staticmethod
+    def _has_experts(config: PackedConfig) -> bool:
+        """True if kernels of experts read the format."""
+        return not getattr(config, "by_activations", False)
 
     def rows(self, names: list[str], rows: list[int], columns: int) -> Projection:
         parts = zip(names, rows, strict=True)
@@ -143,6 +156,10 @@ class Int4Loader:
 @dataclass(frozen=True)
 class ExactInt4Loader(Int4Loader):
     """The same for the exact arithmetic, in which scales are of the model's type, as the widened numbers."""
+
+    @staticmethod
+    def _has_experts(config: PackedConfig) -> bool:
+        return False
 
     def _made(self, parts: list[PackedNumbers]) -> Projection:
         dtype = self.weights.placement.dtype

@@ -19,8 +19,11 @@ from eyas.engine.kernels.experts.grouped_kernels import rows_at, total_of, where
 from eyas.engine.kernels.experts.grouped_task import GroupedTask, RowWalk
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
+from eyas.engine.kernels.products import fp4, int4
 from eyas.engine.kernels.products.activation import passed, with_bias
-from eyas.engine.kernels.products.fp4 import PARTS, STEP, UNIT, Fp4Weight, parts_of
+from eyas.engine.kernels.products.blocks import StoredWeight
+from eyas.engine.kernels.products.fp4 import PARTS
+from eyas.engine.kernels.products.int4 import Int4Weight
 from eyas.engine.kernels.products.skinny import ProductLaunch
 
 DENSE, SINGLE, GROUPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -32,13 +35,17 @@ MOST_LINES = 8
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """A kernel's compile-time parameters. `columns`: weight rows of a tile, a gate's and up's together."""
+    """A kernel's compile-time parameters. `columns`: weight rows of a tile, a gate's and up's together.
+    `unit`: of an `Int4Weight`, of whose columns `scaled` have one scale, or (0) of an `Fp4Weight`.
+    """
 
     n: int
     k: int
     outputs: int
     rows: int
     columns: int
+    unit: int
+    scaled: int
     deep: int
     split: int
     group: int
@@ -65,12 +72,7 @@ class PackedPlan:
     @property
     def step(self) -> int:
         """Columns of a step."""
-        return STEP
-
-    @property
-    def unit(self) -> int:
-        """Words of a step."""
-        return UNIT
+        return PARTS * self.unit
 
     @property
     def line(self) -> int:
@@ -80,7 +82,7 @@ class PackedPlan:
     @property
     def steps(self) -> int:
         """Steps of a row of the weight."""
-        return cdiv(self.k, STEP)
+        return cdiv(self.k, self.step)
 
     @property
     def chunk(self) -> int:
@@ -90,18 +92,29 @@ class PackedPlan:
     @property
     def stored(self) -> int:
         """Words of a row."""
-        return self.steps * UNIT
+        return self.steps * self.unit
 
 
 def start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`."""
     weight, plan, tile = task.weight, _plan(task, launch.pdl), task.tile
-    assert isinstance(weight, Fp4Weight)
+    assert not isinstance(weight, StoredWeight)
     halves = 2 if plan.gated else 1
     parts = weight.words.view(plan.experts, halves, plan.outputs, plan.stored)
-    blocks = TensorDescriptor(parts, list(parts.shape), list(parts.stride()), [1, halves, plan.half, UNIT])
+    blocks = TensorDescriptor(
+        parts, list(parts.shape), list(parts.stride()), [1, halves, plan.half, plan.unit]
+    )
     _packed[(task.most * plan.tiles, plan.split)](
-        *(task.rows[0], weight.words, blocks, weight.scales, task.bias, task.made[0], *task.order),
+        *(
+            task.rows[0],
+            weight.words,
+            blocks,
+            weight.scales,
+            weight.zeros,
+            task.bias,
+            task.made[0],
+            *task.order,
+        ),
         *(launch.partials, launch.tickets, task.choices, task.most),
         plan,
         num_warps=tile.warps,
@@ -111,7 +124,9 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
 
 
 def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
-    shape, tile, walk, gate = task.shape, task.tile, task.walk, task.gate
+    shape, tile, walk, gate, weight = task.shape, task.tile, task.walk, task.gate, task.weight
+    assert not isinstance(weight, StoredWeight)
+    unit = weight.unit
     known = walk.scatter or walk.grouped is None
     lines = _lines(cdiv(shape.k, PARTS * tile.split)) if pdl and known and tile.rows <= 32 else 0
     return PackedPlan(
@@ -120,7 +135,9 @@ def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
         outputs=shape.outputs,
         rows=tile.rows,
         columns=tile.columns,
-        deep=max(tile.depth // STEP, 1),
+        unit=unit,
+        scaled=weight.group if isinstance(weight, Int4Weight) else 0,
+        deep=max(tile.depth // (PARTS * unit), 1),
         split=tile.split,
         group=tile.group,
         walk=_walk(walk).value,
@@ -149,7 +166,20 @@ def _walk(walk: RowWalk) -> tl.constexpr:
 
 @kernel(do_not_specialize=["choices", "most"])
 def _packed(
-    x, words, tiles, scales, bias, out, order, blocks, partials, tickets, choices, most, plan: tl.constexpr
+    x,
+    words,
+    tiles,
+    scales,
+    zeros,
+    bias,
+    out,
+    order,
+    blocks,
+    partials,
+    tickets,
+    choices,
+    most,
+    plan: tl.constexpr,
 ):
     """Grid (blocks * tiles of columns, split): a tile of one block of rows, or a part of its k."""
     if plan.pdl:
@@ -166,7 +196,7 @@ def _packed(
     expert, begin, end = _block_at(blocks, block, choices, most, plan)
     inside, source, target = rows_at(order, begin, end, plan.rows, plan.per_row, plan.scatter)
     first = tile * plan.half
-    made = _product(x, tiles, scales, source, inside, expert, first, plan)
+    made = _product(x, tiles, scales, zeros, source, inside, expert, first, plan)
     last = True
     if plan.split > 1:
         made, last = _finished(made, partials, tickets, cell, plan)
@@ -219,28 +249,61 @@ def _call_ahead(words, blocks, most, plan: tl.constexpr):
 
 
 @triton.jit
-def _product(x, tiles, scales, source, inside, expert, first, plan: tl.constexpr):
+def _product(x, tiles, scales, zeros, source, inside, expert, first, plan: tl.constexpr):
     """This program's part of weight . rows^T, float32 [columns, rows]."""
     pair = tl.arange(0, plan.columns)
-    row = first + pair % plan.half
-    there = row < plan.outputs
-    of_expert = scales + expert * (plan.steps * plan.n)
-    exponents = of_expert + row + pair // plan.half * plan.outputs
+    column = first + pair % plan.half
+    there = column < plan.outputs
+    column += pair // plan.half * plan.outputs
     start = tl.program_id(1) * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
-    of_row = x + source[:, None] * plan.k
     DEEP: tl.constexpr = plan.deep
     for from_step in range(start, start + plan.chunk, DEEP):
         for more in tl.static_range(DEEP):
             step = from_step + more  # a row's last may lie beyond it: nothing is there, and counts as zeros
-            column = step * plan.step + tl.arange(0, plan.step)
-            mask = inside[:, None] & (column < plan.k)[None, :]
-            values = tl.load(of_row + column[None, :], mask=mask, other=0.0)
-            four = tl.load(exponents + step * plan.n, mask=there & (step < plan.steps), other=0)
             tile = tiles.load([expert, 0, first, step * plan.unit]).reshape(plan.columns, plan.unit)
-            numbers = parts_of(tile, four, 0, 4, x.dtype.element_ty)
-            acc = tl.dot(numbers, values.T, acc, input_precision="ieee")
+            if plan.scaled == 0:
+                of_step = scales + (expert * plan.steps + step) * plan.n + column
+                four = tl.load(of_step, mask=there & (step < plan.steps), other=0)
+                values = _values(x, source, inside, step * plan.step, plan.step, plan)
+                numbers = fp4.parts_of(tile, four, 0, 4, x.dtype.element_ty)
+                acc = tl.dot(numbers, values.T, acc, input_precision="ieee")
+            else:
+                acc = _in_groups(
+                    acc, x, tile, scales, zeros, source, inside, expert, column, there, step, plan
+                )
     return acc
+
+
+@triton.jit
+def _in_groups(
+    acc, x, tile, scales, zeros, source, inside, expert, column, there, step, plan: tl.constexpr
+):  # fmt: skip
+    """The sum with a step of an `Int4Weight`, whose groups are scaled in float32."""
+    SCALED: tl.constexpr = plan.scaled
+    GROUPED: tl.constexpr = SCALED // plan.unit
+    GROUPS: tl.constexpr = 4 // GROUPED
+    for group in tl.static_range(GROUPS):
+        at = step * plan.step + group * SCALED
+        place = (expert * (plan.k // SCALED) + at // SCALED) * plan.n + column
+        known = there & (at < plan.k)
+        scale = tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
+        if zeros is None:
+            zero = int4.eights(column, x.dtype.element_ty)
+        else:
+            zero = tl.load(zeros + place, mask=known, other=0.0)
+        values = _values(x, source, inside, at, SCALED, plan)
+        numbers = int4.parts_of(tile, zero, None, group * GROUPED, GROUPED)
+        acc += tl.dot(numbers, values.T, input_precision="ieee") * scale[:, None]
+    return acc
+
+
+@triton.jit
+def _values(x, source, inside, at, COUNT: tl.constexpr, plan: tl.constexpr):
+    """COUNT columns of the rows, from `at` on; zeros where there are none."""
+    column = at + tl.arange(0, COUNT)
+    mask = inside[:, None] & (column < plan.k)[None, :]
+    return tl.load(x + source[:, None] * plan.k + column[None, :], mask=mask, other=0.0)
 
 
 @triton.jit

@@ -48,6 +48,15 @@ class Fp4Weight:
     dtype: torch.dtype
 
     @property
+    def zeros(self) -> None:
+        """There are no zero points."""
+
+    @property
+    def unit(self) -> int:
+        """Columns between two numbers of a word."""
+        return UNIT
+
+    @property
     def shape(self) -> torch.Size:
         """[n, k], or [experts, n, k]."""
         return torch.Size((*self.words.shape[:-1], self.columns))

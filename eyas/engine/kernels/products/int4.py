@@ -39,7 +39,9 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no a
 
 @dataclass(frozen=True)
 class Int4Weight:
-    """A matrix [n, k]. `words`: int16 [n, steps * unit], where a step is four units of columns.
+    """A matrix [n, k], or one for each expert: all tensors then have that dimension before the others.
+
+    `words`: int16 [n, steps * unit], where a step is four units of columns.
 
     `scales`: [groups, n], of any type. `zeros`: [groups, n], the zero points as `_number` takes them, in
     the type of the rows that the weight multiplies; None: eight everywhere.
@@ -54,13 +56,13 @@ class Int4Weight:
 
     @property
     def shape(self) -> torch.Size:
-        """[n, k]."""
-        return torch.Size((self.words.shape[0], self.columns))
+        """[n, k], or [experts, n, k]."""
+        return torch.Size((*self.words.shape[:-1], self.columns))
 
     @property
     def group(self) -> int:
         """Columns that have one scale."""
-        return self.columns // self.scales.shape[0]
+        return self.columns // self.scales.shape[-2]
 
     @property
     def step(self) -> int:
@@ -76,6 +78,21 @@ class Int4Weight:
         """True if products of so many stretches of k have the sums of the widened matrix."""
         whole = self.columns % stretches == 0 and self.columns // stretches % self.group == 0
         return whole and self.scales.dtype == self.dtype
+
+    def room(self, count: int) -> Int4Weight:
+        """Room for as many of these. Either all of them have zero points or none has."""
+        zeros = None if self.zeros is None else self.zeros.new_empty(count, *self.zeros.shape)
+        words, scales = (each.new_empty(count, *each.shape) for each in (self.words, self.scales))
+        return replace(self, words=words, scales=scales, zeros=zeros)
+
+    def put(self, place: int, part: Int4Weight) -> None:
+        """Puts another one into its place of `room`."""
+        self.words[place].copy_(part.words)
+        self.scales[place].copy_(part.scales)
+        if self.zeros is not None:
+            self.zeros[place].copy_(part._points())
+        elif part.zeros is not None:
+            raise ValueError("an expert has zero points, where another has none")
 
     def below(self, lower: Int4Weight) -> Int4Weight:
         """A matrix with another of this width, type and groups below it."""
