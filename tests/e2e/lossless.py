@@ -236,7 +236,9 @@ def run(variant: Variant, requests: Requests, expected: Tokens | None, done: Cal
 # --- the command -----------------------------------------------------------------------------------------
 
 
-def campaign(requests: Requests, console: Console, variants: Sequence[Variant]) -> list[Finding]:
+def campaign(
+    requests: Requests, console: Console, variants: Sequence[Variant], first: Variant
+) -> list[Finding]:
     """The reference, and every variant."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -248,7 +250,7 @@ def campaign(requests: Requests, console: Console, variants: Sequence[Variant]) 
                 console.print(f"{variant.name}: {finding.seconds:.0f} s, {len(finding.differing)} differ")
             return finding
 
-        reference = measured(REFERENCE)
+        reference = measured(first)
         if reference.failure:
             return [reference]
         expected = reference.answers.tokens
@@ -276,7 +278,7 @@ def report(findings: list[Finding]) -> Table:
     return table
 
 
-def main(variants: Sequence[Variant], prog: str, prompts: int) -> int:
+def main(variants: Sequence[Variant], prog: str, prompts: int, reference: Variant = REFERENCE) -> int:
     """0 if every variant did what it must."""
     parser = argparse.ArgumentParser(prog=prog, description="Compares ways to answer.")
     parser.add_argument("--prompts", type=int, default=prompts)
@@ -284,7 +286,7 @@ def main(variants: Sequence[Variant], prog: str, prompts: int) -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(width=None if sys.stdout.isatty() else 140)
-    findings = campaign(make_requests(given.prompts, given.seed), console, variants)
+    findings = campaign(make_requests(given.prompts, given.seed), console, variants, reference)
     console.print(report(findings))
     return int(any(finding.problem for finding in findings))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.lossless import BROKEN, REFERENCE, VARIANTS, Requests, Variant, differences, make_requests, run
+from tests.e2e.lossless_packed import PackedModels
 from tests.e2e.lossless_ways import InProcess, Tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,6 +43,18 @@ def problem(variant: Variant) -> str:
 @pytest.mark.parametrize("variant", each(VARIANTS))
 def test_no_token_differs(variant: Variant) -> None:
     assert problem(variant) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_nor_does_one_with_a_target_or_a_head_in_four_bits(tmp_path: Path) -> None:
+    models, (requests, expected) = PackedModels(tmp_path), reference(FEW)
+    models.write()
+    packed = run(models.reference(), requests, None, lambda: None).answers.tokens
+    assert len(packed) == len(requests)
+    for variants, tokens in ((models.of_the_target(), packed), (models.of_the_head(), expected)):
+        *_, last = variants  # a tree of a head in four bits, split
+        assert run(last, requests, tokens, lambda: None).problem == ""
 
 
 @pytest.mark.parametrize("variant", each(BROKEN))
