@@ -35,10 +35,10 @@ class Folders:
 
 def make_folders(parent: Path) -> Folders:
     """A tiny random model and head under `parent`."""
-    model = write_tiny_llama(parent / "tiny", vocab=4096)
+    model = write_tiny_llama(parent / "tiny", vocab=4096, layers=4)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(NANO / name, model)
-    return Folders(str(model), str(write_tiny_eagle3(parent / "tiny-head", model)))
+    return Folders(str(model), str(write_tiny_eagle3(parent / "tiny-head", model, reads=(1, 2, 3))))
 
 
 @dataclass

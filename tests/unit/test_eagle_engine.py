@@ -36,7 +36,7 @@ def config_of(folder: Path, **sizes: int) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    return config_of(tmp_path_factory.mktemp("models"))
+    return config_of(tmp_path_factory.mktemp("models"), layers=4)
 
 
 @pytest.fixture(scope="module")

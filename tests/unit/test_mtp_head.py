@@ -120,10 +120,11 @@ class Case:
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("models")
     if request.param == "mimo":
-        target = write_tiny_mimo(folder / "target")
+        target = write_tiny_mimo(folder / "target", layers=4)
         names = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
         return Case(target, target, Form(MIMO, names, True, True, THETA))
-    target, names = write_tiny_nextn(folder / "target"), ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+    target = write_tiny_nextn(folder / "target", layers=4)
+    names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
     head, prefix = target, nextn_prefix(target)
     if request.param == "export":
         head, prefix = export_nextn(folder / "head", target), "model.layers.0"

@@ -54,7 +54,7 @@ def test_a_head_in_four_bits_fits_a_target_in_four_bits(
     ],
 )
 def test_mtp_layers_in_four_bits_change_no_token(tmp_path: Path, form: str, split: bool) -> None:
-    model = in_four_bits(write_tiny_nextn(tmp_path / "plain"), tmp_path / "model", form, 32)
+    model = in_four_bits(write_tiny_nextn(tmp_path / "plain", layers=4), tmp_path / "model", form, 32)
     config, asked = config_of(model, tmp_path), _requests(3)
     expected = _plain(config, asked)
     drafting = replace(config, speculation=CHAIN if split else TREE)
