@@ -40,8 +40,14 @@ FOREIGN = {
     "cwm": Sample(
         "CwmForCausalLM",
         "CwmConfig",
-        changes={"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        changes={
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "eos_token_id": 0,
+            "bos_token_id": 0,
+        },
     ),
     "nanochat": Sample("NanoChatForCausalLM", "NanoChatConfig"),
-    "persimmon": Sample("PersimmonForCausalLM", "PersimmonConfig", changes={"head_dim": 12}),
+        "PersimmonForCausalLM", "PersimmonConfig", changes={"head_dim": 12, "hidden_act": "gelu"}
+    ),
 }
