@@ -48,6 +48,4 @@ FOREIGN = {
         },
     ),
     "nanochat": Sample("NanoChatForCausalLM", "NanoChatConfig"),
-        "PersimmonForCausalLM", "PersimmonConfig", changes={"head_dim": 12, "hidden_act": "gelu"}
-    ),
 }
