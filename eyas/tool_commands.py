@@ -30,6 +30,7 @@ BENCH_COMMANDS = {
 TUNE_COMMANDS = {
     "moe": CommandEntry("the products of a model's experts", "eyas.bench.tune", given={"products": "moe"}),
     "gemm": CommandEntry("a model's products in FP8 blocks", "eyas.bench.tune", given={"products": "gemm"}),
+    "int4": CommandEntry("a model's products in four bits", "eyas.bench.tune", given={"products": "int4"}),
 }
 HEADS = "eyas.train.head_command"
 TRAIN_COMMANDS = {

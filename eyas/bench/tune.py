@@ -1,7 +1,7 @@
-"""`eyas tune moe|gemm`: the fastest tiles of a model's products on this GPU, kept as a table.
+"""`eyas tune moe|gemm|int4`: the fastest tiles of a model's products on this GPU, kept as a table.
 
 `search` compares tiles. An engine reads the table of its kind of GPU when it starts
-(`eyas.engine.kernels.experts.grouped_tiles`).
+(`eyas.engine.kernels.experts.grouped_tiles`, `eyas.engine.kernels.products.packed_table`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.common.machine import gpus
@@ -34,27 +35,30 @@ def run(args: argparse.Namespace) -> int:
     gpu, began = gpus.model(args.device), time.monotonic()
     if not gpu:
         raise ConfigError(f"--device: there is no GPU {args.device} here", param="device")
-    from eyas.bench import tile_search
-    from eyas.engine.kernels.experts.grouped_tiles import read_table, read_times, table_of, write_table
+    from eyas.bench import packed_search, tile_search
+    from eyas.engine.kernels.experts import grouped_tiles
     from eyas.engine.kernels.launch.warm import KernelWarmup
+    from eyas.engine.kernels.products import packed_table
 
-    jobs = tile_search.jobs_of(args.model, args.tensor_parallel_size, args.products)
+    tried: Any = packed_search if args.products == "int4" else tile_search
+    table: Any = packed_table if args.products == "int4" else grouped_tiles
+    jobs = tried.jobs_of(args.model, args.tensor_parallel_size, args.products)
     if not jobs:
         message = f"--model: {args.model} has no products that `eyas tune {args.products}` is about"
         raise ConfigError(message, param="model")
-    path = args.out or table_of(gpu)
-    tiles = read_table(path) if path.exists() else {}
-    times = read_times(path) if path.exists() else {}
+    path = args.out or table.table_of(gpu)
+    tiles = table.read_table(path) if path.exists() else {}
+    times = table.read_times(path) if path.exists() else {}
     warmup = KernelWarmup(
-        "eyas.bench.tile_search:launches", (jobs,), gpus.capability(args.device), os.cpu_count() or 1
+        f"{tried.__name__}:launches", (jobs,), gpus.capability(args.device), os.cpu_count() or 1
     )
     print(f"{warmup.wait().kernels} kernels are compiled", file=sys.stderr)
     import torch
 
     torch.cuda.set_device(gpus.number_of(args.device))
-    for key, best in tile_search.search(jobs, args.device, began + args.seconds):
+    for key, best in tried.search(jobs, args.device, began + args.seconds):
         tiles[key], times[key] = best.tile, best.us
         print(f"{key}: {best.us:.1f} us (by the rule {best.ruled_us:.1f}), {best.tile}", flush=True)
-        write_table(path, gpu, tiles, times)
+        table.write_table(path, gpu, tiles, times)
     print(f"{path}: {len(tiles)} tiles", file=sys.stderr)
     return 0

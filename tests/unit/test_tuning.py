@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eyas import cli
-from eyas.bench import tile_search, tune
+from eyas.bench import packed_search, tile_search, tune
 from eyas.bench.tile_search import TuningBench, TuningJob, candidates, gated_pair, jobs_of
 from eyas.common.errors import ConfigError
 from eyas.common.machine import gpus
@@ -22,8 +22,11 @@ from eyas.engine.kernels.experts.grouped_tiles import (
     read_times,
     write_table,
 )
+from eyas.engine.kernels.products import packed_table, skinny
+from eyas.engine.kernels.products.skinny_tiles import ProductShape, ProductTile
 from tests.gpu.answer_latent import write_rank
 from tests.unit.families import write_family
+from tests.unit.packed_formats import PACKINGS, write_packed
 
 R8 = gated_pair(256, 256, 7168, 1)
 
@@ -87,6 +90,50 @@ def test_a_search_finds_a_tile_that_gives_the_rules_result(monkeypatch: pytest.M
     assert set(found) == {key_of(shape, 6) for shape in job.shapes}
     assert found[key_of(job.shapes[1], 6)].tile == asked[-1]
     assert all(each.us < each.ruled_us for each in found.values())
+
+
+def test_products_in_four_bits_are_a_dense_models(tmp_path: Path) -> None:
+    write_family(tmp_path / "plain", "llama", std=0.08, vocab_size=128, hidden_size=64, intermediate_size=96)
+    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS["gptq"])
+    qkv, out, gate_up, down = packed_search.jobs_of(str(tmp_path / "packed"), 1, "int4")
+    assert (qkv.kind, qkv.k, qkv.n) == ("qkv", 64, qkv.span * (qkv.n // qkv.span))
+    assert (out.kind, gate_up, down) == (
+        "linear",
+        ProductShape("gated", 0, 192, 64, 192),
+        ProductShape("linear", 0, 64, 96, 64),
+    )
+    assert packed_search.jobs_of(str(tmp_path / "plain"), 1, "int4") == ()
+
+
+def test_an_engine_takes_the_tiles_of_four_bits_of_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_table, "ASSETS", tmp_path)
+    monkeypatch.setattr(gpus, "model", lambda device: "NVIDIA H200")
+    tiles = {("int4 gated", 8, 192, 64): ProductTile(64, 256, 4, 3)}
+    packed_table.write_table(
+        packed_table.table_of("NVIDIA H200"), "NVIDIA H200", tiles, {**dict.fromkeys(tiles, 1.5)}
+    )
+    assert packed_table.read_times(packed_table.table_of("NVIDIA H200")) == dict.fromkeys(tiles, 1.5)
+    assert packed_table.measured("cpu") == {}
+    assert tiles.items() <= skinny.ProductLaunch.on("meta", pdl=True).tiles.items()
+
+
+def test_a_search_in_four_bits_finds_a_tile_that_gives_the_rules_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = packed_search.PackedBench(ProductShape("gated", 0, 128, 256, 128), "cpu")
+    other, wrong = ProductTile(128, 256, 4, 3), ProductTile(48, 256, 4, 3)
+    monkeypatch.setattr(packed_search, "candidates", lambda shape: [ProductTile(64, 256, 4, 3), other, wrong])
+    turns = iter((3.0, 2.0, 1.0))
+    monkeypatch.setattr(packed_search, "host_us", lambda calls: next(turns))
+    assert bench.best(8, time.monotonic() + 60) == packed_search.FastestTile(other, 2.0, 3.0)
+
+
+def test_candidates_in_four_bits_fit() -> None:
+    for rows in packed_search.ROWS:
+        found = packed_search.candidates(ProductShape("linear", rows, 4096, 4096, 4096))
+        assert len(found) == len(set(found)) > 8
 
 
 def test_without_a_gpu_there_is_nothing_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,10 @@
 """Tiles that cut grouped products into programs: measured for known shapes, else by a rule.
 
-`eyas tune` measures, and writes a file for each kind of GPU: JSON, a line for each tile, with the shape, the
-number of choices, and the microseconds that it took.
+`eyas tune` measures, and writes a file for each kind of GPU.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import cast
 
 from eyas.common.config import ASSETS
 from eyas.common.machine import gpus
+from eyas.engine.kernels.launch import tile_file
 from eyas.engine.kernels.launch.sizes import power_of_2
 
 _SHARED_BYTES = 200 * 1024
@@ -102,22 +100,12 @@ def read_times(path: Path) -> dict[Key, float]:
 
 
 def _lines(path: Path) -> Iterator[tuple[Key, dict[str, int], float]]:
-    for line in json.loads(path.read_text())["tiles"]:
-        key = cast(Key, tuple(line.pop(name) for name in _KEY))
-        us = line.pop("us")
-        yield key, line, us
+    return ((cast(Key, key), tile, us) for key, tile, us in tile_file.read(path, _KEY))
 
 
 def write_table(path: Path, gpu: str, tiles: Table, times: Mapping[Key, float]) -> None:
-    """Replaces the file; a line of it for each tile, in the order of their keys."""
-    lines = [
-        json.dumps(
-            dict(zip(_KEY, key, strict=True)) | dataclasses.asdict(tile) | {"us": round(times[key], 2)}
-        )
-        for key, tile in sorted(tiles.items())
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{{"gpu": {json.dumps(gpu)}, "tiles": [\n' + ",\n".join(lines) + "\n]}\n")
+    """Replaces the file."""
+    tile_file.write(path, gpu, _KEY, tiles, times)
 
 
 def key_of(shape: GroupedShape, choices: int) -> Key:

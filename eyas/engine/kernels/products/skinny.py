@@ -25,6 +25,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.launch.sizes import power_of_2
+from eyas.engine.kernels.products import packed_table
 from eyas.engine.kernels.products.halving import SUM_GROUP
 from eyas.engine.kernels.products.int4 import Int4Weight
 from eyas.engine.kernels.products.skinny_kernels import (
@@ -80,7 +81,8 @@ class ProductLaunch:
         """Allocates the scratch memory on `device`."""
         partials = torch.empty(MOST_SHARES * MAX_ROWS, dtype=torch.float32, device=device)
         tickets = torch.zeros(MOST_SHARES, dtype=torch.int32, device=device)
-        return cls(partials, tickets, pdl, exact=exact)
+        tiles = {**MEASURED, **MEASURED_INT4, **packed_table.measured(device)}
+        return cls(partials, tickets, pdl, exact=exact, tiles=tiles)
 
 
 @dataclass(frozen=True)
