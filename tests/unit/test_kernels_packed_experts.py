@@ -73,7 +73,8 @@ def run(x: torch.Tensor, experts: torch.Tensor, tile: GroupedTile | None, kind: 
     assert isinstance(inner, torch.Tensor)
     by_choice = inner.clone()
     if isinstance(order, GroupedChoices):
-        by_choice[order.order.long()] = inner
+        there = int((experts >= 0).sum())
+        by_choice[order.order[:there].long()] = inner[:there]
     made = shared.down(inner, pair[1], order, added[1])
     assert not shared.launch.tickets.any()
     return [by_choice, made]
@@ -119,6 +120,16 @@ def test_one_rows_choices_are_in_its_own_order(split: int) -> None:
         close(mine, expected)
     with pytest.raises(AssertionError):
         close(found[1], computed(x, experts.flip(1), "clamped_swiglu")[1])
+
+
+def test_choices_of_experts_elsewhere_are_left_out() -> None:
+    """As on a rank that has some experts, whole: they are -1 there."""
+    x, experts = random(9, HIDDEN, seed=7), experts_of(9)
+    experts[::2, 0], experts[5] = -1, -1
+    here = (experts.flatten() >= 0).cpu()
+    found = run(x, experts, None, "clamped_swiglu")[1]
+    expected = computed(x, experts.clamp(min=0), "clamped_swiglu")[1]
+    close(found[here], expected[here])
 
 
 def _halves_turned(numbers: Numbers) -> Numbers:
