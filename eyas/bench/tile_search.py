@@ -74,7 +74,7 @@ def jobs_of(model: str, ranks: int, products: str) -> tuple[TuningJob, ...]:
     """The tuning jobs of one rank's share of a model: those of experts ("moe"), or the dense ones in FP8
     blocks ("gemm").
     """
-    config = config_of_rank(read_model(model, "dummy"), ranks)
+    config = config_of_rank(read_model(model, "dummy", impl="eyas"), ranks)
     in_fp8 = bool(config.quantized and config.quantized.rows)
     itemsize = 1 if in_fp8 else 2
     jobs: dict[TuningJob, None] = {}

@@ -54,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints a report; returns the exit code: 0 without problems, else 1."""
-    target = None if args.target is None else read_model(args.target)
+    target = None if args.target is None else read_model(args.target, impl="eyas")
     try:
         head = read_head(args.head, target or target_alike(args.head))
     except ConfigError as error:

@@ -55,7 +55,7 @@ def load_teacher(folder: Path, device: str, room: BatchLimit) -> TeacherModel:
     """The target of a folder. Raises ConfigError if it cannot be served there."""
     if device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"--device: {device} is not available: PyTorch sees no GPU here", param="device")
-    config = read_model(folder)
+    config = read_model(folder, impl="eyas")
     if room.length > config.context_length:
         raise ConfigError(
             f"--max-length: {room.length} is more than the {config.context_length} tokens of {folder}",
@@ -154,7 +154,7 @@ def _check(args: argparse.Namespace, folder: RunFolder) -> None:
         check_plot(args.plot)
     if folder.checkpoint.exists() and not args.resume:
         raise ConfigError(f"--out: {folder.out} has a checkpoint: --resume goes on with it", param="out")
-    read_model(args.target)
+    read_model(args.target, impl="eyas")
     unroll = args.unroll or head_kind(args.kind).UNROLL
     if args.max_length < unroll + 2:  # a pair, and the token of each step
         text = f"--max-length: {args.max_length} tokens are too few for --unroll {unroll}"

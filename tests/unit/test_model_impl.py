@@ -205,6 +205,25 @@ def test_without_a_file_and_without_transformers_an_architecture_is_refused(tmp_
 
 
 @pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_hidden_layers": 10**6}, "1000000 layers are more than 4096"),
+        ({"num_hidden_layers": "two"}, "not one that transformers reads"),
+        ({"num_attention_heads": 0}, "config.json of .* transformers"),
+        ({"eos_token_id": 4000}, "eos_token_id 4000 must be 130 or less"),
+    ],
+)
+def test_values_that_make_no_model_are_one_sentence(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    folder = write_config(tmp_path, "OlmoConfig", **SMALL)
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(stated | changes))
+    with pytest.raises(ConfigError, match=says):
+        read_model(folder, "dummy")
+
+
+@pytest.mark.parametrize(
     ("changes", "flag"),
     [
         ({"draft": "head"}, "draft"),

@@ -62,7 +62,7 @@ class KernelSetting:
     @classmethod
     def of(cls, config: EngineConfig) -> Self:
         """Reads the model's config.json and nothing else. Raises ConfigError if it cannot be served."""
-        model = read_model(config.model, "dummy").limited_to(config.context_length)
+        model = read_model(config.model, "dummy", impl="eyas").limited_to(config.context_length)
         return cls(config, config_of_rank(model, config.tensor_parallel_size), cache_bytes(config.device))
 
     @property

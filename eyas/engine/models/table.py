@@ -116,8 +116,8 @@ def read_model(
         known = ", ".join(sorted(MODELS))
         raise ConfigError(
             f"architecture {architecture} of {folder} is not supported ({known} are): "
-            "--model-impl auto lets transformers compute it if it can; else it takes a file and a line in a "
-            "table, as docs/adding-a-model.md says"
+            "a server lets transformers compute it if it can (--model-impl auto); else it takes a file and a "
+            "line in a table, as docs/adding-a-model.md says"
         )
     if load_format != "dummy":
         weight_files(folder)

@@ -22,6 +22,7 @@ from eyas.engine.checkpoint.config import (
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, NO_ROPE
 from eyas.engine.models.foreign.classes import ITSELF, OWN_FILE, model_class, refuse
 from eyas.engine.models.foreign.probe import LayerCall, Unserved, judge
+from eyas.engine.models.keys import MOST_LAYERS
 from eyas.engine.models.refusal import HEAD_DIMS
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
@@ -35,6 +36,8 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """The model, as far as Eyas needs to know it. Raises ConfigError for what it cannot serve so."""
     config, found = model_class(raw, folder)
     length = _context_length(config)
+    if (layers := getattr(config, "num_hidden_layers", 0)) > MOST_LAYERS:
+        raise ConfigError(f"config.json of {folder}: {layers} layers are more than {MOST_LAYERS}")
     if kind := _following_rope(config):
         refuse(
             raw, folder, f"its {kind} RoPE follows the longest sequence of a step in transformers: {OWN_FILE}"
