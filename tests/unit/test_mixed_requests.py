@@ -23,7 +23,7 @@ from eyas.common.types import GenerationRequest, RequestChoice
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LONGEST = 60  # tokens of a prompt
-COUNT = 16
+COUNT = 12
 VOCAB = 256
 
 
