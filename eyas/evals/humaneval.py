@@ -2,7 +2,7 @@
 
 The model continues the function's head up to the next thing at the left margin, as in the public harness; in
 a chat it is asked for the whole function in a code block. There is one answer per problem: pass@1. Programs
-are held back by `eyas.evals.sandbox`.
+are held back by `eyas.evals.guarded`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chooses the kernels of a step's rows: the fast ones, or those whose bits follow a sequence alone.
 
 `fast` takes whatever is quickest for a step's shape. `exact` takes the narrow products, row kernels and
-attention of `eyas.engine.kernels.exact_*`; flashinfer is not for it, and nothing comes in later. Draft heads
+attention whose kernels are named `exact_*`; flashinfer is not for it, and nothing comes in later. Draft heads
 stay fast: their tokens are advice. What exact rows cannot be is refused here by name.
 """
 
