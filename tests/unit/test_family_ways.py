@@ -12,10 +12,8 @@ from tests.unit.family_ways import FamilyWays
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-QUICK = ("gemma4_tokens", "glm4_moe_lite")
 
-
-@pytest.mark.parametrize("family", crossed(SAMPLES, quick=lambda name: name in QUICK))
+@pytest.mark.parametrize("family", crossed(SAMPLES, quick=lambda name: name == "gemma4_tokens"))
 def test_every_way_gives_the_same_tokens(tmp_path: Path, family: str) -> None:
     ways = FamilyWays.of(family, tmp_path)
     assert not any(ways.differ.values()), ways
