@@ -4,6 +4,9 @@ In under a minute on one GPU, Llama-3.1-8B's heads: for each kernel one JSON lin
 call in a CUDA graph over either pool, how much faster FP8 is, the bandwidth of what is read, and the relative
 errors against a softmax in float32: `error` over the numbers that are stored, `loss` over what was written.
 Layers follow each other, so that none is in the cache. A ratio of 1.6 is the aim at 32 x 8,192.
+
+`--try NAME:FIELD=NUMBER,... ...` measures kernels over FP8 by these tilings too, each the usual one but for
+these fields: `--try attend:keys=64,warps=2 'chain of 4:parts=2' exact:warps=2,registers=168`.
 """
 
 from __future__ import annotations
@@ -11,27 +14,33 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
+import triton
 
 from eyas.bench.kernels.timing import graph_us
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
-from eyas.engine.kernels.attention.exact_attend import ExactLaunch
+from eyas.engine.kernels.attention.attend_tiles import tiling_of
+from eyas.engine.kernels.attention.exact_attend import AttentionCut, ExactLaunch
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
-from eyas.engine.kernels.attention.exact_prefill import attend_chunks_exactly
+from eyas.engine.kernels.attention.exact_prefill import ChunkCut, attend_chunks_exactly
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.prefill import attend_chunks, tile_rows
+from eyas.engine.kernels.attention.prefill import TILE, ChunkTiling, attend_chunks, chunk_tiling, tile_rows
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.scaled import FP8, quantised
 
 HEADS, KV_HEADS, DIM, PAGE, LAYERS = 32, 8, 128, 16, 4
 DEVICE = "cuda"
+MOST_PARTS = 16
 WIDTHS = {"attend": 1, "chain of 4": 4, "exact": 1}
 CHUNK = 2048
 
-Kernel = Callable[[PagedKv], torch.Tensor]
+Kernel = Callable[..., torch.Tensor]  # of a PagedKv, by the usual tiling or another, or only compiled
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,12 @@ class Scene:
         scores = torch.einsum("hd,khd->hk", q[-1].float(), keys) * DIM**-0.5
         return torch.einsum("hk,khd->hd", scores.softmax(-1), values)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The kernels' names."""
+        count = min(CHUNK, self.rows)
+        return (*WIDTHS, f"prompt of {count}", f"exact prompt of {count}")
+
     def kernels(self) -> dict[str, tuple[Kernel, torch.Tensor]]:
         """Each with the queries of the first sequence, of which the last sees all of its rows."""
         made = {name: self._few(width, name == "exact") for name, width in WIDTHS.items()}
@@ -94,16 +109,37 @@ class Scene:
         q = torch.randn(self.batch * width, HEADS, DIM, device=DEVICE).bfloat16()
         if exact:
             shared = ExactLaunch.on(kv, HEADS, self.batch, pdl=True)
-            return (lambda kv: attend_exactly(q, kv, queries, shared)), q[:width]
+            return partial(_few_rows, attend_exactly, q, queries, shared), q[:width]
+        parts = MOST_PARTS * self.batch * width * HEADS
         launch = AttentionLaunch.on(kv, HEADS, self.batch, width, pdl=True)
-        return (lambda kv: attend(q, kv, queries, launch)), q[:width]
+        launch = replace(launch, parts=launch.parts.new_empty(parts, DIM), lses=launch.lses.new_empty(parts))
+        return partial(_few_rows, attend, q, queries, launch), q[:width]
 
     def _prompt(self, count: int, chunks: Callable[..., torch.Tensor]) -> tuple[Kernel, torch.Tensor]:
-        q, most = torch.randn(count, HEADS, DIM, device=DEVICE).bfloat16(), tile_rows(HEADS, KV_HEADS)
-        cuts = range(0, count, most)
-        tiles = [(0, i, self.rows - count + i, min(most, count - i)) for i in reversed(cuts)]
-        told = torch.tensor(tiles, dtype=torch.int32, device=DEVICE)
-        return (lambda kv: chunks(q, kv, told)), q
+        q = torch.randn(count, HEADS, DIM, device=DEVICE).bfloat16()
+        tiles = {}
+        for rows in (64, TILE, 2 * TILE):
+            most = tile_rows(HEADS, KV_HEADS, rows)
+            cuts = [
+                (0, i, self.rows - count + i, min(most, count - i)) for i in reversed(range(0, count, most))
+            ]
+            tiles[rows] = torch.tensor(cuts, dtype=torch.int32, device=DEVICE)
+        return partial(_chunks, chunks, q, tiles), q
+
+
+def _few_rows(
+    attend: Callable[..., torch.Tensor], q: torch.Tensor, queries: QueryRows,
+    launch: AttentionLaunch | ExactLaunch, kv: PagedKv, tiling: Any = None, compile_only: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    return attend(q, kv, queries, replace(launch, compile_only=compile_only), tiling)
+
+
+def _chunks(
+    chunks: Callable[..., torch.Tensor], q: torch.Tensor, tiles: dict[int, torch.Tensor], kv: PagedKv,
+    tiling: Any = None, compile_only: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    rows = tiling.rows if isinstance(tiling, ChunkTiling) else TILE
+    return chunks(q, kv, tiles[rows], tiling, compile_only)
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -134,17 +170,68 @@ def measure(scene: Scene, name: str) -> dict[str, object]:
     }
 
 
+def usual(name: str, batch: int) -> Any:
+    """The tiling by which a kernel goes over FP8."""
+    if name == "exact":
+        return AttentionCut.of(batch, HEADS // KV_HEADS, KV_HEADS)
+    if name in WIDTHS:
+        return tiling_of(batch, WIDTHS[name] * HEADS // KV_HEADS, KV_HEADS, DIM, True)
+    return ChunkCut() if "exact" in name else chunk_tiling(DIM)
+
+
+def tilings_of(scene: Scene, wanted: list[str]) -> list[tuple[str, str, Any]]:
+    """Kernels and tilings given as `main`'s parser takes them."""
+    found = []
+    for one in wanted:
+        prefix, _, fields = one.partition(":")
+        name = next(name for name in scene.names if name.startswith(prefix))
+        changed = {key: int(number) for key, _, number in (f.partition("=") for f in fields.split(",") if f)}
+        found.append((name, fields, replace(usual(name, scene.batch), **changed)))
+    return found
+
+
+def compile_ahead(scene: Scene, tilings: list[tuple[str, str, Any]]) -> None:
+    """All at once; what does not compile fails again when it is run."""
+    kernels = scene.kernels()
+    pool = ThreadPoolExecutor()
+    with pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+        for kernel, _ in kernels.values():
+            for kind in scene.pools:
+                kernel(scene.layers(kind)[0], None, compile_only=True)
+        for name, _, tiling in tilings:
+            kernels[name][0](scene.layers("fp8")[0], tiling, compile_only=True)
+
+
+@torch.inference_mode()
+def attempt(scene: Scene, name: str, fields: str, tiling: Any) -> dict[str, object]:
+    """A kernel over FP8 by one tiling; a failure is a finding."""
+    (kernel, q), kvs = scene.kernels()[name], scene.layers("fp8")
+    facts: dict[str, object] = {"kernel": name, "fields": fields}
+    try:
+        last = kernel(kvs[0], tiling)[len(q) - 1]
+        facts["error"] = round(relative_error(last, scene.expected(q, stored=True)), 5)
+        facts["us"] = round(graph_us([partial(kernel, kv, tiling) for kv in kvs]), 1)
+    except Exception as failure:
+        facts["failed"] = f"{type(failure).__name__}: {failure}"[:200]
+    return facts
+
+
 def main() -> None:
     """Prints what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--try", nargs="+", default=[], dest="tilings", metavar="NAME:FIELD=NUMBER,...")
     given = parser.parse_args()
     torch.manual_seed(0)
     scene = Scene.of(given.batch, given.rows)
     facts = {"gpu": torch.cuda.get_device_name(), "batch": given.batch, "rows": given.rows}
-    for name in scene.kernels():
+    tilings = tilings_of(scene, given.tilings)
+    compile_ahead(scene, tilings)
+    for name in scene.names:
         print(json.dumps(facts | measure(scene, name)), flush=True)
+    for one in tilings:
+        print(json.dumps(attempt(scene, *one)), flush=True)
     for pool in scene.pools.values():
         pool.close()
 

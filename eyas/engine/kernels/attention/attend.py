@@ -144,7 +144,7 @@ def attend(
     """
     batch, heads = queries.slots.shape[0], q.shape[1]
     rows = queries.width * heads // kv.kv_heads
-    tiling = tiling or tiling_of(batch, rows, kv.kv_heads, kv.dim * kv.pool.element_size())
+    tiling = tiling or tiling_of(batch, rows, kv.kv_heads, kv.dim * kv.pool.element_size(), kv.scaled)
     layout = _layout(heads, kv, queries, tiling, launch.pdl)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -233,7 +233,7 @@ def _attend(
     at = head * layout.dim + dim
     if keys.dtype.element_ty == tl.float8e4nv:
         acc, lse = over_scaled_part(
-            q_tile, sees[:, None], keys, values, head, table, start, low, edge, first, last, scale, layout
+            q_tile, sees[:, None], keys, head, table, start, low, edge, first, last, scale, layout
         )
     else:
         acc, lse = _over_part(

@@ -28,9 +28,11 @@ class AttentionTiling:
     stages: int
 
 
-def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> AttentionTiling:
+def tiling_of(
+    batch: int, rows: int, kv_heads: int, key_bytes: int = 256, scaled: bool = False
+) -> AttentionTiling:
     """The tiling for `batch` sequences of `rows` = width * group rows a key head, with keys of `key_bytes`
-    bytes.
+    bytes; `scaled`: in FP8.
     """
     batch, most_keys = padded_batch(batch), keys_at_a_time(key_bytes)
     if rows <= 16:
@@ -38,7 +40,7 @@ def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> Att
         parts = next((parts for most, parts in _PARTS if programs <= most), 2)
         if rows > 8:
             parts = min(parts, max(2, cdiv(_PROGRAMS, programs)))
-        return AttentionTiling(16, min(32, most_keys), parts, 2, 3)
+        return AttentionTiling(16, min(32, most_keys), parts, 1 if scaled else 2, 3)
     tile = 32 if rows <= 32 else 64 if batch * cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
     programs = batch * kv_heads * cdiv(rows, tile)
     parts = min(most_parts(tile), power_of_2(cdiv(_PROGRAMS, programs)))

@@ -33,6 +33,11 @@ class PagedKv:
         return self.scores or ScoreScaling(self.dim**-0.5)
 
     @property
+    def scaled(self) -> bool:
+        """Whether keys and values are in FP8, with scales."""
+        return self.pool.dtype == torch.float8_e4m3fn
+
+    @property
     def page_size(self) -> int:
         """Rows per page."""
         return self.pool.shape[2]
@@ -97,3 +102,54 @@ def read_rows(rows, at, scales, pages, row, there, FIELD: tl.constexpr, q_tile, 
             scale = tl.load(scales + place, mask=there, other=0.0)
         x = (x.to(tl.float32) * scale).to(q_tile.dtype)
     return x
+
+
+@triton.jit
+def block_pages(table, block, end, layout: tl.constexpr):
+    """Where the rows from `block` on lie, a multiple of `layout.keys`, as `read_words` takes it: the pages of
+    rows, the places of rows in them, and the pages of scales. Rows from `end` on, which is not 0, get
+    the page of the last before it.
+
+    Where pages divide blocks, the places are the same in each block, and scales are read page by page.
+    """
+    place, last = tl.arange(0, layout.keys), (end - 1) // layout.page_size
+    if layout.keys % layout.page_size == 0:
+        first = block // layout.page_size
+        own = tl.load(table + tl.minimum(first + place // layout.page_size, last))
+        page = tl.arange(0, layout.keys // layout.page_size)
+        pages = (own, place % layout.page_size, tl.load(table + tl.minimum(first + page, last)))
+    else:
+        row = block + place
+        own = tl.load(table + tl.minimum(row // layout.page_size, last))
+        pages = (own, row % layout.page_size, own)
+    return pages
+
+
+@triton.jit
+def _scales(scales, pages, FIELD: tl.constexpr, layout: tl.constexpr):
+    """The scales [n] of keys (FIELD 0) or values (1) of the rows that `pages` says."""
+    EACH: tl.constexpr = layout.dim // 4  # scales of a head in a row of scales
+    if pages[2].shape[0] < pages[0].shape[0]:
+        slot = tl.arange(0, layout.page_size)[None, :]
+        page = pages[2][:, None]
+    else:
+        slot = pages[1]
+        page = pages[2]
+    number = FIELD * layout.page_size + slot
+    place = number // EACH * (layout.row_stride // 4) + number % EACH
+    read = tl.load(scales + place + page.to(tl.int64) * (layout.page_stride // 4))
+    return tl.reshape(read, (pages[0].shape[0],))
+
+
+@triton.jit
+def read_words(words, scales, pages, layout: tl.constexpr):
+    """Keys and values in FP8 of the rows that `pages` says (`block_pages`), as words of two uint16
+    [n, dim / 2], and the scales of both.
+
+    words: the addresses [1, dim / 2] of the head's keys in the pool's first row; scales: as of `scales_of`.
+    """
+    VALUES: tl.constexpr = layout.page_size * layout.row_stride // 2  # from a key to its value
+    at = words + (pages[1] * (layout.row_stride // 2))[:, None]
+    at += (pages[0].to(tl.int64) * (layout.page_stride // 2))[:, None]
+    key_scale, value_scale = _scales(scales, pages, 0, layout), _scales(scales, pages, 1, layout)
+    return tl.load(at), tl.load(at + VALUES), key_scale, value_scale
