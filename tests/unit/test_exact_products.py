@@ -25,6 +25,7 @@ from eyas.engine.kernels.products.skinny_tiles import (
     stretches_of,
     tile_for,
 )
+from eyas.engine.loading.bit_checks import FoldedWeight, packed_alike
 from tests.bits.compare import Composition, Difference, differences
 from tests.bits.products import (
     PackedRows,
@@ -98,6 +99,13 @@ def test_packed_numbers_have_the_bits_of_the_matrix_that_they_mean(product: Prod
     runs = [Composition(type(way).__name__, partial(way.run, range(3), launch)) for way in ways]
     runs += compositions(ways[0], launch, (17,))
     assert said(differences(runs)) == []
+
+
+def test_a_start_compares_packed_numbers_with_what_they_mean() -> None:
+    weights = [FoldedWeight("linear", 32, 256, 32), FoldedWeight("linear", 32, 48, 32)]
+    exact, fast = (skinny.ProductLaunch.on("cpu", pdl=False, exact=exact) for exact in (True, False))
+    assert packed_alike(weights, exact, torch.float16)
+    assert not packed_alike(weights, fast, torch.float16)
 
 
 def test_fast_sums_of_packed_numbers_are_noticed() -> None:

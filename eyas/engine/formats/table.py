@@ -16,7 +16,11 @@ EXACT_FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, Exac
 """Those whose products have exact arithmetic."""
 
 
-def loader_of(weights: WeightSource, names: list[str], exact: bool) -> ProjectionLoader[Projection]:
-    """The loader of the tensors of products that read the same rows."""
-    kinds = EXACT_FORMATS if exact else FORMATS
+def loader_of(
+    weights: WeightSource, names: list[str], exact: bool, packed: bool = True
+) -> ProjectionLoader[Projection]:
+    """The loader of the tensors of products that read the same rows. `packed`: whether exact products have
+    numbers of four bits as they are.
+    """
+    kinds = [kind for kind in EXACT_FORMATS if packed or kind is not ExactInt4Loader] if exact else FORMATS
     return next(loader for kind in kinds if (loader := kind.of(weights, names)) is not None)

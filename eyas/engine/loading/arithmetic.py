@@ -25,11 +25,12 @@ from eyas.engine.attention.prompts import PromptAttention, PromptPlan
 from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, ModelConfig
+from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.device.buckets import MAX_ENDS
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped_tiles import measured
 from eyas.engine.kernels.products import skinny
-from eyas.engine.loading.bit_checks import check_tiles, products_of, unequal, weights_of
+from eyas.engine.loading.bit_checks import check_tiles, packed_alike, products_of, unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.feed_forward import GATES
 from eyas.engine.models.ops.device_step import RowAttention
@@ -186,7 +187,10 @@ def _judged(launch: skinny.ProductLaunch, loaded: EngineSpec) -> skinny.ProductL
         count = check_tiles(products, launch, measured(loaded.config.device), loaded.placement.dtype)
         _log.info("arithmetic: exact; %d tiles of grouped products give the same bits here", count)
     scaled = loaded.config.kv_cache_dtype != "auto"
-    weights = weights_of(loaded.target, ranks, scaled=scaled)
+    weights, quantized = weights_of(loaded.target, ranks, scaled=scaled), loaded.target.quantized
+    if isinstance(quantized, PackedConfig) and not packed_alike(weights, launch, loaded.placement.dtype):
+        _log.warning("arithmetic: exact; packed numbers add up in another order here: they are widened")
+        launch = dataclasses.replace(launch, packed=False)
     others = unequal(weights, launch, loaded.placement.dtype)
     if not others:
         _log.info("arithmetic: exact; cuBLAS adds up as the narrow kernels do here, and keeps wide products")

@@ -11,6 +11,7 @@ at every start rows go through each of the tiles.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -24,13 +25,20 @@ from eyas.engine.kernels.experts.group import group
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.experts.grouped_tiles import GroupedShape, GroupedTile, Table, exact_tile_for, key_of
-from eyas.engine.kernels.products import exact_wide, skinny
+from eyas.engine.kernels.products import exact_wide, int4, skinny
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
+from eyas.engine.kernels.products.skinny_tiles import MOST_STRETCHES
 from eyas.engine.models.ops.device_machine import SIDE, router_tiles
 from eyas.engine.parallel.shards import config_of_rank
 
 COUNTS = (129, 160, 192, 256, 320, 384, 512, 640, 768, 1000, 1024, 1536, 2048, 3072, 4096)
 """Rows of the products that are compared."""
+PADDED = (16, 32, 64, 128)
+"""Rows of the products of few."""
+
+MOST_PACKED = 1 << 28
+"""Numbers of four bits of one weight, at most, that is tried."""
+
 MOST_RESULTS = 1 << 27
 """Numbers of one product, at most: an output head's are fewer rows'."""
 CHOICES = tuple((1 << i) + more for i in range(18) for more in (0, 1))
@@ -95,6 +103,37 @@ def unequal(
     if launch.tickets.is_cuda:
         torch.cuda.empty_cache()
     return failures
+
+
+@torch.inference_mode()
+def packed_alike(weights: Iterable[FoldedWeight], launch: skinny.ProductLaunch, dtype: torch.dtype) -> bool:
+    """True if numbers of four bits, packed, give every number of rows the bits of the matrix that they mean.
+
+    On the device "meta" they do, and kernels are compiled.
+    """
+    alike = all(_is_packed_alike(weight, launch, dtype) for weight in weights if not weight.router)
+    if launch.tickets.is_cuda:
+        torch.cuda.empty_cache()
+    return alike
+
+
+def _is_packed_alike(weight: FoldedWeight, launch: skinny.ProductLaunch, dtype: torch.dtype) -> bool:
+    n, k, device = weight.n, weight.k, launch.tickets.device
+    groups = k // math.gcd(k, int4.BLOCK)
+    if n * k > MOST_PACKED or not int4.served(k, groups, k // MOST_STRETCHES):
+        return True  # an output head, or widened in any case
+    x, _ = operands(16, k, skinny.MAX_ROWS, device, dtype)
+    numbers = (torch.arange(n * k, dtype=torch.int32, device=device) * 2654435 >> 8).view(n, k) & 15
+    scales = torch.linspace(0.5, 1.5, n * groups, device=device).view(n, groups).mul(k**-0.5 / 4).to(dtype)
+    packed = int4.packed(numbers.to(torch.uint8), 8, scales, dtype, k // MOST_STRETCHES)
+    wide = packed.widened()
+    for count in PADDED:
+        ours, theirs = (torch.empty(count, n, device=device) for _ in range(2))
+        for matrix, out in ((packed, ours), (wide, theirs)):
+            skinny.linear(skinny.SkinnyInput(x[:count]), matrix, out, launch)
+        if not same(ours, theirs):
+            return False
+    return True
 
 
 def _folds(weight: FoldedWeight, launch: skinny.ProductLaunch, dtype: torch.dtype) -> bool:

@@ -65,7 +65,8 @@ class ProductLaunch:
     many rows there are: k is cut by the weight alone, sums of squares are taken over fixed groups of columns
     in one order, and no multiplication is fused with an addition. It holds for types of 16 bits; float32
     products have no order of their own. cublas: exact products of more rows are cuBLAS's, which has been
-    found to give the same bits.
+    found to give the same bits. packed: exact products read numbers of four bits as they are packed, which
+    has been found to give the bits of the matrix that they mean.
     """
 
     partials: torch.Tensor
@@ -74,6 +75,7 @@ class ProductLaunch:
     compile_only: bool = False
     exact: bool = False
     cublas: bool = False
+    packed: bool = True
     tiles: Table = field(default_factory=lambda: {**MEASURED, **MEASURED_INT4})
 
     @classmethod

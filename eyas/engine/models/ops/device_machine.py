@@ -42,7 +42,8 @@ class DeviceMachine(Machine[Projection]):
     groups_experts = True
 
     def loader(self, weights: WeightSource, names: list[str]) -> ProjectionLoader[Projection]:
-        return loader_of(weights, names, self.context.launch.exact)
+        launch = self.context.launch
+        return loader_of(weights, names, launch.exact, launch.packed)
 
     def router(self, weights: WeightSource, name: str, shape: tuple[int, int]) -> tuple[torch.Tensor, Table]:
         stored = weights.take(name, shape)
