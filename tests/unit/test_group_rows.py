@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.engine.attention.exact_rows import ExactAttention
+from eyas.engine.attention.rows import PagedAttention, RowLimits
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels.attention.group_rows import in_group
-from eyas.engine.kv.groups import page_layers
+from eyas.engine.kernels.attention.scores import ScoreScaling
+from eyas.engine.kv.format import KvFormat
+from eyas.engine.kv.groups import KvGroup, page_layers
+from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.kv.scaled import FP8
 from eyas.engine.models.decoder import Decoder
 from tests.unit.families import write_family
 from tests.unit.model_rig import Rig
@@ -77,3 +83,30 @@ def test_a_fused_model_reads_each_layer_by_its_groups_table(tmp_path: Path) -> N
         found, _ = fused.forward(rows, twin.pool)
         assert close(found[:count], expected[:count])
     assert same_rows_written(twin.pool, rig.pool)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(FP8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tree", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [PagedAttention, ExactAttention])
+def test_no_kernel_reads_what_lies_behind_a_window(
+    kind: type[PagedAttention] | type[ExactAttention], tree: bool, dtype: torch.dtype
+) -> None:
+    """A round and a chunk over pages of which those that the scheduler gives back are full of NaN."""
+    generator, size, start = torch.Generator().manual_seed(3), 16, 300
+    shape = PoolShape(KvFormat(1, 1, 32), 24, size, dtype, DEVICE)
+    pool, table = KvPool(shape), torch.randperm(24, generator=generator).int().view(1, -1).to(DEVICE)
+    k, v = torch.randn(2, 24 * size, 1, 32, generator=generator).to(DEVICE)
+    pool.write(0, pool.slots(torch.arange(24 * size, device=DEVICE)), k, v)
+    mask = torch.tensor([[[1, 3, 5]]], device=DEVICE) if tree else None
+    rounds = DecodeRows(on_device([0]), on_device([start]), WIDTH, mask)
+    tiles = on_device([[0, 0, start, 5]])  # type: ignore[list-item]
+    rows = ForwardRows(*[on_device([0] * (WIDTH + 5))] * 3, rounds, tiles, table=table)  # type: ignore[arg-type]
+    attention = kind(torch.zeros_like(table), 2, shape, RowLimits(1, WIDTH), pdl=False)
+    q, rule = torch.randn(WIDTH + 5, 2, 32, generator=generator).to(DEVICE), ScoreScaling(0.2, window=40)
+    expected = attention(q, pool.layer(0), rows, rule)
+    behind = KvGroup((0,), window=40).first(start) // size
+    pool.pages.view(torch.uint8)[table[0, :behind].long()] = 255
+    assert behind == 16 and expected.isfinite().all()
+    assert torch.equal(attention(q, pool.layer(0), rows, rule), expected)
+    pool.pages.view(torch.uint8)[table[0, behind + 1 : behind + 2].long()] = 255
+    assert attention(q, pool.layer(0), rows, rule).isnan().any(), "a page that is seen"
