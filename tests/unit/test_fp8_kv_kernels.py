@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
-from eyas.engine.kernels.attention.attend_tiles import AttentionTiling
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, tiling_of
 from eyas.engine.kernels.attention.exact_attend import AttentionCut, ExactLaunch
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
 from eyas.engine.kernels.attention.exact_prefill import attend_chunks_exactly
@@ -89,6 +89,13 @@ def test_queries_of_sixteen_bits_of_any_size(size: float) -> None:
     expected = attend(q.float(), wide, queries, launch)
     error = (attend(q, narrow, queries, launch, out=torch.empty_like(expected)) - expected).norm()
     assert 0 < error < 2e-3 * expected.norm()
+
+
+def test_short_keys_in_fp8_have_one_warp() -> None:
+    """Which has no barriers; longer ones do not fit into its registers, and bf16 takes two."""
+    fp8, longer = (tiling_of(32, 4, 8, key_bytes, scaled=True) for key_bytes in (128, 256))
+    assert (fp8.warps, longer.warps, tiling_of(32, 4, 8, 256).warps) == (1, 2, 2)
+    assert fp8 == replace(tiling_of(32, 4, 8, 128), warps=1), "all else is shared, memory for parts too"
 
 
 def tree(scene: Scene) -> QueryRows:

@@ -40,7 +40,8 @@ def tiling_of(
         parts = next((parts for most, parts in _PARTS if programs <= most), 2)
         if rows > 8:
             parts = min(parts, max(2, cdiv(_PROGRAMS, programs)))
-        return AttentionTiling(16, min(32, most_keys), parts, 1 if scaled else 2, 3)
+        warps = 1 if scaled and key_bytes <= 128 else 2  # one has registers for no longer keys
+        return AttentionTiling(16, min(32, most_keys), parts, warps, 3)
     tile = 32 if rows <= 32 else 64 if batch * cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
     programs = batch * kv_heads * cdiv(rows, tile)
     parts = min(most_parts(tile), power_of_2(cdiv(_PROGRAMS, programs)))
