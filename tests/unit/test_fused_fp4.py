@@ -21,6 +21,7 @@ from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.products.fp4 import Fp4Weight
 from eyas.engine.kernels.products.skinny import ProductLaunch
+from eyas.engine.loading.recipe import MetaWeights
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.fp4_formats import gpt_oss, mx_experts
@@ -85,6 +86,22 @@ def test_they_are_read_as_they_are_packed(folder: Path) -> None:
     with opened(folder) as weights:  # exact arithmetic widens them
         loader = loader_of(weights, [DOWN], exact=True)
         assert torch.equal(loader.columns(DOWN, (HIDDEN, WIDTH)).weight.stored, back)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_kernels_compiled_ahead_are_those_of_packed_weights(folder: Path, ranks: int) -> None:
+    """A start's list of kernels is made of weights without memory: of the same formats, shapes and types."""
+    with opened(folder, rank=ranks - 1, ranks=ranks) as weights:
+        real, listed = pair(weights), pair(MetaWeights(weights))
+    for one, other in zip(real, listed, strict=True):
+        assert type(one) is type(other) and one.shape == other.shape
+        if isinstance(one, Fp4Projection) and isinstance(other, Fp4Projection):
+            for mine, its in zip(_tensors(one.packed), _tensors(other.packed), strict=True):
+                assert its.is_meta and (mine.shape, mine.dtype) == (its.shape, its.dtype)
+
+
+def _tensors(weight: Fp4Weight) -> tuple[torch.Tensor, torch.Tensor]:
+    return weight.words, weight.scales
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

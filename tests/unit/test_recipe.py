@@ -14,6 +14,7 @@ import pytest
 from tests.unit.families import SAMPLES, write_family
 from tests.unit.foreign_families import FOREIGN
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
+from tests.unit.packed_formats import PACKINGS, write_packed
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
 from tests.unit.tiny_mtp import write_tiny_mimo
@@ -237,6 +238,21 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
     assert {name for name, _ in told["found"]} == expected
     windows = {"window=40" in key for name, key in told["found"] if name in ("_attend", "_attend_chunks")}
     assert windows == ({True, False} if family == "gemma3" else {False})
+
+
+@pytest.mark.parametrize(("family", "name"), [("mixtral", "gptq"), ("llama", "w4a16, zero points")])
+def test_packed_weights_have_kernels_of_their_own(
+    tmp_path: Path, cache: Path, family: str, name: str
+) -> None:
+    """For many rows too: no request waits for one to be compiled."""
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 64}
+    write_family(tmp_path / "plain", family, **sizes)
+    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS[name])
+    told = _told(LAYERS, json.dumps([str(tmp_path / "packed"), []]))
+    assert told["found"] == told["every"]
+    found = {each for each, _ in told["found"]}
+    assert "_widen" in found and ("_packed" in found) == (family == "mixtral")
+    assert not found & {"product_kernel", "_by_depth"}
 
 
 def test_a_model_that_transformers_computes_has_the_kernels_of_its_attention(

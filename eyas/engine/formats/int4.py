@@ -171,7 +171,7 @@ class ExactInt4Loader(Int4Loader):
 
 def _in_order(part: PackedNumbers) -> PackedNumbers:
     """Without `groups`, where they say that as many columns are in each, one after the other."""
-    if part.groups is None:
+    if part.groups is None or part.groups.is_meta:
         return part
     k, count = part.numbers.shape[1], part.scales.shape[1]
     plain = torch.arange(k, device=part.groups.device) // (k // count)

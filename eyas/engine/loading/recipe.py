@@ -19,6 +19,8 @@ from eyas.common.types import KvKind
 from eyas.engine.attention.latent_prompts import made_up
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import scales_of
+from eyas.engine.checkpoint.packed import PackedConfig
+from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.quantized import Fp8Config, ScaledConfig
 from eyas.engine.checkpoint.weights import Part, Shape, WeightSource
 from eyas.engine.device.buckets import default_batches
@@ -147,10 +149,10 @@ class MetaSpec(EngineSpec):
     def weights(self, group: KvKind) -> Iterator[WeightSource]:
         here = EngineSpec(dataclasses.replace(self.config, device="cpu"), self.target, self.head, self.epoch)
         with here.weights(group) as named:
-            yield _MetaWeights(named)
+            yield MetaWeights(named)
 
 
-class _MetaWeights(WeightSource):
+class MetaWeights(WeightSource):
     """Tensors on the device "meta" under the names of `named`, whose values are not asked for.
 
     Integers are zeros, since loading looks at them.
@@ -159,12 +161,30 @@ class _MetaWeights(WeightSource):
     def __init__(self, named: WeightSource) -> None:
         super().__init__(dataclasses.replace(named.placement, device="meta"), named.quantized)
         self._named = named
+        self._packed: PackedNumbers | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._named
 
     def is_quantized(self, name: str) -> bool:
         return self._named.is_quantized(name)
+
+    def is_packed(self, name: str) -> bool:
+        return self._named.is_packed(name) and not getattr(self.quantized, "by_activations", False)
+
+    def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
+        """As the first one, which is read: all are of its types, and have zero points if it has."""
+        self._packed = self._packed or self._named.take_packed(name, shape, None)
+        assert isinstance(self.quantized, PackedConfig)
+        first, each = self._packed, self.quantized.group or shape[1]
+        sizes = shape[0], shape[1] // each
+        numbers = torch.empty(shape, dtype=first.numbers.dtype, device="meta")
+        scales = torch.empty(sizes, dtype=first.scales.dtype, device="meta")
+        zeros = first.zeros
+        if not isinstance(zeros, int):
+            zeros = torch.empty(sizes, dtype=zeros.dtype, device="meta")
+        values = None if first.values is None else first.values.to("meta")
+        return PackedNumbers(numbers, zeros, scales, values=values).part(*part)
 
     def _row_scale(self, name: str) -> float:
         return 1.0
