@@ -230,13 +230,13 @@ class KvPool:
 
     def write(self, layer: int, slots: torch.Tensor, *fields: torch.Tensor) -> None:
         """Stores the first len(slots) rows of each field [.., kv_heads, head_dim] in one layer of the model,
-        whose heads may differ from the pool's, see `layer`.
+        whose heads may differ from the pool's, see `layer`; flat rows are of the pool's.
         """
         count, place = slots.shape[0], self._places[layer]
         first = place * self.shape.fields
         page_rows = self.shape.layers * self.shape.layer_rows
         for i, field in enumerate(fields):
-            if field.shape[-1] != self.shape.head_dim:
+            if field.dim() > 2 and field.shape[-1] != self.shape.head_dim:
                 rows = stored(field[:count], self.shape.dtype)
                 _of_heads(self._field_rows[first + i], *field.shape[-2:]).index_copy_(0, slots, rows)
                 continue
