@@ -146,7 +146,7 @@ class PackedBench:
         x = torch.empty(rows, job.k, dtype=self._dtype, device=self._device)
         x.normal_(generator=random)
         self._out = x.new_empty(rows, job.n // 2 if kind == "gated" else job.n)
-        run = skinny.gated if kind == "gated" else skinny.linear
+        run: Callable[..., None] = skinny.gated if kind == "gated" else skinny.linear
         return [partial(run, skinny.SkinnyInput(x), weight, self._out, launch) for weight in self._weights]
 
     def _weight(self) -> int4.Int4Weight:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ class ProductRows:
         n, k = product.n, product.k
         sizes = torch.randint(-6, 7, (skinny.MAX_ROWS, k), generator=self._random)
         self._x = (self._normal(skinny.MAX_ROWS, k).float() * torch.exp2(sizes.to(device))).to(dtype)
-        self._weight: skinny.SkinnyWeight = (self._normal(n, k).float() * k**-0.5).to(dtype)
+        self._weight: Any = (self._normal(n, k).float() * k**-0.5).to(dtype)
         self._residual = self._normal(skinny.MAX_ROWS, n)
         groups = self._x.float().square().view(skinny.MAX_ROWS, -1, skinny.sum_group(k))
         self._sums = halved(groups).t().contiguous()  # torch's own sums have another order on a GPU

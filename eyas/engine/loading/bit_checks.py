@@ -126,10 +126,10 @@ def _is_packed_alike(weight: FoldedWeight, launch: skinny.ProductLaunch, dtype: 
     numbers = (torch.arange(n * k, dtype=torch.int32, device=device) * 2654435 >> 8).view(n, k) & 15
     scales = torch.linspace(0.5, 1.5, n * groups, device=device).view(n, groups).mul(k**-0.5 / 4).to(dtype)
     packed = int4.packed(numbers.to(torch.uint8), 8, scales, dtype, k // MOST_STRETCHES)
-    wide = packed.widened()
+    matrices: tuple[skinny.SkinnyWeight, ...] = (packed, packed.widened())
     for count in PADDED:
         ours, theirs = (torch.empty(count, n, device=device) for _ in range(2))
-        for matrix, out in ((packed, ours), (wide, theirs)):
+        for matrix, out in zip(matrices, (ours, theirs), strict=True):
             skinny.linear(skinny.SkinnyInput(x[:count]), matrix, out, launch)
         if not same(ours, theirs):
             return False
