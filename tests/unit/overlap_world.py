@@ -125,7 +125,7 @@ class World:
         sizes = TableSizes(setting.max_running + 1, rows // PAGE + 1, setting.width, context=LONGEST)
         self.tables = SlotTables(sizes, "cpu")
         self.rig = Rig(setting.pages, lookahead=int(setting.width > 1), max_running=setting.max_running)
-        self.rig.scheduler.limits = setting.limits
+        self.rig.scheduler.tables.limits = setting.limits
         pool = Pool(PAGE)
         self.device = PaperDevice(self.tables, pool, seed)
         batches, mixed = ((2, setting.max_running), (2,)) if setting.graphs else ((), ())

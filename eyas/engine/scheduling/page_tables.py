@@ -42,7 +42,7 @@ class PageTables:
     def __init__(self, pool: PagePool, cache: PrefixCache, limits: BatchLimits) -> None:
         self._pool = pool
         self._cache = cache
-        self._limits = limits
+        self.limits = limits
         self.groups = cache.groups
         self._windowed = [(place, group) for place, group in enumerate(self.groups) if group.windowed]
         self.windowed = bool(self._windowed)
@@ -61,7 +61,7 @@ class PageTables:
 
     def rows_in(self, pages: int) -> int:
         """Rows of a sequence for which `pages` pages are enough."""
-        return most_rows(pages, self.groups, self._limits) + self._limits.rows_ahead
+        return most_rows(pages, self.groups, self.limits) + self.limits.rows_ahead
 
     # --- a sequence gets its first pages ---------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class PageTables:
 
     def grow(self, seq: Sequence) -> bool:
         """Takes pages for all rows that the coming rounds may write, if there is room for them."""
-        rows = seq.kv_len + self._limits.rows_ahead
+        rows = seq.kv_len + self.limits.rows_ahead
         if self.windowed:
             self._slide(seq)
             counts = self._missing(seq, rows)
@@ -128,7 +128,7 @@ class PageTables:
         if not self.windowed:
             return stop
         self._slide(seq)
-        size = self._limits.page_size
+        size = self.limits.page_size
         while not self.make_room(sum(counts := self._missing(seq, stop))):
             stop = (stop - 1) // size * size
         for table, count in zip(seq.tables, counts, strict=True):
@@ -142,8 +142,8 @@ class PageTables:
         Returns (source, target) in each group, which the caller copies. None: no room, or the leader has
         given back what the follower would read.
         """
-        boundary = (rows - 1) // self._limits.page_size
-        fresh = self._pages(rows + self._limits.rows_ahead) - boundary
+        boundary = (rows - 1) // self.limits.page_size
+        fresh = self._pages(rows + self.limits.rows_ahead) - boundary
         behind = any(table.gone > self._first(group, rows) for group, table in self._windows(leader))
         if not leader.tables or behind or not self.make_room(fresh * len(self.groups)):
             return None
@@ -198,19 +198,19 @@ class PageTables:
     # --- inside ----------------------------------------------------------------------------------------
 
     def _pages(self, rows: int) -> int:
-        return pages_for(rows, self._limits.page_size)
+        return pages_for(rows, self.limits.page_size)
 
     def _most(self, group: KvGroup) -> int:
-        return most_of_window(group, self._limits.page_size, self._limits.rows_ahead)
+        return most_of_window(group, self.limits.page_size, self.limits.rows_ahead)
 
     def _first(self, group: KvGroup, rows: int) -> int:
         """The first position that the rows from `rows` on read."""
-        return group.first(rows) // self._limits.page_size
+        return group.first(rows) // self.limits.page_size
 
     def _end(self, seq: Sequence) -> int:
         """Rows behind which it writes nothing."""
         elsewhere = seq.generation.kind is GenerationKind.PREFILL
-        return len(seq) + (0 if elsewhere else self._limits.rows_ahead)
+        return len(seq) + (0 if elsewhere else self.limits.rows_ahead)
 
     def _missing(self, seq: Sequence, rows: int) -> list[int]:
         """Pages that each table must take for `rows` rows; its tail needs none."""
@@ -227,7 +227,7 @@ class PageTables:
             for group, table in self._windows(seq)
             if (first := self._first(group, seq.kv_len)) > table.gone
         ]
-        if any(table.gone * self._limits.page_size < len(seq.prompt) for _, table, _ in moved):
+        if any(table.gone * self.limits.page_size < len(seq.prompt) for _, table, _ in moved):
             self.remember(seq, self.complete_rows(seq))
         end = self._pages(self._end(seq)) if moved else 0
         for group, table, first in moved:

@@ -47,7 +47,6 @@ class Scheduler:
         self._incoming = incoming
         self.cache = cache
         self.tables = PageTables(pool, cache, limits)
-        self.limits = limits
         self.waiting = WaitingQueue(limits.yield_tokens_per_s)
         self.running: list[Sequence] = []  # in order of admission
         self.joining: list[Sequence] = []  # their KV is here: they wait for nothing but a slot
@@ -60,6 +59,11 @@ class Scheduler:
         self._running_shares = CallShares()
         self._turns = None if limits.room is None else DecodeTurns(limits.room)
         self._starved = False  # a running sequence waits for reclaimed pages: no other may take them
+
+    @property
+    def limits(self) -> BatchLimits:
+        """The bounds of a step and of what a sequence may take."""
+        return self.tables.limits
 
     @property
     def slots(self) -> int:
