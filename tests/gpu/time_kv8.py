@@ -109,11 +109,13 @@ class Scene:
         q = torch.randn(self.batch * width, HEADS, DIM, device=DEVICE).bfloat16()
         if exact:
             shared = ExactLaunch.on(kv, HEADS, self.batch, pdl=True)
-            return partial(_few_rows, attend_exactly, q, queries, shared), q[:width]
+            return partial(_few_rows, lambda kv, *rest: attend_exactly(q, kv, queries, *rest), shared), q[
+                :width
+            ]
         parts = MOST_PARTS * self.batch * width * HEADS
         launch = AttentionLaunch.on(kv, HEADS, self.batch, width, pdl=True)
         launch = replace(launch, parts=launch.parts.new_empty(parts, DIM), lses=launch.lses.new_empty(parts))
-        return partial(_few_rows, attend, q, queries, launch), q[:width]
+        return partial(_few_rows, lambda kv, *rest: attend(q, kv, queries, *rest), launch), q[:width]
 
     def _prompt(self, count: int, chunks: Callable[..., torch.Tensor]) -> tuple[Kernel, torch.Tensor]:
         q = torch.randn(count, HEADS, DIM, device=DEVICE).bfloat16()
@@ -128,10 +130,10 @@ class Scene:
 
 
 def _few_rows(
-    attend: Callable[..., torch.Tensor], q: torch.Tensor, queries: QueryRows,
-    launch: AttentionLaunch | ExactLaunch, kv: PagedKv, tiling: Any = None, compile_only: bool = False,
+    attend: Callable[..., torch.Tensor], launch: AttentionLaunch | ExactLaunch, kv: PagedKv,
+    tiling: Any = None, compile_only: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    return attend(q, kv, queries, replace(launch, compile_only=compile_only), tiling)
+    return attend(kv, replace(launch, compile_only=compile_only), tiling)
 
 
 def _chunks(

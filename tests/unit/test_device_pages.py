@@ -141,7 +141,9 @@ class World:
         loaded = EngineSpec.of(replace(config, draft=None) if spec is None else config)
         ahead, rows = rounds_ahead(loaded), loaded.round_rows
         self.rig = Rig(pages, lookahead=int(spec is not None), max_running=MAX_RUNNING)
-        self.rig.scheduler.tables.limits = BatchLimits(PAGE, MAX_RUNNING, CHUNK, rows, rounds_ahead=ahead - fewer)
+        self.rig.scheduler.tables.limits = BatchLimits(
+            PAGE, MAX_RUNNING, CHUNK, rows, rounds_ahead=ahead - fewer
+        )
         longest = pages_for(CONTEXT + ahead * rows, PAGE)
         tables = SlotTables(TableSizes(MAX_RUNNING + 1, longest, loaded.width), "cpu")
         self.watch = Watch(self.rig, tables, spec)

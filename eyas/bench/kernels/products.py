@@ -121,7 +121,8 @@ class _LayerRows:
             return partial(skinny.linear, plain, weight, out, launch)
         parts = skinny.linear_parts(plain, weight, launch)
         sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=self._setting.device)
-        return partial(skinny.linear, plain, weight, self._empty(product.n), launch, self._hidden, sums)
+        end = skinny.LinearEnd(self._hidden, sums)
+        return partial(skinny.linear, plain, weight, self._empty(product.n), launch, end)
 
     def _qkv(self, spec: AttentionSpec, weight: torch.Tensor) -> skinny.QkvWeights:
         norms = None

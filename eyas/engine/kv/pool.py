@@ -181,8 +181,8 @@ class KvPool:
         self._layers = [self.tensor[:, place] for place in self._places]
         self._moved = as_bytes(self.tensor)
         rows = as_bytes(whole).view(-1, shape.kv_heads * shape.head_dim)
-        places = itertools.product(range(shape.layers), range(shape.fields))
-        self._field_rows = [rows[i * shape.layer_rows + field * shape.page_size :] for i, field in places]
+        fields = itertools.product(range(shape.layers), range(shape.fields))
+        self._field_rows = [rows[i * shape.layer_rows + field * shape.page_size :] for i, field in fields]
 
     @property
     def page_size(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
@@ -44,7 +46,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     raw, kind = keys.tied_in_either(raw), values.section(raw, "text_config").get("model_type")
     experts = kind == "glm4v_moe_text" or raw["architectures"][0] == "Glm4vMoeForConditionalGeneration"
     if experts:
-        text = dict(qwen2_vl.text(raw, WITH_EXPERTS)) | {"use_qk_norm": False}
+        text: Mapping[str, Any] = dict(qwen2_vl.text(raw, WITH_EXPERTS)) | {"use_qk_norm": False}
         plain = glm4_moe.describe(text, folder)
     else:
         text = qwen2_vl.text(raw, DENSE)

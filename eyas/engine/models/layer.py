@@ -89,7 +89,7 @@ class DecoderLayer(Generic[ProjectionT]):
 
     def read_by(self, norm: row_kernels.NormInput | LayerNorm | None) -> None:
         """Names the norm that reads the residual behind this layer, before the layer is called."""
-        if isinstance(self._feed_forward, GatedFeedForward) and self._tokens is self._number is None:
+        if isinstance(self._feed_forward, GatedFeedForward) and self._tokens is None and self._number is None:
             self._feed_forward.read_by(norm)
 
     @property
@@ -106,8 +106,8 @@ class DecoderLayer(Generic[ProjectionT]):
     @property
     def experts(self) -> ExpertsPart[ProjectionT] | None:
         """The part of its experts, if it has some."""
-        mixed = isinstance(self._feed_forward, Mixture | ExpertsApart)
-        return self._feed_forward.part if mixed else None
+        mixed = self._feed_forward
+        return mixed.part if isinstance(mixed, Mixture | ExpertsApart) else None
 
     @property
     def norm(self) -> row_kernels.NormInput | LayerNorm | None:

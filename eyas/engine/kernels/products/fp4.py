@@ -98,7 +98,8 @@ def packed(numbers: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -
 
 def _of_neighbours(words: torch.Tensor) -> torch.Tensor:
     """Each word's neighbour in its pair."""
-    return words.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    turned: torch.Tensor = words.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return turned
 
 
 _SIGN_AND_REST = "0x81C081C0"

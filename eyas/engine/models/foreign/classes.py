@@ -31,12 +31,11 @@ def model_class(raw: Raw, folder: Path) -> tuple[Any, Any]:
     architecture = next(iter(words(raw, "architectures")), "(none named)")
     decoders = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     kind = raw.get("model_type") or next((key for key, n in decoders.items() if n == architecture), None)
-    known = isinstance(kind, str) and kind in CONFIG_MAPPING
-    if not known or architecture != decoders.get(kind):
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING or architecture != decoders.get(kind):
         seq2seq = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
         refuse(raw, folder, _stranger(raw, architecture, architecture in seq2seq.values()))
     try:
-        config = CONFIG_MAPPING[kind].from_dict(_settings(raw))
+        config = CONFIG_MAPPING[str(kind)].from_dict(_settings(raw))
         found = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except ConfigError:
         raise

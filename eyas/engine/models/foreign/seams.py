@@ -94,7 +94,7 @@ class TwoParts:
     def __init__(self, model: Any) -> None:
         """Raises ValueError if it has no such parts."""
         self.model = model
-        self.layers = getattr(model, model.base_model_prefix, None)
+        self.layers: Any = getattr(model, model.base_model_prefix, None)
         if self.layers is None or self.layers is model:
             raise ValueError("its layers do not stand apart from its output head")
         named = inspect.signature(self.layers.forward).parameters
