@@ -64,7 +64,7 @@ class Busy:
         self.device = ReadyDevice(count)
         self._rig = Rig(count * (CONTEXT // PAGE + 1), max_running=count)
         limits = BatchLimits(PAGE, count, count * PROMPT, 1)
-        self._rig.scheduler.limits = limits
+        self._rig.scheduler.tables.limits = limits
         device: Any = self.device
         buckets, layout = GraphBuckets(1, PAGE, (count,)), StepLayout(PAGE, device.tables.padding_slot, PAGE)
         runner = DeviceRunner(device, buckets, [layout], GrammarManager(Path(), 0, ()), ahead=True)

@@ -104,9 +104,8 @@ def absorbed(spec: LatentSpec, block: LatentMixer[Linear], x: torch.Tensor, cuts
         places = torch.arange(start, end)
         rows = torch.tensor(pages)[places // PAGE] * PAGE + places % PAGE
         plan = backend.plan([QuerySpan(pages, start, end - start)])
-        step = Step(
-            pool, rows, places, pool.slots(rows), plan, {spec.rotation: rotary.angles(places)}, backend
-        )
+        angles = {spec.rotation: rotary.angles(places)}
+        step = Step(pool, rows, places, [(pool.slots(rows), plan)], angles, backend)
         parts.append(block.attend(x[start:end], 0, TorchOps(step, 1e-5)))
     return torch.cat(parts)
 
@@ -139,7 +138,7 @@ def test_a_cached_row_is_the_normed_latent_and_the_rotated_key() -> None:
     angles = Rotary(SPEC.rope, SPEC.rotated_dim, 8).angles(torch.arange(8))
     plan = backend.plan([QuerySpan([1], 0, 7)])
     rows = torch.arange(16, 23)
-    step = Step(pool, rows, torch.arange(8), pool.slots(rows), plan, {SPEC.rotation: angles}, backend)
+    step = Step(pool, rows, torch.arange(8), [(pool.slots(rows), plan)], {SPEC.rotation: angles}, backend)
     block.keep(x, 1, TorchOps(step, 1e-5))
     row = x @ weights.taken["kv_a_proj_with_mqa"].T
     latent = _norm(row[:7, :24], weights.taken["kv_a_layernorm"])

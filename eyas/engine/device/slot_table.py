@@ -157,16 +157,16 @@ class SlotTable:
             writes.put("pages", seq.slot, self._own(seq.pages[occupant.pages :]), start=occupant.pages)
             occupant.pages = len(seq.pages)
         if len(seq.tables) > 1:
-            self._tell_others(work, occupant, writes)
+            self._write_others(work, occupant, writes)
         return joins
 
-    def _tell_others(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
+    def _write_others(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
         """The pages of further groups of layers; those behind their windows are never read."""
         names = self._state.tables.sizes.page_tables[1:]
         for name, table in zip(names, work.seq.tables[1:], strict=True):
-            told = occupant.others.get(name, 0)
-            if told < len(table.pages):
-                writes.put(name, work.seq.slot, self._own(table.pages[told:]), start=told)
+            written = occupant.others.get(name, 0)
+            if written < len(table.pages):
+                writes.put(name, work.seq.slot, self._own(table.pages[written:]), start=written)
                 occupant.others[name] = len(table.pages)
 
     def _occupy(self, work: SequenceWork, writes: TableWrites) -> SlotOccupant:
