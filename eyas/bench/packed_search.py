@@ -8,13 +8,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
-from triton.runtime.errors import OutOfResources
 
-from eyas.bench.kernels.timing import graph_us, host_us
+from eyas.bench.fastest import Call, FastestTile, TileRace
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.kernels.products import int4, skinny
@@ -30,20 +29,8 @@ from eyas.engine.parallel.shards import config_of_rank
 
 ROWS = (8, 16, 32, 64, 128)
 GROUP = 128
-DIFFERENT = 2e-2
 UNCACHED = 256 << 20  # bytes
 FEWEST, MOST = 100, 1000  # programs
-
-Call = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class FastestTile:
-    """The fastest tile, its microseconds, and those of the rule's."""
-
-    tile: ProductTile
-    us: float
-    ruled_us: float
 
 
 def jobs_of(model: str, ranks: int, products: str) -> tuple[ProductShape, ...]:
@@ -52,7 +39,7 @@ def jobs_of(model: str, ranks: int, products: str) -> tuple[ProductShape, ...]:
 
     Those of q, k and v are measured as plain ones, whose tiles lie in one head.
     """
-    config = config_of_rank(read_model(model, "dummy"), ranks)
+    config = config_of_rank(read_model(model, "dummy", impl="eyas"), ranks)
     packed = config.quantized
     if products != "int4" or not isinstance(packed, PackedConfig) or packed.bits != 4 or not packed.integers:
         return ()
@@ -69,7 +56,9 @@ def jobs_of(model: str, ranks: int, products: str) -> tuple[ProductShape, ...]:
     return tuple(jobs)
 
 
-def search(jobs: tuple[ProductShape, ...], device: str, deadline: float) -> Iterator[tuple[Key, FastestTile]]:
+def search(
+    jobs: tuple[ProductShape, ...], device: str, deadline: float
+) -> Iterator[tuple[Key, FastestTile[ProductTile]]]:
     """The best tile of every product and number of rows, until the deadline (`time.monotonic`)."""
     for job in jobs:
         bench = PackedBench(job, device)
@@ -116,26 +105,14 @@ class PackedBench:
         count = 1 if device in ("cpu", "meta") else 2 * UNCACHED // (job.n * job.k) + 1
         self._weights = [self._weight() for _ in range(count)]
 
-    def best(self, rows: int, deadline: float) -> FastestTile:
+    def best(self, rows: int, deadline: float) -> FastestTile[ProductTile]:
         """The fastest of `candidates` whose result is the rule's."""
-        clock = host_us if self._device == "cpu" else graph_us
-        ruled, *others = candidates(replace(self.job, rows=rows))
-        first = self.calls(rows, ruled)
-        first[0]()
-        expected = self._out.float()
-        best = FastestTile(ruled, (us := clock(first)), us)
-        for tile in others:
-            if time.monotonic() > deadline:
-                break
-            try:
-                same = self.calls(rows, tile)
-                same[0]()
-                error = (self._out.float() - expected).norm() / expected.norm()
-                if error < DIFFERENT and (us := clock(same)) < best.us:
-                    best = replace(best, tile=tile, us=us)
-            except (RuntimeError, ValueError, OutOfResources):
-                continue
-        return best
+        race = TileRace(partial(self.calls, rows), self._result, self._device)
+        return race.fastest(candidates(replace(self.job, rows=rows)), deadline)
+
+    def _result(self, call: Call) -> torch.Tensor:
+        call()
+        return self._out.float()
 
     def calls(self, rows: int, tile: ProductTile) -> list[Call]:
         """The product with each of the weights, by this tile; `_out` has the last one's result."""

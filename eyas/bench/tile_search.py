@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
-from triton.runtime.errors import OutOfResources
 
-from eyas.bench.kernels.timing import graph_us, host_us
+from eyas.bench.fastest import Call, FastestTile, TileRace
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
 from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts import grouped_wide
@@ -40,9 +39,6 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 BLOCKS = (16, 32, 64, 128)
 SETS = 4  # of rows, so that experts' weights come from memory
 SPREAD = 4 * 132  # programs: more parts of k than these take help nothing
-DIFFERENT = 2e-2
-
-Call = Callable[[], Rows]
 
 
 @dataclass(frozen=True)
@@ -59,15 +55,6 @@ class ProductInput:
 
     x: Rows
     order: GroupedChoices | None
-
-
-@dataclass(frozen=True)
-class FastestTile:
-    """The fastest tile, its microseconds, and those of the rule's."""
-
-    tile: GroupedTile
-    us: float
-    ruled_us: float
 
 
 def jobs_of(model: str, ranks: int, products: str) -> tuple[TuningJob, ...]:
@@ -122,7 +109,9 @@ def _latent_shapes(spec: LatentSpec, hidden: int) -> Iterator[GroupedShape]:
     yield GroupedShape(1, hidden, spec.num_heads * spec.value_dim, False, 1)
 
 
-def search(jobs: tuple[TuningJob, ...], device: str, deadline: float) -> Iterator[tuple[Key, FastestTile]]:
+def search(
+    jobs: tuple[TuningJob, ...], device: str, deadline: float
+) -> Iterator[tuple[Key, FastestTile[GroupedTile]]]:
     """The best tile of every product and number of rows, until the deadline (`time.monotonic`)."""
     for job in jobs:
         bench = TuningBench(job, device)
@@ -187,7 +176,7 @@ class TuningBench:
         by_vendor = vendor.is_there(self._device) and vendor.takes(rows, self._dtype, weight)
         return alone or by_few or by_vendor
 
-    def best(self, rows: int, deadline: float) -> Iterator[tuple[Key, FastestTile]]:
+    def best(self, rows: int, deadline: float) -> Iterator[tuple[Key, FastestTile[GroupedTile]]]:
         """Both products of experts have blocks of one size: that of the smaller sum."""
         choices, fastest = rows * max(self.job.per_row, 1), None
         for block in self.blocks(rows):
@@ -236,24 +225,12 @@ class TuningBench:
         made = products.gate_up(given.x, weight, given.order, self.job.per_row, gate)
         return weight.read(made, self._launch.pdl)
 
-    def _fastest(self, at: int, rows: int, block: int, deadline: float) -> FastestTile:
-        clock = host_us if self._device == "cpu" else graph_us
+    def _fastest(self, at: int, rows: int, block: int, deadline: float) -> FastestTile[GroupedTile]:
         choices, inputs = rows * max(self.job.per_row, 1), self.inputs(at, rows, block)
-        ruled, *others = candidates(self.job.shapes[at], choices, block)
-        first = self.calls(at, inputs, ruled, choices)
-        expected = meant(first[0]())
-        best = FastestTile(ruled, (us := clock(first)), us)
-        for tile in others:
-            if time.monotonic() > deadline:
-                break
-            try:
-                same = self.calls(at, inputs, tile, choices)
-                error = (meant(same[0]()) - expected).norm() / expected.norm()
-                if error < DIFFERENT and (us := clock(same)) < best.us:
-                    best = replace(best, tile=tile, us=us)
-            except (RuntimeError, ValueError, OutOfResources):
-                continue
-        return best
+        race: TileRace[GroupedTile] = TileRace(
+            lambda tile: self.calls(at, inputs, tile, choices), lambda call: meant(call()), self._device
+        )
+        return race.fastest(candidates(self.job.shapes[at], choices, block), deadline)
 
     @property
     def _dtype(self) -> torch.dtype:

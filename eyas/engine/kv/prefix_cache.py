@@ -58,7 +58,6 @@ class PrefixCache:
         self._pool = pool
         self.groups = groups
         self._windowed = [(place, group) for place, group in enumerate(groups) if group.windowed]
-        self._size = page_size
         self.shape = PageShape(page_size, lookahead)
         self.lookahead = lookahead
         self._changes: dict[CacheNode, bool] = {}  # since they were last told: whether the page came
@@ -79,7 +78,7 @@ class PrefixCache:
         return self.matches(tokens)[0]
 
     def matches(self, tokens: Sequence[int], *, windows: bool = True) -> tuple[list[int], ...]:
-        """As `match`, of each group of layers by position; -1: behind its window, and nobody's.
+        """As `match`, for each group of layers: its pages by position, -1 for one behind the window.
 
         `windows`: False: of the groups without one alone, whose prefix may be longer; of others all are -1.
         """
@@ -90,7 +89,7 @@ class PrefixCache:
             return (pages,)
         found = [pages, *([node.others[i] for node in nodes] for i in range(len(self.groups) - 1))]
         for place, group in self._windowed:
-            first = group.first(len(nodes) * self._size) // self._size if windows else len(nodes)
+            first = group.first(len(nodes) * self.shape.size) // self.shape.size if windows else len(nodes)
             found[place][:first] = [-1] * first
         for column in found:
             self._pool.share(page for page in column if page >= 0)
@@ -123,7 +122,7 @@ class PrefixCache:
             for place, group in self._windowed:
                 if (node.others[place - 1] if place else node.page) < 0:
                     gaps[place] = count
-                usable = usable and gaps[place] <= group.first(count * self._size) // self._size
+                usable = usable and gaps[place] <= group.first(count * self.shape.size) // self.shape.size
             longest = count if usable else longest
         return longest
 
@@ -155,7 +154,7 @@ class PrefixCache:
             self._pool.keep(page)
 
     def _join(self, node: CacheNode, page: int, others: Sequence[int]) -> None:
-        """Another sequence computed the same prefix: its pages take the places of those that have left."""
+        """Takes in the pages of another sequence with the same prefix, where the node has none any more."""
         for place, (here, there) in enumerate(zip((node.page, *node.others), (page, *others), strict=True)):
             if here in self._idle:
                 self._idle.move_to_end(here)
@@ -186,7 +185,7 @@ class PrefixCache:
         return freed
 
     def cut(self, tokens: Sequence[int]) -> None:
-        """Takes out all prefixes that share the first page of these tokens, whoever has their pages."""
+        """Removes every prefix that begins with the first page of these tokens, in use or not."""
         first = next(iter(self._keys(tokens, len(tokens))), None)
         branch = [self._root.children[first]] if first in self._root.children else []
         for node in branch:  # which grows meanwhile
@@ -226,7 +225,7 @@ class PrefixCache:
             yield name
 
     def _remove(self, leaf: CacheNode) -> int:
-        """Frees all pages of a leaf, which nobody has; returns how many."""
+        """Removes a leaf; returns how many of its pages are free now. One in use goes with its last owner."""
         parent = leaf.parent
         assert parent is not None  # the root is never idle
         del parent.children[leaf.key]
@@ -236,7 +235,7 @@ class PrefixCache:
         for page in (leaf.page, *leaf.others):
             if page >= 0:
                 self._idle.pop(page, None)
-                freed += not self._pool.owners(page)  # a sequence with a first page of its own may have it
+                freed += not self._pool.owners(page)
                 self._leave(page)
         bare = parent is not self._root and not parent.children and parent.page >= 0
         if bare and not self._pool.owners(parent.page) and parent.page not in self._idle:
@@ -245,7 +244,7 @@ class PrefixCache:
         return freed
 
     def _detach(self, node: CacheNode, page: int) -> None:
-        """Frees a page of a windowed group; its node stays for those of others, or for what is below it."""
+        """Frees a page of a windowed group. Its node stays while it has another page, or a child."""
         if page == node.page:
             node.page = -1
         else:
@@ -259,7 +258,7 @@ class PrefixCache:
         self.turnover += 1
 
     def _prune(self, node: CacheNode) -> None:
-        """Takes a branch out whose end has no page."""
+        """Removes nodes without a page or a child, from `node` up."""
         while node.parent is not None and not node.children and max(node.page, *node.others, -1) < 0:
             parent = node.parent
             self._remove(node)

@@ -17,7 +17,7 @@ from eyas.engine.checkpoint.config import Temper
 from eyas.engine.checkpoint.rope import RopeConfig
 
 BEYOND = 256
-"""Positions past the end of the context at which drafts may be computed. Nobody reads these drafts."""
+"""Positions past the end of the context. A step may compute drafts there, and discards them."""
 
 SPAN = 65536
 """Positions by which tables grow."""

@@ -30,17 +30,17 @@ Gains = tuple[Gain | None, torch.Tensor | None]
 Norm = row_kernels.NormInput | LayerNorm | None
 
 
-def gain_left(norm: Norm) -> torch.Tensor | None:
-    """The gain that a norm has because the weights behind it cannot take it; rows rounded in FP8 aside."""
-    return norm.gain if isinstance(norm, row_kernels.NormInput) and norm.rounding is None else None
-
-
 GATES = {
     "silu": GateActivation(),
     "gelu_tanh": GateActivation(gelu=True),
     "clamped_swiglu": GateActivation(clamped=True),
 }
 """The activations that kernels know."""
+
+
+def gain_left(norm: Norm) -> torch.Tensor | None:
+    """The gain that a norm has because the weights behind it cannot take it; rows rounded in FP8 aside."""
+    return norm.gain if isinstance(norm, row_kernels.NormInput) and norm.rounding is None else None
 
 
 def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> GateActivation | None:

@@ -79,7 +79,7 @@ class PageTables:
             else:
                 ahead = min(positions - cached, self._most(group))
                 tail = 0
-                if kind is GenerationKind.PREFILL:  # whoever pulls it is told now where its end will be
+                if kind is GenerationKind.PREFILL:  # the handle names its last pages ahead
                     tail = positions - max(self._first(group, rows), cached + ahead)
                 counts.append((ahead, tail))
         return counts

@@ -153,7 +153,7 @@ def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
 
 
 def _lines(words: int) -> int:
-    """The number of lines of so many words of a row that a program calls into L2 before it may begin."""
+    """The number of lines of a row with `words` words that a program prefetches into L2 while it waits."""
     lines = min(cdiv(words, _LINE), MOST_LINES)
     return 1 << (lines.bit_length() - 1) if lines else 0
 

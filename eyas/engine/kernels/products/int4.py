@@ -75,7 +75,7 @@ class Int4Weight:
         return _BASES[self.dtype]
 
     def is_exact(self, stretches: int) -> bool:
-        """True if products of so many stretches of k have the sums of the widened matrix."""
+        """True if a product that sums k in that many stretches gives the sums of the widened matrix."""
         whole = self.columns % stretches == 0 and self.columns // stretches % self.group == 0
         return whole and self.scales.dtype == self.dtype
 
