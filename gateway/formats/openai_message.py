@@ -60,7 +60,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class MessageToolCall(msgspec.Struct, frozen=True):
     """A call."""
 
     id: str
@@ -75,7 +75,7 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     content: str | None
     refusal: None = None
     reasoning_content: str | None | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: Sequence[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: Sequence[MessageToolCall] | msgspec.UnsetType = msgspec.UNSET
     function_call: FunctionCall | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -185,7 +185,7 @@ def _message(events: Sequence[Event], ids: Sequence[str]) -> AnswerMessage:
     arguments = dict.fromkeys(range(len(names)), "") | {
         event.index: event.text for event in events if isinstance(event, CallArguments)
     }
-    calls = [ToolCall(ids[i], FunctionCall(name, arguments[i])) for i, name in enumerate(names)]
+    calls = [MessageToolCall(ids[i], FunctionCall(name, arguments[i])) for i, name in enumerate(names)]
     return AnswerMessage(
         role="assistant",
         content=content or (None if calls or reasoning else ""),
