@@ -1,0 +1,1 @@
+"""States of layers that have one instead of keys and values: their shape, and the equations that move it."""

@@ -1,0 +1,48 @@
+"""The sizes of a layer that keeps a recurrent state: what its pool, its kernels and its equations share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+SPAN = 64
+"""Tokens between the positions at which a state may stand: it is that of the last multiple passed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaShape:
+    """A layer of the gated delta rule (arXiv 2412.06464).
+
+    A state is float32 [value_heads, key_size, value_size]; value heads share keys in groups, as queries do in
+    grouped attention. `kernel`: rows that the convolution before it reads, its own the last of them.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int
+
+    @property
+    def inputs(self) -> int:
+        """The convolution's columns: q and k of all key heads, then v of all value heads."""
+        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+
+    @property
+    def gates(self) -> int:
+        """A row's float32 numbers behind them: each value head's log decay, then each one's beta."""
+        return 2 * self.value_heads
+
+    @property
+    def row_width(self) -> int:
+        """Elements of a row as it is stored before it is folded into a state."""
+        return self.inputs + self.gates
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """The sides of a state."""
+        return self.value_heads, self.key_size, self.value_size
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        """The sides of the convolution's inputs of the rows just before a state's position."""
+        return self.kernel - 1, self.inputs
