@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import os
 import pty
@@ -53,6 +54,7 @@ class Terminal:
         )
         os.close(theirs)
         os.set_blocking(self._fd, False)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         self.shown = self.all = ""
 
     async def see(self, text: str) -> None:
@@ -61,7 +63,7 @@ class Terminal:
         while text not in self.shown:
             assert time.monotonic() < deadline, self.shown
             with contextlib.suppress(BlockingIOError, OSError):
-                came = os.read(self._fd, 65536).decode()
+                came = self._decoder.decode(os.read(self._fd, 65536))
                 self.shown, self.all = self.shown + came, self.all + came
             await asyncio.sleep(0.02)
         self.shown = self.shown.partition(text)[2]
