@@ -1,0 +1,103 @@
+"""The slots of states: what one has for each layer, its bytes, and views of the memory that has them all.
+
+A slot has everything of one sequence: for each layer the state at a multiple of SPAN, the convolution's
+inputs of the rows just before it, and a ring of the rows from there on that are not folded yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from eyas.engine.states.shape import SPAN, DeltaShape
+
+ALIGNMENT = 256
+"""Bytes at whose multiples the parts of a slot begin."""
+
+
+def ring_rows(width: int) -> int:
+    """Places of a ring, a multiple of SPAN: of the rows before a fold, and of two rounds of `width` rows."""
+    return -(-(SPAN + 2 * width) // SPAN) * SPAN
+
+
+@dataclass(frozen=True)
+class StateFormat:
+    """A slot of `layers` layers of one `shape`. `ring`: places for rows; row r is in place r % ring.
+    `dtype`: of the convolution's inputs.
+    """
+
+    layers: int
+    shape: DeltaShape
+    ring: int
+    dtype: torch.dtype
+
+    @property
+    def parts(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and dtype of each part of a layer."""
+        return {
+            "states": (self.shape.state, torch.float32),
+            "gates": ((self.ring, self.shape.gates), torch.float32),
+            "tails": (self.shape.tail, self.dtype),
+            "inputs": ((self.ring, self.shape.inputs), self.dtype),
+        }
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer of a slot."""
+        return sum(_aligned(math.prod(sizes) * dtype.itemsize) for sizes, dtype in self.parts.values())
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self.layers * self.layer_bytes
+
+
+@dataclass(frozen=True)
+class LayerStates:
+    """The slots of one layer: `states` float32 [slots, value heads, key size, value size], `tails` [slots,
+    kernel - 1, inputs], and the ring: `inputs` [slots, ring, inputs], `gates` float32 [slots, ring, gates].
+
+    The first dimension is not dense.
+    """
+
+    states: torch.Tensor
+    tails: torch.Tensor
+    inputs: torch.Tensor
+    gates: torch.Tensor
+
+
+class StateStore:
+    """Views of uint8 `memory` [slots, bytes], in which each slot begins with what `format` says."""
+
+    def __init__(self, format: StateFormat, memory: torch.Tensor) -> None:
+        self.format = format
+        self._memory = memory
+        self.layers = [LayerStates(**dict(self._layer(number))) for number in range(format.layers)]
+
+    def _layer(self, number: int) -> Iterator[tuple[str, torch.Tensor]]:
+        first = number * self.format.layer_bytes
+        for name, (sizes, dtype) in self.format.parts.items():
+            count = math.prod(sizes) * dtype.itemsize
+            yield name, self._memory[:, first : first + count].view(dtype).unflatten(1, sizes)
+            first += _aligned(count)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies a slot to another one."""
+        self._memory[target] = self._memory[source]
+
+    def move(self, slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Moves rows `sources` int64 [n] of `slots` [n] to rows `targets`; all are read before any is
+        written.
+        """
+        ring = self.format.ring
+        for layer, name in itertools.product(self.layers, ("inputs", "gates")):
+            rows = getattr(layer, name)
+            rows[slots, targets % ring] = rows[slots, sources % ring]
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
