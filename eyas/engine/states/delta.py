@@ -1,0 +1,161 @@
+"""The gated delta rule (arXiv 2412.06464) behind its convolution, row by row in float32: the specification.
+
+A row first decays its state, then corrects what the state has for the row's key by a share of the difference
+to the row's value, and then reads it by the row's query. A row's bits follow from the state that it stands
+on, the rows of its own path and nothing else: all operations are of single elements, or sums by halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from eyas.engine.states.shape import DeltaShape
+
+EPS = 1e-6
+"""Under the root by which a query or a key is divided."""
+
+
+class DeltaRows(NamedTuple):
+    """n rows before the convolution: `inputs` [n, inputs], and each value head's logarithm of its decay and
+    its share of the correction, `decay` and `beta` float32 [n, value heads].
+    """
+
+    inputs: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor
+
+    def some(self, rows: slice | torch.Tensor) -> DeltaRows:
+        """Some of the rows, in that order."""
+        return DeltaRows(*(part[rows] for part in self))
+
+
+class DeltaState(NamedTuple):
+    """The states of s sequences, each at a position of its own: `state` float32 [s, *shape.state], and `tail`
+    [s, *shape.tail], the inputs of the rows just before it (zeros where there is none).
+    """
+
+    state: torch.Tensor
+    tail: torch.Tensor
+
+    @classmethod
+    def empty(cls, shape: DeltaShape, count: int, dtype: torch.dtype, device: str = "cpu") -> DeltaState:
+        """The states of sequences without rows."""
+        state = torch.zeros(count, *shape.state, device=device)
+        return cls(state, torch.zeros(count, *shape.tail, dtype=dtype, device=device))
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """The rule of one layer. `filters` float32 [inputs, kernel]: of the convolution of each column, the
+    factor of a row itself the last of them.
+    """
+
+    shape: DeltaShape
+    filters: torch.Tensor
+
+    def run(
+        self, start: DeltaState, rows: DeltaRows, parents: Sequence[int], at: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """What each row reads, float32 [n, value heads, value size], or those `at` these numbers alone.
+
+        `parents[i]`: the row before row i on its path, a lower number; or -1 - s: it is the first row behind
+        state s.
+        """
+        every = range(len(parents)) if at is None else at
+        out = rows.decay.new_empty(len(parents), self.shape.value_heads, self.shape.value_size)
+        self._walk(start, rows, parents, out, frozenset(every))
+        return out if at is None else out[torch.tensor(at, dtype=torch.int64, device=out.device)]
+
+    def folded(self, start: DeltaState, rows: DeltaRows) -> DeltaState:
+        """The states behind as many rows of each sequence, those of the first sequence first."""
+        count = start.state.shape[0]
+        each = len(rows.decay) // count
+        parents = [i - 1 if i % each else -1 - i // each for i in range(count * each)]
+        state = self._walk(start, rows, parents, None, frozenset())
+        inputs = rows.inputs.view(count, each, -1).to(start.tail.dtype)
+        tail = torch.cat((start.tail, inputs), 1)[:, each:]
+        return DeltaState(state, tail.contiguous())
+
+    def _walk(
+        self,
+        start: DeltaState,
+        rows: DeltaRows,
+        parents: Sequence[int],
+        out: torch.Tensor | None,
+        at: frozenset[int],
+    ) -> torch.Tensor:
+        """The states behind the rows that stand farthest from theirs; what rows `at` read is in `out`."""
+        q, k, v = self._heads(start, rows, parents)
+        decay = rows.decay.exp()[..., None, None]
+        beta = rows.beta[..., None]
+        state, places = start.state, {-1 - i: i for i in range(start.state.shape[0])}
+        for level in _levels(parents):
+            state = state[_index([places[parents[row]] for row in level], state)]
+            places = {row: i for i, row in enumerate(level)}
+            mine = _index(level, state)
+            state.mul_(decay[mine])
+            key = k[mine][..., None]
+            correction = (v[mine] - _summed(state * key)).mul_(beta[mine])
+            state.add_(key * correction[..., None, :])
+            if out is not None and not at.isdisjoint(level):
+                out[mine] = _summed(state * q[mine][..., None])
+        return state
+
+    def _heads(
+        self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of all rows, by value heads: [n, value heads, size]."""
+        shape = self.shape
+        sizes = (shape.key_heads * shape.key_size,) * 2
+        q, k, v = self._convolved(start, rows, parents).split((*sizes, shape.inputs - sum(sizes)), 1)
+        keys = [_normed(each.view(-1, shape.key_heads, shape.key_size)) for each in (q, k)]
+        q, k = (each.repeat_interleave(shape.value_heads // shape.key_heads, 1) for each in keys)
+        return q.mul_(shape.key_size**-0.5), k, v.view(-1, shape.value_heads, shape.value_size)
+
+    def _convolved(self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]) -> torch.Tensor:
+        """silu of the convolution along each row's path, float32 [n, inputs]."""
+        tail = self.shape.kernel - 1
+        before = torch.cat((start.tail.flatten(0, 1), rows.inputs.to(start.tail.dtype))).float()
+        first = start.tail.shape[0] * tail
+        windows = {-1 - i: list(range((i + 1) * tail - 1, i * tail - 1, -1)) for i in range(len(start.tail))}
+        for row, parent in enumerate(parents):
+            windows[row] = [first + row, *windows[parent]][: tail + 1]
+        newest_first = torch.tensor([windows[row] for row in range(len(parents))], device=before.device)
+        made = before[newest_first[:, tail]] * self.filters[:, 0]
+        for back in range(tail - 1, -1, -1):
+            made += before[newest_first[:, back]] * self.filters[:, tail - back]
+        return made.div_((-made).exp_().add_(1.0))
+
+
+def _levels(parents: Sequence[int]) -> list[list[int]]:
+    """The rows by their distance from the state that they stand on."""
+    levels: list[list[int]] = []
+    depths: dict[int, int] = {}
+    for row, parent in enumerate(parents):
+        depths[row] = depths.get(parent, -1) + 1
+        if depths[row] == len(levels):
+            levels.append([])
+        levels[depths[row]].append(row)
+    return levels
+
+
+def _index(rows: list[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+
+
+def _summed(x: torch.Tensor) -> torch.Tensor:
+    """The sum of x [..., n, m] over n, by halves; x is used up."""
+    while (size := x.shape[-2]) > 1:
+        half = (size + 1) // 2
+        x[..., : size - half, :] += x[..., half:, :]
+        x = x[..., :half, :]
+    return x[..., 0, :]
+
+
+def _normed(x: torch.Tensor) -> torch.Tensor:
+    """x [..., n] over the root of the sum of its squares."""
+    return x / _summed((x * x)[..., None]).add_(EPS).sqrt_()
