@@ -245,7 +245,7 @@ def test_rows_are_padded_with_memory_only_where_there_is_some() -> None:
         plan = skinny._plan(
             "linear", skinny.SkinnyInput(x), weight, 32, skinny.ProductLaunch.on(DEVICE, pdl=PDL)
         )
-        assert skinny._rows(x, plan).shape == [rows, 64]
+        assert skinny._rows(x, plan, plan.depth).shape == [rows, 64]
 
 
 def test_what_does_not_fit_is_refused() -> None:
