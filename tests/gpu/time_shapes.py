@@ -1,11 +1,12 @@
-"""gpt-oss and GLM-4.5-Air on one GPU: whole engines of their shapes, dummy weights, uniform routing.
+"""Whole engines of models' shapes on one GPU: dummy weights, uniform routing.
 
-    python -m tests.gpu.time_gpt_oss --out FILE [--shapes gpt-oss-20b gpt-oss-120b] [--loads bs1 bs8 bs32 s1k]
+    python -m tests.gpu.time_shapes --out FILE [--shapes gpt-oss-20b gemma-4-31b] [--loads bs1 bs8 bs32 s1k]
 
 Milliseconds per token of one request, eight and 32 at once (and with prompts of 1,024 tokens that keep
-coming: s1k), each beside its floor: the bytes of a step, with those of the experts that so many rows touch,
-over 4.3 TB/s. Then the kernels of a step, by the time that they take. Each shape is a process of its own. A
-line of JSON is in FILE as soon as it is known.
+coming: s1k), each beside its floor: the bytes of a step's weights, with those of the experts that so many
+rows touch, over 4.3 TB/s (for s1k the floor of 32 rows, which leaves the prompts out). Then the kernels of a
+step, by the time that they take. Each shape is a process of its own. A line of JSON is in FILE as soon as it
+is known.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import EngineConfig, resolve_engine
+from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig
 from eyas.engine.loading.startup import EngineStart
+from eyas.engine.models.table import read_model
 from tests.gpu.exact_cost import Load, Timed, say
 
 BYTES_PER_S = 4.3e12
@@ -42,28 +45,36 @@ LOADS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A model. `bits`: of a number of an expert; `told`: what config.json says beside a Llama's sizes."""
+    """A model. `stated`: what config.json says beside a Llama's sizes. `expert_bits`, `dense_bits`: of a
+    number of an expert, and of another layer's matrix; embeddings, routers and the head are of 16.
+    """
 
     sizes: ModelShape
-    experts: int
-    per_row: int
-    width: int
-    bits: float
-    shared: int
-    told: dict[str, Any]
+    stated: dict[str, Any]
+    expert_bits: float = 16
+    dense_bits: float = 16
 
-    def floor_ms(self, rows: int) -> float:
-        """A step of that many rows. Dense weights are bf16, or in FP8 where experts are."""
-        s, size = self.sizes, 1 if self.bits == 8 else 2
-        attention = s.hidden * s.head_dim * 2 * (s.heads + s.kv_heads) * size
-        touched = self.experts * (1 - (1 - self.per_row / self.experts) ** rows)
-        each = 3 * s.hidden * self.width * self.bits / 8
-        layer = attention + (touched + self.shared) * each + s.hidden * self.experts * 2
-        return (s.layers * layer + s.vocab * s.hidden * 2) / BYTES_PER_S * 1e3
+    def floor_ms(self, config: ModelConfig, rows: int) -> float:
+        """A step of that many rows of `config`, which is the model as it was read."""
+        bits = sum(self._bits(layer, config.hidden_size, rows) for layer in config.layers)
+        return (bits / 8 + config.vocab_size * config.hidden_size * 2) / BYTES_PER_S * 1e3
+
+    def _bits(self, layer: LayerSpec, hidden: int, rows: int) -> float:
+        attention, mlp = layer.attention, layer.feed_forward
+        stored = 0 if attention.shared_from is not None else 1 if attention.keys_as_values else 2
+        columns = attention.head_dim * (2 * attention.num_heads + stored * attention.num_kv_heads)
+        each, matrices = hidden * mlp.width, 3 if mlp.gated else 2
+        if not isinstance(mlp, ExpertsSpec):
+            return (hidden * columns + matrices * each) * self.dense_bits
+        touched = mlp.experts * (1 - (1 - mlp.per_row / mlp.experts) ** rows)
+        shared = matrices * hidden * mlp.shared_width
+        shared_bits = self.expert_bits if mlp.shared_width == mlp.width else self.dense_bits
+        experts = touched * matrices * each * self.expert_bits + shared * shared_bits
+        return hidden * columns * self.dense_bits + experts + hidden * mlp.experts * 16
 
 
 def _gpt_oss(layers: int, experts: int) -> Shape:
-    told = {
+    stated = {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
         "num_local_experts": experts,
@@ -78,12 +89,12 @@ def _gpt_oss(layers: int, experts: int) -> Shape:
         },
     }
     sizes = ModelShape(2880, 2880, layers, 64, 8, head_dim=64, vocab=201088)
-    return Shape(sizes, experts, 4, 2880, 4.25, 0, told)
+    return Shape(sizes, stated, expert_bits=4.25)
 
 
 def _air(fp8: bool) -> Shape:
     """In bf16 half of its layers: all are larger than a GPU."""
-    told: dict[str, Any] = {
+    stated: dict[str, Any] = {
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
         "attention_bias": True,
@@ -103,9 +114,29 @@ def _air(fp8: bool) -> Shape:
         "rope_scaling": None,
     }
     if fp8:
-        told["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        stated["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     sizes = ModelShape(4096, 10944, 46 if fp8 else 23, 96, 8, vocab=151552)
-    return Shape(sizes, 128, 8, 1408, 8 if fp8 else 16, 1, told)
+    bits = 8 if fp8 else 16
+    return Shape(sizes, stated, expert_bits=bits, dense_bits=bits)
+
+
+def _gemma4() -> Shape:
+    """Every sixth layer has four heads of 512 for keys and values in one; the others 16 of 256."""
+    stated = {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 1024,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+        "rope_scaling": None,
+    }
+    return Shape(ModelShape(5376, 21504, 60, 32, 16, head_dim=256, vocab=262144), stated)
 
 
 SHAPES = {
@@ -113,15 +144,27 @@ SHAPES = {
     "gpt-oss-120b": _gpt_oss(36, 128),
     "glm-4.5-air-fp8": _air(fp8=True),
     "glm-4.5-air-bf16-23": _air(fp8=False),
+    "gemma-4-31b": _gemma4(),
 }
 
 
-def written(shape: Shape, folder: Path, layers: int) -> None:
-    """`layers`: of it, if not 0."""
+SMALL = {
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 256,
+    "n_routed_experts": 8,
+    "num_local_experts": 8,
+    "vocab_size": 4096,
+}
+
+
+def written(shape: Shape, folder: Path, layers: int, *, small: bool) -> None:
+    """`layers`: of it, if not 0. `small`: with few and small matrices, to try the script."""
     sizes = replace(shape.sizes, layers=layers or shape.sizes.layers)
-    write_model(sizes, folder)
-    told = json.loads((folder / "config.json").read_text()) | shape.told
-    (folder / "config.json").write_text(json.dumps(told))
+    write_model(replace(sizes, vocab=SMALL["vocab_size"]) if small else sizes, folder)
+    stated = json.loads((folder / "config.json").read_text()) | shape.stated
+    stated |= {key: size for key, size in SMALL.items() if small and key in stated}
+    (folder / "config.json").write_text(json.dumps(stated))
 
 
 def config_of(folder: str, device: str, pages: int) -> EngineConfig:
@@ -148,13 +191,14 @@ def measure(name: str, args: argparse.Namespace, folder: str) -> None:
     engine = Timed(config)
     memory = round(torch.cuda.memory_allocated() / 1e9, 1) if args.device != "cpu" else 0
     say(args.out, {"shape": name, "ready s": round(time.monotonic() - began, 1), "GB": memory})
-    for load in LOADS:
+    decoder = read_model(folder, load_format="dummy")
+    for load in (
+        replace(load, prompt=64, answer=8, count=1, at_once=1) if args.small else load for load in LOADS
+    ):
         if load.name in args.loads:
             first, figure = (round(engine.measured(load, seed), 4) for seed in (1, 2))
-            floor = {}
-            if load.name != "s1k":
-                ms = shape.floor_ms(load.at_once)
-                floor = {"floor ms": round(ms, 3), "times": round(figure / ms, 2)}
+            ms = shape.floor_ms(decoder, load.at_once)
+            floor = {"floor ms": round(ms, 3), "times": round(figure / ms, 2)}
             say(args.out, {"shape": name, "load": load.name, "ms": figure, "the first time": first, **floor})
     if args.device != "cpu" and not args.bare:
         for load in (each for each in LOADS[:3] if each.name in args.loads):
@@ -192,6 +236,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=150.0, help="for each shape (%(default)g)")
     parser.add_argument("--device", default="cuda", help="cpu: plain torch, to try the script")
     parser.add_argument("--layers", type=int, default=0, help="of a model (0: all)")
+    parser.add_argument("--small", action="store_true", help="small matrices and loads, to try it")
     parser.add_argument("--pages", type=int, default=3000)
     parser.add_argument("--bare", action="store_true", help="no profile")
     parser.add_argument("--folder", help="one shape alone, in this process")
@@ -205,18 +250,18 @@ def main() -> int:
     failed = False
     for name in args.shapes:
         with tempfile.TemporaryDirectory() as folder:
-            written(SHAPES[name], Path(folder), args.layers)
+            written(SHAPES[name], Path(folder), args.layers, small=args.small)
             words = [
                 sys.executable,
                 "-m",
-                "tests.gpu.time_gpt_oss",
+                "tests.gpu.time_shapes",
                 "--out",
                 str(args.out),
                 "--folder",
                 folder,
             ]
             words += ["--shapes", name, "--device", args.device, "--pages", str(args.pages), "--loads"]
-            words += [*args.loads, *["--bare"] * args.bare]
+            words += [*args.loads, *["--bare"] * args.bare, *["--small"] * args.small]
             try:
                 subprocess.run(words, check=True, timeout=args.seconds)
             except subprocess.SubprocessError as error:
