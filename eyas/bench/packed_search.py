@@ -1,20 +1,19 @@
-"""Tries tiles of products with four-bit weights: every one that fits, each against the rule's result.
+"""Searches tiles of products with four-bit weights: those with which a decoder layer is fastest.
 
-A product is measured alone, over as many weights as an L2 cache does not hold.
+Two turns for each number of rows: how a product is cut, then what is in flight. In a turn each product in
+turn gets the best of its tiles, where the others keep theirs.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 
-import torch
-
-from eyas.bench.fastest import Call, FastestTile, TileRace
-from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.bench.fastest import FastestTile, TileRace, compiled
+from eyas.bench.packed_layers import LayerJob, LayerWeights, PackedLayers
+from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LayerSpec
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.kernels.products import int4, skinny
 from eyas.engine.kernels.products.packed_table import Key
@@ -27,107 +26,159 @@ from eyas.engine.kernels.products.skinny_tiles import (
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
 
-ROWS = (8, 16, 32, 64, 128)
-GROUP = 128
-UNCACHED = 256 << 20  # bytes
-FEWEST, MOST = 100, 1000  # programs
+ROWS = (8, 32, 16, 64, 128)
+FEWEST, MOST = 96, 1000  # programs
+CUTS = ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8))  # columns and warps
+SPLITS = (1, 2, 4, 8)
+IN_FLIGHT, AHEAD = 4, 128  # of all cuts
+STAGES, AHEADS = (2, 3, 4, 6), (0, 64, 128, 256, 512)
+
+Candidates = Mapping[ProductShape, list[ProductTile]]
+Tried = Mapping[tuple[LayerJob, int], Candidates]
 
 
-def jobs_of(model: str, ranks: int, products: str) -> tuple[ProductShape, ...]:
-    """The `products` ("int4") of one rank's share of a model, as of no rows; () where it has no numbers of
+def jobs_of(model: str, ranks: int, products: str) -> tuple[LayerJob, ...]:
+    """The layers of one rank's share of a model, by their `products` ("int4"); () where it has no numbers of
     four bits.
-
-    Those of q, k and v are measured as plain ones, whose tiles lie in one head.
     """
     config = config_of_rank(read_model(model, "dummy", impl="eyas"), ranks)
     packed = config.quantized
     if products != "int4" or not isinstance(packed, PackedConfig) or packed.bits != 4 or not packed.integers:
         return ()
-    jobs: dict[ProductShape, None] = {}
-    for layer in config.layers:
-        attention, spec, hidden = layer.attention, layer.feed_forward, config.hidden_size
-        if not attention.latent:
-            dim, heads = attention.head_dim, attention.num_heads
-            jobs[ProductShape("qkv", 0, (heads + 2 * attention.num_kv_heads) * dim, hidden, dim)] = None
-            jobs[ProductShape("linear", 0, hidden, heads * dim, hidden)] = None
-        if not isinstance(spec, ExpertsSpec):
-            jobs[ProductShape("gated", 0, 2 * spec.width, hidden, 2 * spec.width)] = None
-            jobs[ProductShape("linear", 0, hidden, spec.width, hidden)] = None
-    return tuple(jobs)
+    jobs = dict.fromkeys(_job(layer, config.hidden_size) for layer in config.layers)
+    return tuple(job for job in jobs if job.products)
+
+
+def _job(layer: LayerSpec, hidden: int) -> LayerJob:
+    """Latents and experts have other products."""
+    attention, spec = layer.attention, layer.feed_forward
+    heads, products = (0, 0, 0), []
+    if isinstance(attention, AttentionSpec) and not attention.latent:
+        dim, normed = attention.head_dim, attention.head_norms and not attention.norms_behind
+        heads = attention.num_heads, attention.num_kv_heads, dim
+        rows = (heads[0] + 2 * heads[1]) * dim
+        products.append(ProductShape(skinny.qkv_kind(normed, False), 0, rows, hidden, dim))
+        products.append(ProductShape("linear", 0, hidden, heads[0] * dim, hidden))
+    if not isinstance(spec, ExpertsSpec):
+        products.append(ProductShape("gated", 0, 2 * spec.width, hidden, 2 * spec.width))
+        products.append(ProductShape("linear", 0, hidden, spec.width, hidden))
+    return LayerJob(*heads, tuple(products))
 
 
 def search(
-    jobs: tuple[ProductShape, ...], device: str, deadline: float
+    jobs: tuple[LayerJob, ...], device: str, deadline: float
 ) -> Iterator[tuple[Key, FastestTile[ProductTile]]]:
-    """The best tile of every product and number of rows, until the deadline (`time.monotonic`)."""
+    """The best tile of every product and number of rows, until the deadline (`time.monotonic`); times are a
+    layer's.
+    """
+    layers = {}
     for job in jobs:
-        bench = PackedBench(job, device)
-        for rows in ROWS:
-            if time.monotonic() > deadline:
-                return
-            yield (f"int4 {job.kind}", rows, job.n, job.k), bench.best(rows, deadline)
+        weights = LayerWeights(job, device)
+        layers |= {(job, rows): LayerSearch(PackedLayers(weights, rows)) for rows in ROWS}
+    left = 2 * sum(len(job.products) for job, _ in layers)
+    for turn in (LayerSearch.cuts, LayerSearch.finer):
+        tried = {place: turn(found) for place, found in layers.items()}
+        if device != "cpu":
+            compiled(f"{__name__}:launches", (tried,), device)
+        for place, found in layers.items():
+            for shape, tiles in sorted(tried[place].items(), key=lambda each: -each[0].n * each[0].k):
+                now = time.monotonic()
+                if now > deadline:
+                    return
+                yield found.key(shape), found.best(shape, tiles, now + (deadline - now) / left)
+                left -= 1
 
 
-def launches(jobs: tuple[ProductShape, ...]) -> None:
-    """Every launch that a search may make, on "meta": a recipe of `eyas.engine.kernels.launch.warm`."""
-    for job in jobs:
-        bench = PackedBench(job, "meta")
-        for rows in ROWS:
-            for tile in candidates(replace(job, rows=rows)):
-                bench.calls(rows, tile)[0]()
+def launches(tried: Tried) -> None:
+    """Every launch of a turn, on "meta": a recipe of `eyas.engine.kernels.launch.warm`."""
+    weights = {job: LayerWeights(job, "meta") for job, _ in tried}
+    for (job, rows), candidates in tried.items():
+        layers = PackedLayers(weights[job], rows)
+        most = max(len(tiles) for tiles in candidates.values())
+        for turn in range(most):
+            tiles = {layers.key(shape): each[min(turn, len(each) - 1)] for shape, each in candidates.items()}
+            layers.calls(tiles)[0]()
 
 
-def candidates(shape: ProductShape) -> list[ProductTile]:
-    """Tiles that fit, the rule's first."""
-    tiles = [packed_tile_for(shape, int4.UNITS[0], 2)]
-    cuts = itertools.product((32, 64, 128), (1, 2, 4, 8), (2, 3, 4), (2, 4, 8), (0, 64, 128))
-    for columns, split, stages, warps, ahead in cuts:
+class LayerSearch:
+    """Tiles of a layer's products for one number of rows, which get better."""
+
+    def __init__(self, layers: PackedLayers) -> None:
+        self.key, self._layers = layers.key, layers
+        table = layers.launch.tiles
+        self.tiles = {layers.key(shape): ruled(shape, table) for shape in layers.shapes}
+        self._times: dict[Key, dict[ProductTile, float]] = {}
+
+    def best(
+        self, shape: ProductShape, tiles: list[ProductTile], deadline: float
+    ) -> FastestTile[ProductTile]:
+        """Gives the product the fastest of its tile and of these."""
+        key = self.key(shape)
+        race: TileRace[ProductTile] = TileRace(
+            lambda tile: self._layers.calls(self.tiles | {key: tile}),
+            self._layers.result,
+            self._layers.device,
+        )
+        before = self.tiles[key]
+        times = race.times(list(dict.fromkeys([before, *tiles])), deadline)
+        self._times[key] = times
+        self.tiles[key] = min(times, key=times.__getitem__)
+        return FastestTile(self.tiles[key], times[self.tiles[key]], times[before])
+
+    def cuts(self) -> Candidates:
+        """Every cut of every product, and the tile that it has."""
+        return self._candidates(lambda shape: [self.tiles[self.key(shape)], *cuts(shape)])
+
+    def finer(self) -> Candidates:
+        """The best two cuts of every product, with more or less in flight."""
+        return self._candidates(lambda shape: finer(shape, self._ranked(shape)))
+
+    def _candidates(self, of: Callable[[ProductShape], list[ProductTile]]) -> Candidates:
+        return {shape: list(dict.fromkeys(of(shape))) for shape in self._layers.shapes}
+
+    def _ranked(self, shape: ProductShape) -> list[ProductTile]:
+        """Tiles that were measured, the fastest first."""
+        times = self._times.get(self.key(shape), {})
+        return sorted(times, key=times.__getitem__) or [self.tiles[self.key(shape)]]
+
+
+def ruled(shape: ProductShape, table: Mapping[Key, ProductTile]) -> ProductTile:
+    """The tile that an engine has without a search."""
+    return packed_tile_for(shape, int4.UNITS[0], 2, table)
+
+
+def cuts(shape: ProductShape) -> list[ProductTile]:
+    """Tiles that differ in columns, warps and parts of k."""
+    tiles = []
+    for (columns, warps), split in itertools.product(CUTS, SPLITS):
         programs, rows = shape.n // columns * split, shape.rows
         if not FEWEST <= programs <= MOST or split * shape.n * rows > MOST_SHARES * skinny.MAX_ROWS:
             continue
-        if not 16 * warps <= columns <= 32 * warps or (warps == 2 and rows > 16):
+        if warps == 2 and rows > 16 or columns * rows > warps << 11:
             continue
-        tile = ProductTile(columns, 0, warps, stages, split, ahead)
-        key = f"int4 {shape.kind}", rows, shape.n, shape.k
-        fitted = packed_tile_for(shape, int4.UNITS[0], 2, {key: tile})
-        if replace(fitted, depth=0) == tile:
-            tiles.append(fitted)
-    return list(dict.fromkeys(tiles))
+        tiles += _fitting(shape, [ProductTile(columns, 0, warps, IN_FLIGHT, split, AHEAD)])
+    return tiles
 
 
-class PackedBench:
-    """Weights of a product on a device, and rows for them."""
+def finer(shape: ProductShape, ranked: list[ProductTile]) -> list[ProductTile]:
+    """The best tile with all stages and lines ahead, and the next one of another cut with some of them."""
+    best, *others = ranked
+    flights = [(best, *each) for each in itertools.product(STAGES, AHEADS)]
+    for other in [each for each in others if not _same_cut(each, best)][:1]:
+        flights += [(other, *each) for each in itertools.product(STAGES[1:3], AHEADS[1:4:2])]
+    return _fitting(shape, [replace(tile, stages=stages, ahead=ahead) for tile, stages, ahead in flights])
 
-    def __init__(self, job: ProductShape, device: str) -> None:
-        self.job, self._device = job, device
-        self._dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        self._launch = skinny.ProductLaunch.on(device, pdl=device != "cpu")
-        count = 1 if device in ("cpu", "meta") else 2 * UNCACHED // (job.n * job.k) + 1
-        self._weights = [self._weight() for _ in range(count)]
 
-    def best(self, rows: int, deadline: float) -> FastestTile[ProductTile]:
-        """The fastest of `candidates` whose result is the rule's."""
-        race = TileRace(partial(self.calls, rows), self._result, self._device)
-        return race.fastest(candidates(replace(self.job, rows=rows)), deadline)
+def _same_cut(one: ProductTile, other: ProductTile) -> bool:
+    return replace(one, stages=other.stages, ahead=other.ahead) == other
 
-    def _result(self, call: Call) -> torch.Tensor:
-        call()
-        return self._out.float()
 
-    def calls(self, rows: int, tile: ProductTile) -> list[Call]:
-        """The product with each of the weights, by this tile; `_out` has the last one's result."""
-        job = self.job
-        kind = "gated" if job.kind == "gated" else "linear"
-        launch = replace(self._launch, tiles={(f"int4 {kind}", rows, job.n, job.k): tile})
-        random = None if self._device == "meta" else torch.Generator(self._device).manual_seed(rows)
-        x = torch.empty(rows, job.k, dtype=self._dtype, device=self._device)
-        x.normal_(generator=random)
-        self._out = x.new_empty(rows, job.n // 2 if kind == "gated" else job.n)
-        run: Callable[..., None] = skinny.gated if kind == "gated" else skinny.linear
-        return [partial(run, skinny.SkinnyInput(x), weight, self._out, launch) for weight in self._weights]
-
-    def _weight(self) -> int4.Int4Weight:
-        job = self.job
-        numbers = torch.randint(16, (job.n, job.k), dtype=torch.uint8, device=self._device)
-        scales = torch.full((job.n, job.k // GROUP), job.k**-0.5 / 8, device=self._device)
-        return int4.packed(numbers, 8, scales.half(), self._dtype)
+def _fitting(shape: ProductShape, tiles: list[ProductTile]) -> list[ProductTile]:
+    """Those that are cut as they say, with the depth of a step, and with no more in flight than fits."""
+    made = []
+    for tile in tiles:
+        key = f"int4 {shape.kind}", shape.rows, shape.n, shape.k
+        fitted = ruled(shape, {key: tile})
+        if replace(tile, depth=fitted.depth, stages=fitted.stages, ahead=fitted.ahead) == fitted:
+            made.append(fitted)
+    return made

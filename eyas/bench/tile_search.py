@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from eyas.bench.fastest import Call, FastestTile, TileRace
+from eyas.bench.fastest import Call, FastestTile, TileRace, compiled
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
 from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts import grouped_wide
@@ -113,6 +113,7 @@ def search(
     jobs: tuple[TuningJob, ...], device: str, deadline: float
 ) -> Iterator[tuple[Key, FastestTile[GroupedTile]]]:
     """The best tile of every product and number of rows, until the deadline (`time.monotonic`)."""
+    compiled(f"{__name__}:launches", (jobs,), device)
     for job in jobs:
         bench = TuningBench(job, device)
         for rows in ROWS:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -37,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--device: there is no GPU {args.device} here", param="device")
     from eyas.bench import packed_search, tile_search
     from eyas.engine.kernels.experts import grouped_tiles
-    from eyas.engine.kernels.launch.warm import KernelWarmup
     from eyas.engine.kernels.products import packed_table
 
     tried: Any = packed_search if args.products == "int4" else tile_search
@@ -49,10 +47,6 @@ def run(args: argparse.Namespace) -> int:
     path = args.out or table.table_of(gpu)
     tiles = table.read_table(path) if path.exists() else {}
     times = table.read_times(path) if path.exists() else {}
-    warmup = KernelWarmup(
-        f"{tried.__name__}:launches", (jobs,), gpus.capability(args.device), os.cpu_count() or 1
-    )
-    print(f"{warmup.wait().kernels} kernels are compiled", file=sys.stderr)
     import torch
 
     torch.cuda.set_device(gpus.number_of(args.device))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from eyas import cli
-from eyas.bench import fastest, packed_search, tile_search, tune
+from eyas.bench import fastest, packed_layers, packed_search, tile_search, tune
 from eyas.bench.tile_search import TuningBench, TuningJob, candidates, gated_pair, jobs_of
 from eyas.common.errors import ConfigError
 from eyas.common.machine import gpus
@@ -92,11 +94,12 @@ def test_a_search_finds_a_tile_that_gives_the_rules_result(monkeypatch: pytest.M
     assert all(each.us < each.ruled_us for each in found.values())
 
 
-def test_products_in_four_bits_are_a_dense_models(tmp_path: Path) -> None:
+def test_products_in_four_bits_are_those_of_a_dense_layer(tmp_path: Path) -> None:
     write_family(tmp_path / "plain", "llama", std=0.08, vocab_size=128, hidden_size=64, intermediate_size=96)
     write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS["gptq"])
-    qkv, out, gate_up, down = packed_search.jobs_of(str(tmp_path / "packed"), 1, "int4")
-    assert (qkv.kind, qkv.k, qkv.n) == ("qkv", 64, qkv.span * (qkv.n // qkv.span))
+    (job,) = packed_search.jobs_of(str(tmp_path / "packed"), 1, "int4")
+    qkv, out, gate_up, down = job.products
+    assert (qkv.kind, qkv.k, qkv.n) == ("qkv", 64, (job.heads + 2 * job.kv_heads) * job.dim)
     assert (out.kind, gate_up, down) == (
         "linear",
         ProductShape("gated", 0, 192, 64, 192),
@@ -119,21 +122,57 @@ def test_an_engine_takes_the_tiles_of_four_bits_of_its_gpu(
     assert tiles.items() <= skinny.ProductLaunch.on("meta", pdl=True).tiles.items()
 
 
-def test_a_search_in_four_bits_finds_a_tile_that_gives_the_rules_result(
+def test_a_search_in_four_bits_takes_the_tiles_by_which_a_layer_is_fastest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = packed_search.PackedBench(ProductShape("gated", 0, 128, 256, 128), "cpu")
-    other, wrong = ProductTile(128, 256, 4, 3), ProductTile(48, 256, 4, 3)
-    monkeypatch.setattr(packed_search, "candidates", lambda shape: [ProductTile(64, 256, 4, 3), other, wrong])
-    turns = iter((3.0, 2.0, 1.0))
-    monkeypatch.setattr(fastest, "host_us", lambda calls: next(turns))
-    assert bench.best(8, time.monotonic() + 60) == fastest.FastestTile(other, 2.0, 3.0)
+    """By a clock for which split products are slow, and those with fewer columns fast."""
+    monkeypatch.setattr(packed_layers.PackedLayers, "result", lambda layers, call: torch.ones(1))
+    monkeypatch.setattr(packed_search, "ROWS", (8,))
+    monkeypatch.setattr(
+        packed_search, "cuts", lambda shape: [ProductTile(32, 256, 2, 4), ProductTile(64, 256, 4, 4, 2)]
+    )
+    monkeypatch.setattr(packed_search, "finer", lambda shape, ranked: ranked[:1])
+    monkeypatch.setattr(fastest, "host_us", _by_tiles)
+    found = dict(packed_search.search((LAYER,), "cpu", time.monotonic() + 60))
+    assert {key[0] for key in found} == {"int4 qkv", "int4 linear", "int4 gated"}
+    assert {each.tile for each in found.values()} == {ProductTile(32, 256, 2, 4)}
 
 
-def test_candidates_in_four_bits_fit() -> None:
+LAYER = packed_layers.LayerJob(
+    *(2, 1, 64),
+    (
+        ProductShape("qkv", 0, 256, 256, 64),
+        ProductShape("linear", 0, 256, 128, 256),
+        ProductShape("gated", 0, 512, 256, 512),
+        ProductShape("linear", 0, 256, 256, 256),
+    ),
+)
+
+
+def _by_tiles(calls: list[Any]) -> float:
+    return sum(tile.columns * tile.split for tile in calls[0].args[1].tiles.values())
+
+
+def test_a_layer_gives_the_same_rows_by_any_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_layers, "CONTEXT", 16)
+    layers = packed_layers.PackedLayers(packed_layers.LayerWeights(LAYER, "cpu"), 8)
+    tables = [
+        {layers.key(shape): packed_search.ruled(shape, {layers.key(shape): tile}) for shape in layers.shapes}
+        for tile in (ProductTile(64, 256, 4, 4), ProductTile(32, 256, 2, 2))
+    ]
+    first, second = (layers.result(layers.calls(tiles)[0]).clone() for tiles in tables)
+    torch.testing.assert_close(first, second)
+
+
+def test_cuts_in_four_bits_fit_as_they_are() -> None:
     for rows in packed_search.ROWS:
-        found = packed_search.candidates(ProductShape("linear", rows, 4096, 4096, 4096))
-        assert len(found) == len(set(found)) > 8
+        shape = ProductShape("linear", rows, 4096, 4096, 4096)
+        found = packed_search.cuts(shape)
+        assert len(found) == len(set(found)) > 3
+        more = packed_search.finer(shape, found)
+        assert len(more) > 12 and {tile.columns for tile in more[:4]} == {found[0].columns}
+        for tile in (*found, *more):
+            assert packed_search.ruled(shape, {("int4 linear", rows, 4096, 4096): tile}) == tile
 
 
 def test_without_a_gpu_there_is_nothing_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
