@@ -31,7 +31,7 @@ FEWEST, MOST = 96, 1000  # programs
 CUTS = ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8))  # columns and warps
 SPLITS = (1, 2, 4, 8)
 IN_FLIGHT, AHEAD = 4, 128  # of all cuts
-STAGES, AHEADS = (2, 3, 4, 6), (0, 64, 128, 256, 512)
+STAGES, AHEADS = (3, 4, 5, 7), (0, 64, 128, 256, 512)
 
 Candidates = Mapping[ProductShape, list[ProductTile]]
 Tried = Mapping[tuple[LayerJob, int], Candidates]
@@ -156,6 +156,8 @@ def cuts(shape: ProductShape) -> list[ProductTile]:
             continue
         if warps == 2 and rows > 16 or columns * rows > warps << 11:
             continue
+        if shape.kind == "linear" and columns < 64:  # it leaves more parts of sums than others read at once
+            continue
         tiles += _fitting(shape, [ProductTile(columns, 0, warps, IN_FLIGHT, split, AHEAD)])
     return tiles
 
@@ -165,7 +167,7 @@ def finer(shape: ProductShape, ranked: list[ProductTile]) -> list[ProductTile]:
     best, *others = ranked
     flights = [(best, *each) for each in itertools.product(STAGES, AHEADS)]
     for other in [each for each in others if not _same_cut(each, best)][:1]:
-        flights += [(other, *each) for each in itertools.product(STAGES[1:3], AHEADS[1:4:2])]
+        flights += [(other, *each) for each in itertools.product(STAGES[:3:2], AHEADS[1:4:2])]
     return _fitting(shape, [replace(tile, stages=stages, ahead=ahead) for tile, stages, ahead in flights])
 
 
