@@ -1,6 +1,7 @@
 """Writes a model's folder anew, its matrices in another format: tensor by tensor, config.json last.
 
-Left as they are: embeddings, output heads, norms, routers, what only reads images, and all that is no matrix.
+Left as they are: embeddings, output heads, norms, routers, what only reads images, and all that is no matrix:
+experts that are stored together, in one tensor, too.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from rich.console import Console
 from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 
-from eyas.common.errors import ConfigError
+from eyas.common.errors import ConfigError, EyasError
 from eyas.engine.checkpoint.folder import check_whole, read_config, weight_files
 from eyas.engine.checkpoint.quantized import QUANTIZED
 from eyas.quantize.formats import WrittenFormat, written_format
 from eyas.quantize.tensor_file import TensorFile
 
 _LEFT_OUT = re.compile(
-    r"lm_head|head|embed.*|wte|.*norm.*|gate|shared_expert_gate|router|visual|vision.*|.*projector"
+    r"lm_head|head|.*embed.*|wte|wpe|.*norm.*|gate|shared_expert_gate|router|visual|vision.*|.*projector"
 )
 """The parts of names, between dots, of modules that stay as they are."""
 
@@ -42,13 +43,16 @@ _PARTS = 4  # of a matrix, at most
 
 @dataclass
 class Written:
-    """The work done: where each tensor is, its bytes before and after, and the matrices of either kind."""
+    """The work done: where each tensor is, its bytes before and after, and the matrices of either kind.
+    `stacked`: tensors of many matrices, which stay as they are.
+    """
 
     files: dict[str, str] = field(default_factory=dict)
     before: int = 0
     after: int = 0
     quantized: int = 0
     left_out: list[str] = field(default_factory=list)
+    stacked: int = 0
 
     def add(self, file: str, name: str, tensor: torch.Tensor) -> None:
         """A tensor that is in that file."""
@@ -57,37 +61,49 @@ class Written:
 
 
 def quantize(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code. Raises ConfigError for a folder that it cannot take."""
+    """Runs the command; returns its exit code. Raises ConfigError for a folder that it cannot take, and
+    EyasError for a disk that does not take what is written: nothing is left then.
+    """
     folder, out = args.folder, args.out
-    raw = _checked(folder, out)
+    raw = _checked(folder)
     form = written_format(args.format, args.group_size)
+    _make(out)
     try:
         written = _write(folder, out, form)
         if not written.quantized:
             raise ConfigError(f"{folder} has no matrix that {args.format} can hold")
-    except BaseException:
-        shutil.rmtree(out)
+        _write_beside(folder, out, written)
+        described = {"quantization_config": form.described(written.left_out)}
+        (out / "config.json").write_text(json.dumps(raw | described, indent=2) + "\n")
+    except BaseException as error:
+        shutil.rmtree(out, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise EyasError(f"--out: {out} could not be written: {error}") from error
         raise
-    _write_beside(folder, out, written)
-    described = {"quantization_config": form.described(written.left_out)}
-    (out / "config.json").write_text(json.dumps(raw | described, indent=2) + "\n")
+    stacked = f", {written.stacked} tensors of several matrices" if written.stacked else ""
     print(
-        f"{out}: {written.quantized} matrices in {args.format}, {len(written.left_out)} as they were; "
-        f"{written.after / 1e6:,.0f} of {written.before / 1e6:,.0f} MB"
+        f"{out}: {written.quantized} matrices in {args.format}, {len(written.left_out)}{stacked} as they "
+        f"were; {written.after / 1e6:,.0f} of {written.before / 1e6:,.0f} MB"
     )
     return 0
 
 
-def _checked(folder: Path, out: Path) -> dict[str, Any]:
+def _checked(folder: Path) -> dict[str, Any]:
     """The folder's config.json."""
     raw = read_config(folder)
     if quantized := next((name for name in QUANTIZED if raw.get(name)), None):
         raise ConfigError(f"{folder} is quantized already: its config.json has a {quantized}")
     check_whole(folder)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"--out: {out} is there already, and is no empty folder", param="out")
-    out.mkdir(parents=True, exist_ok=True)
     return raw
+
+
+def _make(out: Path) -> None:
+    try:
+        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+            raise ConfigError(f"--out: {out} is there already, and is no empty folder", param="out")
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be made: {error.strerror}", param="out") from None
 
 
 def _write(folder: Path, out: Path, form: WrittenFormat) -> Written:
@@ -131,6 +147,7 @@ def _made(
     tensor = file.get_tensor(name)
     module = name.removesuffix(".weight")
     written.before += tensor.nbytes
+    written.stacked += tensor.dim() == 3 and not any(map(_LEFT_OUT.fullmatch, module.split(".")))
     if module == name or tensor.dim() != 2 or file.get_slice(name).get_dtype() not in _FLOATS:
         yield name, tensor
     elif any(map(_LEFT_OUT.fullmatch, module.split("."))) or not form.holds(*tensor.shape):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -196,3 +199,56 @@ def test_what_cannot_be_quantized_is_refused(
     command = ["quantize", str(folder), "--out", str(out), "--format", "gptq", "--group-size", group]
     assert cli.main(command) == 2 and why in capsys.readouterr().err
     assert not out.exists() or [path.name for path in out.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("family", "embeddings"), [("gpt2", ("wte", "wpe")), ("falcon", ("word_embeddings",))]
+)
+def test_embeddings_of_any_name_stay_as_they_are(
+    tmp_path: Path, family: str, embeddings: tuple[str, ...]
+) -> None:
+    write_family(tmp_path / "plain", family)
+    stored = load_file(quantized(tmp_path / "plain", tmp_path / "out", "int8") / "model.safetensors")
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    names = [name for name in plain if name.split(".")[-2] in embeddings]
+    assert len(names) == len(embeddings)
+    assert all(name in stored and torch.equal(stored[name], plain[name]) for name in names)
+
+
+def test_experts_in_one_tensor_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They stay as they are, which the size of what is written would tell late."""
+    write_family(tmp_path / "plain", "mistral4", num_hidden_layers=2)
+    weights = load_file(tmp_path / "plain" / "model.safetensors")
+    stacked = sum(weight.dim() == 3 for weight in weights.values())
+    quantized(tmp_path / "plain", tmp_path / "out", "fp8")
+    assert stacked and f", {stacked} tensors of several matrices as they were; " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("out", ["/proc/none", "config.json/out", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    folder = write_tiny_llama(tmp_path / "plain", layers=1)
+    assert cli.main(["quantize", str(folder), "--out", str(folder / out), "--format", "fp8"]) == 2
+    assert f"--out: {folder / out} cannot be made: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("large", ["weights", "vocabulary"])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], large: str) -> None:
+    """Neither one that takes no weights, nor one that takes all but what lies beside them."""
+    folder, out = write_tiny_llama(tmp_path / "plain", layers=1), tmp_path / "out"
+    (folder / "vocab.txt").write_bytes(b"x" * 2_000_000)
+    with _files_of_at_most(20_000 if large == "weights" else 1_000_000):
+        code = cli.main(["quantize", str(folder), "--out", str(out), "--format", "fp8"])
+    assert code == 1 and f"--out: {out} could not be written: " in capsys.readouterr().err
+    assert not out.exists()
+
+
+@contextmanager
+def _files_of_at_most(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
