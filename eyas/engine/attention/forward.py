@@ -9,6 +9,7 @@ import torch
 
 from eyas.engine.attention.base import AttentionBackend, AttentionPlan
 from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.states.rows import StateRows
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class GroupRows:
 class ForwardBatch:
     """R rows, `tokens` and `positions` int64 [R]. `groups`: what they write and see in each group of layers.
 
-    `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain.
+    `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain. `states`: the same
+    rows for layers with states, if there are some.
     """
 
     tokens: torch.Tensor
@@ -33,6 +35,7 @@ class ForwardBatch:
     groups: tuple[GroupRows, ...]
     spans: Sequence[QuerySpan]
     depth: int = 0
+    states: StateRows | None = None
 
 
 def build_batch(

@@ -19,7 +19,8 @@ from eyas.engine.checkpoint.quantized import QuantizedConfig
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, RopeConfig
 from eyas.engine.checkpoint.stacked_tensors import JoinedTensor
 from eyas.engine.kv.format import KvFormat
-from eyas.engine.kv.groups import KvGroups, kv_groups, one_group
+from eyas.engine.kv.groups import KvGroup, KvGroups, kv_groups, one_group
+from eyas.engine.states.shape import DeltaShape
 
 Value = TypeVar("Value")
 
@@ -49,7 +50,9 @@ class AttentionSpec:
     `chunk`: a row sees no row before the last multiple of this many tokens (0: it sees all). `bare_norms`:
     heads of q and k are normalised without stored gains, with `value_norms` those of v. `keys_as_values`:
     values are the product that keys are, neither normalised as these are nor rotated. `shared_from`: the
-    number of the layer whose keys and values it attends to, having none of its own (None: it has).
+    number of the layer whose keys and values it attends to, having none of its own (None: it has). `gated`:
+    what a head mixes is multiplied by the sigmoid of as many elements of a product that stands behind its
+    query.
     """
 
     num_heads: int
@@ -74,6 +77,7 @@ class AttentionSpec:
     value_norms: bool = False
     keys_as_values: bool = False
     shared_from: int | None = None
+    gated: bool = False
 
     @property
     def rotation(self) -> tuple[RopeConfig, int]:
@@ -224,7 +228,8 @@ class LayerSpec:
     `residual_scale`: what each of the two adds is multiplied by it. `parallel`: both read what enters the
     layer. `token_width`: of a third half behind these, whose gate is multiplied by a vector of this width
     that a token has for each layer (0: there is none). `scaled`: what leaves the layer is multiplied by a
-    stored number.
+    stored number. `delta`: the state that it has instead of keys and values; its attention is then that of
+    the others (None: it attends).
     """
 
     attention: AttentionSpec
@@ -234,6 +239,7 @@ class LayerSpec:
     parallel: bool = False
     token_width: int = 0
     scaled: bool = False
+    delta: DeltaShape | None = None
 
     def complaints(self) -> Iterator[str]:
         """Finds impossible numbers; a sentence for each."""
@@ -253,6 +259,8 @@ class LayerSpec:
             yield f"residual_multiplier {self.residual_scale} is not a positive number"
         if isinstance(self.feed_forward, ExpertsSpec):
             yield from self.feed_forward.complaints()
+        if self.delta is not None:
+            yield from self.delta.complaints()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,6 +349,10 @@ class ModelConfig:
             ]
             if self.centred and layer.norms.around:
                 complaints.append("centred norms behind the halves of a layer are not supported")
+        if len({layer.delta for layer in self.layers} - {None}) > 1:
+            complaints.append("layers differ in the shape of their states")
+        if not self._attentions:
+            complaints.append("no layer attends, and positions of pages are those of keys and values")
         if self.context_length > MOST_CONTEXT:
             complaints.append(f"a context of {self.context_length} tokens is longer than {MOST_CONTEXT}")
         if complaints:
@@ -368,7 +380,7 @@ class ModelConfig:
     @property
     def kv_format(self) -> KvFormat:
         """The KV format of all layers that have some: that of the widest, see `KvPool.layer`."""
-        own = [layer.attention for layer in self.layers if layer.attention.shared_from is None]
+        own = [each for each in self._attentions.values() if each.shared_from is None]
         widest = max(own or [self.layers[0].attention], key=lambda each: each.num_kv_heads * each.head_dim)
         latent = self._shared("kv_lora_rank", lambda layer: layer.attention.latent)
         return KvFormat(len(own), widest.num_kv_heads, widest.head_dim, latent)
@@ -382,14 +394,31 @@ class ModelConfig:
     def kv_groups(self) -> KvGroups:
         """Its layers that have keys and values, by the rows that they see, as `kv_groups` groups them.
 
-        One group if a layer reads those of another one that sees others.
+        One group if a layer reads those of another one that sees others, or if layers have states instead.
         """
+        if self.delta is not None:
+            return (KvGroup(tuple(self._attentions)),)
         every = [layer.attention for layer in self.layers]
         sights = [(each.window, each.chunk) for each in every]
         lent = [(sight, each.shared_from) for sight, each in zip(sights, every, strict=True)]
         if any(source is not None and sights[source] != sight for sight, source in lent):
             return one_group(self.kv_format.layers)
         return kv_groups([sight for sight, source in lent if source is None])
+
+    @property
+    def delta(self) -> DeltaShape | None:
+        """The shape of the states of all layers that have one; None: no layer has."""
+        return next((layer.delta for layer in self.layers if layer.delta is not None), None)
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that have a state."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.delta is not None)
+
+    @property
+    def _attentions(self) -> dict[int, AttentionSpec]:
+        """The attention of each layer that attends, by its number."""
+        return {i: layer.attention for i, layer in enumerate(self.layers) if layer.delta is None}
 
     @property
     def num_layers(self) -> int:

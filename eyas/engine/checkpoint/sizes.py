@@ -103,7 +103,7 @@ def parameters(model: ModelConfig) -> WeightBytes:
 def groups_of(model: ModelConfig, config: EngineConfig) -> KvGroups:
     """The groups of a target's layers that have pages of their own in an engine: one, where none is freed."""
     apart = config.dp_attention == 1 and not config.host_cache_gb
-    return model.kv_groups if apart else one_group(model.kv_format.layers)
+    return model.kv_groups if apart or model.delta is not None else one_group(model.kv_format.layers)
 
 
 def page_bytes(
@@ -126,7 +126,7 @@ def _is_read(model: ModelConfig, name: str) -> bool:
 
 
 def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
-    part, attention = layer.feed_forward, _attention(layer.attention, hidden)
+    part, attention = layer.feed_forward, _mixer(layer, hidden)
     attention += 2 * hidden * layer.token_width
     if isinstance(part, ExpertsSpec):
         router = hidden * part.experts
@@ -136,10 +136,18 @@ def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
     return WeightBytes(0, attention + (3 if part.gated else 2) * hidden * part.width)
 
 
+def _mixer(layer: LayerSpec, hidden: int) -> int:
+    if (delta := layer.delta) is None:
+        return _attention(layer.attention, hidden)
+    values = delta.value_heads * delta.value_size
+    return hidden * (delta.row_width + 2 * values)  # what a row is made of; the gate, and the way back
+
+
 def _attention(spec: AttentionSpec, hidden: int) -> int:
     if not isinstance(spec, LatentSpec):
         own = spec.num_kv_heads if spec.shared_from is None else 0
-        return hidden * spec.head_dim * 2 * (spec.num_heads + own)  # q and o; k and v
+        gates = spec.num_heads * spec.gated
+        return hidden * spec.head_dim * (2 * (spec.num_heads + own) + gates)  # q and o; k and v
     query = spec.num_heads * (spec.plain_dim + spec.rotated_dim)
     queries = spec.query_rank * (hidden + query) if spec.query_rank else hidden * query
     heads = spec.num_heads * (spec.kv_rank * (spec.plain_dim + spec.value_dim) + spec.value_dim * hidden)

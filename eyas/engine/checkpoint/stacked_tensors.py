@@ -12,7 +12,7 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, View
-from eyas.engine.checkpoint.turned_tensors import HeadsTensor, TransposedTensor
+from eyas.engine.checkpoint.turned_tensors import GroupsTensor, TransposedTensor
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RowTensor:
         yield stored, partial(ExpertPart, StackedTensor(self.name, (self.name,)), 0, 0)
 
 
-JoinedTensor = FusedTensor | StackedTensor | RowTensor | TransposedTensor | HeadsTensor
+JoinedTensor = FusedTensor | StackedTensor | RowTensor | TransposedTensor | GroupsTensor
 """Kinds of tensors that models ask for by other names or shapes than they are stored in."""
 
 

@@ -48,36 +48,40 @@ class TransposedTensor:
 
 
 @dataclass(frozen=True)
-class HeadsTensor:
-    """Rows of q, k and v by `groups` of heads: in each its query heads, then a key head and a value head, of
-    `dim` rows. `name`: a part of the stored name; a bias beside the matrix lies as it does.
+class GroupsTensor:
+    """Rows by `groups` of heads: in each the rows of every part, one below the other. `name`: a part of the
+    stored name; `parts`: what stands there in the names that models use, and the rows of each in a group. A
+    bias beside the matrix lies as it does.
     """
 
     name: str
     groups: int
-    queries: int
-    dim: int
+    parts: tuple[tuple[str, int], ...]
 
     def holds(self, stored: str) -> bool:
         """True if that tensor is of this kind."""
         return f".{self.name}." in stored
 
     def split(self, stored: str, shape: tuple[int, ...]) -> Iterator[tuple[str, View]]:
-        """The names of q, k and v, and how each is read of a stored tensor of that shape.
+        """The names of the parts, and how each is read of a stored tensor of that shape.
 
         Raises ConfigError for a tensor that is of other rows.
         """
-        every = self.groups * (self.queries + 2) * self.dim
-        if not shape or shape[0] != every:
-            raise ConfigError(f"tensor {stored} is {shape}: it has not the {every} rows of q, k and v")
-        places = {"q": (0, self.queries), "k": (self.queries, 1), "v": (self.queries + 1, 1)}
-        for name, (first, count) in places.items():
-            sizes = (self.groups * count * self.dim, *shape[1:])
-            rows = partial(_of_groups, kind=self, first=first, count=count)
+        each = sum(count for _, count in self.parts)
+        if not shape or shape[0] != self.groups * each:
+            whole = ", ".join(name for name, _ in self.parts)
+            raise ConfigError(
+                f"tensor {stored} is {shape}: it has not the {self.groups * each} rows of {whole}"
+            )
+        first = 0
+        for name, count in self.parts:
+            sizes = (self.groups * count, *shape[1:])
+            rows = partial(_of_groups, sizes=(self.groups, each), first=first, count=count)
             yield (
-                stored.replace(f".{self.name}.", f".{name}_proj."),
+                stored.replace(f".{self.name}.", f".{name}."),
                 partial(ReorderedRows, sizes=sizes, rows=rows),
             )
+            first += count
 
 
 class ReorderedRows:
@@ -108,6 +112,5 @@ def _transposed(stored: Any, first: int, count: int) -> Any:
     return rows[first : first + count]
 
 
-def _of_groups(stored: Any, kind: HeadsTensor, first: int, count: int) -> Any:
-    heads = stored.unflatten(0, (kind.groups, kind.queries + 2, kind.dim))
-    return heads[:, first : first + count].flatten(0, 2)
+def _of_groups(stored: Any, sizes: tuple[int, int], first: int, count: int) -> Any:
+    return stored.unflatten(0, sizes)[:, first : first + count].flatten(0, 1)

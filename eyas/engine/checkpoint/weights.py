@@ -121,9 +121,9 @@ class WeightSource(ABC):
         """The whole tensor, the same on every rank."""
         return self._load(name, shape, (), dtype or self.placement.dtype)
 
-    def take_rows(self, name: str, shape: Shape) -> torch.Tensor:
+    def take_rows(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
         """This rank's share of dimension 0: [shape[0] / ranks, ...]."""
-        return self._load(name, shape, self._share(name, shape, 0), self.placement.dtype)
+        return self._load(name, shape, self._share(name, shape, 0), dtype or self.placement.dtype)
 
     def take_columns(self, name: str, shape: Shape) -> torch.Tensor:
         """This rank's share of dimension 1: [shape[0], shape[1] / ranks, ...]."""

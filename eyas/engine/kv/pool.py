@@ -25,6 +25,7 @@ from eyas.common.wire.pool import PoolGeometry
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.groups import KvGroups, one_group
 from eyas.engine.kv.scaled import FP8, LARGEST, PageScales, quantised
+from eyas.engine.states.store import LayerStates
 from kv_transfer.area import DeviceArea, PoolArea, create_file, map_file
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import DeviceAllocation, DriverError, GpuMemory
@@ -147,7 +148,8 @@ class KvPool:
     """Owns the memory of one KV group (target or draft) until `close`.
 
     `pages`: [pages + 1, elements of a page], behind them all the proof page: random bytes, of which
-    `checksum` is the CRC-32. `tensor`: the pages without it, in the sizes of the shape.
+    `checksum` is the CRC-32. `tensor`: the pages without it, in the sizes of the shape. `state_layers`: the
+    slots of the layers of the model that have states instead, by their numbers.
     """
 
     def __init__(self, shape: PoolShape, path: Path | None = None, *, theirs: bool = False) -> None:
@@ -160,6 +162,7 @@ class KvPool:
         self.path = None if theirs else path
         self.area: PoolArea | None = None  # the pool, if it is in a file
         self.attached: list[ClosableResource] = []  # what serves the pool to others, and ends before it
+        self.state_layers: dict[int, LayerStates] = {}
         self._allocation: DeviceAllocation | None = None
         self._giver = ""
         if path is None:
@@ -176,9 +179,8 @@ class KvPool:
         numbers = whole[:, :, : shape.fields * shape.page_size]
         self.tensor = numbers.unflatten(2, (shape.fields, shape.page_size))
         self._scales = PageScales(whole, shape.page_size) if shape.scale_rows else None
-        places = [at for _, at in sorted(shape.places.items())]
-        self._groups, self._places = [group for group, _ in places], [place for _, place in places]
-        self._layers = [self.tensor[:, place] for place in self._places]
+        self._places = shape.places
+        self._layers = {layer: self.tensor[:, place] for layer, (_, place) in self._places.items()}
         self._moved = as_bytes(self.tensor)
         rows = as_bytes(whole).view(-1, shape.kv_heads * shape.head_dim)
         fields = itertools.product(range(shape.layers), range(shape.fields))
@@ -213,7 +215,7 @@ class KvPool:
 
     def group_of(self, layer: int) -> int:
         """The group of a layer of the model."""
-        return self._groups[layer]
+        return self._places[layer][0]
 
     def behind(self, layers: int, *sizes: int) -> torch.Tensor:
         """View [pages, *sizes] of what lies behind the first `layers` layers of each page."""
@@ -232,7 +234,7 @@ class KvPool:
         """Stores the first len(slots) rows of each field [.., kv_heads, head_dim] in one layer of the model,
         whose heads may differ from the pool's, see `layer`; flat rows are of the pool's.
         """
-        count, place = slots.shape[0], self._places[layer]
+        count, place = slots.shape[0], self._places[layer][1]
         first = place * self.shape.fields
         page_rows = self.shape.layers * self.shape.layer_rows
         for i, field in enumerate(fields):
@@ -275,7 +277,7 @@ class KvPool:
         self.attached = []
         self.area = None
         self.pages = self.tensor = self._moved = torch.empty(0)
-        self._layers, self._field_rows, self._scales = [], [], None
+        self._layers, self._field_rows, self._scales = {}, [], None
         if self._allocation is not None:
             torch.cuda.synchronize(self.shape.device)  # what was launched may still write to it
             self._allocation.free()

@@ -1,7 +1,7 @@
 """What stands between gate and up of a feed-forward, by name: a line here is all that a new one needs.
 
-None uses F.silu or F.gelu: their vector bodies and scalar tails round differently, so a value's bits would
-depend on where in the tensor it stands. exp, products and quotients do not have that fault.
+None uses F.silu, F.softplus or F.gelu: their vector bodies and scalar tails round differently, so a value's
+bits would depend on where in the tensor it stands. exp, log1p, products and quotients do not have that fault.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ Activation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """gate / (1 + exp(-gate)) * up."""
     return (gate * up).div_((-gate).exp_().add_(1.0))
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """log(1 + exp(x))."""
+    return x.abs().neg_().exp_().log1p_().add_(x.clamp(min=0.0))
 
 
 def gelu_tanh(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -163,6 +163,8 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
             return "there are no exact kernels yet for norms of values, and numbers that scale a layer"
         if layer.attention.row_norms:
             return "there are no exact kernels yet for norms over whole rows of queries and keys"
+        if layer.delta is not None or layer.attention.gated:
+            return "there are no exact kernels yet for layers with states, and gates behind attention"
         if layer.attention.latent and layer.attention.qkv_bias:
             return "there are no exact kernels yet for latent attention with biases"
         mlp = layer.feed_forward

@@ -197,22 +197,23 @@ def context_of_a_row(model: ModelConfig) -> float:
 def _attended(layer: LayerSpec) -> int:
     """Elements of keys and values that a row's heads read of one token."""
     spec = layer.attention
-    return (
-        0 if spec.window or spec.chunk else spec.num_heads * (spec.head_dim + (spec.latent or spec.head_dim))
-    )
+    bounded = spec.window or spec.chunk or layer.delta is not None
+    return 0 if bounded else spec.num_heads * (spec.head_dim + (spec.latent or spec.head_dim))
 
 
 def _weights(hidden: int, layer: LayerSpec) -> int:
     """The weights of one layer that a row meets."""
-    spec = layer.attention
-    if isinstance(spec, LatentSpec):
+    spec, delta = layer.attention, layer.delta
+    if delta is not None:
+        attention = hidden * (delta.row_width + 2 * delta.value_heads * delta.value_size)
+    elif isinstance(spec, LatentSpec):
         rank, rotated = spec.query_rank, spec.rotated_dim
         per_head = (rank or hidden) * (spec.plain_dim + rotated)
         per_head += spec.kv_rank * (spec.plain_dim + spec.value_dim) + spec.value_dim * hidden
         attention = hidden * (rank + spec.kv_rank + rotated) + spec.num_heads * per_head
     else:
         own = spec.num_kv_heads if spec.shared_from is None else 0
-        attention = 2 * hidden * spec.head_dim * (spec.num_heads + own)
+        attention = hidden * spec.head_dim * (2 * (spec.num_heads + own) + spec.num_heads * spec.gated)
     return attention + 3 * hidden * _width(layer.feed_forward)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, NormNames
-from eyas.engine.checkpoint.turned_tensors import HeadsTensor
 from eyas.engine.models import cohere, keys
 
 RENAMED = (
@@ -59,5 +58,5 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     attention = dataclasses.replace(keys.attention(raw), qkv_bias=bias, output_bias=bias)
     layer = LayerSpec(attention, keys.plain_feed_forward(raw, bias=bias), norms, parallel=beside)
     plain = keys.decoder(raw, folder, [layer] * keys.count(raw), tied=True)
-    qkv = HeadsTensor("query_key_value", groups, heads // groups, attention.head_dim)
+    qkv = keys.qkv_by_heads("query_key_value", attention)
     return dataclasses.replace(plain, centred=True, norm_bias=True, renamed=RENAMED, fused=(qkv,))

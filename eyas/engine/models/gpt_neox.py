@@ -9,7 +9,6 @@ from pathlib import Path
 
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
-from eyas.engine.checkpoint.turned_tensors import HeadsTensor
 from eyas.engine.models import keys
 
 RENAMED = (
@@ -47,5 +46,5 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     beside = values.switch(raw, "use_parallel_residual", True)
     layer = LayerSpec(attention, keys.plain_feed_forward(raw, bias=True), parallel=beside)
     plain = keys.decoder(raw, folder, [layer] * keys.count(raw))
-    qkv = HeadsTensor("query_key_value", attention.num_heads, 1, attention.head_dim)
+    qkv = keys.qkv_by_heads("query_key_value", attention)
     return dataclasses.replace(plain, centred=True, norm_bias=True, renamed=RENAMED, fused=(qkv,))

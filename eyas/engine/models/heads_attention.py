@@ -17,6 +17,7 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
 from eyas.engine.layers.norm import Gain, load_gain
 from eyas.engine.layers.rotary import head_order, temperatures
+from eyas.engine.layers.routing import sigmoid
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import QkvPart
@@ -34,7 +35,7 @@ class HeadsAttention(Generic[ProjectionT]):
     ) -> None:
         config, weights = blocks.config, blocks.weights
         placement, dim, own = weights.placement, spec.head_dim, _stored_heads(spec)
-        counts = {"q": spec.num_heads * dim, "k": own * dim, "v": own * dim}
+        counts = {"q": spec.num_heads * dim * (1 + spec.gated), "k": own * dim, "v": own * dim}
         if not own:
             counts = {"q": counts["q"]}
         names = [f"{prefix}.{'k' if part == 'v' and spec.keys_as_values else part}_proj" for part in counts]
@@ -83,12 +84,21 @@ class HeadsAttention(Generic[ProjectionT]):
 
     def attend(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> torch.Tensor:
         """-> what every query has attended to, [m, heads * dim]."""
-        q = ops.weighed(ops.qkv(read, self._qkv, layer), self._qkv)
-        return ops.attend(q, self._qkv, layer if self._shared_from is None else self._shared_from)
+        gates = None
+        if self._qkv.spec.gated:
+            q, gates = ops.gated_qkv(read, self._qkv, layer)
+        else:
+            q = ops.qkv(read, self._qkv, layer)
+        q = ops.weighed(q, self._qkv)
+        mixed = ops.attend(q, self._qkv, layer if self._shared_from is None else self._shared_from)
+        return mixed if gates is None else mixed.mul_(sigmoid(gates))
 
     def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> None:
         """Writes keys and values, if it has some."""
-        ops.qkv(read, self._qkv, layer)
+        if self._qkv.spec.gated:
+            ops.gated_qkv(read, self._qkv, layer)
+        else:
+            ops.qkv(read, self._qkv, layer)
 
 
 def _stored_heads(spec: AttentionSpec) -> int:
@@ -97,11 +107,18 @@ def _stored_heads(spec: AttentionSpec) -> int:
 
 
 def rows_order(spec: AttentionSpec, heads: int, kv_heads: int) -> torch.Tensor | None:
-    """The stored row of each row of q, k and v, one below the other: int64 [(heads + 2 kv_heads) * dim].
+    """The stored row of each row of q, k and v, one below the other: int64 [(heads + 2 kv_heads) * dim];
+    behind them those of gates, which are stored head by head below each query.
 
     None: they are stored in the order that attention needs.
     """
     dim = spec.head_dim
+    if spec.gated:
+        queries = torch.arange(2 * heads * dim).view(heads, 2, dim)
+        keys, values = torch.arange(2 * heads * dim, 2 * (heads + kv_heads) * dim).view(2, kv_heads, dim)
+        order = head_order(spec.rope, dim, spec.adjacent)
+        parts = (queries[:, 0, order], keys[:, order], values, queries[:, 1])
+        return torch.cat([part.flatten() for part in parts])
     if spec.rope.rotated(dim) == dim and not spec.adjacent:
         return None
     rows = torch.arange((heads + 2 * kv_heads) * dim).view(-1, dim)

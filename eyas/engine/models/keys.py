@@ -21,6 +21,7 @@ from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.quantized import QUANTIZED
 from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, RopeConfig
+from eyas.engine.checkpoint.turned_tensors import GroupsTensor
 from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, section, switch, whole, words
 
 MOST_LAYERS, MOST_HEADS, MOST_COLUMNS = 4096, 65536, 2**24
@@ -118,6 +119,14 @@ def plain_feed_forward(raw: Raw, *, bias: bool = False) -> FeedForwardSpec:
 def gate_up(spec: FeedForwardSpec) -> FusedTensor:
     """The tensor of a feed-forward's gate and up, stored as one."""
     return FusedTensor("gate_up_proj", (("gate_proj", spec.width), ("up_proj", spec.width)))
+
+
+def qkv_by_heads(name: str, spec: AttentionSpec) -> GroupsTensor:
+    """The tensor of q, k and v, stored by key heads: the query heads of each, then itself and its value's."""
+    queries, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
+    return GroupsTensor(
+        name, spec.num_kv_heads, (("q_proj", queries * dim), ("k_proj", dim), ("v_proj", dim))
+    )
 
 
 def width_of(raw: Raw, name: str) -> int:

@@ -19,6 +19,7 @@ from eyas.engine.checkpoint.config import ApartSpec, ExpertsSpec, LatentSpec, La
 from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.norm import Gain, LayerNorm, load_gain, load_norm
+from eyas.engine.models.delta_mixer import DeltaMixer
 from eyas.engine.models.experts_apart import ExpertsApart
 from eyas.engine.models.feed_forward import GatedFeedForward, Mixture, gain_left
 from eyas.engine.models.heads_attention import HeadsAttention
@@ -70,7 +71,7 @@ class DecoderLayer(Generic[ProjectionT]):
 
     def __init__(self, blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: Gain | None) -> None:
         self.spec = spec
-        self._attention, out = _attention(blocks, spec, f"{prefix}.self_attn", gain)
+        self._attention, out = _mixer(blocks, spec, prefix, gain)
         post = _post(blocks, prefix, spec.norms.after_attention)
         self._out = replace(out, post=post, scale=spec.residual_scale)
         before, after = spec.norms.before_feed_forward, spec.norms.after_feed_forward
@@ -215,6 +216,18 @@ def _post(blocks: Blocks[ProjectionT], prefix: str, name: str) -> torch.Tensor |
     """The gain of a norm behind a half, if there is one."""
     whole = f"{prefix}.{name}.weight"
     return load_gain(blocks.config, blocks.weights, whole, blocks.config.hidden_size) if name else None
+
+
+def _mixer(
+    blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: Gain | None
+) -> tuple[Mixer, OutPart[ProjectionT]]:
+    """What is over other rows, and the way back."""
+    if spec.delta is None:
+        return _attention(blocks, spec, f"{prefix}.self_attn", gain)
+    prefix, columns = f"{prefix}.linear_attn", spec.delta.value_heads * spec.delta.value_size
+    name = f"{prefix}.out_proj.weight"
+    back = blocks.loader([name]).columns(name, (blocks.config.hidden_size, columns))
+    return DeltaMixer(blocks, spec.delta, prefix, gain), OutPart(back)
 
 
 def _attention(

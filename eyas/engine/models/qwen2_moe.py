@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.models import keys, qwen2, qwen3_moe
 
 RENAMED = (
@@ -25,14 +25,15 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     windows = [0] * len(windowed)
     if values.switch(raw, "use_sliding_window", False):
         windows = keys.layer_windows(raw, windowed)
-    experts = dataclasses.replace(
-        qwen3_moe.experts(raw),
-        shared_width=keys.width_of(raw, "shared_expert_intermediate_size"),
-        shared_share=True,
-    )
-    plain = keys.decoder(raw, folder, qwen3_moe.layers(raw, attention, experts))
+    plain = keys.decoder(raw, folder, qwen3_moe.layers(raw, attention, experts(raw)))
     layers = tuple(
         dataclasses.replace(layer, attention=dataclasses.replace(attention, window=window))
         for layer, window in zip(plain.layers, windows, strict=True)
     )
     return dataclasses.replace(plain, layers=layers, renamed=RENAMED)
+
+
+def experts(raw: values.Raw) -> ExpertsSpec:
+    """Those of Qwen3, and the shared one."""
+    width = keys.width_of(raw, "shared_expert_intermediate_size")
+    return dataclasses.replace(qwen3_moe.experts(raw), shared_width=width, shared_share=True)

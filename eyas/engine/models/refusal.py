@@ -63,6 +63,8 @@ def _layer_refusal(layer: LayerSpec) -> str:
         if kind not in kinds:
             return f"layers whose {part.replace('_', '-')} is a {kind.__name__}"
     attention, mlp = layer.attention, layer.feed_forward
+    if layer.delta is not None:
+        return "layers with a state instead of keys and values"
     if isinstance(attention, LatentSpec):
         if why := _latent_refusal(attention):
             return why
@@ -90,9 +92,10 @@ def _blocks_refusal(layer: LayerSpec) -> str:
         if attention.plain_dim % attention.rotated_dim or attention.rotated_dim > FP8_SIDE:
             return "rotated rows that do not lie in one FP8 block"
     else:
-        reordered = attention.rope.share != 1.0 or attention.adjacent
+        reordered = attention.rope.share != 1.0 or attention.adjacent or attention.gated
         if reordered and FP8_SIDE % attention.head_dim:
-            return f"heads of {attention.head_dim} that are rotated in part or by neighbours, in FP8 blocks"
+            how = "rotated in part or by neighbours, or gated,"
+            return f"heads of {attention.head_dim} that are {how} in FP8 blocks"
         sizes["rows of q_proj"] = attention.num_heads * attention.head_dim
         sizes["rows of k_proj"] = attention.num_kv_heads * attention.head_dim
     if isinstance(mlp, ExpertsSpec):

@@ -8,6 +8,7 @@
 | gate, up | its rows of each | |
 | down | its columns | sum over the ranks |
 | of experts the same, of each one; the router | all of it | every rank chooses alike |
+| q, k, v, gates, convolution of states | the rows of its key heads and of their value heads | |
 | lm_head | its rows of the vocabulary | logits joined by columns |
 
 So a layer has two sums, and a rank's KV pool holds the rank's heads only; latents, which all heads read,
@@ -48,6 +49,8 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
             raise ConfigError(text, param=flag)
         if isinstance(layer.feed_forward, ExpertsSpec):
             sizes["shared expert's columns"] = layer.feed_forward.shared_width
+        if layer.delta is not None:
+            sizes |= {"key heads of states": layer.delta.key_heads, "value heads": layer.delta.value_heads}
         for name, size in sizes.items():
             if size % ranks:
                 flag = "tensor-parallel-size"
@@ -85,4 +88,5 @@ def _share(layer: LayerSpec, ranks: int) -> LayerSpec:
             num_kv_heads=kv_heads if attention.latent else kv_heads // ranks,
         ),
         feed_forward=feed_forward,
+        delta=None if layer.delta is None else layer.delta.of_rank(ranks),
     )

@@ -65,45 +65,48 @@ class DeltaRule:
         `parents[i]`: the row before row i on its path, a lower number; or -1 - s: it is the first row behind
         state s.
         """
-        every = range(len(parents)) if at is None else at
-        out = rows.decay.new_empty(len(parents), self.shape.value_heads, self.shape.value_size)
-        self._walk(start, rows, parents, out, frozenset(every))
-        return out if at is None else out[torch.tensor(at, dtype=torch.int64, device=out.device)]
+        return self.walk(start, rows, parents, range(len(parents)) if at is None else at)[0]
 
     def folded(self, start: DeltaState, rows: DeltaRows) -> DeltaState:
         """The states behind as many rows of each sequence, those of the first sequence first."""
-        count = start.state.shape[0]
-        each = len(rows.decay) // count
-        parents = [i - 1 if i % each else -1 - i // each for i in range(count * each)]
-        state = self._walk(start, rows, parents, None, frozenset())
-        inputs = rows.inputs.view(count, each, -1).to(start.tail.dtype)
-        tail = torch.cat((start.tail, inputs), 1)[:, each:]
+        each = len(rows.decay) // start.state.shape[0]
+        parents = [i - 1 if i % each else -1 - i // each for i in range(len(rows.decay))]
+        _, state = self.walk(start, rows, parents, (), range(each - 1, len(parents), each))
+        inputs = rows.inputs.view(len(state), each, -1).to(start.tail.dtype)
+        tail = torch.cat((start.tail, inputs), 1)[:, -start.tail.shape[1] :]
         return DeltaState(state, tail.contiguous())
 
-    def _walk(
+    def walk(
         self,
         start: DeltaState,
         rows: DeltaRows,
         parents: Sequence[int],
-        out: torch.Tensor | None,
-        at: frozenset[int],
-    ) -> torch.Tensor:
-        """The states behind the rows that stand farthest from theirs; what rows `at` read is in `out`."""
-        q, k, v = self._heads(start, rows, parents)
-        decay = rows.decay.exp()[..., None, None]
-        beta = rows.beta[..., None]
-        state, places = start.state, {-1 - i: i for i in range(start.state.shape[0])}
-        for level in _levels(parents):
-            state = state[_index([places[parents[row]] for row in level], state)]
-            places = {row: i for i, row in enumerate(level)}
-            mine = _index(level, state)
-            state.mul_(decay[mine])
-            key = k[mine][..., None]
-            correction = (v[mine] - _summed(state * key)).mul_(beta[mine])
-            state.add_(key * correction[..., None, :])
-            if out is not None and not at.isdisjoint(level):
-                out[mine] = _summed(state * q[mine][..., None])
-        return state
+        at: Sequence[int],
+        behind: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What rows `at` these numbers read, as of `run`, and the states behind rows `behind` these."""
+        levels = _levels(parents)
+        order = [row for level in levels for row in level]
+        here = _index(order, start.state)
+        q, k, v = (part[here] for part in self._heads(start, rows, parents))
+        q, k, beta, decay = q[..., None], k[..., None], rows.beta[here][..., None], rows.decay[here].exp()
+        reads, states = torch.empty_like(v), decay.new_empty(len(order) if behind else 0, *self.shape.state)
+        state, before = start.state, [-1 - i for i in range(start.state.shape[0])]
+        read, stored, first = frozenset(at), frozenset(behind), 0
+        for level in levels:
+            mine, first = slice(first, first + len(level)), first + len(level)
+            state = _following(state, before, [parents[row] for row in level])
+            state = state * decay[mine, :, None, None]
+            correction = (v[mine] - _summed(state * k[mine])).mul_(beta[mine])
+            state.add_(k[mine] * correction[..., None, :])
+            if not read.isdisjoint(level):
+                reads[mine] = _summed(state * q[mine])
+            if not stored.isdisjoint(level):
+                states[mine] = state
+            before = level
+        places = {row: place for place, row in enumerate(order)}
+        some, last = (_index([places[row] for row in numbers], reads) for numbers in (at, behind))
+        return reads[some], states[last]
 
     def _heads(
         self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]
@@ -143,17 +146,25 @@ def _levels(parents: Sequence[int]) -> list[list[int]]:
     return levels
 
 
-def _index(rows: list[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+def _following(state: torch.Tensor, before: list[int], parents: list[int]) -> torch.Tensor:
+    """The states behind rows `before`, of which each of these `parents` is one."""
+    if before == parents:
+        return state
+    places = {row: place for place, row in enumerate(before)}
+    return state[_index([places[parent] for parent in parents], state)]
+
+
+def _index(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(rows), dtype=torch.int64, device=like.device)
 
 
 def _summed(x: torch.Tensor) -> torch.Tensor:
     """The sum of x [..., n, m] over n, by halves; x is used up."""
     while (size := x.shape[-2]) > 1:
         half = (size + 1) // 2
-        x[..., : size - half, :] += x[..., half:, :]
-        x = x[..., :half, :]
-    return x[..., 0, :]
+        x.narrow(-2, 0, size - half).add_(x.narrow(-2, half, size - half))
+        x = x.narrow(-2, 0, half)
+    return x.squeeze(-2)
 
 
 def _normed(x: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 SPAN = 64
 """Tokens between the positions at which a state may stand: it is that of the last multiple passed."""
@@ -46,3 +47,23 @@ class DeltaShape:
     def tail(self) -> tuple[int, int]:
         """The sides of the convolution's inputs of the rows just before a state's position."""
         return self.kernel - 1, self.inputs
+
+    def complaints(self) -> Iterator[str]:
+        """Finds impossible numbers; a sentence for each."""
+        sizes = {
+            "linear_num_key_heads": self.key_heads,
+            "linear_num_value_heads": self.value_heads,
+            "linear_key_head_dim": self.key_size,
+            "linear_value_head_dim": self.value_size,
+        }
+        yield from (f"{name} {size} must be 1 or more" for name, size in sizes.items() if size < 1)
+        if self.key_heads > 0 and self.value_heads % self.key_heads:
+            yield f"linear_num_key_heads {self.key_heads} does not divide the {self.value_heads} value heads"
+        if not 2 <= self.kernel <= SPAN:
+            yield f"linear_conv_kernel_dim {self.kernel} is not between 2 and {SPAN}"
+
+    def of_rank(self, ranks: int) -> DeltaShape:
+        """One rank's share: its heads."""
+        return dataclasses.replace(
+            self, key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks
+        )

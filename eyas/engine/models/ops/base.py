@@ -16,8 +16,19 @@ import torch
 from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
+from eyas.engine.layers.activations import softplus
 from eyas.engine.layers.norm import LayerNorm, centred, rms_norm
-from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, OutPart, QkvPart, RouterPart
+from eyas.engine.layers.routing import sigmoid
+from eyas.engine.models.ops.parts import (
+    DeltaPart,
+    ExpertsPart,
+    GatedPart,
+    LatentPart,
+    OutPart,
+    QkvPart,
+    RouterPart,
+)
+from eyas.engine.states.delta import DeltaRule
 
 ResidualT = TypeVar("ResidualT")
 ReadT = TypeVar("ReadT")
@@ -115,6 +126,13 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """queries [m, heads * (plain + rotated)], not rotated yet -> what heads mix, [m, heads * value]."""
 
     @abstractmethod
+    def recur(self, inputs: torch.Tensor, gates: torch.Tensor, rule: DeltaRule, layer: int) -> torch.Tensor:
+        """inputs [m, rule.shape.inputs] before the convolution and gates float32 [m, rule.shape.gates]: keeps
+        the rows, and folds those into the state that are due -> what each row reads of the state,
+        [m, value heads * value size], of the inputs' dtype.
+        """
+
+    @abstractmethod
     def normed(self, read: ReadT) -> Any:
         """The rows that products read of the residual, as rows of their own that several verbs take."""
 
@@ -143,7 +161,37 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
 
     def qkv(self, read: ReadT, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
         """Writes keys and values to the pool's layer, if it has some -> queries [m, heads, dim]."""
+        return self.kept(self.product(read, part.projection, part.bias), part, layer)
+
+    def gated_qkv(
+        self, read: ReadT, part: QkvPart[ProjectionT], layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, of a product that has a gate for each query behind the values: queries, and gates
+        [m, heads * dim].
+        """
         made, heads = self.product(read, part.projection, part.bias), part.heads
+        columns = (heads.q + 2 * heads.kv) * heads.dim
+        made, gates = made.split((columns, heads.q * heads.dim), 1)
+        return self.kept(made.contiguous(), part, layer), gates
+
+    def delta(self, read: ReadT, part: DeltaPart[ProjectionT], layer: int) -> torch.Tensor:
+        """Keeps the rows -> what heads read of their states, normed and times a gate,
+        [m, value heads * value size].
+        """
+        shape = part.rule.shape
+        heads = (shape.value_heads, shape.value_heads)
+        sizes = (shape.inputs, shape.value_heads * shape.value_size, *heads)
+        inputs, gate, shares, steps = self.product(read, part.projection).split(sizes, 1)
+        decay = softplus(steps.float() + part.step_bias) * part.rate
+        gates = torch.cat((decay, sigmoid(shares.float())), 1)
+        made = self.recur(inputs.contiguous(), gates, part.rule, layer)
+        normed = rms_norm(made.unflatten(1, (shape.value_heads, -1)), part.gain, self.eps).flatten(1)
+        gate = gate.float()
+        return (normed.float() * gate).div_((-gate).exp_().add_(1.0)).to(made.dtype)
+
+    def kept(self, made: torch.Tensor, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
+        """What `qkv` does with its product."""
+        heads = part.heads
         if not heads.kv:
             return self.turned(made, part)
         counts = heads.q * heads.dim, heads.kv * heads.dim

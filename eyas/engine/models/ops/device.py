@@ -23,6 +23,7 @@ from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.base import Ops, ReadT, ResidualT, scaled
 from eyas.engine.models.ops.device_step import Forward
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, QkvPart, Routed, RouterPart
+from eyas.engine.states.delta import DeltaRule
 
 Experts = ExpertsPart[Projection]
 
@@ -100,6 +101,10 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         rotation = self.step.rotation(part.spec)
         heads = LatentHeads(part.spec.scale, keys=part.keys, values=part.values, rotation=rotation)
         return self.step.context.attention(queries, self.pool.layer(layer), self.step.rows, heads)
+
+    def recur(self, inputs: torch.Tensor, gates: torch.Tensor, rule: DeltaRule, layer: int) -> torch.Tensor:
+        """There are no kernels for it, and `refusal` says so before."""
+        raise NotImplementedError("layers with a state on a device")
 
     def gated(self, read: ReadT, part: GatedPart[Projection]) -> Rows:
         """act(gate) * up, [m, width]; rounded as the next product reads it, if that is done at once."""

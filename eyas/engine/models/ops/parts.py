@@ -17,6 +17,7 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import NormedRows
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.layers.activations import Inner
+from eyas.engine.states.delta import DeltaRule
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,22 @@ class QkvPart(Generic[ProjectionT]):
         """Whether q, k or v pass norms that `heads` does not have, or there is q alone."""
         gains = self.row_gains, self.centred_gains, self.value_gain
         return not self.heads.kv or any(each is not None for each in gains)
+
+
+@dataclass(frozen=True)
+class DeltaPart(Generic[ProjectionT]):
+    """The product of q, k and v of a layer with a state, of the gate behind what its heads read, and of the
+    shares of corrections and the steps; and what becomes of each, by the `rule`.
+
+    Behind a step stands `step_bias`, and the decay's logarithm is its softplus times `rate`: both float32
+    [value heads]. `gain` [value size]: of the norm of each head before its gate.
+    """
+
+    projection: ProjectionT
+    rule: DeltaRule
+    rate: torch.Tensor
+    step_bias: torch.Tensor
+    gain: torch.Tensor
 
 
 @dataclass(frozen=True)

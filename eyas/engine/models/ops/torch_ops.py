@@ -42,6 +42,9 @@ from eyas.engine.models.ops.parts import (
     RouterPart,
 )
 from eyas.engine.parallel.expert_ranks import ExpertRanks
+from eyas.engine.states.delta import DeltaRule
+from eyas.engine.states.plain import recur
+from eyas.engine.states.rows import StateRows
 
 Rotation = tuple[RopeConfig, int]
 """Of a layer's heads: `AttentionSpec.rotation`."""
@@ -51,7 +54,7 @@ Rotation = tuple[RopeConfig, int]
 class Step:
     """State that every layer of one forward shares. `tokens` and `positions` [R'], padded to whole blocks.
     `groups`: of each group of layers, `KvPool.slots` [R] of the rows being written, and the plan. `angles`:
-    of each rotation that a layer has.
+    of each rotation that a layer has. `states`: the same rows for layers with states, if there are some.
     """
 
     pool: KvPool
@@ -60,6 +63,7 @@ class Step:
     groups: Sequence[tuple[torch.Tensor, AttentionPlan]]
     angles: Mapping[Rotation, Angles]
     backend: AttentionBackend
+    states: StateRows | None = None
 
     @classmethod
     def of(
@@ -73,7 +77,7 @@ class Step:
         positions = pad_rows(rows.positions)
         angles = {rotation: rotary.angles(positions) for rotation, rotary in rotaries.items()}
         groups = [(pool.slots(group.kv_rows), group.plan) for group in rows.groups]
-        return cls(pool, pad_rows(rows.tokens), positions, groups, angles, backend)
+        return cls(pool, pad_rows(rows.tokens), positions, groups, angles, backend, rows.states)
 
     @property
     def count(self) -> int:
@@ -190,6 +194,12 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         q = torch.cat((per_head(plain, part.keys), rotated), -1)
         mixed = step.backend.run(q, step.pool.layer(layer), step.plan(layer), spec)
         return per_head(mixed, part.values.transpose(1, 2)).reshape(queries.shape[0], -1)
+
+    def recur(self, inputs: torch.Tensor, gates: torch.Tensor, rule: DeltaRule, layer: int) -> torch.Tensor:
+        step, count = self.step, self.step.count
+        assert step.states is not None
+        made = recur(step.states, step.pool.state_layers[layer], rule, inputs[:count], gates[:count])
+        return pad_rows(made)
 
     def normed(self, read: torch.Tensor) -> torch.Tensor:
         return read

@@ -1,0 +1,76 @@
+"""The mixer of a layer with a state of the gated delta rule: how its tensors are loaded.
+
+One product gives the inputs of the convolution (q and k of key heads, v of value heads), the gate of what
+value heads read, and of each value head the share of its corrections and its step. Ranks divide key heads,
+each with its value heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic
+
+import torch
+
+from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.projection import ProjectionT
+from eyas.engine.layers.norm import Gain
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.machine import Blocks
+from eyas.engine.models.ops.parts import DeltaPart
+from eyas.engine.states.delta import DeltaRule
+from eyas.engine.states.shape import DeltaShape
+
+
+class DeltaMixer(Generic[ProjectionT]):
+    """A `Mixer`, whose tensors are those below `prefix`. `gain`: as of `DecoderLayer`."""
+
+    def __init__(
+        self, blocks: Blocks[ProjectionT], shape: DeltaShape, prefix: str, gain: Gain | None
+    ) -> None:
+        weights, placement = blocks.weights, blocks.weights.placement
+        keys, values = shape.key_heads * shape.key_size, shape.value_heads * shape.value_size
+        counts = {
+            "q": keys,
+            "k": keys,
+            "v": values,
+            "z": values,
+            "b": shape.value_heads,
+            "a": shape.value_heads,
+        }
+        names = [f"{prefix}.in_proj_{part}.weight" for part in counts]
+        width = blocks.config.hidden_size if gain is None else gain.shape[0]
+        projection = blocks.loader(names).rows(names, list(counts.values()), width)
+        self.norm = None if gain is None else blocks.norm_before(gain, projection)
+        own = shape.of_rank(placement.ranks)
+        rule = DeltaRule(own, _filters(weights, shape, prefix))
+
+        def of_heads(name: str) -> torch.Tensor:
+            return weights.take_rows(f"{prefix}.{name}", (shape.value_heads,), torch.float32)
+
+        rate, step_bias = of_heads("A_log").exp().neg(), of_heads("dt_bias")
+        gains = weights.take(f"{prefix}.norm.weight", (shape.value_size,))
+        self._part = DeltaPart(projection, rule, rate, step_bias, gains)
+
+    @property
+    def projections(self) -> tuple[ProjectionT, ...]:
+        """Its weights."""
+        return (self._part.projection,)
+
+    def attend(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> torch.Tensor:
+        """-> what value heads read of their states, behind its norm and gate, [m, heads * size]."""
+        return ops.delta(read, self._part, layer)
+
+    def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> None:
+        """Keeps the rows."""
+        ops.delta(read, self._part, layer)
+
+
+def _filters(weights: WeightSource, shape: DeltaShape, prefix: str) -> torch.Tensor:
+    """The convolution's factors of this rank's columns, float32 [inputs, kernel]."""
+    keys, values = shape.key_heads * shape.key_size, shape.value_heads * shape.value_size
+    parts = {"q": keys, "k": keys, "v": values}
+    stored = [
+        weights.take_rows(f"{prefix}.conv_{part}.weight", (count, 1, shape.kernel), torch.float32)
+        for part, count in parts.items()
+    ]
+    return torch.cat(stored)[:, 0].contiguous()

@@ -1,0 +1,184 @@
+"""Small random hybrids as transformers builds them, and a decoder over pages and slots of states."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from eyas.engine.attention.forward import build_batch
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.models.keys import reading
+from eyas.engine.states.rows import StateRows
+from eyas.engine.states.shape import SPAN
+from eyas.engine.states.store import StateFormat, StateStore, ring_rows
+from tests.unit.dense_families import EYES, IN_A_PLANE
+from tests.unit.family_sample import SIZES, Sample
+from tests.unit.model_rig import Rig
+
+STATES: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "hidden_size": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+HYBRIDS = {
+    "qwen3_next": Sample(
+        "Qwen3NextForCausalLM", "Qwen3NextConfig", 0.0, STATES | EXPERTS | {"mlp_only_layers": [1]}
+    ),
+    "qwen3_5": Sample("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", 0.0, STATES | IN_A_PLANE),
+    "qwen3_5_with_eyes": Sample("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", 0.0, STATES | IN_A_PLANE),
+    "qwen3_5_moe": Sample("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", 0.0, STATES | EXPERTS),
+}
+
+
+def write_hybrid(folder: Path, name: str) -> Any:
+    """Stores the sample; gives transformers' model, float32, eager."""
+    sample = HYBRIDS[name]
+    sizes = SIZES | sample.changes
+    kind = getattr(transformers, sample.config)
+    if sample.model.endswith("ForConditionalGeneration"):
+        config = kind(text_config=sizes, vision_config=dict(EYES))
+    else:
+        config = kind(**sizes)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, sample.model)(config).eval()
+    with torch.no_grad():
+        for tensor, weight in model.named_parameters():
+            if tensor.endswith(("A_log", "dt_bias")):
+                weight.normal_(std=0.5)
+            else:
+                gain = 1.0 if "linear_attn.norm" in tensor else sample.gain if "norm" in tensor else 0.0
+                weight.normal_(mean=gain, std=0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def described(folder: Path, name: str) -> ModelConfig:
+    """The model of a stored sample."""
+    family = importlib.import_module(f"eyas.engine.models.{name.removesuffix('_with_eyes')}")
+    with reading(folder):
+        model: ModelConfig = family.describe(json.loads((folder / "config.json").read_text()), folder)
+    return model
+
+
+@dataclasses.dataclass
+class Text:
+    """A sequence on pages and in a slot of its own; its first `rows` are certain."""
+
+    pages: list[int]
+    slot: int
+    rows: int = 0
+    bound: int = 0
+
+
+class HybridRig(Rig):
+    """Sequences in slots that are filled with NaN: what was never written shows."""
+
+    def __init__(self, folder: Path, config: ModelConfig, slots: int = 8, width: int = 16) -> None:
+        super().__init__(folder, config, grouped=True)
+        assert config.delta is not None
+        layers = config.state_layers
+        form = StateFormat(len(layers), config.delta, ring_rows(width), torch.float32)
+        self.store = StateStore(form, torch.zeros(slots, form.slot_bytes, dtype=torch.uint8))
+        self.pool.state_layers = dict(zip(layers, self.store.layers, strict=True))
+        for layer in self.store.layers:
+            for part in (layer.states, layer.tails, layer.inputs, layer.gates):
+                part.fill_(float("nan"))
+        self._slots = list(range(slots))
+
+    def text(self, rows: int = 512) -> Text:
+        """A new sequence."""
+        return Text(self.table(rows), self._slots.pop())
+
+    def free(self, text: Text) -> None:
+        """Ends a sequence; its pages and its slot stay as they are."""
+        self._free += text.pages
+        self._slots.append(text.slot)
+
+    def step(self, steps: Sequence[tuple[Text, Sequence[int], Sequence[int] | None]]) -> list[torch.Tensor]:
+        """The logits of each sequence's tokens, of which those of a chunk (parents None) are certain
+        afterwards; others are a tree, whose first token alone is certain.
+        """
+        spans = [_span(*each) for each in steps]
+        batch = build_batch(
+            spans, [token for _, tokens, _ in steps for token in tokens], self.pool.page_size, self.backend
+        )
+        batch = dataclasses.replace(batch, states=_state_rows(steps, spans))
+        logits = self.model.logits(self.model.forward(batch, self.pool)[0])
+        for text, tokens, parents in steps:
+            text.bound = _fold(text, tokens, parents)
+            text.rows += len(tokens) if parents is None else 1
+        return list(logits.split([len(tokens) for _, tokens, _ in steps]))
+
+    def accept(self, text: Text, nodes: Sequence[int]) -> None:
+        """Nodes of the last tree, a path from below its root, become certain."""
+        for i, node in enumerate(nodes):
+            if node - 1 != i:
+                self._move(text, text.rows - 1 + node, text.rows + i)
+        text.rows += len(nodes)
+
+    def _move(self, text: Text, source: int, target: int) -> None:
+        size = self.pool.page_size
+        physical = [text.pages[row // size] * size + row % size for row in (source, target)]
+        self.pool.move(*(torch.tensor([row]) for row in physical))
+        self.store.move(torch.tensor([text.slot]), torch.tensor([source]), torch.tensor([target]))
+
+
+def _fold(text: Text, tokens: Sequence[int], parents: Sequence[int] | None) -> int:
+    return (text.rows + (len(tokens) if parents is None else 0)) // SPAN * SPAN
+
+
+def _span(text: Text, tokens: Sequence[int], parents: Sequence[int] | None) -> QuerySpan:
+    if parents is None:
+        return QuerySpan(text.pages, text.rows, len(tokens))
+    paths = []
+    for node, parent in enumerate(parents):
+        paths.append((*(paths[parent] if parent >= 0 else ()), text.rows + node))
+    return QuerySpan(text.pages, text.rows, len(tokens), tuple(paths))
+
+
+def _state_rows(
+    steps: Sequence[tuple[Text, Sequence[int], Sequence[int] | None]], spans: Sequence[QuerySpan]
+) -> StateRows:
+    counts = [len(tokens) for _, tokens, _ in steps]
+    before, positions = [], []
+    for text, tokens, parents in steps:
+        chain = range(-1, len(tokens) - 1) if parents is None else parents
+        before += [text.rows + parent for parent in chain]
+    for span in spans:
+        paths = span.paths or [range(i + 1) for i in range(span.count)]
+        positions += [span.start + len(path) - 1 for path in paths]
+
+    def words(numbers: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32)
+
+    return StateRows(
+        slots=words([text.slot for text, _, _ in steps]),
+        firsts=words([sum(counts[:i]) for i in range(len(counts))]),
+        counts=words(counts),
+        starts=words([text.rows for text, _, _ in steps]),
+        bounds=words([text.bound for text, _, _ in steps]),
+        folds=words([_fold(*each) for each in steps]),
+        before=words(before),
+        positions=words(positions),
+        most=max(counts),
+    )
