@@ -55,6 +55,7 @@ SIZES: dict[str, Any] = {
 }
 WINDOWED = {"sliding_window": WINDOW}
 GEMMA = WINDOWED | {"query_pre_attn_scalar": 128}
+TWO_WIDTHS = WINDOWED | {"head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 1}
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -93,6 +94,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "gemma2": GEMMA,
     "gemma3": GEMMA,
+    "gemma4": TWO_WIDTHS,
+    "gemma4_tokens": TWO_WIDTHS | {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 2048},
+    "gemma4_moe": TWO_WIDTHS | {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 512},
     "smollm3": {},
     "olmo3": WINDOWED,
     "granite": {},
@@ -174,7 +178,7 @@ class Device:
         self._tables = order.view(len(PROMPTS), pages).to(torch.int32).to(device)
         shape = PoolShape(config.kv_format, 1 + order.numel(), PAGE, dtype, device)
         self._pool, self._tile = KvPool(shape), chunk_tile_rows(config)
-        pdl, most = device == "cuda", RowLimits(len(PROMPTS), 1)
+        pdl, most = device == "cuda", RowLimits.of(config, len(PROMPTS), 1)
         attention = row_attention(self._tables, config.num_heads, shape, most, pdl=pdl)
         group, launch = ProcessGroup(RankInfo(), device), skinny.ProductLaunch.on(device, pdl=pdl)
         context = LayerContext.on(device, config, group, launch, attention)

@@ -11,7 +11,7 @@ from eyas.engine.batch.tables import mask_words
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, tiling_of
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.prefill import ChunkTiling, attend_chunks, tile_rows
+from eyas.engine.kernels.attention.prefill import ChunkTiling, attend_chunks, tile_rows, tiling_for
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from tests.unit.crossed import crossed
 
@@ -308,12 +308,13 @@ def test_padding_is_finite_and_changes_nothing(tree: bool) -> None:
     assert torch.equal(got[:4], alone) and got.isfinite().all()
 
 
-def test_a_launch_has_room_for_every_batch_it_is_for() -> None:
-    scene = Scene(8, 2, 32, [16])
+@pytest.mark.parametrize("dim", [32, 512])
+def test_a_launch_has_room_for_every_batch_it_is_for(dim: int) -> None:
+    scene = Scene(8, 2, dim, [16])
     launch = AttentionLaunch.on(scene.kv, heads=8, batch=40, width=20, pdl=False)
     for batch in range(1, 41):
         for width in range(1, 21):
-            tiling = tiling_of(batch, width * 4, kv_heads=2)
+            tiling = tiling_of(batch, width * 4, kv_heads=2, dim=dim)
             assert tiling.parts * batch * width * 8 <= len(launch.lses) == len(launch.parts)
             assert batch * 2 * -(-width * 4 // tiling.rows) <= len(launch.tickets)
 
@@ -380,6 +381,49 @@ def test_chunks_by_a_layers_rule(name: str, later: bool) -> None:
     ]
     assert (got - torch.stack(expected)).abs().max() < 1e-5
     assert (got - plain).abs().max() > 0.05, "the rule changes nothing"
+
+
+def beside_wider_heads(scene: Scene, share: int) -> None:
+    """From now on its heads stand `share` values apart, NaN between them."""
+    pool = scene.kv.pool
+    wide = torch.full((*pool.shape[:-1], share), float("nan"), device=DEVICE)
+    wide[..., : scene.dim] = pool
+    scene.kv = replace(scene.kv, pool=wide[..., : scene.dim])
+
+
+@pytest.mark.parametrize(("dim", "share"), [(512, 512), (512, 1024), (32, 64)])
+def test_heads_that_are_wide_or_stand_apart(dim: int, share: int) -> None:
+    """Rounds and chunks by the tilings that a model gets; several programs share a tile's queries."""
+    ends = [1, 40, 17]
+    scene = Scene(4, 2, dim, ends)
+    beside_wider_heads(scene, share)
+    queries, q = QueryRows(*positions(ends, [1, 0, 2], 1), 1), scene.queries(3)
+    tiling = tiling_of(3, 2, 2, 4 * dim, dim=dim)
+    assert (decode(scene, q, queries, tiling) - decode_expected(scene, q, queries)).abs().max() < 1e-5
+    chunks, q = [(1, 10, 30), (2, 0, 17)], scene.queries(47)
+    got = attend_chunks(q, scene.kv, cut(scene, chunks, 30), tiling_for(scene.kv, 2, 30))
+    paths = [(slot, start + i + 1) for slot, start, count in chunks for i in range(count)]
+    expected = [scene.expected(row, slot, [*range(end)]) for row, (slot, end) in zip(q, paths, strict=True)]
+    assert (got - torch.stack(expected)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "group"),
+    [
+        (128, torch.bfloat16, 4),
+        (256, torch.float32, 8),
+        (512, torch.bfloat16, 8),
+        (512, torch.float32, 24),
+        (512, torch.float8_e4m3fn, 2),
+    ],
+)
+def test_a_tiles_programs_take_all_its_queries(dim: int, dtype: torch.dtype, group: int) -> None:
+    kv = PagedKv(torch.empty(1, 2, PAGE, 1, dim, dtype=dtype), torch.zeros(1, 1))
+    for queries in (0, 1, 64):
+        tiling, most = tiling_for(kv, group, queries), queries or tile_rows(group, 1)
+        each = tiling.rows // group
+        assert tiling.programs * each >= most > (tiling.programs - 1) * each
+        assert tiling.rows * dim <= 128 * 256, "registers hold no more"
 
 
 def before_first(seen: list[int], first: int) -> list[int]:

@@ -74,7 +74,9 @@ class Twin:
         self.pool.tensor.fill_(float("nan"))
         self._tile = chunk_tile_rows(config)
         self._tables = tables
-        attention = row_attention(tables, config.num_heads, pool.shape, RowLimits(SLOTS, 3), pdl=False)
+        attention = row_attention(
+            tables, config.num_heads, pool.shape, RowLimits.of(config, SLOTS, 3), pdl=False
+        )
         launch = skinny.ProductLaunch.on("cpu", pdl=False)
         self.context = LayerContext.on("cpu", config, ProcessGroup(RankInfo(), "cpu"), launch, attention)
         self.machine = DeviceMachine(self.context)
@@ -183,16 +185,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_moe": {},
     "gemma2": {"sliding_window": WINDOW},
     "gemma3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4_tokens": {
+        "num_hidden_layers": 4,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 128,
+    },
+    "gemma4_moe": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
 }
 WAYS = [("narrow", family) for family in FAMILIES] + [
-    ("wide", f) for f in ("qwen2", "qwen3", "gemma2", "olmo2", "gpt_oss", "cohere2", "opt")
+    ("wide", f) for f in ("qwen2", "qwen3", "gemma2", "olmo2", "gpt_oss", "cohere2", "opt", "gemma4")
 ]
 
 
 @pytest.mark.parametrize(("way", "family"), WAYS)
 def test_every_family(tmp_path: Path, way: str, family: str) -> None:
     """Few rows take the narrow way, with output biases too."""
-    write_family(tmp_path, family, vocab_size=128, num_hidden_layers=LAYERS, **FAMILIES[family])
+    sizes = {"vocab_size": 128, "num_hidden_layers": LAYERS} | FAMILIES[family]
+    write_family(tmp_path, family, **sizes)
     assert same_forwards(tmp_path, FIRST[way]).few_rows == skinny.MAX_ROWS
 
 
@@ -283,7 +295,9 @@ def test_what_no_kernel_computes_is_refused_by_name(target: Path, change: dict[s
 def test_sizes_that_no_kernel_has_are_refused_by_name(target: Path) -> None:
     config = read_model(target)
     assert refusal(config, 120) == "vocabulary rows 120 (a multiple of 16 is needed)"
-    (layer, _), dims = config.layers, "16, 32, 64, 128, 256"
+    vectors = replace(config, layers=tuple(replace(layer, token_width=8) for layer in config.layers))
+    assert refusal(vectors, 128) == "hidden_size_per_layer_input 8 (a multiple of 16 is needed)"
+    (layer, _), dims = config.layers, "16, 32, 64, 128, 256, 512"
     wide = replace(layer, attention=replace(layer.attention, head_dim=80))
     assert refusal(replace(config, layers=(wide,)), 128) == f"heads of 80 ({dims} are served)"
 

@@ -35,4 +35,4 @@ def chunk_tile_rows(decoder: ModelConfig) -> int:
     """The most query rows of one tile of a chunk. `decoder`: one rank's share."""
     if decoder.kv_format.latent:
         return latent_tile_rows(decoder.num_heads)
-    return tile_rows(decoder.num_heads, decoder.num_kv_heads)
+    return max(tile_rows(decoder.num_heads, kv_heads) for kv_heads, _ in decoder.kinds_of_heads)

@@ -32,7 +32,8 @@ class ExactAttention:
         self.tables = tables
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         kv = PagedKv(sample, tables)
-        shared = AttentionCut.most_shared(most.batch, most.width, heads // kv.kv_heads, kv.kv_heads)
+        group = heads // kv.kv_heads
+        shared = AttentionCut.most_shared(most.batch, most.width, group, kv.kv_heads, kv.dim)
         self._beside = PrefillStream(cuda=sample.is_cuda)
         self._launch = ExactLaunch.on(kv, heads, most.batch * most.width, pdl, shared=shared)
 

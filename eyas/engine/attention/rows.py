@@ -15,9 +15,10 @@ import torch
 from eyas.engine.attention.beside import PrefillStream
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.paged import PagedKv
-from eyas.engine.kernels.attention.prefill import attend_chunks
+from eyas.engine.kernels.attention.prefill import attend_chunks, tile_rows, tiling_for
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
@@ -25,10 +26,18 @@ from eyas.engine.kv.pool import PoolShape
 
 @dataclass(frozen=True)
 class RowLimits:
-    """The largest batch of rounds, and the most rows of each."""
+    """The largest batch of rounds, and the most rows of each. `kinds`: key and value heads of layers, and
+    their elements, if not all are as the pool's.
+    """
 
     batch: int
     width: int
+    kinds: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, decoder: ModelConfig, batch: int, width: int) -> RowLimits:
+        """For all layers of a rank's share of a model."""
+        return cls(batch, width, decoder.kinds_of_heads if decoder.uneven_heads else ())
 
 
 class PagedAttention:
@@ -50,9 +59,12 @@ class PagedAttention:
     ) -> None:
         self.tables = tables
         self._prompts = prompts
-        sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
-        kv = PagedKv(sample, tables)
-        self._launch = AttentionLaunch.on(kv, heads, most.batch, most.width, pdl)
+        self._launches: dict[tuple[int, int], AttentionLaunch] = {}
+        for kind in most.kinds or (shape.sizes[4:],):
+            sample = torch.empty(1, *shape.sizes[2:4], *kind, dtype=shape.dtype, device=shape.device)
+            kv = PagedKv(sample, tables)
+            self._launches[kind] = AttentionLaunch.on(kv, heads, most.batch, most.width, pdl)
+        self._tile = max(tile_rows(heads, kv_heads) for kv_heads, _ in self._launches)
         self._beside = PrefillStream(cuda=sample.is_cuda)
 
     def __call__(
@@ -79,7 +91,7 @@ class PagedAttention:
         for group in groups:
             queries = QueryRows(group.slots, group.starts, group.width, group.mask, group.extent)
             own = slice(first, first + group.rows)
-            attend(q[own], kv, queries, self._launch, out=out[own])
+            attend(q[own], kv, queries, self._launches[kv.kv_heads, kv.dim], out=out[own])
             first += group.rows
 
     def _chunks(self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor) -> None:
@@ -87,4 +99,4 @@ class PagedAttention:
         if prompts is not None and prompts.scores == kv.scores:
             prompts.run(q, kv.pool, out)
         elif rows.tiles is not None:
-            attend_chunks(q, kv, rows.tiles, out=out)
+            attend_chunks(q, kv, rows.tiles, tiling_for(kv, q.shape[1] // kv.kv_heads, self._tile), out=out)

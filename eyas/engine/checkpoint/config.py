@@ -386,9 +386,14 @@ class ModelConfig:
         return KvFormat(len(own), widest.num_kv_heads, widest.head_dim, latent)
 
     @property
+    def kinds_of_heads(self) -> tuple[tuple[int, int], ...]:
+        """The numbers of key and value heads that layers have, and the elements of each."""
+        return tuple({(each.attention.num_kv_heads, each.attention.head_dim): 0 for each in self.layers})
+
+    @property
     def uneven_heads(self) -> bool:
         """True if layers differ in the number of their key and value heads, or in the width of these."""
-        return len({(each.attention.num_kv_heads, each.attention.head_dim) for each in self.layers}) > 1
+        return len(self.kinds_of_heads) > 1
 
     @property
     def kv_groups(self) -> KvGroups:

@@ -85,8 +85,9 @@ class RankArithmetic:
         loaded, config = self.loaded, self.loaded.config
         batch = max(config.max_running, config.cuda_graph_max_bs)
         waiting = RING_ROWS if config.speculation.adaptive else 1
-        most = RowLimits(batch + MAX_ENDS, max(loaded.width, config.speculation.topk, waiting))
-        shape, heads = loaded.with_pages(1).shape(group), loaded.share(group).num_heads
+        shape, share = loaded.with_pages(1).shape(group), loaded.share(group)
+        width, heads = max(loaded.width, config.speculation.topk, waiting), share.num_heads
+        most = RowLimits.of(share, batch + MAX_ENDS, width)
         if self.exact and group is KvKind.TARGET:
             kind = ExactLatents if shape.format.latent else ExactAttention
             return kind(tables.pages, heads, shape, most, pdl=pdl_of(config))
@@ -110,6 +111,9 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         return None
     if config.kv_cache_dtype != "auto":
         _log.info("prompts attend by the triton kernel, which alone reads KV in FP8")
+        return None
+    if target.uneven_heads:
+        _log.info("prompts attend by the triton kernel: layers differ in their key and value heads")
         return None
     layers = [layer.attention for layer in target.layers]
     rules = [None if each.sinks else ScoreScaling.of(each) for each in layers]
@@ -154,6 +158,8 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
         return f"there are no exact kernels yet for latents of --kv-cache-dtype {config.kv_cache_dtype}"
     if config.uniform_experts:
         return "chance chooses experts by a row's place: leave --uniform-experts out"
+    if target.uneven_heads:
+        return "there are no exact kernels yet for layers that differ in their key and value heads"
     if target.centred or target.positions:
         return "there are no exact kernels yet for norms that take off the mean and stored positions"
     for layer in target.layers:

@@ -17,7 +17,7 @@ from eyas.engine.checkpoint.config import (
 )
 from eyas.engine.checkpoint.quantized import FP8_SIDE
 
-HEAD_DIMS = (16, 32, 64, 128, 256)
+HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 SIDE = 16
 """Of the smallest matrix instruction: all sides of a product are multiples of it."""
 
@@ -35,15 +35,16 @@ def refusal(config: ModelConfig, outputs: int) -> str:
     """
     if type(config) is not ModelConfig:
         return f"a model that is a {type(config).__name__}"
-    if config.uneven_heads:
-        return "layers that differ in the width or the number of their key and value heads"
     if config.foreign is not None:  # its products are not these kernels'
+        if config.uneven_heads:
+            return "layers that differ in the width or the number of their key and value heads"
         return next(filter(None, map(_layer_refusal, config.layers)), "")
     sizes = {"hidden_size": config.hidden_size, "vocabulary rows": outputs}
     for layer in config.layers:
         if why := _layer_refusal(layer):
             return why
         sizes["intermediate_size"] = layer.feed_forward.width
+        sizes["hidden_size_per_layer_input"] = layer.token_width
         if config.quantized and config.quantized.rows == "block" and (why := _blocks_refusal(layer)):
             return why
         for name, size in sizes.items():

@@ -65,7 +65,7 @@ class AttentionLaunch:
         """Allocates for up to `batch` sequences of up to `width` queries, as `tiling_of` cuts them."""
         group, device = heads // kv.kv_heads, kv.pool.device
         rows = max(
-            b * w * heads * tiling_of(b, w * group, kv.kv_heads).parts
+            b * w * heads * tiling_of(b, w * group, kv.kv_heads, dim=kv.dim).parts
             for b in range(1, batch + 1)
             for w in range(1, width + 1)
         )
@@ -87,6 +87,7 @@ class _AttendLayout:
     heads: int
     kv_heads: int
     dim: int
+    share: int
     page_size: int
     page_stride: int
     tile: int
@@ -127,7 +128,7 @@ class _AttendLayout:
 
     @property
     def row_stride(self) -> int:
-        return self.kv_heads * self.dim
+        return self.kv_heads * self.share
 
 
 def attend(
@@ -144,7 +145,8 @@ def attend(
     """
     batch, heads = queries.slots.shape[0], q.shape[1]
     rows = queries.width * heads // kv.kv_heads
-    tiling = tiling or tiling_of(batch, rows, kv.kv_heads, kv.dim * kv.pool.element_size(), kv.scaled)
+    key_bytes = kv.dim * kv.pool.element_size()
+    tiling = tiling or tiling_of(batch, rows, kv.kv_heads, key_bytes, kv.scaled, kv.dim)
     layout = _layout(heads, kv, queries, tiling, launch.pdl)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -189,6 +191,7 @@ def _layout(heads: int, kv: PagedKv, queries: QueryRows, tiling: AttentionTiling
         heads=heads,
         kv_heads=kv.kv_heads,
         dim=kv.dim,
+        share=kv.share,
         page_size=kv.page_size,
         page_stride=kv.pool.stride(0),
         tile=tiling.rows,
@@ -230,7 +233,7 @@ def _attend(
         sees = tl.load(masks + query, mask=real, other=0)
     elif layout.words > 0:
         sees = masks + tl.where(real, query, 0)  # an address: no register has room for all words
-    at = head * layout.dim + dim
+    at = head * layout.share + dim
     if keys.dtype.element_ty == tl.float8e4nv:
         acc, lse = over_scaled_part(
             q_tile, sees[:, None], keys, head, table, start, low, edge, first, last, scale, layout
@@ -289,7 +292,7 @@ def _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout:
     LINES: tl.constexpr = (layout.dim + LINE - 1) // LINE
     table, _, _, _, first, last, _ = _part_of(tables, table_stride, slots, starts, firsts, layout)
     row = first + tl.arange(0, layout.keys)
-    line = tl.program_id(0) // layout.tiles * layout.dim + tl.arange(0, LINES)[None, :] * LINE
+    line = tl.program_id(0) // layout.tiles * layout.share + tl.arange(0, LINES)[None, :] * LINE
     at = pages_of(table, row, last, layout.page_size) * layout.page_stride
     at += (row % layout.page_size)[:, None] * layout.row_stride + line
     call_ahead(keys + at)

@@ -10,6 +10,9 @@ from eyas.engine.kernels.launch.sizes import cdiv, padded_batch, power_of_2
 # (programs of few rows, at most; parts that each of them is cut into). Measured on an H200, the longest
 # sequences first: parts let the others help with those; adding them up costs more where rows are more.
 _PARTS = ((16, 16), (160, 8), (224, 6), (384, 4), (512, 3))
+NARROW, WIDE_ROWS = 256, 32
+"""Values of a head: of wider ones registers have room for these rows of a program."""
+
 _PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocessors
 
 
@@ -29,10 +32,10 @@ class AttentionTiling:
 
 
 def tiling_of(
-    batch: int, rows: int, kv_heads: int, key_bytes: int = 256, scaled: bool = False
+    batch: int, rows: int, kv_heads: int, key_bytes: int = 256, scaled: bool = False, dim: int = NARROW
 ) -> AttentionTiling:
-    """The tiling for `batch` sequences of `rows` = width * group rows a key head, with keys of `key_bytes`
-    bytes; `scaled`: in FP8.
+    """The tiling for `batch` sequences of `rows` = width * group rows a key head, with keys of `dim` values
+    in `key_bytes` bytes; `scaled`: in FP8.
     """
     batch, most_keys = padded_batch(batch), keys_at_a_time(key_bytes)
     if rows <= 16:
@@ -41,12 +44,17 @@ def tiling_of(
         if rows > 8:
             parts = min(parts, max(2, cdiv(_PROGRAMS, programs)))
         warps = 1 if scaled and key_bytes <= 128 else 2  # one has registers for no longer keys
+        if dim > NARROW:
+            warps = 4
         return AttentionTiling(16, min(32, most_keys), parts, warps, 3)
     tile = 32 if rows <= 32 else 64 if batch * cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
+    if dim > NARROW:
+        tile = WIDE_ROWS
     programs = batch * kv_heads * cdiv(rows, tile)
     parts = min(most_parts(tile), power_of_2(cdiv(_PROGRAMS, programs)))
     keys = min(32 if tile == 128 else 64, most_keys)
-    return AttentionTiling(tile, keys, parts, 8 if tile == 128 else 4, 3 if most_keys > 16 else 2)
+    many = tile == 128 or dim > NARROW
+    return AttentionTiling(tile, keys, parts, 8 if many else 4, 3 if most_keys > 16 else 2)
 
 
 def most_parts(tile: int) -> int:

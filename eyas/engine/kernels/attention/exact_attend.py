@@ -17,6 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.attend_tiles import NARROW, WIDE_ROWS
 from eyas.engine.kernels.attention.exact_blocks import BlockLayout, depth_of, over_columns
 from eyas.engine.kernels.attention.exact_parts import (
     BLOCK,
@@ -94,22 +95,24 @@ class AttentionCut:
     registers: int | None = None
 
     @classmethod
-    def of(cls, batch: int, rows: int, kv_heads: int) -> AttentionCut:
-        """Divides a launch of `batch` sequences of `rows` = width * group rows a key head."""
-        tile = min(128, max(16, power_of_2(rows)))
+    def of(cls, batch: int, rows: int, kv_heads: int, dim: int = NARROW) -> AttentionCut:
+        """Divides a launch of `batch` sequences of `rows` = width * group rows a key head of `dim` values."""
+        tile = min(128 if dim <= NARROW else WIDE_ROWS, max(16, power_of_2(rows)))
         programs = padded_batch(batch) * kv_heads * cdiv(rows, tile)
         shares = min(_MOST_SHARES, cdiv(_PROGRAMS, programs))
+        if dim > NARROW:
+            return cls(tile, shares, warps=8, stages=1)
         few = _REGISTERS if tile == 16 else None
         return cls(tile, shares, warps=8 if tile == 128 else 4, registers=few)
 
     @classmethod
-    def most_shared(cls, batch: int, width: int, group: int, kv_heads: int) -> int:
+    def most_shared(cls, batch: int, width: int, group: int, kv_heads: int, dim: int = NARROW) -> int:
         """The most rows of a launch that `of` divides among several programs a sequence, of up to `batch`
         sequences with up to `width` query rows each.
         """
         most = 0
         for rows in range(1, width + 1):
-            tiles = cdiv(rows * group, cls.of(1, rows * group, kv_heads).rows)
+            tiles = cdiv(rows * group, cls.of(1, rows * group, kv_heads, dim).rows)
             shared = (b for b in range(batch, 0, -1) if padded_batch(b) * kv_heads * tiles < _PROGRAMS)
             most = max(most, rows * next(shared, 0))
         return most

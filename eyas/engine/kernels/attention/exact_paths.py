@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attention.attend import QueryRows
+from eyas.engine.kernels.attention.attend_tiles import NARROW
 from eyas.engine.kernels.attention.exact_attend import (
     AttentionCut,
     ExactLaunch,
@@ -48,7 +49,7 @@ def attend_exactly(
     ValueError for a tree that does not fit into the layer's window.
     """
     batch, group = queries.slots.shape[0], q.shape[1] // kv.kv_heads
-    cut = cut or AttentionCut.of(batch, queries.width * group, kv.kv_heads)
+    cut = cut or AttentionCut.of(batch, queries.width * group, kv.kv_heads, kv.dim)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     attend_shared(q, kv, queries, launch, cut, out)
@@ -72,7 +73,8 @@ def _attend_paths_of(
     left = (launch.accs, launch.peaks, launch.totals)
     args = (q, q.stride(0), kv.pool, kv.values, *where, kv.rule.sinks, out, *left, kv.rule.factor, layout)
     grid = (kv.kv_heads, queries.width, queries.slots.shape[0])
-    start(_attend_paths, grid, args, replace(cut, rows=rows, warps=4, registers=None), launch)
+    warps = 4 if kv.dim <= NARROW else cut.warps
+    start(_attend_paths, grid, args, replace(cut, rows=rows, warps=warps, registers=None), launch)
 
 
 @kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "sinks"])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
+from eyas.engine.kernels.attention.attend_tiles import NARROW, WIDE_ROWS
 from eyas.engine.kernels.attention.exact_attend import write
 from eyas.engine.kernels.attention.exact_blocks import BlockLayout, over_columns
 from eyas.engine.kernels.attention.exact_parts import BLOCK, PartSizes, nothing
@@ -32,6 +33,11 @@ class ChunkCut:
     stages: int = 3
     parts: PartSizes = PartSizes()
 
+    @classmethod
+    def of(cls, dim: int) -> ChunkCut:
+        """The division of heads of `dim` values."""
+        return cls() if dim <= NARROW else cls(WIDE_ROWS, stages=1)
+
 
 def attend_chunks_exactly(
     q: torch.Tensor,
@@ -46,7 +52,7 @@ def attend_chunks_exactly(
     `tiles` int32 [T, 4] as `prefill.attend_chunks` takes them. compile_only: the kernel is compiled and not
     run.
     """
-    cut, heads = cut or ChunkCut(), q.shape[1]
+    cut, heads = cut or ChunkCut.of(kv.dim), q.shape[1]
     layout = BlockLayout(
         width=0,
         words=0,

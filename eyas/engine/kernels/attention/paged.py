@@ -16,7 +16,8 @@ class PagedKv:
     """One layer of a pool, the page tables that lead to its rows, and how queries meet them.
 
     `pool` [pages, 2 (K, V), page_size, kv_heads, dim] is one layer's view of the page-major pool: contiguous
-    except between pages, where, in FP8, the scales of its rows lie. `tables` int32 [slots, most pages] holds
+    except between pages, where, in FP8, the scales of its rows lie, and between heads, if others than the
+    pool's share its rows (`KvPool.layer`). `tables` int32 [slots, most pages] holds
     physical pages; unused entries are 0. `scores`: the layer's rule (None: all rows, scaled by 1 /
     sqrt(dim)). `firsts` int32 [slots]: each slot's first row that may be seen, what lies below it being
     anything (None: all rows may).
@@ -51,6 +52,11 @@ class PagedKv:
     def dim(self) -> int:
         """Values per head."""
         return self.pool.shape[4]
+
+    @property
+    def share(self) -> int:
+        """Values from one head to the next."""
+        return self.pool.stride(3)
 
     @property
     def values(self) -> torch.Tensor:

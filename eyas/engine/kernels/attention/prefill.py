@@ -7,37 +7,55 @@ the device; the grid follows from the number of tiles alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.attention.attend_tiles import NARROW
 from eyas.engine.kernels.attention.paged import PagedKv, keys_at_a_time, pages_of, read_rows, scales_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh, with_sink
 from eyas.engine.kernels.launch.launching import kernel
+from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 
 _UNSEEN = tl.constexpr(-1.0e30)
 
 
 @dataclass(frozen=True)
 class ChunkTiling:
-    """A program takes `rows` rows (queries times heads of one key head), its keys `keys` at a time."""
+    """A program takes `rows` rows (queries times heads of one key head), its keys `keys` at a time;
+    `programs` of them share a tile's queries.
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    programs: int = 1
 
 
 TILE = 128
 """Rows of a program, whatever the heads."""
 
 
-def chunk_tiling(key_bytes: int = 256) -> ChunkTiling:
-    """The tiling for keys of `key_bytes` bytes."""
+def chunk_tiling(key_bytes: int = 256, dim: int = NARROW) -> ChunkTiling:
+    """The tiling for keys of `dim` values in `key_bytes` bytes."""
     keys = keys_at_a_time(key_bytes)
-    return ChunkTiling(TILE, keys, warps=8, stages=3 if keys > 16 else 2)
+    if dim <= NARROW:
+        return ChunkTiling(TILE, keys, warps=8, stages=3 if keys > 16 else 2)
+    if key_bytes == 2 * dim:
+        return ChunkTiling(64, keys, warps=8, stages=3)
+    return ChunkTiling(32, keys, warps=8, stages=2)
+
+
+def tiling_for(kv: PagedKv, group: int, queries: int = 0) -> ChunkTiling:
+    """The tiling for keys of `kv`, each of which has `group` heads, and tiles of up to `queries` queries (0:
+    as many as `tile_rows` says).
+    """
+    tiling = chunk_tiling(kv.dim * kv.pool.element_size(), kv.dim)
+    rows = max(tiling.rows, power_of_2(group))
+    return replace(tiling, rows=rows, programs=cdiv(queries or TILE // group, rows // group))
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class _PrefillLayout:
     heads: int
     kv_heads: int
     dim: int
+    share: int
     page_size: int
     page_stride: int
     tile: int
@@ -55,6 +74,7 @@ class _PrefillLayout:
     bounded: bool
     ceiling: float
     chunk: int
+    programs: int
 
     @property
     def narrow(self) -> bool:
@@ -67,7 +87,7 @@ class _PrefillLayout:
 
     @property
     def row_stride(self) -> int:
-        return self.kv_heads * self.dim
+        return self.kv_heads * self.share
 
 
 def tile_rows(heads: int, kv_heads: int, rows: int = TILE) -> int:
@@ -91,11 +111,12 @@ def attend_chunks(
     compile_only: the kernel is compiled and not run.
     """
     rule = kv.rule
-    tiling = tiling or chunk_tiling(kv.dim * kv.pool.element_size())
+    tiling = tiling or tiling_for(kv, q.shape[1] // kv.kv_heads)
     layout = _PrefillLayout(
         heads=q.shape[1],
         kv_heads=kv.kv_heads,
         dim=kv.dim,
+        share=kv.share,
         page_size=kv.page_size,
         page_stride=kv.pool.stride(0),
         tile=tiling.rows,
@@ -104,6 +125,7 @@ def attend_chunks(
         bounded=kv.firsts is not None,
         ceiling=rule.ceiling,
         chunk=rule.chunk,
+        programs=tiling.programs,
     )
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -121,7 +143,7 @@ def attend_chunks(
         rule.factor,
         layout,
     )
-    grid = (kv.kv_heads, tiles.shape[0])
+    grid = (kv.kv_heads, tiles.shape[0], tiling.programs)
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
     if compile_only:
         _attend_chunks.warmup(*args, grid=grid, **options)
@@ -134,13 +156,16 @@ def attend_chunks(
 def _attend_chunks(
     q, q_stride, keys, values, tables, table_stride, firsts, sinks, tiles, out, scale, layout: tl.constexpr
 ):  # fmt: skip
-    """Grid (kv_heads, T)."""
+    """Grid (kv_heads, T, programs of a tile)."""
     head = tl.program_id(0)
     tile = tiles + 4 * tl.program_id(1)
-    count = tl.load(tile + 3)
-    if count == 0:
+    first, start, count = tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    if layout.programs > 1:
+        skipped = tl.program_id(2) * (layout.tile // layout.group)  # queries of the programs before
+        first, start = first + skipped, start + skipped
+        count = tl.minimum(count - skipped, layout.tile // layout.group)
+    if count <= 0:
         return
-    start = tl.load(tile + 2)
     slot = tl.load(tile)
     table = tables + slot.to(tl.int64) * table_stride
     row = tl.arange(0, layout.tile)
@@ -148,9 +173,9 @@ def _attend_chunks(
     column = head * layout.group + row % layout.group
     real = (query < count)[:, None]
     dim = tl.arange(0, layout.dim)[None, :]
-    place = (tl.load(tile + 1) + query).to(tl.int64)
+    place = (first + query).to(tl.int64)
     q_tile = tl.load(q + (place * q_stride + column * layout.dim)[:, None] + dim, mask=real, other=0.0)
-    at = head * layout.dim + dim
+    at = head * layout.share + dim
     low, edge = lowest_row(firsts, slot, start, layout.window, layout.chunk), first_row(firsts, slot)
     acc, peak, total = _over_rows(
         q_tile, start + query, keys + at, values + at, scales_of(keys, head, layout),

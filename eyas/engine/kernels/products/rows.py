@@ -218,6 +218,7 @@ def rope_write(
         HEADS=heads.q,
         KV_HEADS=heads.kv,
         DIM=heads.dim,
+        SHARE=kv.layer.stride(3),
         PAGE=kv.layer.shape[2],
         BLOCK=block,
         HALF=power_of_2(heads.dim // 2),
@@ -363,19 +364,20 @@ def _rope_write(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    SHARE: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Some heads of one row: of q, of k, or of v."""
+    """Some heads of one row: of q, of k, or of v. In the pool they stand SHARE values apart."""
     after_previous(PDL)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q_blocks: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
     kv_blocks: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK
     of_row = qkv + row * (HEADS + 2 * KV_HEADS) * DIM
     place = tl.load(kv_rows + row).to(tl.int64)
-    stored = pool_row(layer, place, page_stride, PAGE, KV_HEADS * DIM)
+    stored = pool_row(layer, place, page_stride, PAGE, KV_HEADS * SHARE)
     angle, half = tl.load(positions + row).to(tl.int64) * (DIM // 2), tl.arange(0, HALF)
     c = tl.load(cos + angle + half, mask=half < DIM // 2, other=0.0)[None, :]
     s = tl.load(sin + angle + half, mask=half < DIM // 2, other=0.0)[None, :]
@@ -389,18 +391,25 @@ def _rope_write(
         low, high = _head_norm(of_row + HEADS * DIM, at, inside, k_gain, eps, DIM, HALF)
         low, high = rotated(low, high, c, s)
         head = (block - q_blocks) * BLOCK + tl.arange(0, BLOCK)
+        to = stored + _places(head, SHARE, HALF)
         scales = pool_scale(layer, place, 0, head, page_stride, PAGE, KV_HEADS, DIM)
         stored_heads = (head < KV_HEADS) & (place >= 0)
-        store_scaled(stored + at, scales, low, high, inside & (place >= 0), stored_heads, DIM // 2)
+        store_scaled(to, scales, low, high, inside & (place >= 0), stored_heads, DIM // 2)
     else:
         at, inside = _heads_at(block - q_blocks - kv_blocks, KV_HEADS, DIM, BLOCK, HALF)
         values = of_row + (HEADS + KV_HEADS) * DIM
         low, high = _head_norm(values, at, inside, None, eps, DIM, HALF)
-        stored += PAGE * KV_HEADS * DIM
         head = (block - q_blocks - kv_blocks) * BLOCK + tl.arange(0, BLOCK)
+        to = stored + PAGE * KV_HEADS * SHARE + _places(head, SHARE, HALF)
         scales = pool_scale(layer, place, 1, head, page_stride, PAGE, KV_HEADS, DIM)
         stored_heads = (head < KV_HEADS) & (place >= 0)
-        store_scaled(stored + at, scales, low, high, inside & (place >= 0), stored_heads, DIM // 2)
+        store_scaled(to, scales, low, high, inside & (place >= 0), stored_heads, DIM // 2)
+
+
+@triton.jit
+def _places(head, EACH: tl.constexpr, HALF: tl.constexpr):
+    """The places of the first halves of heads that stand EACH values apart, [n, HALF]."""
+    return head[:, None] * EACH + tl.arange(0, HALF)[None, :]
 
 
 @triton.jit

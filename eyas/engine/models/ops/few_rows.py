@@ -99,7 +99,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return super().times(residual, number)
 
     def qkv(self, read: SourceRead, part: QkvPart[Projection], layer: int) -> torch.Tensor:
-        if part.projection.matrix is None or part.normed_apart:
+        if part.projection.matrix is None or part.normed_apart or part.stored is not None:
             return super().qkv(read, part, layer)
         rows, heads = self.rows_of(layer), part.heads
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=read.rows.x)
