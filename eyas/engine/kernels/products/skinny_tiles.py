@@ -190,13 +190,21 @@ def stretches_of(shape: ProductShape) -> int:
 
 
 def _fitted(tile: ProductTile, shape: ProductShape, itemsize: int) -> ProductTile:
-    """The tile with columns, depth, stages and lines ahead that divide the shape and fit an SM."""
-    stretch = shape.k // (tile.split * tile.folds)
+    """The tile with columns, depth, stages and lines ahead that suit the shape and fit an SM.
+
+    Of a whole k the last step may lie beyond it in part: what is not there counts as zeros. Steps of a part
+    must divide it; where they are shorter for that, more of them are in flight.
+    """
+    parts = tile.split * tile.folds
+    stretch = shape.k // parts
     columns = shape.span if shape.kind == "heads" else math.gcd(tile.columns, shape.span)
     depth = math.gcd(tile.depth, stretch)
+    if parts == 1 and tile.depth < stretch:
+        depth = tile.depth
     if min(columns // (2 if shape.kind == "gated" else 1), depth) < _NARROWEST:
         raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
-    stages = min(tile.stages, _SHARED_BYTES // ((columns + shape.rows) * depth * tile.folds * itemsize))
+    most = _SHARED_BYTES // ((columns + shape.rows) * depth * tile.folds * itemsize)
+    stages = min(tile.stages * tile.depth // depth, most)
     ahead = min(tile.ahead, 1 << stretch.bit_length() - 1)
     return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), ahead=ahead)
 
