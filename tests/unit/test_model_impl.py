@@ -207,9 +207,16 @@ def test_without_a_file_and_without_transformers_an_architecture_is_refused(tmp_
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_hidden_layers": 10**6}, "1000000 layers are more than 4096"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers 1000000 must be 4096 or less"),
         ({"num_hidden_layers": "two"}, "not one that transformers reads"),
-        ({"num_attention_heads": 0}, "config.json of .* transformers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0 must be 1 or more"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0 must be 1 or more"),
+        ({"head_dim": 0.5}, "head_dim 0.5 must be a whole number"),
+        ({"hidden_size": 2**40}, "hidden_size 1099511627776 must be 16777216 or less"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings -1 must be 1 or more"),
+        ({"hidden_act": "swoosh"}, "describes no model to transformers: hidden_act 'swoosh' is nothing that"),
+        ({"model_type": "gpt2"}, "is not supported: model_type 'gpt2' is another model's, and not olmo"),
+        ({"architectures": []}, "is not supported: config.json has no architectures"),
         ({"eos_token_id": 4000}, "eos_token_id 4000 must be 130 or less"),
     ],
 )

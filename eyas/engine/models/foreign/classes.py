@@ -5,6 +5,7 @@ Only classes of the transformers package are looked up: code that lies in a mode
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def model_class(raw: Raw, folder: Path) -> tuple[Any, Any]:
     kind = raw.get("model_type") or next((key for key, n in decoders.items() if n == architecture), None)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING or architecture != decoders.get(kind):
         seq2seq = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-        refuse(raw, folder, _stranger(raw, architecture, architecture in seq2seq.values()))
+        own = [key for key, name in decoders.items() if name == architecture]
+        refuse(raw, folder, _stranger(raw, architecture, own, architecture in seq2seq.values()))
     try:
         config = CONFIG_MAPPING[str(kind)].from_dict(_settings(raw))
         found = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -57,10 +59,14 @@ def _settings(raw: Raw) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if name not in _IDLE and not name.startswith("_")}
 
 
-def _stranger(raw: Raw, architecture: str, seq2seq: bool) -> str:
-    """Why an architecture is none of transformers' decoders."""
+def _stranger(raw: Raw, architecture: str, own: Sequence[str], seq2seq: bool) -> str:
+    """Why an architecture is none of transformers' decoders. `own`: the model types that are computed by it
+    there.
+    """
     from transformers import __version__
 
+    if not words(raw, "architectures"):
+        return "config.json has no architectures: the model's card says which it is"
     if seq2seq or raw.get("is_encoder_decoder") is True:
         return f"it is an encoder-decoder, and Eyas serves decoders alone: take one of those; {ITSELF}"
     if raw.get("auto_map"):
@@ -70,6 +76,8 @@ def _stranger(raw: Raw, architecture: str, seq2seq: bool) -> str:
         )
     if "text_config" in raw:
         return f"it reads more than text, and its language model has no file here: {ITSELF}, {OWN_FILE}"
+    if own:
+        return f"model_type {said(raw.get('model_type'))} is another model's, and not {' or '.join(own)}"
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return f"transformers {__version__} has no such decoder either: try a newer transformers, {OWN_FILE}"
     return "it does not write text token by token (a decoder's name ends in ForCausalLM): take a decoder"

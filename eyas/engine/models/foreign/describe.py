@@ -22,12 +22,23 @@ from eyas.engine.checkpoint.config import (
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, NO_ROPE
 from eyas.engine.models.foreign.classes import ITSELF, OWN_FILE, model_class, refuse
 from eyas.engine.models.foreign.probe import LayerCall, Unserved, judge
-from eyas.engine.models.keys import MOST_LAYERS
+from eyas.engine.models.keys import MOST_COLUMNS, MOST_HEADS, MOST_LAYERS
 from eyas.engine.models.refusal import HEAD_DIMS
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 _FOLLOWING = ("dynamic", "longrope")
 """Kinds of RoPE that transformers changes with the longest sequence of a batch."""
+
+_SIZES = {
+    "num_hidden_layers": MOST_LAYERS,
+    "num_attention_heads": MOST_HEADS,
+    "num_key_value_heads": MOST_HEADS,
+    "head_dim": MOST_HEADS,
+    "hidden_size": MOST_COLUMNS,
+    "vocab_size": MOST_COLUMNS,
+    **dict.fromkeys(_LENGTHS, values.MOST),
+}
+"""By transformers' names: the largest that is no slip of the pen. None is below 1."""
 
 _NOT_MEANT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
@@ -35,9 +46,8 @@ _NOT_MEANT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """The model, as far as Eyas needs to know it. Raises ConfigError for what it cannot serve so."""
     config, found = model_class(raw, folder)
+    _check_sizes(config)
     length = _context_length(config)
-    if (layers := getattr(config, "num_hidden_layers", 0)) > MOST_LAYERS:
-        raise ConfigError(f"config.json of {folder}: {layers} layers are more than {MOST_LAYERS}")
     if kind := _following_rope(config):
         refuse(
             raw, folder, f"its {kind} RoPE follows the longest sequence of a step in transformers: {OWN_FILE}"
@@ -48,7 +58,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
         refuse(raw, folder, f"its code in transformers {why}: {ITSELF}, {OWN_FILE}")
         raise AssertionError from why
     except Exception as error:
-        text = " ".join(str(error).split())
+        text = _unknown_word(raw, error) or " ".join(str(error).split())
         raise ConfigError(f"config.json of {folder} describes no model to transformers: {text}") from error
     dim = _served_dim(max(max(call.key_dim, call.value_dim) for call in judgement.calls))
     stated = {name: value for name, value in raw.items() if name not in _NOT_MEANT}
@@ -67,6 +77,22 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
             tuple(call.module for call in judgement.calls),
         ),
     )
+
+
+def _check_sizes(config: Any) -> None:
+    """Raises ValueError, by the name that config.json has for it, for a size that no model has."""
+    for name, most in _SIZES.items():
+        value = getattr(config, name, None)
+        if value is not None and not isinstance(value, list):  # some have one for each layer
+            values.whole_number(config.attribute_map.get(name, name), value, 1, most)
+
+
+def _unknown_word(raw: values.Raw, error: Exception) -> str:
+    """Which field holds the word that transformers looked up in vain; "": the error is another one."""
+    if not isinstance(error, KeyError) or not error.args:
+        return ""
+    fields = [name for name, value in raw.items() if value == error.args[0]]
+    return f"{' and '.join(fields)} {values.said(error.args[0])} is nothing that it knows" if fields else ""
 
 
 def _attention(call: LayerCall, dim: int) -> AttentionSpec:
