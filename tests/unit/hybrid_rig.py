@@ -93,11 +93,11 @@ class Text:
 class HybridRig(Rig):
     """Sequences in slots that are filled with NaN: what was never written shows."""
 
-    def __init__(self, folder: Path, config: ModelConfig, slots: int = 8, width: int = 16) -> None:
-        super().__init__(folder, config, grouped=True)
+    def __init__(self, folder: Path, config: ModelConfig, slots: int = 8, pages: int = 256) -> None:
+        super().__init__(folder, config, pages, grouped=True)
         assert config.delta is not None
         layers = config.state_layers
-        form = StateFormat(len(layers), config.delta, ring_rows(width), torch.float32)
+        form = StateFormat(len(layers), config.delta, ring_rows(16), torch.float32)
         self.store = StateStore(form, torch.zeros(slots, form.slot_bytes, dtype=torch.uint8))
         self.pool.state_layers = dict(zip(layers, self.store.layers, strict=True))
         for layer in self.store.layers:
@@ -125,7 +125,7 @@ class HybridRig(Rig):
         batch = dataclasses.replace(batch, states=_state_rows(steps, spans))
         logits = self.model.logits(self.model.forward(batch, self.pool)[0])
         for text, tokens, parents in steps:
-            text.bound = _fold(text, tokens, parents)
+            text.bound = bound_behind(text, tokens, parents)
             text.rows += len(tokens) if parents is None else 1
         return list(logits.split([len(tokens) for _, tokens, _ in steps]))
 
@@ -141,6 +141,11 @@ class HybridRig(Rig):
         physical = [text.pages[row // size] * size + row % size for row in (source, target)]
         self.pool.move(*(torch.tensor([row]) for row in physical))
         self.store.move(torch.tensor([text.slot]), torch.tensor([source]), torch.tensor([target]))
+
+
+def bound_behind(text: Text, tokens: Sequence[int], parents: Sequence[int] | None) -> int:
+    """Where the state stands behind a step."""
+    return _fold(text, tokens, parents)
 
 
 def _fold(text: Text, tokens: Sequence[int], parents: Sequence[int] | None) -> int:

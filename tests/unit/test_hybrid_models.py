@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from eyas.engine.models.ops import torch_ops
+from eyas.engine.states import plain
+from eyas.engine.states.delta import DeltaRule
+from eyas.engine.states.store import StateStore
+from tests.unit import hybrid_rig
 from tests.unit.family_sample import VOCAB
 from tests.unit.hybrid_rig import HYBRIDS, HybridRig, described, write_hybrid
 
@@ -80,3 +88,81 @@ def test_rejected_drafts_leave_no_trace(rig: HybridRig, whole: torch.Tensor) -> 
 
 def _depth(parents: list[int], node: int) -> int:
     return 0 if node == 0 else 1 + _depth(parents, parents[node])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_every_cut_gives_the_same_bits_together_and_some_alone(name: str, tmp_path: Path) -> None:
+    write_hybrid(tmp_path, name)
+    rig = HybridRig(tmp_path, described(tmp_path, name), slots=LENGTH, pages=LENGTH * 13)
+    tokens = _tokens(LENGTH)
+    [whole] = rig.step([(rig.text(LENGTH), tokens, None)])
+    texts = {cut: rig.text(LENGTH) for cut in range(1, LENGTH)}
+    for part in (lambda cut: tokens[:cut], lambda cut: tokens[cut:]):
+        firsts = [text.rows for text in texts.values()]
+        steps = [(text, part(cut), None) for cut, text in texts.items()]
+        for first, logits in zip(firsts, rig.step(steps), strict=True):
+            assert torch.equal(logits, whole[first : first + len(logits)])
+    for text in texts.values():
+        rig.free(text)
+    for cut in range(1 + list(HYBRIDS).index(name), LENGTH, len(HYBRIDS)):
+        text = rig.text(LENGTH)
+        parts = [rig.step([(text, part, None)])[0] for part in (tokens[:cut], tokens[cut:])]
+        assert torch.equal(torch.cat(parts), whole)
+        rig.free(text)
+
+
+def _differs(rig: HybridRig, whole: torch.Tensor, *, swapped: bool = False) -> bool:
+    """Serves two texts, one of which is the whole's first rows: by chunks, a tree and more rows."""
+    tokens, others = _tokens(LENGTH), _tokens(LENGTH, 4)
+    text, other = rig.text(LENGTH), rig.text(LENGTH)
+    [logits, _] = rig.step([(text, tokens[:70], None), (other, others[:70], None)])
+    same = torch.equal(logits, whole[:70])
+    if swapped:
+        text.slot, other.slot = other.slot, text.slot
+    tree = [tokens[70], others[71], tokens[71], others[72], tokens[72]]
+    [logits] = rig.step([(text, tree, [-1, 0, 0, 1, 2])])
+    same = same and torch.equal(logits[[0, 2, 4]], whole[70:73])
+    rig.accept(text, [2, 4])
+    while text.rows < 133:  # over a boundary by rounds
+        first = text.rows
+        [logits] = rig.step([(text, tokens[first : first + 15], range(-1, 14))])
+        same = same and torch.equal(logits, whole[first : first + 15])
+        rig.accept(text, range(1, 15))
+    for each in (text, other):
+        rig.free(each)
+    return not same
+
+
+def _with_rows(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    def changed(rows: Any, stored: Any, rule: Any, inputs: torch.Tensor, gates: torch.Tensor) -> Any:
+        return plain.recur(rows, stored, rule, *change(inputs, gates))
+
+    return changed
+
+
+def _window_off_by_one(rule: DeltaRule, *rest: Any) -> torch.Tensor:
+    return CONVOLVED(replace(rule, filters=rule.filters.roll(1, 1)), *rest)
+
+
+CONVOLVED = DeltaRule._convolved
+MUTATIONS: dict[str, tuple[Any, str, Any]] = {
+    "the gate of a neighbour's head": (torch_ops, "recur", _with_rows(lambda x, g: (x, g.roll(1, 1)))),
+    "the gate of a neighbour's row": (torch_ops, "recur", _with_rows(lambda x, g: (x, g.roll(1, 0)))),
+    "the window off by one": (DeltaRule, "_convolved", _window_off_by_one),
+    "rows of a rejected draft stay": (StateStore, "move", lambda *_: None),
+    "rows are folded twice": (hybrid_rig, "bound_behind", lambda text, *_: text.bound),
+}
+
+
+@pytest.mark.parametrize("fault", MUTATIONS)
+def test_a_fault_is_seen(
+    rig: HybridRig, whole: torch.Tensor, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(*MUTATIONS[fault])
+    assert _differs(rig, whole)
+
+
+def test_a_state_of_another_prefix_of_the_same_length_is_seen(rig: HybridRig, whole: torch.Tensor) -> None:
+    assert not _differs(rig, whole)
+    assert _differs(rig, whole, swapped=True)
