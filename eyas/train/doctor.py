@@ -8,7 +8,7 @@ needs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,11 +17,10 @@ from eyas.bench.answering import EnginePrompt
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
-from eyas.engine.checkpoint.quantized import QuantizedConfig
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 from eyas.engine.kv.pool import PoolShape
 from eyas.engine.models.decoder import ModelEnds
-from eyas.engine.models.heads import head_family, read_head, target_alike
+from eyas.engine.models.heads import head_family, head_spelling, read_head, target_alike
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
@@ -107,7 +106,7 @@ def _built(
     machine = TorchMachine(head.decoder, backend)
     with FolderWeights(target.folder, target.spelling, quantized=target.quantized) as weights:
         ends = ModelEnds.load(target, weights, machine)
-    with CheckpointInspection(head.folder, family.spelling, head.decoder.quantized, blank=blank) as inspected:
+    with CheckpointInspection(head, blank=blank) as inspected:
         try:
             family.load_tap(head, inspected, lambda rows: rows, machine)
             family.load_draft(head, inspected, ends, machine)
@@ -183,15 +182,9 @@ class CheckpointInspection(FolderWeights):
     `blank`: whole numbers are given as zeros, for who has seen already that they cannot be used.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        spelling: Callable[[str], str],
-        quantized: QuantizedConfig | None,
-        *,
-        blank: bool,
-    ) -> None:
-        super().__init__(folder, spelling, quantized=quantized)
+    def __init__(self, head: DraftConfig, *, blank: bool) -> None:
+        decoder = head.decoder
+        super().__init__(head.folder, head_spelling(head), quantized=decoder.quantized, fused=decoder.fused)
         self._blank = blank
         self._shapes = {name: self._shape(name) for name in self._home}
         self._taken: set[str] = set()

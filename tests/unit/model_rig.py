@@ -17,7 +17,7 @@ from eyas.engine.kv.groups import page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.base import Drafted
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.models.heads import head_family, read_head
+from eyas.engine.models.heads import head_family, head_spelling, read_head
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.models.table import read_model
 
@@ -77,7 +77,10 @@ class HeadRig:
         self.pool = KvPool(shape)
         self.backend = torch_attention(self.config.decoder, shape)
         kind = head_family(self.config.algorithm)
-        with FolderWeights(folder, kind.spelling, quantized=self.config.decoder.quantized) as weights:
+        decoder = self.config.decoder
+        with FolderWeights(
+            folder, head_spelling(self.config), quantized=decoder.quantized, fused=decoder.fused
+        ) as weights:
             machine = TorchMachine(self.config.decoder, self.backend)
             self.capture = kind.load_tap(self.config, weights, target.model.final_norm, machine)
             self.head = kind.load_draft(self.config, weights, target.model.ends, machine)

@@ -24,7 +24,7 @@ from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPl
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.groups import GRAIN, KvGroups, one_group, page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.models.heads import head_family, read_head, with_token_map
+from eyas.engine.models.heads import head_spelling, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import check_experts, config_of_rank
@@ -103,10 +103,10 @@ class EngineSpec:
             optional = head.dummy_tensors if head else frozenset()
             yield DummyWeights(placement=self.placement, optional=optional, quantized=quantized)
             return
-        spelling = head_family(head.algorithm).spelling if head else self.target.spelling
-        folder, prefixes = self.decoder(group).folder, head.prefixes if head else ("",)
-        fused = () if head else self.target.fused
-        with FolderWeights(folder, spelling, self.placement, prefixes, quantized, fused) as weights:
+        decoder, prefixes = self.decoder(group), head.prefixes if head else ("",)
+        spelling = head_spelling(head) if head else decoder.spelling
+        placement, fused = self.placement, decoder.fused
+        with FolderWeights(decoder.folder, spelling, placement, prefixes, quantized, fused) as weights:
             yield weights
 
     @property

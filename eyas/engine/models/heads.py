@@ -145,6 +145,12 @@ def head_family(algorithm: str) -> HeadFamily:
     return cast(HeadFamily, importlib.import_module(f"eyas.engine.models.{algorithm}"))
 
 
+def head_spelling(config: DraftConfig) -> Callable[[str], str]:
+    """The name by which a head's classes, and the layers of its decoder, ask for a stored tensor."""
+    own = head_family(config.algorithm).spelling
+    return lambda stored: config.decoder.spelling(own(stored))
+
+
 def load_draft(
     config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]
 ) -> DraftModel[Any]:

@@ -1,7 +1,8 @@
 """MTP heads: more of the target's layers, each after what joins a state with a later token.
 
 They are published beside the target's own layers, or alone; a `Dialect` says how the tensors are called there
-and in which order they join (DeepSeek-V3, arXiv 2412.19437, section 2.2; MiMo, arXiv 2505.07608).
+and in which order they join (DeepSeek-V3, arXiv 2412.19437, section 2.2; MiMo, arXiv 2505.07608). Of a target
+with layers of several kinds they are as the last that attends.
 Embedding and output head are the target's, of which some folders hold a copy.
 
 Of several layers, layer k joins the state of position i in the layer before (the target's, for layer 0) with
@@ -31,7 +32,7 @@ from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.base import Drafted
 from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import last_hidden_tap
-from eyas.engine.models.keys import Fit, width_of
+from eyas.engine.models.keys import Fit, text_of, width_of
 from eyas.engine.models.layer import load_layer
 from eyas.engine.models.mtp_names import dialect_of, expected_prefixes, layer_count, prefixes_among
 from eyas.engine.models.ops.base import Ops
@@ -46,13 +47,16 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
 
     A "dummy" one has no tensors yet: its config.json says that the model has such layers.
     """
-    stated, dummy = layer_count(raw), load_format == "dummy"
+    stated, dummy, raw = layer_count(raw), load_format == "dummy", text_of(raw)
     shapes = {} if dummy else tensor_shapes(folder, read_quantized(raw))
     prefixes = expected_prefixes(raw, target.num_layers) if dummy else prefixes_among(shapes)
     if not prefixes:
         return None
-    prefix, count, layer = prefixes[0], len(prefixes), target.layers[-1]
+    prefix, count = prefixes[0], len(prefixes)
+    layer = next(each for each in reversed(target.layers) if each.delta is None)
+    below = ".".join(filter(None, (prefix, dialect_of(prefix).layer)))
     rules = [
+        (count == 1 or not dialect_of(prefix).layer, f"{count} MTP layers are not supported in its form"),
         (
             stated in (0, count),
             f"num_nextn_predict_layers is {stated}, and its tensors are of {count} MTP layers",
@@ -62,12 +66,12 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         (not layer.attention.window, "a sliding window in its layer is not supported"),
         (
             isinstance(layer.attention, LatentSpec)
-            or f"{prefix}.self_attn.kv_a_proj_with_mqa.weight" not in shapes,
-            f"it has latent attention ({prefix}.self_attn.kv_a_proj_with_mqa), its target's last has not",
+            or f"{below}.self_attn.kv_a_proj_with_mqa.weight" not in shapes,
+            f"it has latent attention ({below}.self_attn.kv_a_proj_with_mqa), its target's last has not",
         ),
         (
-            isinstance(layer.feed_forward, ExpertsSpec) or f"{prefix}.mlp.gate.weight" not in shapes,
-            f"it has experts ({prefix}.mlp.gate), its target's last has not",
+            isinstance(layer.feed_forward, ExpertsSpec) or f"{below}.mlp.gate.weight" not in shapes,
+            f"it has experts ({below}.mlp.gate), its target's last has not",
         ),
     ]
     fit = Fit(folder)
@@ -117,7 +121,8 @@ class MtpLayer(Generic[ProjectionT]):
         )
         stored = weights.take(f"{prefix}.{dialect.join}.weight", (hidden, 2 * hidden))
         self._join = self._machine.joining(stored, self._part)
-        self._layer = load_layer(blocks, stage, prefix)
+        below = f"{prefix}.{dialect.layer}" if dialect.layer else prefix
+        self._layer = load_layer(blocks, stage, below)
         self._few_rows = self._machine.most_rows([self._layer])
         self._gain = gain(dialect.final_norm)
 

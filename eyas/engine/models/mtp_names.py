@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from eyas.engine.checkpoint.values import Raw, whole
-from eyas.engine.models.keys import MOST_LAYERS
+from eyas.engine.models.keys import MOST_LAYERS, text_of
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """A published form. Its tensors' names begin with `stem` and the number of the head's layer.
+    """A published form. Its tensors' names begin with `stem` and the number of the head's layer; with the
+    stem alone, if it is one of a single layer, whose own tensors stand below `layer` there.
 
     `token_norm`, `feature_norm`, `join` and `final_norm` name what the layer itself does not have.
     `feature_first`: the first half of the columns of `join` is the feature's, not the token's.
@@ -28,6 +29,7 @@ class Dialect:
     final_norm: str
     feature_first: bool = False
     first_is_blank: bool = False
+    layer: str = ""
 
 
 MIMO = Dialect(
@@ -46,7 +48,16 @@ NEXTN = Dialect(
     join="eh_proj",
     final_norm="shared_head.norm",
 )
-DIALECTS = (MIMO, NEXTN)
+QWEN = Dialect(
+    stem="mtp",
+    token_norm="pre_fc_norm_embedding",
+    feature_norm="pre_fc_norm_hidden",
+    join="fc",
+    final_norm="norm",
+    layer="layers.0",
+)
+DIALECTS = (MIMO, NEXTN, QWEN)
+COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 def dialect_of(prefix: str) -> Dialect:
@@ -56,11 +67,14 @@ def dialect_of(prefix: str) -> Dialect:
 
 def layer_count(raw: Raw) -> int:
     """The number of MTP layers by config.json."""
-    return whole(raw, "num_nextn_predict_layers", 0, most=MOST_LAYERS)
+    text = text_of(raw)
+    return max(whole(text, name, 0, most=MOST_LAYERS) for name in COUNTS)
 
 
 def expected_prefixes(raw: Raw, target_layers: int) -> list[str]:
     """The prefixes under which a folder without tensors yet would have its layers, by its config.json."""
+    if str(text_of(raw).get("model_type", "")).startswith(("qwen3_next", "qwen3_5")):
+        return [QWEN.stem] * layer_count(raw)
     stem, first = (MIMO.stem, 0) if raw.get("model_type") == "mimo" else (NEXTN.stem, target_layers)
     return [f"{stem}{first + i}" for i in range(layer_count(raw))]
 
@@ -74,4 +88,4 @@ def prefixes_among(names: Iterable[str]) -> list[str]:
         for dialect in DIALECTS
         if name.startswith(dialect.stem) and name.endswith(f".{dialect.join}.weight")
     )
-    return sorted(stems, key=lambda prefix: int(prefix.rpartition(".")[2]))
+    return sorted(stems, key=lambda prefix: prefix != QWEN.stem and int(prefix.rpartition(".")[2]))
