@@ -39,7 +39,40 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
+SPACES: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+}
+MULTIPLIED: dict[str, Any] = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+    "shared_intermediate_size": 48,
+}
 HYBRIDS = {
+    "bamba": Sample("BambaForCausalLM", "BambaConfig", 1.0, SPACES | {"attn_layer_indices": [2]}),
+    "granite_hybrid": Sample(
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        1.0,
+        SPACES | MULTIPLIED | {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32},
+    ),
+    "granite_hybrid_dense": Sample(
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        1.0,
+        SPACES
+        | MULTIPLIED
+        | {"num_local_experts": 0, "position_embedding_type": "rope", "time_step_limit": (0.3, 1.5)},
+    ),
     "qwen3_next": Sample(
         "Qwen3NextForCausalLM", "Qwen3NextConfig", 0.0, STATES | EXPERTS | {"mlp_only_layers": [1]}
     ),
@@ -63,10 +96,16 @@ def write_hybrid(folder: Path, name: str) -> Any:
     model = getattr(transformers, sample.model)(config).eval()
     with torch.no_grad():
         for tensor, weight in model.named_parameters():
-            if tensor.endswith(("A_log", "dt_bias")):
+            if tensor.endswith(("A_log", "dt_bias", ".D")):
                 weight.normal_(std=0.5)
             else:
-                gain = 1.0 if "linear_attn.norm" in tensor else sample.gain if "norm" in tensor else 0.0
+                gain = (
+                    1.0
+                    if ".norm." in tensor and "linear_attn" in tensor
+                    else sample.gain
+                    if "norm" in tensor
+                    else 0.0
+                )
                 weight.normal_(mean=gain, std=0.2)
     model.save_pretrained(folder)
     return model
@@ -74,7 +113,9 @@ def write_hybrid(folder: Path, name: str) -> Any:
 
 def described(folder: Path, name: str) -> ModelConfig:
     """The model of a stored sample."""
-    family = importlib.import_module(f"eyas.engine.models.{name.removesuffix('_with_eyes')}")
+    family = importlib.import_module(
+        f"eyas.engine.models.{name.removesuffix('_with_eyes').removesuffix('_dense')}"
+    )
     with reading(folder):
         model: ModelConfig = family.describe(json.loads((folder / "config.json").read_text()), folder)
     return model

@@ -1,12 +1,13 @@
-"""The mixer of a layer with a state of the gated delta rule: how its tensors are loaded.
+"""The mixer of a layer with a state: how its tensors are loaded.
 
 One product gives the inputs of the convolution (q and k of key heads, v of value heads), the gate of what
-value heads read, and of each value head the share of its corrections and its step. Ranks divide key heads,
-each with its value heads.
+value heads read, and of each value head its step and, if it corrects, the share of its corrections. Ranks
+divide key heads, each with its value heads.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Generic
 
 import torch
@@ -18,7 +19,7 @@ from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import DeltaPart
 from eyas.engine.states.delta import DeltaRule
-from eyas.engine.states.shape import DeltaShape
+from eyas.engine.states.shape import DeltaShape, SpaceShape
 
 
 class DeltaMixer(Generic[ProjectionT]):
@@ -27,28 +28,27 @@ class DeltaMixer(Generic[ProjectionT]):
     def __init__(
         self, blocks: Blocks[ProjectionT], shape: DeltaShape, prefix: str, gain: Gain | None
     ) -> None:
-        weights, placement = blocks.weights, blocks.weights.placement
-        keys, values = shape.key_heads * shape.key_size, shape.value_heads * shape.value_size
-        counts = {
-            "q": keys,
-            "k": keys,
-            "v": values,
-            "z": values,
-            "b": shape.value_heads,
-            "a": shape.value_heads,
-        }
+        weights, heads = blocks.weights, shape.value_heads
+        keys, values = shape.key_heads * shape.key_size, heads * shape.value_size
+        counts = {"q": keys, "k": keys, "v": values, "z": values, "b": heads, "a": heads}
+        if not shape.corrects:
+            del counts["b"]
         names = [f"{prefix}.in_proj_{part}.weight" for part in counts]
         width = blocks.config.hidden_size if gain is None else gain.shape[0]
         projection = blocks.loader(names).rows(names, list(counts.values()), width)
         self.norm = None if gain is None else blocks.norm_before(gain, projection)
-        own = shape.of_rank(placement.ranks)
-        rule = DeltaRule(own, _filters(weights, shape, prefix))
 
         def of_heads(name: str) -> torch.Tensor:
             return weights.take_rows(f"{prefix}.{name}", (shape.value_heads,), torch.float32)
 
         rate, step_bias = of_heads("A_log").exp().neg(), of_heads("dt_bias")
-        gains = weights.take(f"{prefix}.norm.weight", (shape.value_size,))
+        gains = weights.take(f"{prefix}.norm.weight", (shape.value_size if shape.corrects else values,))
+        rule = DeltaRule(
+            shape.of_rank(weights.placement.ranks), _convolution(weights, shape, prefix, "weight")
+        )
+        if isinstance(shape, SpaceShape):
+            bias = _convolution(weights, shape, prefix, "bias") if shape.bias else None
+            rule = replace(rule, bias=bias, skip=of_heads("D"))
         self._part = DeltaPart(projection, rule, rate, step_bias, gains)
 
     @property
@@ -65,12 +65,13 @@ class DeltaMixer(Generic[ProjectionT]):
         ops.delta(read, self._part, layer)
 
 
-def _filters(weights: WeightSource, shape: DeltaShape, prefix: str) -> torch.Tensor:
-    """The convolution's factors of this rank's columns, float32 [inputs, kernel]."""
+def _convolution(weights: WeightSource, shape: DeltaShape, prefix: str, kind: str) -> torch.Tensor:
+    """The convolution's factors of this rank's columns, float32 [inputs, kernel], or its bias [inputs]."""
     keys, values = shape.key_heads * shape.key_size, shape.value_heads * shape.value_size
-    parts = {"q": keys, "k": keys, "v": values}
+    sides = (1, shape.kernel) if kind == "weight" else ()
     stored = [
-        weights.take_rows(f"{prefix}.conv_{part}.weight", (count, 1, shape.kernel), torch.float32)
-        for part, count in parts.items()
+        weights.take_rows(f"{prefix}.conv_{part}.{kind}", (count, *sides), torch.float32)
+        for part, count in {"q": keys, "k": keys, "v": values}.items()
     ]
-    return torch.cat(stored)[:, 0].contiguous()
+    whole = torch.cat(stored)
+    return whole[:, 0].contiguous() if sides else whole

@@ -1,7 +1,8 @@
 """The gated delta rule (arXiv 2412.06464) behind its convolution, row by row in float32: the specification.
 
 A row first decays its state, then corrects what the state has for the row's key by a share of the difference
-to the row's value, and then reads it by the row's query. A row's bits follow from the state that it stands
+to the row's value, and then reads it by the row's query. In a state space model (arXiv 2405.21060) it adds a
+multiple of its value for its key instead. A row's bits follow from the state that it stands
 on, the rows of its own path and nothing else: all operations are of single elements, or sums by halves.
 """
 
@@ -21,7 +22,7 @@ EPS = 1e-6
 
 class DeltaRows(NamedTuple):
     """n rows before the convolution: `inputs` [n, inputs], and each value head's logarithm of its decay and
-    its share of the correction, `decay` and `beta` float32 [n, value heads].
+    its share of the correction, or the factor of what it adds: `decay` and `beta` float32 [n, value heads].
     """
 
     inputs: torch.Tensor
@@ -51,11 +52,14 @@ class DeltaState(NamedTuple):
 @dataclass(frozen=True)
 class DeltaRule:
     """The rule of one layer. `filters` float32 [inputs, kernel]: of the convolution of each column, the
-    factor of a row itself the last of them.
+    factor of a row itself the last of them; `bias` [inputs] is added to it. `skip` [value heads]: what a row
+    reads grows by its value times that.
     """
 
     shape: DeltaShape
     filters: torch.Tensor
+    bias: torch.Tensor | None = None
+    skip: torch.Tensor | None = None
 
     def run(
         self, start: DeltaState, rows: DeltaRows, parents: Sequence[int], at: Sequence[int] | None = None
@@ -97,13 +101,15 @@ class DeltaRule:
             mine, first = slice(first, first + len(level)), first + len(level)
             state = _following(state, before, [parents[row] for row in level])
             state = state * decay[mine, :, None, None]
-            correction = (v[mine] - _summed(state * k[mine])).mul_(beta[mine])
-            state.add_(k[mine] * correction[..., None, :])
+            added = v[mine] - _summed(state * k[mine]) if self.shape.corrects else v[mine]
+            state.add_(k[mine] * (added * beta[mine])[..., None, :])
             if not read.isdisjoint(level):
                 reads[mine] = _summed(state * q[mine])
             if not stored.isdisjoint(level):
                 states[mine] = state
             before = level
+        if self.skip is not None:
+            reads += v * self.skip[:, None]
         places = {row: place for place, row in enumerate(order)}
         some, last = (_index([places[row] for row in numbers], reads) for numbers in (at, behind))
         return reads[some], states[last]
@@ -115,9 +121,11 @@ class DeltaRule:
         shape = self.shape
         sizes = (shape.key_heads * shape.key_size,) * 2
         q, k, v = self._convolved(start, rows, parents).split((*sizes, shape.inputs - sum(sizes)), 1)
-        keys = [_normed(each.view(-1, shape.key_heads, shape.key_size)) for each in (q, k)]
-        q, k = (each.repeat_interleave(shape.value_heads // shape.key_heads, 1) for each in keys)
-        return q.mul_(shape.key_size**-0.5), k, v.view(-1, shape.value_heads, shape.value_size)
+        q, k = (each.view(-1, shape.key_heads, shape.key_size) for each in (q, k))
+        if shape.corrects:
+            q, k = _normed(q).mul_(shape.key_size**-0.5), _normed(k)
+        q, k = (each.repeat_interleave(shape.value_heads // shape.key_heads, 1) for each in (q, k))
+        return q, k, v.view(-1, shape.value_heads, shape.value_size)
 
     def _convolved(self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]) -> torch.Tensor:
         """silu of the convolution along each row's path, float32 [n, inputs]."""
@@ -131,6 +139,8 @@ class DeltaRule:
         made = before[newest_first[:, tail]] * self.filters[:, 0]
         for back in range(tail - 1, -1, -1):
             made += before[newest_first[:, back]] * self.filters[:, tail - back]
+        if self.bias is not None:
+            made += self.bias
         return made.div_((-made).exp_().add_(1.0))
 
 

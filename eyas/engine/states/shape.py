@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 SPAN = 64
@@ -11,7 +12,7 @@ SPAN = 64
 
 @dataclasses.dataclass(frozen=True)
 class DeltaShape:
-    """A layer of the gated delta rule (arXiv 2412.06464).
+    """A layer of the gated delta rule (arXiv 2412.06464), or of its kind.
 
     A state is float32 [value_heads, key_size, value_size]; value heads share keys in groups, as queries do in
     grouped attention. `kernel`: rows that the convolution before it reads, its own the last of them.
@@ -24,13 +25,18 @@ class DeltaShape:
     kernel: int
 
     @property
+    def corrects(self) -> bool:
+        """Whether a row corrects what its state has for its key, or adds to it."""
+        return True
+
+    @property
     def inputs(self) -> int:
         """The convolution's columns: q and k of all key heads, then v of all value heads."""
         return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
 
     @property
     def gates(self) -> int:
-        """A row's float32 numbers behind them: each value head's log decay, then each one's beta."""
+        """A row's float32 numbers behind them: each value head's log decay, then each one's factor."""
         return 2 * self.value_heads
 
     @property
@@ -67,3 +73,22 @@ class DeltaShape:
         return dataclasses.replace(
             self, key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class SpaceShape(DeltaShape):
+    """A layer of a state space model (Mamba-2, arXiv 2405.21060): keys and queries are its B and C, which are
+    taken as the convolution gives them, and values its x; a row adds to the state.
+
+    `limits`: of a step. `bias`: the convolution has one. `norm_groups`: of the norm behind the gate, equal
+    parts of all heads together.
+    """
+
+    limits: tuple[float, float] = (0.0, math.inf)
+    bias: bool = True
+    norm_groups: int = 1
+
+    @property
+    def corrects(self) -> bool:
+        """A row adds to the state."""
+        return False

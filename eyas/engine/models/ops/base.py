@@ -16,9 +16,8 @@ import torch
 from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
-from eyas.engine.layers.activations import softplus
 from eyas.engine.layers.norm import LayerNorm, centred, rms_norm
-from eyas.engine.layers.routing import sigmoid
+from eyas.engine.models.ops import recurrent
 from eyas.engine.models.ops.parts import (
     DeltaPart,
     ExpertsPart,
@@ -179,15 +178,10 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         [m, value heads * value size].
         """
         shape = part.rule.shape
-        heads = (shape.value_heads, shape.value_heads)
-        sizes = (shape.inputs, shape.value_heads * shape.value_size, *heads)
-        inputs, gate, shares, steps = self.product(read, part.projection).split(sizes, 1)
-        decay = softplus(steps.float() + part.step_bias) * part.rate
-        gates = torch.cat((decay, sigmoid(shares.float())), 1)
-        made = self.recur(inputs.contiguous(), gates, part.rule, layer)
-        normed = rms_norm(made.unflatten(1, (shape.value_heads, -1)), part.gain, self.eps).flatten(1)
-        gate = gate.float()
-        return (normed.float() * gate).div_((-gate).exp_().add_(1.0)).to(made.dtype)
+        values, heads = shape.value_heads * shape.value_size, (shape.value_heads,) * (1 + shape.corrects)
+        inputs, gate, *numbers = self.product(read, part.projection).split((shape.inputs, values, *heads), 1)
+        made = self.recur(inputs.contiguous(), recurrent.gates(numbers, part), part.rule, layer)
+        return recurrent.gated(made, gate, part, self.eps)
 
     def kept(self, made: torch.Tensor, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
         """What `qkv` does with its product."""

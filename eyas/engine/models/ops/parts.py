@@ -53,11 +53,12 @@ class QkvPart(Generic[ProjectionT]):
 
 @dataclass(frozen=True)
 class DeltaPart(Generic[ProjectionT]):
-    """The product of q, k and v of a layer with a state, of the gate behind what its heads read, and of the
-    shares of corrections and the steps; and what becomes of each, by the `rule`.
+    """The product of q, k and v of a layer with a state, of the gate behind what its heads read, of the
+    shares of corrections, if it corrects, and of the steps; and what becomes of each, by the `rule`.
 
     Behind a step stands `step_bias`, and the decay's logarithm is its softplus times `rate`: both float32
-    [value heads]. `gain` [value size]: of the norm of each head before its gate.
+    [value heads]. `gain`: of the norm of each head before its gate [value size], or behind it of equal groups
+    of all heads [values].
     """
 
     projection: ProjectionT

@@ -1,0 +1,81 @@
+"""Layers of Mamba-2 in a config.json as Bamba and Granite write it, and their tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint import values
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.fused_tensors import FusedTensor
+from eyas.engine.models import keys
+from eyas.engine.states.shape import SpaceShape
+
+DEFAULTS = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+"""What a config.json may leave out."""
+
+OLD_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+def shape(raw: values.Raw, folder: Path) -> SpaceShape:
+    """The shape of the states, by the keys of Bamba."""
+    raw = DEFAULTS | {name: value for name, value in raw.items() if value is not None}
+    if values.switch(raw, "mamba_proj_bias", False):
+        raise ConfigError(f"config.json of {folder}: mamba_proj_bias is not supported")
+    heads = values.whole(raw, "mamba_n_heads", least=1, most=keys.MOST_HEADS)
+    inner = values.whole(raw, "mamba_expand", least=1) * keys.width_of(raw, "hidden_size")
+    size = inner // heads if raw.get("mamba_d_head", "auto") == "auto" else values.whole(raw, "mamba_d_head")
+    if size * heads != inner:
+        raise ConfigError(
+            f"config.json of {folder}: {heads} heads of mamba_d_head {size} are not {inner} columns"
+        )
+    low, high = map(_limit, raw.get("time_step_limit") or (0.0, math.inf))
+    return SpaceShape(
+        key_heads=values.whole(raw, "mamba_n_groups", least=1, most=keys.MOST_HEADS),
+        value_heads=heads,
+        key_size=values.whole(raw, "mamba_d_state", least=1, most=keys.MOST_HEADS),
+        value_size=size,
+        kernel=values.whole(raw, "mamba_d_conv", least=1),
+        limits=(low, high),
+        bias=values.switch(raw, "mamba_conv_bias", True),
+    )
+
+
+def _limit(stated: Any) -> float:
+    """A limit of steps, as JSON has it or as transformers writes what JSON has no word for."""
+    return float(stated["__float__"] if isinstance(stated, Mapping) else stated)
+
+
+def with_states(plain: ModelConfig, kinds: Sequence[str], states: SpaceShape) -> ModelConfig:
+    """The decoder whose layers of the kind "linear_attention", or "mamba", have such a state."""
+    kinds = [OLD_NAMES.get(kind, kind) for kind in kinds]
+    if len(kinds) != plain.num_layers or set(kinds) - set(OLD_NAMES.values()):
+        raise ConfigError(f"layer_types {values.said(kinds)} are not mamba or attention for each layer")
+    layers = tuple(
+        dataclasses.replace(layer, delta=states if kind == "linear_attention" else None)
+        for layer, kind in zip(plain.layers, kinds, strict=True)
+    )
+    return dataclasses.replace(plain, layers=layers)
+
+
+def joined(states: SpaceShape) -> tuple[FusedTensor, ...]:
+    """The tensors of such a layer that are several."""
+    inner, each = states.value_heads * states.value_size, states.key_heads * states.key_size
+    columns = {"v": inner, "k": each, "q": each}
+    rows = {"z": inner} | columns | {"a": states.value_heads}
+    return (
+        FusedTensor("in_proj", tuple((f"in_proj_{part}", count) for part, count in rows.items())),
+        FusedTensor("conv1d", tuple((f"conv_{part}", count) for part, count in columns.items())),
+    )

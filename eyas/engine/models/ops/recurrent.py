@@ -1,0 +1,39 @@
+"""What stands before and behind the state of a layer that has one, in primitive torch operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from eyas.engine.layers.activations import softplus
+from eyas.engine.layers.norm import rms_norm
+from eyas.engine.layers.routing import sigmoid
+from eyas.engine.models.ops.parts import DeltaPart
+from eyas.engine.states.shape import SpaceShape
+
+
+def gates(numbers: Sequence[torch.Tensor], part: DeltaPart[Any]) -> torch.Tensor:
+    """The numbers [m, value heads] that a layer's product gives beside its inputs: of corrections, if it
+    corrects, and of steps -> the gates of `Ops.recur`.
+    """
+    steps, shape = softplus(numbers[-1].float() + part.step_bias), part.rule.shape
+    if isinstance(shape, SpaceShape):
+        steps = steps.clamp_(*shape.limits)
+    factors = sigmoid(numbers[0].float()) if shape.corrects else steps
+    return torch.cat((steps * part.rate, factors), 1)
+
+
+def gated(made: torch.Tensor, gate: torch.Tensor, part: DeltaPart[Any], eps: float) -> torch.Tensor:
+    """What heads have read, made [m, values], normed, and times the silu of `gate` [m, values], before or
+    after that.
+    """
+    shape, wide = part.rule.shape, gate.float()
+    weights = wide.neg().exp_().add_(1.0).reciprocal_().mul_(wide)
+    if isinstance(shape, SpaceShape):
+        groups = (made.float() * weights).unflatten(1, (shape.norm_groups, -1))
+        normed = rms_norm(groups, torch.ones_like(groups[0, 0]), eps).flatten(1)
+        return normed.to(made.dtype).mul_(part.gain)
+    normed = rms_norm(made.unflatten(1, (shape.value_heads, -1)), part.gain, eps).flatten(1)
+    return weights.mul_(normed).to(made.dtype)
