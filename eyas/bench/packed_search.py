@@ -1,7 +1,7 @@
 """Searches tiles of products with four-bit weights: those with which a decoder layer is fastest.
 
-Two turns for each number of rows: how a product is cut, then what is in flight. In a turn each product in
-turn gets the best of its tiles, where the others keep theirs.
+Two turns for each number of rows: how a product is cut, then what is in flight. In a turn each product gets
+the best of its tiles, where the others keep theirs; and once more, for the others have got better.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
 
 ROWS = (8, 32, 16, 64, 128)
+TIMES = 2  # that a product is searched in a turn
 FEWEST, MOST = 96, 1000  # programs
 CUTS = ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8))  # columns and warps
 SPLITS = (1, 2, 4, 8)
-IN_FLIGHT, AHEAD = 4, 128  # of all cuts
+IN_FLIGHT, AHEAD = (3, 5), 128  # of all cuts
 STAGES, AHEADS = (3, 4, 5, 7), (0, 64, 128, 256, 512)
 
 Candidates = Mapping[ProductShape, list[ProductTile]]
@@ -75,12 +76,12 @@ def search(
     for job in jobs:
         weights = LayerWeights(job, device)
         layers |= {(job, rows): LayerSearch(PackedLayers(weights, rows)) for rows in ROWS}
-    left = 2 * sum(len(job.products) for job, _ in layers)
+    left = 2 * TIMES * sum(len(job.products) for job, _ in layers)
     for turn in (LayerSearch.cuts, LayerSearch.finer):
         tried = {place: turn(found) for place, found in layers.items()}
         if device != "cpu":
             compiled(f"{__name__}:launches", (tried,), device)
-        for place, found in layers.items():
+        for (place, found), _ in itertools.product(layers.items(), range(TIMES)):
             for shape, tiles in sorted(tried[place].items(), key=lambda each: -each[0].n * each[0].k):
                 now = time.monotonic()
                 if now > deadline:
@@ -148,18 +149,18 @@ def ruled(shape: ProductShape, table: Mapping[Key, ProductTile]) -> ProductTile:
 
 
 def cuts(shape: ProductShape) -> list[ProductTile]:
-    """Tiles that differ in columns, warps and parts of k."""
+    """Tiles that differ in columns, warps, parts of k and stages."""
     tiles = []
-    for (columns, warps), split in itertools.product(CUTS, SPLITS):
+    for (columns, warps), split, stages in itertools.product(CUTS, SPLITS, IN_FLIGHT):
         programs, rows = shape.n // columns * split, shape.rows
         if not FEWEST <= programs <= MOST or split * shape.n * rows > MOST_SHARES * skinny.MAX_ROWS:
             continue
-        if warps == 2 and rows > 16 or columns * rows > warps << 11:
+        if warps == 2 and rows > 8 or columns * rows > warps << 11:
             continue
         if shape.kind == "linear" and columns < 64:  # it leaves more parts of sums than others read at once
             continue
-        tiles += _fitting(shape, [ProductTile(columns, 0, warps, IN_FLIGHT, split, AHEAD)])
-    return tiles
+        tiles += _fitting(shape, [ProductTile(columns, 0, warps, stages, split, AHEAD)])
+    return list(dict.fromkeys(tiles))
 
 
 def finer(shape: ProductShape, ranked: list[ProductTile]) -> list[ProductTile]:

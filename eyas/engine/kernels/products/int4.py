@@ -29,7 +29,7 @@ UNITS = (64, 32)
 BLOCK = 128
 """Columns of a group where there is one for a whole row, or a larger one."""
 
-_ROWS = 32  # that a program widens
+_ROWS = 16  # that a program widens
 
 _BASES = {torch.bfloat16: 128.0, torch.float16: 1024.0, torch.float32: 0.0}
 """What a type's number begins as: the bits of this, with the packed number as the lowest."""
@@ -117,7 +117,7 @@ class Int4Weight:
         n, k = self.shape
         out = torch.empty(n, k, dtype=self.dtype, device=self.words.device)
         sizes = (n, k, self.words.shape[1], self.group)
-        grid = (cdiv(n, _ROWS), cdiv(k, self.step))
+        grid = (cdiv(k, self.step), cdiv(n, _ROWS))
         _widen[grid](
             self.words, self.scales, self.zeros, out, *sizes, UNIT=self.unit, ROWS=_ROWS, num_warps=4
         )
@@ -241,8 +241,8 @@ def eights(like, dtype: tl.constexpr):
 
 @kernel
 def _widen(words, scales, zeros, out, n, k, width, group, UNIT: tl.constexpr, ROWS: tl.constexpr):
-    """Grid (blocks of rows, steps)."""
-    row, step = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    """Grid (steps, blocks of rows): programs that run together write whole rows."""
+    row, step = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0)
     unit, wide = tl.arange(0, UNIT)[None, :], row.to(tl.int64)[:, None]
     read = tl.load(words + wide * width + step * UNIT + unit, mask=(row < n)[:, None], other=0)
     for part in tl.static_range(4):
