@@ -101,6 +101,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         prefill_attention_backend=args.prefill_attention_backend,
         deterministic=args.deterministic,
         num_pages=args.num_pages,
+        state_slots=args.state_slots,
         mem_fraction_static=args.mem_fraction_static,
         context_length=args.context_length,
         max_running=args.max_running,

@@ -19,6 +19,7 @@ from eyas.common.config import (
     DTYPES,
     GPU_DEFAULTS,
     GRAPH_ROWS,
+    SPARE_STATES,
     EngineConfig,
     GatewayConfig,
     SpeculationConfig,
@@ -108,6 +109,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     engine = EngineConfig()
     add = parser.add_argument_group("memory and steps").add_argument
     add("--num-pages", type=positive, metavar="N", help=f"KV pages ({engine.num_pages}; on a GPU what fits)")
+    text = "slots of a model with recurrent states: one for each sequence, others for the prefix cache"
+    add("--state-slots", type=positive, metavar="N", help=f"{text} (--max-running and {SPARE_STATES} more)")
     add(
         "--mem-fraction-static",
         type=fraction,

@@ -266,6 +266,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         flags["speculative-token-map"] = engine.speculative_token_map
     if engine.num_pages is not None:
         flags["num-pages"] = engine.num_pages
+    if engine.state_slots is not None:
+        flags["state-slots"] = engine.state_slots
     if engine.context_length is not None:
         flags["context-length"] = engine.context_length
     if engine.uniform_experts:

@@ -89,6 +89,7 @@ class EngineConfig:
     threads: int = 1
     page_size: int = 16  # rows per page
     num_pages: int | None = 2048  # of each attention rank; None: what mem_fraction_static leaves
+    state_slots: int | None = None  # of a model with states; None: of all sequences of a step, and some more
     mem_fraction_static: float = 0.88  # of the device's memory, for weights and KV pages
     host_cache_gb: float = 0.0  # GiB of the host's memory for pages that leave the prefix cache; 0: none
     pool_dir: str = SHARED_MEMORY
@@ -141,6 +142,9 @@ class EngineConfig:
         """Whether anything is drafted: by a head, by looking it up, or both."""
         return self.draft is not None or self.speculation.ngram
 
+
+SPARE_STATES = 32
+"""Slots of states beside those of the sequences of a step, where no option says how many."""
 
 ATTENTION_BACKENDS = ("torch", "triton", "flashinfer")
 DTYPES = ("bfloat16", "float16", "float32")

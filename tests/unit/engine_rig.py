@@ -28,6 +28,7 @@ from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import PullManager
+from eyas.engine.kv.states import PagesAndStates, StateSlots
 from eyas.engine.scheduling.admission import AdmissionLimits
 from eyas.engine.scheduling.limits import BatchLimits
 from eyas.engine.scheduling.requests import RequestTable
@@ -39,6 +40,7 @@ from kv_transfer.peers import KvPeers, PeerPages, PeerRoute, PeerRoutes
 
 PAGE = 4
 VOCAB = 100
+STATE_PAGES = 3
 GEOMETRY = PoolGeometry(pages=64, page_size=PAGE, layers=1, kv_heads=1, head_dim=4, dtype="float32")
 POOL = PoolInfo(7, "m", GEOMETRY, (RankPool(0, 5, {"grpc": {}}),))  # that `handle` is of
 
@@ -88,7 +90,9 @@ def hand_pulls(copier: HandCopier, page_size: int, outbox: EventOutbox) -> PullM
 
 
 class Rig:
-    """Everything around `RequestTable`; `joined` lists the sequences that started from pulled pages."""
+    """Everything around `RequestTable`; `joined` lists the sequences that started from pulled pages.
+    `states`: slots of states.
+    """
 
     def __init__(
         self,
@@ -98,9 +102,11 @@ class Rig:
         max_running: int = 8,
         round_rows: int = 2,
         room: StepRoom | None = None,
+        states: int = 0,
     ) -> None:
-        self.pool = PagePool(pages)
-        self.cache = PrefixCache(self.pool, PAGE, lookahead=lookahead)
+        slots = StateSlots(states) if states else None
+        self.pool = PagePool(pages) if slots is None else PagesAndStates(pages, slots, STATE_PAGES)
+        self.cache = PrefixCache(self.pool, PAGE, lookahead=lookahead, states=slots)
         self.outbox = EventOutbox()
         self.copier = HandCopier()
         self.pulls = self._pulls()

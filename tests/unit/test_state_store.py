@@ -11,7 +11,7 @@ SHAPE = DeltaShape(key_heads=2, value_heads=4, key_size=8, value_size=6, kernel=
 
 
 def _store(slots: int = 3, dtype: torch.dtype = torch.bfloat16) -> StateStore:
-    format = StateFormat(2, SHAPE, ring_rows(5), dtype)
+    format = StateFormat((0, 2), SHAPE, ring_rows(5), dtype)
     return StateStore(format, torch.zeros(slots, format.slot_bytes + 64, dtype=torch.uint8))
 
 
@@ -23,7 +23,9 @@ def test_a_ring_has_room_for_a_span_and_two_rounds() -> None:
 def test_parts_of_a_slot_do_not_overlap() -> None:
     store = _store()
     parts = [
-        getattr(layer, name) for layer in store.layers for name in ("states", "tails", "inputs", "gates")
+        getattr(layer, name)
+        for layer in store.layers.values()
+        for name in ("states", "tails", "inputs", "gates")
     ]
     for number, part in enumerate(parts):
         part[1] = number + 1
@@ -36,16 +38,16 @@ def test_parts_of_a_slot_do_not_overlap() -> None:
 
 def test_a_slot_is_copied_whole() -> None:
     store = _store()
-    store.layers[1].states[2] = 7.0
+    store.layers[2].states[2] = 7.0
     store.layers[0].inputs[2, 9] = 3.0
     store.copy(2, 0)
-    assert (store.layers[1].states[0] == 7.0).all() and (store.layers[0].inputs[0, 9] == 3.0).all()
-    assert not store.layers[1].states[1].any()
+    assert (store.layers[2].states[0] == 7.0).all() and (store.layers[0].inputs[0, 9] == 3.0).all()
+    assert not store.layers[2].states[1].any()
 
 
 def test_rows_move_in_the_ring_after_all_were_read() -> None:
     store = _store()
-    layer, ring = store.layers[1], store.format.ring
+    layer, ring = store.layers[2], store.format.ring
     for row in range(ring - 1, ring + 3):
         layer.inputs[1, row % ring] = row
         layer.gates[1, row % ring] = -row

@@ -51,9 +51,11 @@ def a_loop(runner: Runner) -> StepLoop:
     """Of one sequence that is never done; what it gives is thrown away."""
     seq = SimpleNamespace(generation=SimpleNamespace(kind=None, began=1.0), in_flight=0, tree=None)
     seq.grow = lambda count, drafted: None
-    work = SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True)
+    work = SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True, fold=0)
     pool = SimpleNamespace(launched=lambda: None, landed=lambda: None)
-    scheduler = SimpleNamespace(schedule=lambda: [work], preempted=[], pool=pool, crowded=False)
+    scheduler = SimpleNamespace(
+        schedule=lambda: [work], preempted=[], pool=pool, crowded=False, state_copies=list
+    )
     drafting = SimpleNamespace(stepped=lambda landed, seconds: None, awaits=lambda: False, wait_s=0.0)
     committer = SimpleNamespace(drafting=drafting, commit=lambda landed: None)
     return StepLoop(scheduler, runner, committer)  # type: ignore[arg-type]

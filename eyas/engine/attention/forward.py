@@ -9,6 +9,7 @@ import torch
 
 from eyas.engine.attention.base import AttentionBackend, AttentionPlan
 from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.batch.state_spans import state_rows
 from eyas.engine.states.rows import StateRows
 
 
@@ -55,6 +56,7 @@ def build_batch(
         groups=tuple(_in_groups(spans, page_size, backend)),
         spans=spans,
         depth=depth,
+        states=state_rows(spans, backend.device),
     )
 
 

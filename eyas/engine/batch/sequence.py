@@ -17,6 +17,7 @@ from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.prompt_scores import PromptScores, ScoreRequest
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import FeatureWindow
+from eyas.engine.states.shape import SPAN
 
 
 class GenerationKind(enum.Enum):
@@ -123,6 +124,9 @@ class Sequence:
     tables: list[PageTable] = field(default_factory=list)  # of each group of layers; none: it has no pages
     kv_len: int = 0
     draft_len: int = 0  # rows that have draft KV in this pool
+    state: int = -1  # its slot of states; -1: none
+    bound: int = 0  # where its state stands, once all launched steps have landed
+    branch: int = 0  # where other texts leave its prompt: a state is kept there
     tree: DraftTree | None = None  # the drafts that the next step may verify
     fetched: bool = False  # its pages were asked of the host, since it last had any
     drafting: bool = False  # a drafter follows this sequence
@@ -223,6 +227,12 @@ class SequenceWork:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "occupancy", self.seq.occupancy)
+
+    @property
+    def fold(self) -> int:
+        """Where the sequence's state stands behind it: rows of chunks are certain, drafts are not."""
+        certain = self.start + (0 if self.round else len(self.tokens))
+        return certain // SPAN * SPAN
 
     @property
     def followed(self) -> bool:

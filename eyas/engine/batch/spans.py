@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class StatePlace(NamedTuple):
+    """Where a sequence's state is, in its slot: at position `bound` before a step, at `fold` behind it."""
+
+    slot: int
+    bound: int
+    fold: int
 
 
 @dataclass(frozen=True)
@@ -15,7 +24,7 @@ class QuerySpan:
     Otherwise the queries are tree nodes: query i also sees the rows paths[i], of which the last is its own.
     `offset` is the RoPE position of logical row 0; it differs from 0 for a drafter's window that starts in
     the middle of a sequence. `others`: its page tables in further groups of layers; none: `pages` is that of
-    every group.
+    every group. `state`: if layers have states.
     """
 
     pages: Sequence[int]
@@ -24,6 +33,7 @@ class QuerySpan:
     paths: tuple[tuple[int, ...], ...] | None = None
     offset: int = 0
     others: tuple[Sequence[int], ...] = ()
+    state: StatePlace | None = None
 
     def in_group(self, group: int) -> QuerySpan:
         """The span with the pages of a group of layers."""

@@ -78,11 +78,13 @@ def kv_groups(sights: Sequence[_Sight]) -> KvGroups:
     return tuple(groups)
 
 
-def handle_pages(groups: KvGroups, rows: int, page_size: int) -> HandlePages:
-    """The pages of a prompt that another worker needs: of windowed groups, what the rows behind it see."""
+def handle_pages(groups: KvGroups, rows: int, page_size: int, state: int = 0) -> HandlePages:
+    """The pages of a prompt that another worker needs: of windowed groups, what the rows behind it see.
+    `state`: pages of its state, which stand behind them.
+    """
     count = pages_for(rows, page_size)
     ends = [count - group.first(rows) // page_size for group in groups if group.windowed]
-    return HandlePages((len(groups) - len(ends)) * count, sum(ends))
+    return HandlePages((len(groups) - len(ends)) * count, sum(ends) + state)
 
 
 def most_of_window(group: KvGroup, page_size: int, rows_ahead: int) -> int:

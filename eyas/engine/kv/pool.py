@@ -1,7 +1,9 @@
-"""The paged KV pool: one page-major tensor and its proof page, in a file or in a device's memory.
+"""The paged KV pool: one page-major tensor, slots of states and a proof page, in a file or a device's memory.
 
 The scheduler decides who owns a page, and whether its rows are valid. A row is a token's place: physical row
 = page * page_size + slot.
+
+A slot of states takes several whole pages behind those of keys and values, so that it travels as they do.
 
 It wraps memory of the CUDA driver as tensors: what torch's own allocator gives cannot be mapped by other
 processes.
@@ -25,11 +27,12 @@ from eyas.common.wire.pool import PoolGeometry
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.groups import KvGroups, one_group
 from eyas.engine.kv.scaled import FP8, LARGEST, PageScales, quantised
-from eyas.engine.states.store import LayerStates
+from eyas.engine.states.store import StateFormat, StateStore
 from kv_transfer.area import DeviceArea, PoolArea, create_file, map_file
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import DeviceAllocation, DriverError, GpuMemory
 from kv_transfer.gpu.handover import DescriptorGiver
+from kv_transfer.layout import pages_for
 
 
 class _DeviceBytes:
@@ -56,7 +59,7 @@ class PoolShape:
 
     The fields are keys and values, or one for both. Behind each layer of a page are its scales, if there are
     some (`eyas.common.wire.pool.scale_rows`). `groups`: of a model's layers, if these do not all stand in
-    every page.
+    every page. `slots`: of `states`, if other layers have some.
     """
 
     format: KvFormat
@@ -65,6 +68,8 @@ class PoolShape:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     groups: KvGroups = ()
+    states: StateFormat | None = None
+    slots: int = 0
 
     @property
     def places(self) -> dict[int, tuple[int, int]]:
@@ -103,6 +108,16 @@ class PoolShape:
         return self.pages, self.format.layers, fields, self.page_size, heads, elements
 
     @property
+    def slot_pages(self) -> int:
+        """Pages that one slot of states takes."""
+        return 0 if self.states is None else pages_for(self.states.slot_bytes, self.page_bytes)
+
+    @property
+    def all_pages(self) -> int:
+        """The number of pages, with those that slots of states take."""
+        return self.pages + self.slots * self.slot_pages
+
+    @property
     def page_bytes(self) -> int:
         """All layers of one page, which is one contiguous block."""
         return self.format.page_bytes(self.page_size, self.dtype.itemsize)
@@ -121,7 +136,7 @@ class PoolShape:
     def geometry(self) -> PoolGeometry:
         """The sizes as pullers are told of them."""
         return PoolGeometry(
-            pages=self.pages,
+            pages=self.all_pages,
             page_size=self.page_size,
             layers=self.format.layers,
             kv_heads=self.format.kv_heads,
@@ -133,7 +148,7 @@ class PoolShape:
     @property
     def nbytes(self) -> int:
         """Bytes of all pages; the proof page takes `page_bytes` more."""
-        return self.pages * self.page_bytes
+        return self.all_pages * self.page_bytes
 
 
 class ClosableResource(Protocol):
@@ -147,9 +162,9 @@ class ClosableResource(Protocol):
 class KvPool:
     """Owns the memory of one KV group (target or draft) until `close`.
 
-    `pages`: [pages + 1, elements of a page], behind them all the proof page: random bytes, of which
-    `checksum` is the CRC-32. `tensor`: the pages without it, in the sizes of the shape. `state_layers`: the
-    slots of the layers of the model that have states instead, by their numbers.
+    `pages`: [all pages + 1, elements of a page], the last one the proof page: random bytes, of which
+    `checksum` is the CRC-32. `tensor`: the pages of keys and values, in the sizes of the shape. `states`: the
+    slots of states, if there are some; `state_layers`: the model's layers of these, by number.
     """
 
     def __init__(self, shape: PoolShape, path: Path | None = None, *, theirs: bool = False) -> None:
@@ -162,7 +177,6 @@ class KvPool:
         self.path = None if theirs else path
         self.area: PoolArea | None = None  # the pool, if it is in a file
         self.attached: list[ClosableResource] = []  # what serves the pool to others, and ends before it
-        self.state_layers: dict[int, LayerStates] = {}
         self._allocation: DeviceAllocation | None = None
         self._giver = ""
         if path is None:
@@ -172,8 +186,8 @@ class KvPool:
             memory = map_file(path) if theirs else create_file(path, shape.nbytes + shape.page_bytes)
             if not theirs:
                 self.area = PoolArea.new(memoryview(memory), shape.page_bytes, str(path))
-                self.checksum = self.area.checksum(shape.pages)
-            self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.pages + 1, -1)
+                self.checksum = self.area.checksum(shape.all_pages)
+            self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.all_pages + 1, -1)
         cut = (shape.pages, shape.layers, shape.layer_rows, shape.kv_heads, shape.head_dim)
         whole = self.pages[: shape.pages].view(cut)
         numbers = whole[:, :, : shape.fields * shape.page_size]
@@ -181,10 +195,19 @@ class KvPool:
         self._scales = PageScales(whole, shape.page_size) if shape.scale_rows else None
         self._places = shape.places
         self._layers = {layer: self.tensor[:, place] for layer, (_, place) in self._places.items()}
+        self.states = self._state_store()
+        self.state_layers = {} if self.states is None else self.states.layers
         self._moved = as_bytes(self.tensor)
         rows = as_bytes(whole).view(-1, shape.kv_heads * shape.head_dim)
         fields = itertools.product(range(shape.layers), range(shape.fields))
         self._field_rows = [rows[i * shape.layer_rows + field * shape.page_size :] for i, field in fields]
+
+    def _state_store(self) -> StateStore | None:
+        shape = self.shape
+        if shape.states is None:
+            return None
+        memory = self.pages[shape.pages : shape.all_pages].view(torch.uint8)
+        return StateStore(shape.states, memory.view(shape.slots, -1))
 
     @property
     def page_size(self) -> int:
@@ -278,6 +301,7 @@ class KvPool:
         self.area = None
         self.pages = self.tensor = self._moved = torch.empty(0)
         self._layers, self._field_rows, self._scales = {}, [], None
+        self.states, self.state_layers = None, {}
         if self._allocation is not None:
             torch.cuda.synchronize(self.shape.device)  # what was launched may still write to it
             self._allocation.free()
@@ -311,7 +335,7 @@ def rows_at(rows: torch.Tensor, index: torch.Tensor, dtype: torch.dtype) -> torc
 
 def _on_device(shape: PoolShape) -> tuple[torch.Tensor, DeviceAllocation | None]:
     """Zeros for all pages and the proof page; on a GPU, in memory that other processes can map."""
-    size = (shape.pages + 1) * shape.page_bytes
+    size = (shape.all_pages + 1) * shape.page_bytes
     if not shape.device.startswith("cuda"):
         return _as_pages(torch.zeros(size, dtype=torch.uint8, device=shape.device), shape), None
     try:
@@ -324,7 +348,7 @@ def _on_device(shape: PoolShape) -> tuple[torch.Tensor, DeviceAllocation | None]
 
 
 def _as_pages(memory: torch.Tensor, shape: PoolShape) -> torch.Tensor:
-    return memory.view(shape.dtype).view(shape.pages + 1, -1)
+    return memory.view(shape.dtype).view(shape.all_pages + 1, -1)
 
 
 def _fill_proof(page: torch.Tensor) -> int:

@@ -6,6 +6,7 @@ the cache; sequences whose prompt matches become owners of its pages.
 
 Where groups of layers have pages of their own, each edge has one of every group. Those of a windowed group
 may go before the others: a prefix can be used as long as the pages in the window before its end are there.
+Where layers have states, one can be used if the state at its end is there.
 """
 
 from __future__ import annotations
@@ -18,21 +19,24 @@ from itertools import islice
 from eyas.common.page_names import SHORT_BYTES, PageShape, named
 from eyas.engine.kv.groups import ONE_GROUP, KvGroups
 from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.states import NO_STATE, StateSlots
 
 
 class CacheNode:
     """A page of the tree, and what stands in it. A page that leaves and comes again has another node.
 
-    `page`: of the first group of layers; `others`: of the further ones; -1: it has left.
+    `page`: of the first group of layers; `others`: of the further ones; -1: it has left. `state`: the slot of
+    the state behind the page, or NO_STATE.
     """
 
-    __slots__ = ("_name", "children", "key", "others", "page", "parent")
+    __slots__ = ("_name", "children", "key", "others", "page", "parent", "state")
 
     def __init__(self, parent: CacheNode | None, key: tuple[int, ...], page: int, others: list[int]) -> None:
         self.parent = parent
         self.key = key
         self.page = page
         self.others = others
+        self.state = NO_STATE
         self.children: dict[tuple[int, ...], CacheNode] = {}
         self._name = b""
 
@@ -50,12 +54,21 @@ class CacheNode:
 
 
 class PrefixCache:
-    """Finds, keeps and evicts pages by the tokens that made them. `groups`: of layers."""
+    """Finds, keeps and evicts pages by the tokens that made them. `groups`: of layers. `states`: of the
+    layers that have states instead of pages; None: there are none.
+    """
 
     def __init__(
-        self, pool: PagePool, page_size: int, *, lookahead: int, groups: KvGroups = ONE_GROUP
+        self,
+        pool: PagePool,
+        page_size: int,
+        *,
+        lookahead: int,
+        groups: KvGroups = ONE_GROUP,
+        states: StateSlots | None = None,
     ) -> None:
         self._pool = pool
+        self.states = states
         self.groups = groups
         self._windowed = [(place, group) for place, group in enumerate(groups) if group.windowed]
         self.shape = PageShape(page_size, lookahead)
@@ -80,7 +93,8 @@ class PrefixCache:
     def matches(self, tokens: Sequence[int], *, windows: bool = True) -> tuple[list[int], ...]:
         """As `match`, for each group of layers: its pages by position, -1 for one behind the window.
 
-        `windows`: False: of the groups without one alone, whose prefix may be longer; of others all are -1.
+        `windows`: False: of the groups without one alone, whose prefix may be longer; of others all are -1,
+        and no state is needed.
         """
         nodes = self._prefix(tokens, windows=windows)
         pages = [node.page for node in nodes]
@@ -99,6 +113,10 @@ class PrefixCache:
         """The number of pages that `match` would give; nothing changes."""
         return len(self._prefix(tokens))
 
+    def whole_rows(self, tokens: Sequence[int]) -> int:
+        """The rows of these tokens whose pages are cached, with a state or without one."""
+        return len(self._prefix(tokens, windows=False)) * self.shape.size
+
     def _prefix(self, tokens: Sequence[int], *, windows: bool = True) -> list[CacheNode]:
         nodes: list[CacheNode] = []
         node = self._root
@@ -108,6 +126,10 @@ class PrefixCache:
                 break
             nodes.append(child)
             node = child
+        if self.states is not None and windows:
+            while nodes and nodes[-1].state == NO_STATE:
+                nodes.pop()
+            return nodes
         if not self._windowed:
             return nodes
         if windows:
@@ -125,6 +147,21 @@ class PrefixCache:
                 usable = usable and gaps[place] <= group.first(count * self.shape.size) // self.shape.size
             longest = count if usable else longest
         return longest
+
+    def state_behind(self, pages: Sequence[int]) -> int:
+        """The slot of the state at the end of `pages`, a match; NO_STATE: they are none."""
+        return self._nodes[pages[-1]].state if pages else NO_STATE
+
+    def at(self, tokens: Sequence[int], rows: int) -> CacheNode | None:
+        """The node behind `rows` rows of these tokens; None: they are no whole pages, or not cached."""
+        count, rest = divmod(rows, self.shape.size)
+        node = self._root
+        for key in self._keys(tokens, rows):
+            if key not in node.children:
+                return None
+            node = node.children[key]
+            count -= 1
+        return None if count or rest or node is self._root else node
 
     def insert(
         self, tokens: Sequence[int], pages: Sequence[int], rows: int, others: Sequence[Sequence[int]] = ()
@@ -232,6 +269,8 @@ class PrefixCache:
         if self._changes.pop(leaf, None) is None:
             self._changes[leaf] = False
         freed = 0
+        if self.states is not None:
+            self.states.forget(leaf)
         for page in (leaf.page, *leaf.others):
             if page >= 0:
                 self._idle.pop(page, None)

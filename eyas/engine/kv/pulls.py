@@ -115,7 +115,7 @@ class PullManager:
 
     `numbers`: of its pulls; no two pulls that are told to one outbox may have the same. `peers`: the owners,
     as far as they are known; those whose leases can be seen are not asked for their verdict. `groups`: of
-    layers, each of which has pages of its own.
+    layers, each of which has pages of its own; `state_pages`: of a sequence's state.
     """
 
     copier: PageCopier
@@ -126,6 +126,7 @@ class PullManager:
     numbers: Iterator[int]
     peers: KvPeers
     groups: KvGroups = ONE_GROUP
+    state_pages: int = 0
     destination: PullDestination | None = None
     moved: dict[str, TransferTotals] = field(default_factory=dict)  # running totals by path
     pulled: dict[str, TransferTotals] = field(default_factory=dict)  # the same by owner
@@ -169,7 +170,7 @@ class PullManager:
         try:
             if handle.tokens < 1:
                 raise TransferFailed(f"KV handle {handle.id} must have rows.")
-            order = handle_pages(self.groups, handle.tokens, self.page_size)
+            order = handle_pages(self.groups, handle.tokens, self.page_size, self.state_pages)
             pull = PullAttempt(number, handle, attempt, self.page_size, deadline, order)
         except EyasError as error:
             self.destination.lost(owner, error)

@@ -40,6 +40,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import PullManager
 from eyas.engine.kv.stager import PageStager
+from eyas.engine.kv.states import NO_STATE, PagesAndStates, StateSlots
 from eyas.engine.layers.linear import Linear
 from eyas.engine.loading import follower
 from eyas.engine.loading.attention_ranks import attention_ranks
@@ -116,6 +117,7 @@ def build_engine(
         each = len(loaded.groups) * shape.page_bytes // shape.page_size
         _log.info("KV: %s, %d bytes a token", config.kv_cache_dtype, each)
     _log_windows(loaded)
+    _log_states(loaded)
     if config.only_drafts:
         drafting = _draft_parts(loaded, start, pulse)
         _log.info(start.phases.summary())
@@ -136,6 +138,14 @@ def _log_windows(loaded: EngineSpec) -> None:
         _log.info(text, kinds, len(loaded.groups))
     elif any(group.windowed for group in loaded.target.kv_groups) and not loaded.config.only_drafts:
         _log.info("KV: pages behind windows stay: %s", loaded.windows_ignored)
+
+
+def _log_states(loaded: EngineSpec) -> None:
+    """Says what the slots of states take."""
+    if loaded.states is not None:
+        each, slots = loaded.states.slot_bytes / 2**20, loaded.state_slots
+        text = "states: %d slots (--state-slots) of %.1f MiB, %.1f GiB in all"
+        _log.info(text, slots, each, slots * each / 2**10)
 
 
 def _check_device(config: EngineConfig) -> None:
@@ -321,10 +331,15 @@ def _scheduler(loaded: EngineSpec, core: _StepCore, pulls: PullManager) -> Sched
     """Builds one scheduler, or one for each attention rank, with an equal share of the pool's pages."""
     config, groups = loaded.config, loaded.groups
     ranks, pools, holds = config.dp_attention, core.pools, core.grammars.holds
-    each = _pages_of_rank(loaded)
+    each, states = _pages_of_rank(loaded), None
     pages = [PagePool(each, each * rank) for rank in range(ranks)]
+    if loaded.states is not None:
+        states = StateSlots(loaded.state_slots)
+        pages = [PagesAndStates(each, states, pools[0].shape.slot_pages)]
     lookahead = len(pools) - 1
-    caches = [PrefixCache(own, config.page_size, lookahead=lookahead, groups=groups) for own in pages]
+    caches = [
+        PrefixCache(own, config.page_size, lookahead=lookahead, groups=groups, states=states) for own in pages
+    ]
     if ranks == 1:
         host = host_loads(config, pools, pages[0], caches[0], core.slowest_step_s)
         return Scheduler(pages[0], caches[0], core.limits, pulls, host, holds)
@@ -435,6 +450,7 @@ def _warm_up(runner: PlainRunner, pool: KvPool, config: EngineConfig) -> float:
     for rank, seq in enumerate(sequences):
         pages = list(range(each * rank, each * rank + pages_for(rows, size)))
         seq.tables = [PageTable(pages) for _ in pool.shape.groups or (None,)]
+        seq.state = 0 if pool.states is not None else NO_STATE
     slowest = 0.0
     for tokens in (1, rows):
         began = time.monotonic()

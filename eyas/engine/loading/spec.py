@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from eyas.common.config import EngineConfig
+from eyas.common.config import SPARE_STATES, EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.types import FAST, KvKind, Role
@@ -24,10 +24,13 @@ from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPl
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.groups import GRAIN, KvGroups, one_group, page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.loading.state_limits import check_states
 from eyas.engine.models.heads import head_spelling, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import check_experts, config_of_rank
+from eyas.engine.states.shape import SPAN
+from eyas.engine.states.store import StateFormat, ring_rows
 from kv_transfer.backends.table import NONE
 from kv_transfer.host_files import new_path
 from kv_transfer.layout import PageMeaning
@@ -67,6 +70,7 @@ class EngineSpec:
             head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
             head = with_token_map(head, target, config)
         check_experts(target, config.dp_attention)
+        check_states(target, config)
         _check_kv_dtype(target, config)
         if head is not None:
             _check_stages(head, config.tensor_parallel_size)
@@ -145,7 +149,7 @@ class EngineSpec:
             own = self.head.pool_format(page_size, ranks)
         else:
             own = dataclasses.replace(self.target.kv_format.of_rank(ranks), layers=page_layers(self.groups))
-            groups = self.groups if self.windowed else ()
+            groups = self.groups if self.windowed or self.states is not None else ()
             dtype = dtype if self.config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
         return PoolShape(
             format=own,
@@ -154,6 +158,8 @@ class EngineSpec:
             dtype=dtype,
             device=self.placement.device,
             groups=groups,
+            states=self.states if group is KvKind.TARGET else None,
+            slots=self.state_slots if group is KvKind.TARGET else 0,
         )
 
     @property
@@ -164,7 +170,26 @@ class EngineSpec:
     @property
     def groups(self) -> KvGroups:
         """The groups of the target's layers that have pages of their own; one, where windows save nothing."""
-        return one_group(self.target.kv_format.layers) if self.windows_ignored else self.target.kv_groups
+        ignored = self.windows_ignored and self.target.delta is None
+        return one_group(self.target.kv_format.layers) if ignored else self.target.kv_groups
+
+    @property
+    def states(self) -> StateFormat | None:
+        """The slots of this rank's states, if the target has some."""
+        shape, config = self.target.delta, self.config
+        if shape is None or config.only_drafts:
+            return None
+        ring = ring_rows(self.round_rows)
+        return StateFormat(
+            self.target.state_layers, shape.of_rank(config.tensor_parallel_size), ring, self.placement.dtype
+        )
+
+    @property
+    def state_slots(self) -> int:
+        """Slots of states: what sequences do not take, the prefix cache may."""
+        if self.states is None:
+            return 0
+        return self.config.state_slots or self.config.max_running + SPARE_STATES
 
     @property
     def windowed(self) -> bool:
@@ -243,6 +268,8 @@ class EngineSpec:
             fingerprint += self.head.fingerprint
         if group is KvKind.TARGET and self.windowed:
             fingerprint += repr((GRAIN, self.groups))
+        if group is KvKind.TARGET and self.states is not None:
+            fingerprint += repr((SPAN, self.states))
         return PageMeaning(
             fingerprint=fingerprint,
             group=group,

@@ -80,6 +80,7 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: EventOutbox) -
             group: PullManager(
                 *(copiers[group], routes[group], reach.wire, size, outbox, numbers, peers),
                 groups=spec.groups if group is KvKind.TARGET else ONE_GROUP,
+                state_pages=pools[group].shape.slot_pages,
             )
             for group, reach in reaches.items()
         },
@@ -95,7 +96,7 @@ def _board(spec: EngineSpec, pools: dict[KvKind, KvPool]) -> LeaseBoard | None:
     if spec.config.transfer == NONE or Role.PREFILL not in spec.config.roles:
         return None
     pool = pools[KvKind.TARGET]
-    board = LeaseBoard(new_path("leases", Path(spec.config.pool_dir)), pool.shape.pages)
+    board = LeaseBoard(new_path("leases", Path(spec.config.pool_dir)), pool.shape.all_pages)
     pool.attached.append(board)
     return board
 
@@ -158,7 +159,7 @@ def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) ->
 def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
     """A device's pool: staging beside it, for the ways that need some."""
     window = window_pages(pool.shape.page_bytes)
-    slots = max(2 * window, min(STAGED_BYTES // pool.shape.page_bytes, pool.shape.pages))
+    slots = max(2 * window, min(STAGED_BYTES // pool.shape.page_bytes, pool.shape.all_pages))
     out = slots if Role.PREFILL in spec.config.roles else 0
     back = slots if set(spec.config.roles) != {Role.PREFILL} else 0
     staging = PageStaging(pool, new_path(group.value, Path(spec.config.pool_dir)), out + back)
@@ -170,7 +171,7 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
         _backends(spec, site),
         (pool.checksum,),
         staging.area.path,
-        StagingOutlet(staging, SlotAllocator(range(out)), proof=pool.shape.pages),
+        StagingOutlet(staging, SlotAllocator(range(out)), proof=pool.shape.all_pages),
         StagingInlet(staging, SlotAllocator(range(out, out + back)), window),
     )
 

@@ -53,6 +53,8 @@ class StepCommitter:
         ended = [one.work.seq for one in alive if self._take(one)]
         self.drafting.post()
         for one in alive:
+            if not one.work.sample:
+                self.scheduler.passed(one.work)
             if one.work.seq.generation.kind is GenerationKind.PREFILL:
                 self._offer(one)
                 continue

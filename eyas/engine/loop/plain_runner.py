@@ -13,7 +13,7 @@ import torch
 
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.sequence import SequenceWork
-from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.batch.spans import QuerySpan, StatePlace
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tree import DraftCounts
@@ -78,6 +78,12 @@ class PlainRunner:
         """Copies page `source` to page `target`, in every pool."""
         for pool in self._pools:
             pool.copy_page(source, target)
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copies slot `source` of states to slot `target`."""
+        states = self._pools[0].states
+        assert states is not None
+        states.copy(source, target)
 
     def wait(self) -> None:
         """Waits until copies of pages have been made; steps have been computed before."""
@@ -180,6 +186,7 @@ def verified(
     """The result of each work, of which the step has `counts` sampled rows; rows of accepted drafts move."""
     landed: list[StepResult] = []
     moves: list[tuple[int, int]] = []
+    in_rings: list[tuple[int, int, int]] = []
     first, at = 0, 0
     for work, count in zip(works, counts, strict=True):
         mine = None if features is None else features[first : first + len(work.tokens)]
@@ -187,11 +194,14 @@ def verified(
         one, nodes = _walked(work, share, mine) if work.tree else _plain(work, share, mine)
         landed.append(one)
         moves += _moves(work, nodes, pool.page_size)
+        in_rings += [(work.seq.state, *pair) for pair in _moved(work, nodes)]
         first += len(work.tokens)
         at += count
     if moves:
         sources, targets = zip(*moves, strict=True)
         pool.move(torch.tensor(sources), torch.tensor(targets))
+    if in_rings and pool.states is not None:
+        pool.states.move(*torch.tensor(in_rings).T)
     return landed
 
 
@@ -228,9 +238,13 @@ def _moves(work: SequenceWork, nodes: list[int], page_size: int) -> list[tuple[i
     def physical(pages: list[int], row: int) -> int:
         return pages[row // page_size] * page_size + row % page_size
 
-    pairs = [(work.start + node, work.start + i) for i, node in enumerate(nodes) if node != i]
     tables = [table.pages for table in work.seq.tables]
-    return [(physical(pages, a), physical(pages, b)) for pages in tables for a, b in pairs]
+    return [(physical(pages, a), physical(pages, b)) for pages in tables for a, b in _moved(work, nodes)]
+
+
+def _moved(work: SequenceWork, nodes: list[int]) -> list[tuple[int, int]]:
+    """Logical rows of the certain nodes, and where they belong."""
+    return [(work.start + node, work.start + i) for i, node in enumerate(nodes) if node != i]
 
 
 def _picked(work: SequenceWork, first: int, count: int) -> list[int]:
@@ -243,8 +257,10 @@ def _picked(work: SequenceWork, first: int, count: int) -> list[int]:
 def _span(work: SequenceWork) -> QuerySpan:
     tree = work.tree
     pages, *others = (table.pages for table in work.seq.tables)
+    state = StatePlace(work.seq.state, work.seq.bound, work.fold) if work.seq.state >= 0 else None
     if tree is None or tree.is_chain:
-        return QuerySpan(pages, work.start, len(work.tokens), others=tuple(others))
+        return QuerySpan(pages, work.start, len(work.tokens), others=tuple(others), state=state)
     root = (work.start,)
     below = [root + tuple(work.start + 1 + i for i in tree.path(node)) for node in range(len(tree.tokens))]
-    return QuerySpan(pages, work.start, len(work.tokens), (root, *below), others=tuple(others))
+    paths = (root, *below)
+    return QuerySpan(pages, work.start, len(work.tokens), paths, others=tuple(others), state=state)

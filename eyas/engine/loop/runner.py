@@ -84,6 +84,10 @@ class StepRunner(Protocol):
         """Copies a page in every pool, after the steps launched before and before those after."""
         ...
 
+    def copy_state(self, source: int, target: int) -> None:
+        """Copies a slot of states, in the same order; only where there are some."""
+        ...
+
     def wait(self) -> None:
         """Waits until all that was launched has been done, copies of pages too."""
         ...

@@ -138,14 +138,22 @@ class StepLoop:
 
     def _settle(self) -> None:
         """Waits for copies of pages that no step follows: sequences may wait for those pages."""
-        if self.scheduler.pool.copying:
+        if self._copy_states() or self.scheduler.pool.copying:
             self.runner.wait()
             self.scheduler.pool.launched()
             self.scheduler.pool.landed()
 
+    def _copy_states(self) -> bool:
+        """Makes the copies of states that come before the next step; False if there are none."""
+        copies = self.scheduler.state_copies()
+        for source, target in copies:
+            self.runner.copy_state(source, target)
+        return bool(copies)
+
     def _launch(self, works: list[SequenceWork]) -> InFlightStep:
         now = time.monotonic()
         self.runner.draft_wait_s = self.committer.drafting.wait_s
+        self._copy_states()
         flight = self.runner.launch(works)
         self.scheduler.pool.launched()
         for work in works:
@@ -164,6 +172,7 @@ class StepLoop:
             handles = self.committer.leases.offer(generation, *self.scheduler.tables.offered(seq))
             self.committer.outbox.add(PrefillStarted(generation.id, generation.attempt, handles))
         seq.grow(1 if work.round else len(work.tokens), drafted=drafted)
+        seq.bound = work.fold
         seq.in_flight += work.sample
         seq.tree = None
 

@@ -4,6 +4,8 @@ Of a group with a window a sequence has the pages of one window and a few ahead.
 follows at the table's end, unless others read it, or the cache has it: then another one does. So a prompt of
 any length goes on with as many pages as it got when it was admitted. Rows of prompts are cached when a window
 leaves them: others may share the beginning of one, and its window there.
+
+Where layers have states, a sequence also has a slot for them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from eyas.engine.batch.sequence import GenerationKind, Sequence
 from eyas.engine.kv.groups import KvGroup, KvGroups, most_of_window, pages_of_length
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.kv.states import NO_STATE, PagesAndStates
 from eyas.engine.scheduling.limits import BatchLimits
+from eyas.engine.scheduling.sequence_states import SequenceStates
+from eyas.engine.states.shape import SPAN
 from kv_transfer.layout import pages_for
 
 Columns = tuple[list[int], ...]
@@ -46,6 +51,12 @@ class PageTables:
         self.groups = cache.groups
         self._windowed = [(place, group) for place, group in enumerate(self.groups) if group.windowed]
         self.windowed = bool(self._windowed)
+        self.states = None if cache.states is None else SequenceStates(cache, cache.states)
+
+    @property
+    def caches_early(self) -> bool:
+        """True if pages of a prompt are cached before its end."""
+        return self.windowed or self.states is not None
 
     def make_room(self, count: int) -> bool:
         """Evicts cached pages until `count` are free, if there are enough."""
@@ -100,6 +111,12 @@ class PageTables:
             tables.append(table)
         return tables
 
+    def begin_state(self, cached: Columns, *, pulled: bool) -> int | None:
+        """The slot of a sequence that resumes behind `cached` pages; NO_STATE where there are none, None:
+        there is no room.
+        """
+        return NO_STATE if self.states is None else self.states.begin(cached[0], pulled=pulled)
+
     def drop_columns(self, columns: Columns) -> None:
         """Gives pages of a match back."""
         for pages in columns:
@@ -147,6 +164,8 @@ class PageTables:
         behind = any(table.gone > self._first(group, rows) for group, table in self._windows(leader))
         if not leader.tables or behind or not self.make_room(fresh * len(self.groups)):
             return None
+        if self.states is not None and not self.states.fork(leader, follower):
+            return None
         copies = []
         for table in leader.tables:
             self._pool.share(table.pages[table.gone : boundary])
@@ -160,6 +179,8 @@ class PageTables:
         for table in seq.tables:
             self._pool.drop(table.owned)
         seq.tables = []
+        if self.states is not None:
+            self.states.give_back(seq)
 
     def complete_rows(self, seq: Sequence) -> int:
         """The number of its rows that may be cached: where pages also hold draft KV, that is complete too."""
@@ -173,6 +194,10 @@ class PageTables:
 
     # --- pages that travel -----------------------------------------------------------------------------
 
+    def pages_of_state(self, slot: int) -> list[int]:
+        """The pages of a slot of states; none, if there are no states."""
+        return self._pool.pages_of(slot) if isinstance(self._pool, PagesAndStates) else []
+
     def offered(self, seq: Sequence) -> tuple[list[int], list[int]]:
         """Pages of a prompt for another worker: of all its rows, and of windowed groups at its end."""
         rows = len(seq.prompt)
@@ -183,10 +208,17 @@ class PageTables:
                 continue
             last = self._pages(rows) - len(table.tail)
             ends += [*table.pages[self._first(group, rows) : last], *table.tail]
-        return whole, ends
+        return whole, ends + self.pages_of_state(seq.state)
 
-    def arrived(self, pages: SequenceOf[int], rows: int) -> list[PageTable]:
-        """Tables of a pulled prompt whose `pages` are those of `made`, one group after the other."""
+    def seat(self, seq: Sequence, pages: SequenceOf[int], rows: int) -> None:
+        """Gives the sequence the `pages` of its pulled rows: those of `made`, one group after the other, then
+        those of its state.
+        """
+        seq.tables, seq.kv_len = self._arrived(pages, rows), rows
+        if isinstance(self._pool, PagesAndStates):
+            seq.state, seq.bound = self._pool.slot_of(pages), rows // SPAN * SPAN
+
+    def _arrived(self, pages: SequenceOf[int], rows: int) -> list[PageTable]:
         tables, at = [], 0
         for group in self.groups:
             gone = self._first(group, rows) if group.windowed else 0

@@ -210,6 +210,14 @@ class DataParallelScheduler:
         """Caches the sequence's pages, as `Scheduler.remember`."""
         self._of(seq.generation).remember(seq, below)
 
+    def passed(self, work: SequenceWork) -> None:
+        """As `Scheduler.passed`."""
+        self._of(work.seq.generation).passed(work)
+
+    def state_copies(self) -> list[tuple[int, int]]:
+        """None: models with states are not served by attention ranks."""
+        return []
+
     def disown(self, seq: Sequence) -> None:
         """As `Scheduler.disown`."""
         self._of(seq.generation).disown(seq)

@@ -306,7 +306,7 @@ class RequestTable:
         """The first choice takes the pulled pages; the other choices share them."""
         leader, *others = sequences
         rows = len(leader.prompt)
-        leader.tables, leader.kv_len = self.scheduler.tables.arrived(arrival.pages, rows), rows
+        self.scheduler.tables.seat(leader, arrival.pages, rows)
         came = 0 if self.draft_kv is None else self.draft_kv.rows(leader.generation)
         leader.draft_len = max(came, leader.generation.cached_tokens)  # cached pages have theirs
         self._unremembered.append((leader, self.scheduler.complete_rows(leader)))

@@ -157,12 +157,13 @@ class Scheduler:
         lent = self._allocate(generation, generation.request.prompt_ids, rows, shares, copied=True)
         if lent is None:
             return None
-        tables, cached = lent
-        return [page for table in tables for page in table.owned], cached
+        tables, state, cached = lent
+        pages = [page for table in tables for page in table.owned]
+        return pages + self.tables.pages_of_state(state), cached
 
     def beside(self, leased: Collection[int]) -> int:
         """The pages that a request can get as long as others may read these."""
-        return self.pool.num_pages - len(leased)
+        return self.pool.num_pages - sum(page < self.pool.num_pages for page in leased)
 
     @property
     def unowned(self) -> int:
@@ -182,8 +183,9 @@ class Scheduler:
         computed: int | None = None,
         *,
         copied: bool = False,
-    ) -> tuple[list[PageTable], int] | None:
-        """Tables for `rows` rows of `tokens`: (tables, how many pages of the first came from the cache).
+    ) -> tuple[list[PageTable], int, int] | None:
+        """Tables for `rows` rows of `tokens`: (tables, the slot of its state, how many pages of the first
+        came from the cache).
 
         None: no room.
 
@@ -196,24 +198,43 @@ class Scheduler:
             count = len(cached[0])
             counts = self.tables.counts(rows, count, claimant.kind, pulled=copied)
             fresh = sum(map(sum, counts))
-            room = self._make_room(fresh)
+            room, state = self._make_room(fresh), None
             if room and (not copied or fresh <= self.pool.settled):
+                state = self.tables.begin_state(cached, pulled=copied)
+            if state is not None:
                 self.prompt_tokens += len(tokens)
                 self.cached_tokens += count * self.limits.page_size
-                return self.tables.made(cached, counts, rows, pulled=copied), count
+                return self.tables.made(cached, counts, rows, pulled=copied), state, count
             self.tables.drop_columns(cached)
             if room or not self._take_from_richer(claimant, shares, gain=1):
                 break
         return None
 
     def remember(self, seq: Sequence, below: int | None = None) -> None:
-        """Caches the sequence's complete pages, as far as their rows lie below `below`."""
+        """Caches the sequence's complete pages, as far as their rows lie below `below`, and its state."""
         rows = self.complete_rows(seq)
         self.tables.remember(seq, rows if below is None else min(rows, below))
+        if self.tables.states is not None:
+            self.tables.states.snapshot(seq)
+
+    def passed(self, work: SequenceWork) -> None:
+        """A chunk has landed that is no prompt's end: its state may be worth keeping, if it has one."""
+        states, seq = self.tables.states, work.seq
+        if states is not None and states.passed(work):
+            self.tables.remember(seq, self.complete_rows(seq))
+            states.snapshot(seq, spaced=seq.kv_len != seq.branch)
+
+    def state_copies(self) -> list[tuple[int, int]]:
+        """Copies of slots of states (source, target) that come before the next step, each once."""
+        states = self.tables.states
+        if states is None:
+            return []
+        copies, states.slots.copies = states.slots.copies, []
+        return copies
 
     def disown(self, seq: Sequence) -> None:
         """No other sequence begins with its rows: what of them is cached goes, with all that begins alike."""
-        if self.tables.windowed:  # else nothing is cached of a prompt before its end
+        if self.tables.caches_early:  # else nothing is cached of a prompt before its end
             self.cache.cut(seq.prompt)
 
     def flush(self) -> int | None:
@@ -311,6 +332,8 @@ class Scheduler:
         if self._turns is not None:
             budget = self._turns.room.rows_within(budget, seq.kv_len)
         stop = min(seq.kv_len + budget, len(seq))
+        if self.tables.states is not None:
+            stop = self.tables.states.stop(seq, stop)
         if self.tables.windowed and stop > seq.kv_len:
             stop = self.tables.cover(seq, stop) if self._reserve(seq) else 0
         stop -= stop == len(seq) and self._holds(seq)
@@ -353,7 +376,9 @@ class Scheduler:
         if allocated is None:
             return False
         seq.reserved = min(free - 1, forks)
-        seq.tables, cached = allocated
+        seq.tables, state, cached = allocated
+        if self.tables.states is not None:
+            self.tables.states.seat(seq, state, cached * self.limits.page_size)
         seq.kv_len = seq.draft_len = cached * self.limits.page_size
         seq.generation.cached_tokens = max(seq.generation.cached_tokens, seq.kv_len)
         return True
@@ -461,6 +486,6 @@ class Scheduler:
         return self.tables.make_room(count)
 
     def _give_back(self, seq: Sequence) -> None:
-        self.remember(seq)
+        self.tables.remember(seq, self.complete_rows(seq))
         self.tables.give_back(seq)
         seq.kv_len, seq.draft_len, seq.tree, seq.fetched = 0, 0, None, False

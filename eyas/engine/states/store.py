@@ -26,11 +26,11 @@ def ring_rows(width: int) -> int:
 
 @dataclass(frozen=True)
 class StateFormat:
-    """A slot of `layers` layers of one `shape`. `ring`: places for rows; row r is in place r % ring.
-    `dtype`: of the convolution's inputs.
+    """A slot of the model's `layers`, which have one `shape`. `ring`: places for rows; row r is in place
+    r % ring. `dtype`: of the convolution's inputs.
     """
 
-    layers: int
+    layers: tuple[int, ...]
     shape: DeltaShape
     ring: int
     dtype: torch.dtype
@@ -53,7 +53,7 @@ class StateFormat:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
-        return self.layers * self.layer_bytes
+        return len(self.layers) * self.layer_bytes
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,19 @@ class LayerStates:
 
 
 class StateStore:
-    """Views of uint8 `memory` [slots, bytes], in which each slot begins with what `format` says."""
+    """Views of uint8 `memory` [slots, bytes], in which each slot begins with what `format` says. `layers`: by
+    their numbers in the model.
+    """
 
     def __init__(self, format: StateFormat, memory: torch.Tensor) -> None:
         self.format = format
         self._memory = memory
-        self.layers = [LayerStates(**dict(self._layer(number))) for number in range(format.layers)]
+        self.layers = {
+            layer: LayerStates(**dict(self._parts(place))) for place, layer in enumerate(format.layers)
+        }
 
-    def _layer(self, number: int) -> Iterator[tuple[str, torch.Tensor]]:
-        first = number * self.format.layer_bytes
+    def _parts(self, place: int) -> Iterator[tuple[str, torch.Tensor]]:
+        first = place * self.format.layer_bytes
         for name, (sizes, dtype) in self.format.parts.items():
             count = math.prod(sizes) * dtype.itemsize
             yield name, self._memory[:, first : first + count].view(dtype).unflatten(1, sizes)
@@ -94,7 +98,7 @@ class StateStore:
         written.
         """
         ring = self.format.ring
-        for layer, name in itertools.product(self.layers, ("inputs", "gates")):
+        for layer, name in itertools.product(self.layers.values(), ("inputs", "gates")):
             rows = getattr(layer, name)
             rows[slots, targets % ring] = rows[slots, sources % ring]
 

@@ -1,0 +1,177 @@
+"""The slots of states: of sequences that run, and of prefixes that the cache keeps for others to resume from.
+
+A kept state goes when a slot is needed, the one that was used longest ago first: one at a spaced position of
+a long prompt before one at the end of a prompt or an answer. It goes with its page too. Slots are copied in
+the order of the steps, so who copies owns its source no longer than until it has said so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Protocol
+
+from eyas.engine.kv.pages import PagePool
+
+NO_STATE = -1
+"""The slot of what has no state."""
+
+
+class StateKeeper(Protocol):
+    """A place in the prefix cache. `state`: the slot of the state there, or NO_STATE."""
+
+    state: int
+
+
+class StateSlots:
+    """`pool`: of slots, as one of pages. `copies`: (source, target) that are made before the next step."""
+
+    def __init__(self, slots: int) -> None:
+        self.pool = PagePool(slots)
+        self.pool.on_idle = self._fell_idle
+        self.copies: list[tuple[int, int]] = []
+        self.hits = 0  # sequences that resumed from a kept state, ever
+        self.resumed_tokens = 0  # which they did not compute, ever
+        self.missed_tokens = 0  # whose pages were cached, and which were computed for want of a state, ever
+        self._keepers: dict[int, StateKeeper] = {}  # of kept slots
+        self._idle: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # kept slots that nobody reads; the next to go first
+        self._spaced: OrderedDict[int, None] = OrderedDict()  # the same of spaced positions, which go before
+
+    @property
+    def kept(self) -> int:
+        """The number of states that the cache keeps."""
+        return len(self._keepers)
+
+    def take(self, source: int = NO_STATE, *, settled: bool = False) -> int | None:
+        """A slot with one owner, for a copy of `source` if that is one; None: there is no room.
+
+        `settled`: a copy from elsewhere will write it, so that no step in flight may.
+        """
+        kept = () if source == NO_STATE else (source,)
+        self.pool.share(kept)
+        room = self._make_room(settled=settled)
+        slot = self.pool.take(1, settled=settled)[0] if room else None
+        if slot is not None and kept:
+            self._copy(source, slot)
+        self.pool.drop(kept)
+        return slot
+
+    def fork(self, source: int) -> int | None:
+        """A slot for a copy of `source`, which has an owner; None: there is no room."""
+        slot = self.take()
+        if slot is not None:
+            self._copy(source, slot)
+        return slot
+
+    def snapshot(self, keeper: StateKeeper, source: int, *, spaced: bool) -> None:
+        """Keeps a copy of `source`, which has an owner, if there is room; a spaced one takes that of no
+        other kind.
+        """
+        if keeper.state != NO_STATE:
+            self._touch(keeper.state)
+        elif (self.pool.free or self._spaced) if spaced else True:
+            slot = self.fork(source)
+            if slot is not None:
+                self.keep(keeper, slot, spaced=spaced)
+                self.pool.drop((slot,))
+
+    def keep(self, keeper: StateKeeper, slot: int, *, spaced: bool = False) -> None:
+        """Keeps the slot itself, which has an owner and is written no more, unless there is one already."""
+        if keeper.state != NO_STATE:
+            self._touch(keeper.state)
+            return
+        keeper.state = slot
+        self._keepers[slot] = keeper
+        if spaced:
+            self._spaced[slot] = None
+        self.pool.keep(slot)
+
+    def forget(self, keeper: StateKeeper) -> None:
+        """The place is gone, and so is its state, if it had one."""
+        slot, keeper.state = keeper.state, NO_STATE
+        if slot != NO_STATE:
+            del self._keepers[slot]
+            self._idle.pop(slot, None)
+            self._spaced.pop(slot, None)
+            self.pool.forget(slot)
+
+    def _copy(self, source: int, target: int) -> None:
+        self.pool.copied()
+        self.copies.append((source, target))
+
+    def _make_room(self, *, settled: bool) -> bool:
+        """Forgets one kept state if there is no free slot, and some is not in use."""
+        pool = self.pool
+        if not pool.free:
+            slot = next(
+                (slot for slots in (self._spaced, self._idle) for slot in slots if self._rests(slot)),
+                NO_STATE,
+            )
+            if slot == NO_STATE:
+                return False
+            self.forget(self._keepers[slot])
+        return bool(pool.settled if settled else pool.free)
+
+    def _rests(self, slot: int) -> bool:
+        return not self.pool.owners(slot)
+
+    def _touch(self, slot: int) -> None:
+        for slots in (self._idle, self._spaced):
+            if slot in slots:
+                slots.move_to_end(slot)
+
+    def _fell_idle(self, slot: int) -> None:
+        self._idle[slot] = None
+        self._touch(slot)
+
+
+class PagesAndStates(PagePool):
+    """Pages of keys and values, and behind them the slots of states as pages, `each` of them one slot.
+
+    Who shares or drops the pages of a slot names all of them.
+    """
+
+    def __init__(self, num_pages: int, states: StateSlots, each: int) -> None:
+        super().__init__(num_pages)
+        self.states = states
+        self._each = each
+
+    def pages_of(self, slot: int) -> list[int]:
+        """The pages of a slot."""
+        first = self.num_pages + slot * self._each
+        return list(range(first, first + self._each))
+
+    def slot_of(self, pages: Iterable[int]) -> int:
+        """The slot whose pages are among these; NO_STATE: there is none."""
+        return next(iter(self._slots(pages)), NO_STATE)
+
+    def copied(self) -> None:
+        super().copied()
+        self.states.pool.copied()
+
+    def launched(self) -> None:
+        super().launched()
+        self.states.pool.launched()
+
+    def landed(self) -> None:
+        super().landed()
+        self.states.pool.landed()
+
+    def share(self, pages: Iterable[int]) -> None:
+        pages = list(pages)
+        super().share(self._rows(pages))
+        self.states.pool.share(self._slots(pages))
+
+    def drop(self, pages: Iterable[int]) -> None:
+        pages = list(pages)
+        super().drop(self._rows(pages))
+        self.states.pool.drop(self._slots(pages))
+
+    def _rows(self, pages: Iterable[int]) -> list[int]:
+        return [page for page in pages if page < self.num_pages]
+
+    def _slots(self, pages: Iterable[int]) -> list[int]:
+        behind = (page - self.num_pages for page in pages if page >= self.num_pages)
+        return [page // self._each for page in behind if page % self._each == 0]
