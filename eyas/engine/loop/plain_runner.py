@@ -194,13 +194,15 @@ def verified(
         one, nodes = _walked(work, share, mine) if work.tree else _plain(work, share, mine)
         landed.append(one)
         moves += _moves(work, nodes, pool.page_size)
-        in_rings += [(work.seq.state, *pair) for pair in _moved(work, nodes)]
+        if (slot := work.seq.state) >= 0:
+            in_rings += [(slot, *pair) for pair in _moved(work, nodes)]
         first += len(work.tokens)
         at += count
     if moves:
         sources, targets = zip(*moves, strict=True)
         pool.move(torch.tensor(sources), torch.tensor(targets))
-    if in_rings and pool.states is not None:
+    if in_rings:
+        assert pool.states is not None
         pool.states.move(*torch.tensor(in_rings).T)
     return landed
 
