@@ -138,10 +138,10 @@ class HybridRig(Rig):
         super().__init__(folder, config, pages, grouped=True)
         assert config.delta is not None
         layers = config.state_layers
-        form = StateFormat(len(layers), config.delta, ring_rows(16), torch.float32)
+        form = StateFormat(layers, config.delta, ring_rows(16), torch.float32)
         self.store = StateStore(form, torch.zeros(slots, form.slot_bytes, dtype=torch.uint8))
-        self.pool.state_layers = dict(zip(layers, self.store.layers, strict=True))
-        for layer in self.store.layers:
+        self.pool.state_layers = self.store.layers
+        for layer in self.store.layers.values():
             for part in (layer.states, layer.tails, layer.inputs, layer.gates):
                 part.fill_(float("nan"))
         self._slots = list(range(slots))

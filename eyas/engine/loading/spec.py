@@ -170,13 +170,13 @@ class EngineSpec:
     @property
     def groups(self) -> KvGroups:
         """The groups of the target's layers that have pages of their own; one, where windows save nothing."""
-        ignored = self.windows_ignored and getattr(self.target, "delta", None) is None
+        ignored = self.windows_ignored and self.target.delta is None
         return one_group(self.target.kv_format.layers) if ignored else self.target.kv_groups
 
     @property
     def states(self) -> StateFormat | None:
         """The slots of this rank's states, if the target has some."""
-        shape, config = getattr(self.target, "delta", None), self.config
+        shape, config = self.target.delta, self.config
         if shape is None or config.only_drafts:
             return None
         ring = ring_rows(self.round_rows)

@@ -10,7 +10,7 @@ from eyas.engine.states.shape import SPAN
 
 def check_states(target: ModelConfig, config: EngineConfig) -> None:
     """Raises ConfigError, naming the flag, for what does not work with states, or needs a model with some."""
-    if getattr(target, "delta", None) is None:
+    if target.delta is None:
         if config.state_slots is not None:
             raise ConfigError(
                 f"--state-slots: {target.architecture} has no recurrent states", param="state-slots"
