@@ -1,0 +1,180 @@
+"""Whole engines on a hybrid: drafts, cached states, preemption, few slots and splitting change no bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from loopback import Loopback, Result, Worker, split_configs, wait_all
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.errors import ConfigError
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.engine.ipc.messages import FlushCache
+from eyas.engine.kv.states import StateSlots
+from eyas.engine.loading.spec import EngineSpec
+from tests.unit.family_sample import VOCAB
+from tests.unit.hybrid_rig import write_hybrid
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WAIT_S = 120
+NEW = 16
+PARAMS = SamplingParams(temperature=0.7, seed=11, max_tokens=NEW, logprobs=1)
+CHAIN = SpeculationConfig(steps=3, ngram=True)
+TREE = SpeculationConfig(steps=3, topk=3, draft_tokens=8, ngram=True)
+
+
+class Answer(NamedTuple):
+    """Ids, and the bits of their log-probabilities."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Texts that part at several places, with repetitions that lookups find."""
+    draw = random.Random(5)
+    pattern = draw.choices(range(3, VOCAB), k=37)
+    text = [*pattern, *draw.choices(range(3, VOCAB), k=40), *pattern * 3]
+    cuts = (3, 64, 100, 150, len(text))
+    return [tuple(text[:cut] + draw.choices(range(3, VOCAB), k=9) + pattern[:7]) for cut in cuts]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid")
+    write_hybrid(folder / "model", "qwen3_next")
+    return folder
+
+
+def config_of(folder: Path, **changes: Any) -> EngineConfig:
+    plain = EngineConfig(
+        model=str(folder / "model"),
+        draft=None,
+        num_pages=256,
+        chunk_tokens=48,
+        max_running=4,
+        pool_dir=str(folder),
+        worker="unified",
+    )
+    return replace(plain, **changes)
+
+
+def answer(result: Result) -> Answer:
+    logprobs = [one.logprob for entry in result.entries for one in entry.logprobs if one is not None]
+    return Answer(tuple(result.tokens[0]), tuple(logprobs))
+
+
+class Served:
+    """A cluster, and the requests that it was given."""
+
+    def __init__(self, *configs: EngineConfig) -> None:
+        self.cluster = Loopback(*configs)
+        self.split = len(configs) > 1
+        self.count = 0
+
+    def ask(self, prompt: Sequence[int], max_tokens: int = NEW) -> Result:
+        self.count += 1
+        params = msgspec.structs.replace(PARAMS, max_tokens=max_tokens)
+        request = GenerationRequest(f"r{self.count}", tuple(prompt), params)
+        return self.cluster.submit(request, split=self.split)
+
+    def alone(self, prompt: Sequence[int]) -> Answer:
+        result = self.ask(prompt)
+        wait_all([result], WAIT_S)
+        return answer(result)
+
+    def together(self, every: Sequence[Sequence[int]], max_tokens: int = NEW) -> list[Answer]:
+        results = [self.ask(prompt, max_tokens) for prompt in every]
+        wait_all(results, WAIT_S)
+        return [answer(result) for result in results]
+
+    def states(self, worker: str = "unified") -> StateSlots:
+        states = self.cluster.workers[worker].engine._scheduler.cache.states
+        assert states is not None
+        return states
+
+    def close(self) -> list[Worker]:
+        """Ends all workers; none has leaked a page or a slot."""
+        self.cluster.close()
+        for worker in self.cluster.workers.values():
+            pool = worker.engine._scheduler.pool
+            assert not pool.used
+            assert not pool.states.pool.used
+        return list(self.cluster.workers.values())
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[tuple[int, ...], Answer]:
+    """Answers that nothing disturbed: no drafts, nothing cached, alone."""
+    served, answers = Served(config_of(folder)), {}
+    for prompt in prompts():
+        answers[prompt] = served.alone(prompt)
+        served.cluster.workers["unified"].send(FlushCache(1, 10.0))
+    assert not served.states().hits
+    served.close()
+    assert len({each.ids for each in answers.values()}) == len(answers)
+    return answers
+
+
+def drafts(*quick: str) -> list[Any]:
+    """Ways to draft, of which some are quick enough for every day."""
+    ways = {"plain": {}, "chain": {"speculation": CHAIN}, "tree": {"speculation": TREE}}
+    slow = {name: () if name in quick else pytest.mark.slow for name in ways}
+    return [pytest.param(changes, id=name, marks=slow[name]) for name, changes in ways.items()]
+
+
+@pytest.mark.parametrize("drafts", drafts())
+def test_cached_states_and_drafts_change_no_bit(folder: Path, expected: Any, drafts: dict[str, Any]) -> None:
+    served = Served(config_of(folder, **drafts))
+    assert served.together(list(expected)) == list(expected.values())
+    hits = served.states().hits
+    for prompt in expected:
+        assert served.alone(prompt) == expected[prompt]
+    assert served.states().hits - hits == sum(len(prompt) > 64 for prompt in expected)
+    served.close()
+
+
+@pytest.mark.parametrize("drafts", drafts())
+def test_few_pages_and_few_slots_change_no_bit(folder: Path, expected: Any, drafts: dict[str, Any]) -> None:
+    """Sequences are preempted and resume from the nearest state; the cache keeps one or two states.
+
+    Whatever three of them share, they have no room for 40 tokens each.
+    """
+    served = Served(config_of(folder, page_size=4, num_pages=70, state_slots=5, **drafts))
+    some = list(expected)[:4]
+    for prompt, longer in zip(some, served.together(some, 40), strict=True):
+        assert Answer(longer.ids[:NEW], longer.logprobs[:NEW]) == expected[prompt]
+    assert served.cluster.workers["unified"].engine._scheduler.preemptions
+    served.close()
+
+
+@pytest.mark.parametrize("drafts", drafts("chain"))
+def test_split_workers_change_no_bit(folder: Path, expected: Any, drafts: dict[str, Any]) -> None:
+    """The state comes with the pages; the second time, most pages are there and the state comes alone."""
+    served = Served(*split_configs(config_of(folder, **drafts))[:2])
+    assert served.together(list(expected)) == list(expected.values())
+    for prompt in expected:
+        assert served.alone(prompt) == expected[prompt]
+    assert served.states("prefill").hits >= sum(len(prompt) > 64 for prompt in expected)
+    served.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"host_cache_gb": 1.0}, "--host-cache-gb"),
+        ({"dp_attention": 2}, "--dp-attention"),
+        ({"speculation": SpeculationConfig(3, 2, 65, ngram=True)}, "--spec-draft-tokens"),
+    ],
+)
+def test_what_states_cannot_do_is_refused_by_name(folder: Path, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        EngineSpec.of(config_of(folder, **changes))
