@@ -1,0 +1,436 @@
+"""The gated delta rule for a few rows of each sequence: decoded ones, chains and trees of drafts.
+
+Two kernels. The first makes what a row needs of its ancestors: convolution, sums of gates, `solved` and
+`weights` (see `order`). The second reads the state, once for all rows of a sequence: it folds what is due,
+and where drafts pass the next position of a state, it makes the state behind their path, which is never
+stored.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.launch.sizes import power_of_2
+from eyas.engine.kernels.states.mixing import convolved, normed, numbers_back
+from eyas.engine.kernels.states.order import (
+    COLUMNS,
+    DeltaLayout,
+    SolvedRows,
+    corrections,
+    folded,
+    missed,
+    product,
+    read,
+    readings,
+    rows_times,
+    solve_further,
+)
+from eyas.engine.states.delta import DeltaRule
+from eyas.engine.states.rows import StateRows
+from eyas.engine.states.shape import SPAN
+from eyas.engine.states.store import LayerStates
+
+MOST_ROWS = 64
+"""Rows of a sequence in a step, at most: a word has a bit for each."""
+
+_BLOCK = 32  # columns of a value head to a program
+_STEP = tl.constexpr(16)  # columns of certain rows that are taken at a time
+
+
+def recur_few(
+    inputs: torch.Tensor,
+    gates: torch.Tensor,
+    rule: DeltaRule,
+    states: LayerStates,
+    solved: SolvedRows,
+    rows: StateRows,
+    tree: bool = False,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """What rows read of their states, [m, value heads * value size], of the inputs' dtype; zeros in rows that
+    no sequence has.
+
+    inputs [m, shape.inputs] before the convolution, rows of any stride; gates float32 [m, shape.gates]. The
+    rows are kept in the ring, and a state whose fold is due is folded. `tree`: rows have the ancestors that
+    `rows` says, else the rows before them.
+    """
+    shape, (m, _) = rule.shape, inputs.shape
+    if rows.most > MOST_ROWS:
+        raise ValueError(f"{rows.most} rows of a sequence are more than {MOST_ROWS}")
+    width = power_of_2(rows.most)
+    first = DeltaLayout.of(rule, states, width, _BLOCK, tree, pdl)
+    out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
+    mixed = inputs.new_empty(m, shape.inputs)
+    weights = gates.new_empty(m, shape.value_heads, SPAN)
+    sees = torch.empty(m, dtype=torch.int64, device=inputs.device)
+    where = (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
+    kept = (solved.keys, solved.misses, solved.solved, solved.sums)
+    options = {"num_warps": 8 if rows.most > 1 else 4, "enable_fp_fusion": False, "launch_pdl": pdl}
+    _prepare[(shape.value_heads, rows.slots.shape[0])](
+        *(inputs, inputs.stride(0), gates, rule.filters, states.inputs, states.gates, states.tails),
+        *(solved.keys, solved.solved, solved.sums),
+        *(*where, rows.before, rows.positions, mixed, weights, sees, first),
+        **options,
+    )
+    layout = DeltaLayout.of(rule, states, 2 * max(8, width), _BLOCK, tree, pdl)
+    _read[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
+        *(mixed, gates, weights, sees, states.states, states.inputs, states.tails),
+        *(*kept, *where, rows.positions, out, layout, rows.most > 1),
+        **options,
+    )
+    return out
+
+
+@kernel(do_not_specialize=["stride"])
+def _prepare(
+    inputs, stride, gates, filters, ring, ring_gates, tails, keys, solved, sums,
+    slots, firsts, counts, starts, bounds, folds, before, positions, mixed, weights, sees,
+    layout: tl.constexpr,
+):  # fmt: skip
+    """Grid (value heads, B)."""
+    after_previous(layout.pdl)
+    head, sequence = tl.program_id(0), tl.program_id(1)
+    count = tl.load(counts + sequence)
+    if count == 0:
+        return
+    slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
+    start, bound = tl.load(starts + sequence), tl.load(folds + sequence)
+    _mix_heads(
+        head, inputs, stride, filters, ring + slot * layout.input_stride, tails + slot * layout.tail_stride,
+        first, start, count, tl.load(bounds + sequence), before, mixed, layout,
+    )  # fmt: skip
+    row = tl.arange(0, layout.tile)
+    real = row < count
+    number = start + row
+    dim = tl.arange(0, layout.key_size)[None, :]
+    at_head = mixed + (first + row).to(tl.int64)[:, None] * layout.inputs
+    at_head += head // layout.group * layout.key_size + dim
+    tl.debug_barrier()  # heads are read by other threads than wrote them
+    q = tl.load(at_head, mask=real[:, None], other=0.0)
+    k = tl.load(at_head + layout.key_heads * layout.key_size, mask=real[:, None], other=0.0)
+    decay, beta = _keep_gates(
+        gates + (first + row) * (2 * layout.value_heads) + head,
+        ring_gates + slot * layout.gate_stride + number % layout.ring * (2 * layout.value_heads) + head,
+        real, layout,
+    )  # fmt: skip
+    column = tl.load(positions + first + row, mask=real, other=0) - bound
+    slots_rows = slot * layout.ring
+    at_last = sums + (slots_rows + (start - 1) % layout.ring) * layout.value_heads + head
+    latest = tl.load(at_last, mask=start > bound, other=0.0)
+    parent = row - 1
+    if layout.tree:
+        parent = tl.load(before + first + row, mask=real, other=0) - start
+    own_sums, path = _along_paths(row, column, decay, parent, latest, count, layout)
+    made, used = _behind_certain(
+        k, q, beta, own_sums, column, slots_rows, head, start, bound, keys, solved, sums, layout
+    )
+    seen = ((path[:, None] >> row[None, :]) & 1) != 0
+    seen = seen & (column[:, None] // COLUMNS == column[None, :] // COLUMNS) & real[:, None]
+    nearest = corrections(k, k, beta, own_sums, own_sums, seen & (row[:, None] != row[None, :]))
+    made, used = solve_further(
+        made, used, nearest, readings(q, k, layout.scale, own_sums, own_sums, seen), count
+    )
+    own = tl.arange(0, COLUMNS)[None, :]
+    place = slots_rows + number % layout.ring
+    tl.store(sums + place * layout.value_heads + head, own_sums, mask=real)
+    at_row = solved + (place * layout.value_heads + head)[:, None] * COLUMNS
+    tl.store(at_row + own, made, mask=real[:, None])
+    at_row = weights + ((first + row).to(tl.int64) * layout.value_heads + head)[:, None] * COLUMNS
+    tl.store(at_row + own, used, mask=real[:, None])
+    if head % layout.group == 0:
+        at_key = (place * layout.key_heads + head // layout.group)[:, None] * layout.key_size
+        tl.store(keys + at_key + dim, k, mask=real[:, None])
+    if head == 0:
+        tl.store(sees + first + row, path, mask=real)
+
+
+@triton.jit
+def _behind_certain(
+    k, q, beta, own_sums, column, slots_rows, head, start, bound, keys, solved, sums, layout: tl.constexpr
+):  # fmt: skip
+    """`solved` and `weights` of rows as far as the sequence's certain rows make them."""
+    key_head = head // layout.group
+    dim = tl.arange(0, layout.key_size)[None, :]
+    own = tl.arange(0, COLUMNS)[None, :]
+    made = tl.where(column[:, None] % COLUMNS == own, 1.0, 0.0)
+    used = tl.full(made.shape, 0.0, tl.float32)
+    for begin in range(0, start - bound, _STEP):
+        certain = begin + tl.arange(0, _STEP)
+        known = certain < start - bound
+        near = known[None, :] & (column < COLUMNS)[:, None]
+        place = slots_rows + (bound + certain) % layout.ring
+        at = (place * layout.key_heads + key_head)[:, None] * layout.key_size + dim
+        certain_keys = tl.load(keys + at, mask=known[:, None], other=0.0)
+        certain_sums = tl.load(sums + place * layout.value_heads + head, mask=known, other=0.0)
+        at_solved = (place * layout.value_heads + head)[:, None] * COLUMNS + own
+        lower = known[:, None] & (own <= certain[:, None])
+        certain_solved = tl.load(solved + at_solved, mask=lower, other=0.0)
+        below = corrections(k, certain_keys, beta, own_sums, certain_sums, near)
+        made = tl.dot(below, certain_solved, made, input_precision="ieee")
+        below = readings(q, certain_keys, layout.scale, own_sums, certain_sums, near)
+        used = tl.dot(below, certain_solved, used, input_precision="ieee")
+    return made, used
+
+
+@triton.jit
+def _mix_heads(
+    head, inputs, stride, filters, ring, tails, first, start, count, bound, before, mixed,
+    layout: tl.constexpr,
+):  # fmt: skip
+    """Convolves a value head and its key head, which others that share it do as well, and keeps the inputs in
+    the ring.
+    """
+    row = tl.arange(0, layout.rows)
+    real = row < count
+    number = start + row
+    dim = tl.arange(0, layout.key_size)
+    q = head // layout.group * layout.key_size + dim
+    k = q + layout.key_heads * layout.key_size
+    v = 2 * layout.key_heads * layout.key_size + head * layout.value_size
+    v = v + tl.arange(0, layout.value_size)
+    numbers = numbers_back(number, real, before, first, start, layout)
+    lowest = start - 1
+    q_rows = convolved(
+        numbers, real, q, lowest, filters, inputs, stride, first, start, ring, tails, bound, layout
+    )
+    k_rows = convolved(
+        numbers, real, k, lowest, filters, inputs, stride, first, start, ring, tails, bound, layout
+    )
+    v_rows = convolved(
+        numbers, real, v, lowest, filters, inputs, stride, first, start, ring, tails, bound, layout
+    )
+    at = mixed + (first + row).to(tl.int64)[:, None] * layout.inputs
+    tl.store(at + q[None, :], normed(q_rows).to(mixed.dtype.element_ty), mask=real[:, None])
+    tl.store(at + k[None, :], normed(k_rows).to(mixed.dtype.element_ty), mask=real[:, None])
+    tl.store(at + v[None, :], v_rows.to(mixed.dtype.element_ty), mask=real[:, None])
+    _keep(number, real, v, inputs, stride, first, start, ring, layout)
+    if head % layout.group == 0:
+        _keep(number, real, q, inputs, stride, first, start, ring, layout)
+        _keep(number, real, k, inputs, stride, first, start, ring, layout)
+
+
+@triton.jit
+def _keep_gates(source, target, real, layout: tl.constexpr):
+    """Copies rows' gates to the ring -> their log decays and betas."""
+    decay = tl.load(source, mask=real, other=0.0)
+    beta = tl.load(source + layout.value_heads, mask=real, other=0.0)
+    tl.store(target, decay, mask=real)
+    tl.store(target + layout.value_heads, beta, mask=real)
+    return decay, beta
+
+
+@triton.jit
+def _keep(number, real, column, inputs, stride, first, start, ring, layout: tl.constexpr):
+    """Copies columns [n] of the forward's rows to the ring."""
+    at = (first + number - start).to(tl.int64)[:, None] * stride + column[None, :]
+    x = tl.load(inputs + at, mask=real[:, None], other=0.0)
+    at = (number % layout.ring)[:, None] * layout.inputs + column[None, :]
+    tl.store(ring + at, x, mask=real[:, None])
+
+
+@triton.jit
+def _along_paths(row, column, decay, parent, latest, count, layout: tl.constexpr):
+    """Each row's sum of decays from the last position of a state on, float64; and which rows are on its path,
+    a bit for each. `latest`: the sum of the last certain row.
+    """
+    sums = tl.full(row.shape, 0.0, tl.float64)
+    path = tl.full(row.shape, 0, tl.int64)
+    one = tl.full(row.shape, 1, tl.int64)
+    for r in range(count):
+        here = row == r
+        mine = tl.sum(tl.where(here, parent, 0), 0)
+        begins = tl.sum(tl.where(here, column, 0), 0) % COLUMNS == 0
+        total = tl.where(mine < 0, latest, tl.sum(tl.where(row == mine, sums, 0.0), 0))
+        total = tl.where(begins, 0.0, total)
+        sums = tl.where(here, total + decay.to(tl.float64), sums)
+        above = tl.sum(tl.where(row == mine, path, 0), 0)
+        path = tl.where(here, above | (one << r), path)
+    return sums, path
+
+
+@kernel
+def _read(
+    mixed, gates, weights, sees, states, ring, tails, keys, misses, solved, sums,
+    slots, firsts, counts, starts, bounds, folds, positions, out, layout: tl.constexpr, SEVERAL: tl.constexpr,
+):  # fmt: skip
+    """Grid (value heads * blocks, B). SEVERAL: a sequence may have more than one row."""
+    after_previous(layout.pdl)
+    sequence = tl.program_id(1)
+    head, block = tl.program_id(0) // layout.blocks, tl.program_id(0) % layout.blocks
+    count = tl.load(counts + sequence)
+    if count == 0:
+        return
+    slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
+    start = tl.load(starts + sequence)
+    bound, stood = tl.load(folds + sequence), tl.load(bounds + sequence)
+    place = slot * layout.ring
+    dim = tl.arange(0, layout.key_size)[:, None]
+    v_column = block * layout.block + tl.arange(0, layout.block)
+    at_state = states + slot * layout.state_stride + head * (layout.key_size * layout.value_size)
+    at_state += dim * layout.value_size + v_column[None, :]
+    state = tl.load(at_state, mask=(dim >= 0) & (stood > 0), other=0.0)
+    certain = tl.arange(0, COLUMNS)
+    if stood != bound:
+        state = _folded_along(
+            state, stood + certain, place, head, v_column, keys, misses, solved, sums, mixed, layout
+        )
+        tl.store(at_state, state)
+        _keep_tail(slot, bound, head, block, v_column, ring, tails, layout)
+    row = tl.arange(0, layout.rows) % (layout.rows // 2)
+    column = tl.load(positions + first + row, mask=row < count, other=0) - bound
+    path = tl.full(row.shape, 0, tl.int64)
+    if layout.tree:
+        path = tl.load(sees + first + row, mask=row < count, other=0)
+    _read_from(
+        state, 0, (row < count) & (column < COLUMNS), row, column, path, place, head, v_column, first, start,
+        bound, count, mixed, gates, weights, sees, keys, misses, sums, out, layout,
+    )  # fmt: skip
+    if SEVERAL:
+        if tl.max(tl.where(row < count, column, 0), 0) >= COLUMNS:
+            tl.debug_barrier()
+            for node in range(count):
+                if tl.load(positions + first + node) - bound == COLUMNS - 1:
+                    state = tl.load(at_state, mask=(dim >= 0) & (bound > 0), other=0.0)
+                    number, _ = _numbers(0, node, first, column, row, start, bound, count, sees, layout)
+                    state = _folded_along(
+                        state, number, place, head, v_column, keys, misses, solved, sums, mixed, layout
+                    )
+                    behind = (row < count) & (column >= COLUMNS)
+                    if layout.tree:
+                        behind = behind & (((path >> node) & 1) != 0)
+                    _read_from(
+                        state, 1, behind, row, column, path, place, head, v_column, first, start,
+                        bound, count, mixed, gates, weights, sees, keys, misses, sums, out, layout,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _read_from(
+    state, span, picked, row, column, path, place, head, v_column, first, start, bound, count,
+    mixed, gates, weights, sees, keys, misses, sums, out, layout: tl.constexpr,
+):  # fmt: skip
+    """The rows `picked` read the state that stands `span` spans behind `bound`. In a tile, rows stand as
+    keys, then as queries.
+    """
+    DTYPE: tl.constexpr = mixed.dtype.element_ty
+    HALF: tl.constexpr = layout.rows // 2
+    asks = tl.arange(0, layout.rows) >= HALF
+    dim = tl.arange(0, layout.key_size)[None, :]
+    own = tl.arange(0, COLUMNS)[None, :]
+    known_rows, _ = _numbers(span, 0, first, column, row, start, bound, count, sees, layout)
+    certain = (known_rows < start) & (span == 0)
+    at = ((place + known_rows % layout.ring) * layout.value_heads + head)[:, None] * layout.value_size
+    certain_misses = tl.load(misses + at + v_column[None, :], mask=certain[:, None], other=0.0)
+    at_row = mixed + (first + row).to(tl.int64)[:, None] * layout.inputs
+    key_column = tl.where(asks, 0, layout.key_heads) + head // layout.group
+    at = at_row + key_column[:, None] * layout.key_size + dim
+    kq = tl.load(at, mask=picked[:, None], other=0.0)
+    value_column = 2 * layout.key_heads * layout.key_size + head * layout.value_size + v_column
+    told = picked & (asks == 0)
+    values = tl.load(at_row + value_column[None, :], mask=told[:, None], other=0.0)
+    at = gates + (first + row) * (2 * layout.value_heads) + layout.value_heads + head
+    beta = tl.load(at, mask=told, other=0.0)
+    ring_row = (place + (start + row) % layout.ring) * layout.value_heads + head
+    own_sums = tl.load(sums + ring_row, mask=picked, other=0.0)
+    at = ((first + row) * layout.value_heads + head)[:, None] * COLUMNS + own
+    asked = picked & asks
+    w = tl.load(weights + at, mask=asked[:, None], other=0.0)
+    none = tl.full((layout.rows, layout.block), 0.0, tl.float32)
+    known = rows_times(kq, state, none, DTYPE)
+    at = misses + ring_row[:, None] * layout.value_size + v_column[None, :]
+    tl.store(at, missed(values, beta, own_sums, known), mask=told[:, None])
+    tl.debug_barrier()  # rows' misses are read by other threads than wrote them
+    acc = none
+    if layout.tree:
+        for node in range(count):
+            here = asked & (row == node)
+            if tl.max(here.to(tl.int32), 0) > 0:
+                every = _misses_along(
+                    span, node, certain, certain_misses, place, head, v_column, first, column, row,
+                    start, bound, count, misses, sees, layout,
+                )  # fmt: skip
+                acc = product(tl.where(here[:, None], w, 0.0), every, acc, DTYPE)
+    else:
+        every = _misses_along(
+            span, 0, certain, certain_misses, place, head, v_column, first, column, row, start, bound, count,
+            misses, sees, layout,
+        )  # fmt: skip
+        acc = product(w, every, acc, DTYPE)
+    made = read(known, layout.scale, own_sums, acc)
+    at = out + (first + row).to(tl.int64)[:, None] * (layout.value_heads * layout.value_size)
+    at += (head * layout.value_size + v_column)[None, :]
+    tl.store(at, made.to(out.dtype.element_ty), mask=asked[:, None])
+
+
+@triton.jit
+def _misses_along(
+    span, node, certain, certain_misses, place, head, v_column, first, column, row, start, bound, count,
+    misses, sees, layout: tl.constexpr,
+):  # fmt: skip
+    """The misses [64, n] of the rows on a path, by columns."""
+    number, there = _numbers(span, node, first, column, row, start, bound, count, sees, layout)
+    at = ((place + number % layout.ring) * layout.value_heads + head)[:, None] * layout.value_size
+    new = there & (certain == 0)
+    new_misses = tl.load(misses + at + v_column[None, :], mask=new[:, None], other=0.0)
+    return tl.where(certain[:, None], certain_misses, new_misses)
+
+
+@triton.jit
+def _numbers(span, node, first, column, row, start, bound, count, sees, layout: tl.constexpr):
+    """The numbers of the rows in the columns of a span along the path of a node, and whether there is one."""
+    at = span * COLUMNS + tl.arange(0, COLUMNS)
+    if layout.tree:
+        path = tl.load(sees + first + node)
+        on = (row < count) & (tl.arange(0, layout.rows) < layout.rows // 2) & (((path >> row) & 1) != 0)
+        matches = on[None, :] & (column[None, :] == at[:, None])
+        found = tl.sum(tl.where(matches, row[None, :], 0), 1)
+        there = tl.sum(matches.to(tl.int32), 1) > 0
+        certain = bound + at < start
+        return tl.where(certain, bound + at, start + found), certain | there
+    else:
+        return bound + at, bound + at < start + count
+
+
+@triton.jit
+def _folded_along(
+    state, number, place, head, v_column, keys, misses, solved, sums, mixed, layout: tl.constexpr
+):  # fmt: skip
+    """The state behind the rows `number` [64]."""
+    row = place + number % layout.ring
+    heads_row = row * layout.value_heads + head
+    dim = tl.arange(0, layout.key_size)[None, :]
+    at = (row * layout.key_heads + head // layout.group)[:, None] * layout.key_size + dim
+    own = tl.arange(0, COLUMNS)
+    every_sum = tl.load(sums + heads_row)
+    total = tl.sum(tl.where(own == COLUMNS - 1, every_sum, 0.0), 0)
+    lower = own[None, :] <= own[:, None]
+    return folded(
+        state,
+        tl.load(keys + at),
+        tl.load(solved + heads_row[:, None] * COLUMNS + own[None, :], mask=lower, other=0.0),
+        tl.load(misses + heads_row[:, None] * layout.value_size + v_column[None, :]),
+        every_sum,
+        total,
+        mixed.dtype.element_ty,
+    )
+
+
+@triton.jit
+def _keep_tail(slot, bound, head, block, v_column, ring, tails, layout: tl.constexpr):
+    """The tail of the state at `bound`, of the columns that a program answers for."""
+    tap = tl.arange(0, triton.next_power_of_2(layout.kernel))
+    real = tap < layout.kernel - 1
+    number = bound - layout.kernel + 1 + tap
+    source = ring + slot * layout.input_stride + (number % layout.ring)[:, None] * layout.inputs
+    target = tails + slot * layout.tail_stride + tap[:, None] * layout.inputs
+    key_columns = layout.key_heads * layout.key_size
+    v = (2 * key_columns + head * layout.value_size + v_column)[None, :]
+    tl.store(target + v, tl.load(source + v, mask=real[:, None]), mask=real[:, None])
+    if (block == 0) & (head % layout.group == 0):
+        q = head // layout.group * layout.key_size + tl.arange(0, layout.key_size)[None, :]
+        tl.store(target + q, tl.load(source + q, mask=real[:, None]), mask=real[:, None])
+        k = q + key_columns
+        tl.store(target + k, tl.load(source + k, mask=real[:, None]), mask=real[:, None])

@@ -1,0 +1,83 @@
+"""What stands around the rule: the gates that rows have, and the norm and the gate of what heads read.
+
+One program a row, of which no sum crosses a head: a row's bits are its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+from eyas.engine.kernels.products.halving import halving_sum
+
+_ELEMENTS = 2048  # of a program of `gated_norm`
+
+
+def rule_gates(
+    steps: torch.Tensor, shares: torch.Tensor, step_bias: torch.Tensor, rate: torch.Tensor, pdl: bool = False
+) -> torch.Tensor:
+    """float32 [m, 2 heads]: softplus(steps + step_bias) * rate, then sigmoid(shares).
+
+    steps and shares [m, heads], rows of any stride, the same for both; step_bias and rate float32 [heads].
+    """
+    m, heads = steps.shape
+    out = torch.empty(m, 2 * heads, device=steps.device)
+    sizes = {"HEADS": heads, "BLOCK": power_of_2(heads), "PDL": pdl, "launch_pdl": pdl}
+    _gates[(m,)](steps, shares, steps.stride(0), step_bias, rate, out, **sizes, num_warps=1)
+    return out
+
+
+def gated_norm(
+    made: torch.Tensor, gate: torch.Tensor, gain: torch.Tensor, eps: float, pdl: bool = False
+) -> torch.Tensor:
+    """Heads made [m, heads * size] over their root mean square, times gain [size], rounded; then times
+    silu(gate) [m, heads * size], rows of any stride.
+    """
+    (m, width), size = made.shape, gain.shape[0]
+    out = torch.empty_like(made)
+    heads = min(power_of_2(width // size), max(1, _ELEMENTS // size))
+    sizes = {"HEADS": width // size, "SIZE": size, "TILE": heads, "PDL": pdl, "launch_pdl": pdl}
+    grid = (m, cdiv(width // size, heads))
+    _gated_norm[grid](
+        made, gate, gate.stride(0), gain, out, eps, **sizes, num_warps=4, enable_fp_fusion=False
+    )
+    return out
+
+
+@kernel(do_not_specialize=["stride"])
+def _gates(
+    steps, shares, stride, step_bias, rate, out,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The logarithm is taken in float64: of a small step float32 would have nothing."""
+    after_previous(PDL)
+    row, head = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    there = head < HEADS
+    step = tl.load(steps + row * stride + head, mask=there, other=0.0).to(tl.float32)
+    step += tl.load(step_bias + head, mask=there, other=0.0)
+    behind = tl.log(1.0 + tl.exp(-tl.abs(step)).to(tl.float64)).to(tl.float32)
+    decay = (tl.maximum(step, 0.0) + behind) * tl.load(rate + head, mask=there, other=0.0)
+    share = tl.load(shares + row * stride + head, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * (2 * HEADS) + head, decay, mask=there)
+    tl.store(out + row * (2 * HEADS) + HEADS + head, 1.0 / (1.0 + tl.exp(-share)), mask=there)
+
+
+@kernel(do_not_specialize=["stride"])
+def _gated_norm(
+    made, gate, stride, gain, out, eps,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    after_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * TILE + tl.arange(0, TILE))[:, None]
+    column = tl.arange(0, SIZE)[None, :]
+    there = (head < HEADS) & (column >= 0)
+    at = head * SIZE + column
+    x = tl.load(made + row * (HEADS * SIZE) + at, mask=there, other=0.0).to(tl.float32)
+    rms = tl.sqrt(halving_sum(x * x) / SIZE + eps)[:, None]
+    x = x / rms * tl.load(gain + column).to(tl.float32)
+    z = tl.load(gate + row * stride + at, mask=there, other=0.0).to(tl.float32)
+    x = x.to(out.dtype.element_ty).to(tl.float32) * z / (1.0 + tl.exp(-z))
+    tl.store(out + row * (HEADS * SIZE) + at, x.to(out.dtype.element_ty), mask=there)

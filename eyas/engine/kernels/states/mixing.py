@@ -1,0 +1,74 @@
+"""The convolution along a row's path, silu, and the norm of queries and keys: what stands before the rule."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.products.halving import halving_sum
+from eyas.engine.states.delta import EPS as _EPS
+
+EPS = tl.constexpr(_EPS)
+
+
+@triton.jit
+def numbers_back(number, real, before, first, start, layout: tl.constexpr):
+    """A tuple of the numbers [rows] that the convolution reads: the rows' own, and those before on a path.
+
+    before: points at the forward's rows, of which the sequence's begin at `first`; only trees read it.
+    """
+    KERNEL: tl.constexpr = layout.kernel
+    numbers = (number,)
+    for back in tl.static_range(1, KERNEL):
+        last = numbers[back - 1]
+        if layout.tree:
+            here = real & (last >= start)
+            known = tl.load(before + first + last - start, mask=here, other=0)
+            numbers = numbers + (tl.where(here, known, last - 1),)  # type: ignore[assignment]
+        else:
+            numbers = numbers + (last - 1,)  # type: ignore[assignment]
+    return numbers
+
+
+@triton.jit
+def inputs_at(
+    number, real, column, lowest, inputs, stride, first, start, ring, tails, bound, layout: tl.constexpr
+):  # fmt: skip
+    """The convolution's inputs of rows `number` [rows] in columns [n]: of the forward, of the slot's ring
+    below `start`, and of its tail below `bound`. No row is below `lowest`.
+    """
+    column = column[None, :]
+    number = number[:, None]
+    real = real[:, None]
+    at = (first + number - start).to(tl.int64) * stride
+    x = tl.load(inputs + at + column, mask=real & (number >= start), other=0.0)
+    if lowest < start:
+        kept = real & (number < start) & (number >= bound)
+        at_ring = ring + number % layout.ring * layout.inputs
+        x += tl.load(at_ring + column, mask=kept, other=0.0)  # one of the three is not zero
+        old = real & (number < bound) & (bound > 0)
+        at_tail = tails + (number - bound + layout.kernel - 1) * layout.inputs
+        x += tl.load(at_tail + column, mask=old, other=0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def convolved(
+    numbers, real, column, lowest, filters, inputs, stride, first, start, ring, tails, bound,
+    layout: tl.constexpr,
+):  # fmt: skip
+    """silu of the convolution of columns [n] along the rows' paths, float32 [rows, n]; the oldest first."""
+    KERNEL: tl.constexpr = layout.kernel
+    acc = tl.full((real.shape[0], column.shape[0]), 0.0, tl.float32)
+    for tap in tl.static_range(KERNEL):
+        number = numbers[KERNEL - 1 - tap]
+        x = inputs_at(number, real, column, lowest, inputs, stride, first, start, ring, tails, bound, layout)
+        factor = tl.load(filters + column * KERNEL + tap)
+        acc = acc + x * factor[None, :]
+    return acc / (1.0 + tl.exp(-acc))
+
+
+@triton.jit
+def normed(x):
+    """Heads x [rows, n] over the root of the sum of their squares."""
+    return x / tl.sqrt(halving_sum(x * x) + EPS)[:, None]

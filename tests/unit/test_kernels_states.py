@@ -1,0 +1,121 @@
+"""The kernels of the gated delta rule against the recurrence row by row, and their bits among themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import silu, softplus
+
+from eyas.engine.kernels.states.gates import gated_norm, rule_gates
+from eyas.engine.layers.norm import rms_norm
+from eyas.engine.states.shape import DeltaShape
+from tests.unit.states_rig import Piece, Scene
+from tests.unit.tensor_core import hopper
+
+SHAPE = DeltaShape(1, 2, 16, 16, 4)
+
+
+def text(first: int, count: int) -> list[int]:
+    return list(range(first, first + count))
+
+
+def test_prompts_in_pieces() -> None:
+    scene = Scene(DeltaShape(2, 2, 16, 32, 3), 3)
+    scene.step([Piece(0, text(0, 66)), Piece(2, text(100, 2))], prompt=True)
+    scene.step([Piece(2, text(102, 62)), Piece(0, text(66, 1))], prompt=True)
+    scene.step([Piece(0, text(67, 130))], prompt=True)
+
+
+def test_few_rows_past_positions_of_states() -> None:
+    """Single rows, chains that are accepted in part, and a chain across the next position."""
+    scene = Scene(SHAPE, 3)
+    scene.step([Piece(0, text(0, 59)), Piece(2, text(100, 62))], prompt=True)
+    scene.step([Piece(0, text(59, 1)), Piece(2, text(162, 1))])
+    scene.step([Piece(2, text(163, 4), certain=2), Piece(0, text(60, 3), certain=1)])
+    scene.step([Piece(0, text(61, 8), certain=8), Piece(2, text(165, 2))])
+    scene.step([Piece(0, text(69, 1)), Piece(2, text(167, 1))])
+    scene.step([Piece(0, text(70, 1))])
+
+
+TREE = [-1, 0, 0, 1, 2, 2, 4, 5, 6]
+
+
+@pytest.mark.parametrize("start", [5, 61])
+def test_trees(start: int) -> None:
+    scene = Scene(SHAPE, 2, width=9)
+    scene.step([Piece(0, text(0, start)), Piece(1, text(200, 3))], prompt=True)
+    scene.step([Piece(1, text(203, 2)), Piece(0, text(300, 9), TREE, certain=0)])
+    scene.accept(0, start, [0, 2, 4, 6])
+    scene.step([Piece(0, text(400, 9), TREE, certain=0)])
+    scene.accept(0, start + 4, [0, 1])
+    scene.step([Piece(0, text(410, 1)), Piece(1, text(205, 1))])
+
+
+def test_a_slot_that_came_from_elsewhere() -> None:
+    """Its ring has rows of which the kernels have made nothing yet."""
+    scene = Scene(SHAPE, 1)
+    scene.step([Piece(0, text(0, 70))], prompt=True)
+    for rows in vars(scene.solved).values():
+        rows.fill_(float("nan"))
+    scene.step([Piece(0, [])], prompt=True, twin=False)
+    scene.step([Piece(0, text(70, 2))])
+
+
+def test_sizes_that_no_tile_has() -> None:
+    scene = Scene(DeltaShape(1, 1, 16, 24, 4), 1)
+    with pytest.raises(ValueError, match="a power of 2, 16 or more, not 24"):
+        scene.step([Piece(0, text(0, 1))])
+    scene.rule = replace(scene.rule, shape=SHAPE, skip=torch.ones(2))
+    with pytest.raises(ValueError, match="the gated delta rule alone"):
+        scene.step([Piece(0, text(0, 1))])
+    with pytest.raises(ValueError, match="65 rows of a sequence are more than 64"):
+        Scene(SHAPE, 1).step([Piece(0, text(0, 65))])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a matrix unit of its own")
+def test_bits_follow_from_a_rows_path_alone() -> None:
+    """One prompt; one in pieces beside others; single rows; chains and trees, across a state's position."""
+    with hopper(folds=True):
+        whole = _scene()
+        [expected] = whole.step([Piece(0, text(0, 70))], prompt=True, twin=False)
+        pieces = _scene()
+        found = [pieces.step([Piece(0, text(0, 7))], prompt=True, twin=False)[0]]
+        for first, count in ((7, 50), (57, 9)):
+            others = [Piece(1, text(200 + first, 3)), Piece(0, text(first, count))]
+            found.append(pieces.step(others, prompt=True, twin=False)[1])
+        found += [pieces.step([Piece(0, [row])], twin=False)[0] for row in range(66, 70)]
+        assert torch.equal(torch.cat(found), expected)
+
+        chains = _scene()
+        chains.step([Piece(0, text(0, 61)), Piece(1, text(200, 9))], prompt=True, twin=False)
+        both = [Piece(1, text(300, 2)), Piece(0, text(61, 6), certain=0)]
+        assert torch.equal(chains.step(both, twin=False)[1], expected[61:67])
+        tree = [61, 7, 62, 63, 8, 64, 9, 65, 66]
+        [found_tree] = chains.step([Piece(0, tree, [-1, 0, 0, 2, 2, 3, 3, 5, 7], certain=0)], twin=False)
+        path = [0, 2, 3, 5, 7, 8]
+        assert torch.equal(found_tree[path], expected[61:67])
+        chains.accept(0, 61, path)
+        last = [chains.step([Piece(0, [row])], twin=False)[0] for row in range(67, 70)]
+        assert torch.equal(torch.cat(last), expected[67:])
+        for scene in (pieces, chains):
+            assert torch.equal(scene.layer.states[0], whole.layer.states[0])
+
+
+def _scene() -> Scene:
+    return Scene(DeltaShape(1, 1, 16, 16, 4), 2, torch.float16, width=9)
+
+
+@pytest.mark.parametrize("heads", [3, 4])
+def test_gates_and_the_norm_behind(heads: int) -> None:
+    random = torch.Generator().manual_seed(heads)
+    product = torch.randn(5, 2 * heads + heads * 16, generator=random) * 4
+    steps, shares, gate = product.split((heads, heads, heads * 16), 1)
+    bias, rate = torch.randn(heads, generator=random) - 6, -torch.rand(heads, generator=random)
+    found = rule_gates(steps, shares, bias, rate)
+    expected = torch.cat((softplus(steps.double() + bias) * rate, shares.double().sigmoid()), 1)
+    assert torch.allclose(found.double(), expected, rtol=1e-5, atol=0)
+    made, gain = torch.randn(5, heads * 16, generator=random), torch.rand(16, generator=random)
+    expected = rms_norm(made.unflatten(1, (heads, 16)), gain, 1e-6).flatten(1) * silu(gate)
+    assert torch.allclose(gated_norm(made, gate, gain, 1e-6), expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,66 @@
+"""Every kernel of states compiles for Hopper and fits a multiprocessor. Nothing runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.engine.kernels.launch.warm import KernelWarmup
+from eyas.engine.kernels.states.few import recur_few
+from eyas.engine.kernels.states.order import SolvedRows
+from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
+from eyas.engine.states.delta import DeltaRule
+from eyas.engine.states.rows import StateRows
+from eyas.engine.states.shape import DeltaShape
+from eyas.engine.states.store import StateFormat, StateStore, ring_rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SHAPE = DeltaShape(16, 32, 128, 128, 4)  # of Qwen3-Next-80B-A3B
+SHARED_BYTES = 227 * 1024
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*sizes, dtype=dtype, device="meta")
+
+
+def int32(*sizes: int) -> torch.Tensor:
+    return empty(*sizes, dtype=torch.int32)
+
+
+def few() -> None:
+    """Single rows, chains and trees."""
+    for most, tree in ((1, False), (4, False), (8, True), (64, True)):
+        recur_few(*_given(2 * most, most), tree, pdl=True)
+
+
+def prompts() -> None:
+    recur_chunks(*_given(256, 256), Chunks(int32(6, 2), int32(2)))
+
+
+def _given(m: int, most: int) -> tuple[
+    torch.Tensor, torch.Tensor, DeltaRule, object, SolvedRows, StateRows
+]:  # fmt: skip
+    format = StateFormat((0,), SHAPE, ring_rows(16), torch.bfloat16)
+    layer = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8)).layers[0]
+    rule = DeltaRule(SHAPE, empty(SHAPE.inputs, 4, dtype=torch.float32))
+    rows = StateRows(*(int32(2) for _ in range(6)), int32(m), int32(m), most)
+    gates = empty(m, SHAPE.gates, dtype=torch.float32)
+    return empty(m, SHAPE.inputs), gates, rule, layer, SolvedRows.on(layer, SHAPE), rows
+
+
+@pytest.mark.parametrize(("recipe", "kernels"), [("few", 8), ("prompts", 4)])
+def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    KernelWarmup(f"tests.unit.test_states_code:{recipe}", (), 90, processes=2).wait()
+    code = {path: path.read_text() for path in tmp_path.rglob("*.ptx")}
+    assert len(code) == kernels
+    for path, text in code.items():
+        assert ".local" not in text, "what no register has is slow"
+        assert json.loads(path.with_suffix(".json").read_text())["shared"] <= SHARED_BYTES
+        assert "red.global.add.f32" not in text
