@@ -111,6 +111,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         cuda_graph_max_bs=0 if args.disable_cuda_graph else args.cuda_graph_max_bs,
         cuda_graph_bs=args.cuda_graph_bs,
         overlap_schedule=False if args.disable_overlap_schedule else None,
+        tune_seconds=args.tune_seconds,
         uniform_experts=args.uniform_experts,
         lease_s=args.lease_s,
         host_cache_gb=args.host_cache_gb,

@@ -200,6 +200,14 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         "--disable-overlap-schedule", action="store_true", help="plan each step after the previous one ended"
     )
     group.add_argument(
+        "--tune-seconds",
+        type=amount,
+        metavar="S",
+        help="the first start with shapes that no table of this kind of GPU has searches tiles for so long, "
+        f"and keeps them in ~/.cache/eyas/tiles ({GPU_DEFAULTS.tune_seconds:g}; 0, and with --deterministic: "
+        "rules have them)",
+    )
+    group.add_argument(
         "--uniform-experts",
         action="store_true",
         help="chance chooses experts, each as often as the others, for benchmarks; answers mean nothing",

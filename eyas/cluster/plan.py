@@ -243,6 +243,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "prefill-attention-backend": engine.prefill_attention_backend,
         "threads": engine.threads,
         "mem-fraction-static": engine.mem_fraction_static,
+        "tune-seconds": f"{engine.tune_seconds:g}",
         "pool-dir": engine.pool_dir,
         "max-running-requests": engine.max_running,
         "max-queued-requests": engine.max_waiting,

@@ -101,6 +101,7 @@ class EngineConfig:
     cuda_graph_max_bs: int = 0  # the largest batch with a CUDA graph; 0: no graphs
     cuda_graph_bs: tuple[int, ...] = ()  # the batches with a graph; (): the engine's choice up to the largest
     overlap_schedule: bool = False  # prepare a step while the one before it runs
+    tune_seconds: float = 0.0  # a first start's search for tiles that no table has; 0: none
     uniform_experts: bool = False  # chance chooses experts, for benchmarks; answers mean nothing
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
@@ -157,6 +158,7 @@ _ON_GPU = {
     "chunk_tokens": 3072,
     "mixed_tokens": 512,
     "cuda_graph_max_bs": 256,
+    "tune_seconds": 20.0,
     "overlap_schedule": True,
 }
 GRAPH_ROWS = 1024

@@ -16,7 +16,8 @@ from eyas.common.errors import EyasError
 from eyas.common.machine.processes import signal_on_parent_death
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import EngineStopped, WireFailure
-from eyas.engine.loading.startup import EngineStart
+from eyas.engine.loading.first_tiles import search_first
+from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.worker.link import ZmqEngine
 
 
@@ -56,7 +57,9 @@ def _unwind(*_: object) -> NoReturn:
 
 
 def _run(config: EngineConfig, link: EngineLink) -> None:
-    start = EngineStart.of(config)
+    phases = StartPhases()
+    search_first(config, phases)
+    start = EngineStart.of(config, phases)
     with start.phases("import"):
         import torch
 

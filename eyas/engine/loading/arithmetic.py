@@ -69,7 +69,7 @@ class RankArithmetic:
         os.environ.update(UNSPLIT)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        exact = dataclasses.replace(fast, exact=True)
+        exact = dataclasses.replace(fast, exact=True, tiles=skinny.tiles_of(config.device, True))
         return cls(loaded, _judged(exact, loaded), fast)
 
     @property

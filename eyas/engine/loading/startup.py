@@ -20,7 +20,7 @@ from eyas.common.machine.gpus import capability
 from eyas.engine.kernels.launch.warm import KernelWarmup
 
 # No kernel depends on these.
-PLACING = ("roles", "worker", "threads", "mem_fraction_static", "host_cache_gb", "pool_dir")
+PLACING = ("tune_seconds", "roles", "worker", "threads", "mem_fraction_static", "host_cache_gb", "pool_dir")
 SHOWN_S = 0.05  # a shorter time would be shown as 0.0
 
 
@@ -63,9 +63,9 @@ class EngineStart:
     warmup: KernelWarmup | None = None
 
     @classmethod
-    def of(cls, config: EngineConfig) -> EngineStart:
+    def of(cls, config: EngineConfig, phases: StartPhases | None = None) -> EngineStart:
         """Begins a start. A GPU's kernels come first: they take as long to compile as all else together."""
-        phases = StartPhases()
+        phases = phases or StartPhases()
         if config.device == "cpu" or config.attention_backend != "triton":
             return cls(phases)
         try:

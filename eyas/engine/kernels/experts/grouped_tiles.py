@@ -80,13 +80,20 @@ def table_of(gpu: str) -> Path:
     return ASSETS / "tiles" / f"{gpu.replace(' ', '-')}.json"
 
 
-def measured(device: str) -> Table:
-    """The tiles of the GPU "cuda:1", if any were measured; for "meta" those of the first one."""
-    if device == "cpu":
+def measured(device: str, *, cached: bool = False) -> Table:
+    """The tiles of the GPU "cuda:1", if any were measured; for "meta" those of the first one. `cached`: with
+    those that a first start on this machine found for what the package's table has not.
+    """
+    gpu = "" if device == "cpu" else gpus.model("cuda" if device == "meta" else device)
+    if not gpu:
         return {}
-    gpu = gpus.model("cuda" if device == "meta" else device)
-    path = table_of(gpu)
-    return read_table(path) if gpu and path.exists() else {}
+    paths = [cache_of(gpu), table_of(gpu)] if cached else [table_of(gpu)]
+    return {key: tile for path in paths if path.exists() for key, tile in read_table(path).items()}
+
+
+def cache_of(gpu: str) -> Path:
+    """The file that a first start on this machine writes."""
+    return tile_file.cache_of(gpu, "experts")
 
 
 def read_table(path: Path) -> dict[Key, GroupedTile]:

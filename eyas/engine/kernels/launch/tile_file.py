@@ -1,15 +1,37 @@
-"""A file of tiles that `eyas tune` measured: JSON, a line for each, with its key and its microseconds."""
+"""A file of tiles that were measured: JSON, a line for each, with its key and its microseconds.
+
+`eyas tune` writes those of this package; a first start leaves its own in the user's cache, for this version
+and kind of GPU.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from eyas.common.machine.folders import cache_home
+
+VERSION = 1
+"""Of the tiles in the cache: a change of kernels that makes others the fastest is a new one."""
+
 Line = tuple[tuple[Any, ...], dict[str, int], float]
 """A tile's key, its fields and its microseconds."""
+
+
+def cache_of(gpu: str, products: str) -> Path:
+    """The file in the user's cache for a kind of GPU, "NVIDIA H200"."""
+    parts = version("eyas"), version("triton"), VERSION
+    return caches() / f"{gpu.replace(' ', '-')}-{products}-{'-'.join(map(str, parts))}.json"
+
+
+def caches() -> Path:
+    """The folder of all such files."""
+    return cache_home() / "tiles"
 
 
 def read(path: Path, names: Sequence[str]) -> Iterator[Line]:
@@ -31,4 +53,6 @@ def write(
         for key, tile in sorted(tiles.items())
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{{"gpu": {json.dumps(gpu)}, "tiles": [\n' + ",\n".join(lines) + "\n]}\n")
+    whole = path.with_suffix(f".{os.getpid()}")  # readers find the file of before, or all of this
+    whole.write_text(f'{{"gpu": {json.dumps(gpu)}, "tiles": [\n' + ",\n".join(lines) + "\n]}\n")
+    whole.replace(path)

@@ -21,6 +21,7 @@ from typing import Any
 from eyas.common.config import ASSETS
 from eyas.common.machine.folders import cache_home
 from eyas.common.machine.processes import python_module
+from eyas.engine.kernels.launch.tile_file import caches
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def use_cache(capability: int) -> Path:
 
 def _sources() -> bytes:
     """The engine's sources and measured tiles, which decide what a recipe launches."""
-    paths = [*Path(__file__).parents[2].rglob("*.py"), *(ASSETS / "tiles").glob("*.json")]
+    tiles = [*(ASSETS / "tiles").glob("*.json"), *caches().glob("*.json")]
+    paths = [*Path(__file__).parents[2].rglob("*.py"), *tiles]
     return b"".join(path.read_bytes() for path in sorted(paths))
 
 

@@ -76,7 +76,14 @@ class LayerContext:
         for rotation in dict.fromkeys(layer.attention.rotation for layer in config.layers):
             cos, sin = rotary_tables(*rotation, config.context_length)
             angles[rotation] = cos.to(device), sin.to(device)
-        return cls(group, launch, attention, angles, measured(device), vendor.is_there(device))
+        return cls(
+            group,
+            launch,
+            attention,
+            angles,
+            measured(device, cached=not launch.exact),
+            vendor.is_there(device),
+        )
 
 
 @dataclass(frozen=True)

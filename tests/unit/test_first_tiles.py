@@ -1,0 +1,176 @@
+"""The search for tiles at a first start: what it is for, that it happens once, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.bench import first_start
+from eyas.bench.shapes import SHAPES, write_model
+from eyas.common.config import EngineConfig
+from eyas.common.machine import gpus
+from eyas.engine.kernels.experts import grouped_tiles
+from eyas.engine.kernels.experts.grouped_tiles import GroupedShape
+from eyas.engine.kernels.products import packed_table, skinny
+from eyas.engine.kernels.products.skinny_tiles import MEASURED, ProductShape, tile_for
+from eyas.engine.loading.first_tiles import kept, search_first
+from eyas.engine.loading.product_shapes import DenseProduct, ExpertProducts, SearchedProducts
+from eyas.engine.loading.startup import StartPhases
+from eyas.engine.models.table import read_model
+
+GPU = "NVIDIA H200"
+NARROW = replace(SHAPES["llama-3.1-8b"], hidden=2560, intermediate=9728, layers=2)
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(gpus, "model", lambda device: GPU)
+
+
+def config_of(folder: Path, **changes: Any) -> EngineConfig:
+    usual = {"device": "cuda", "dtype": "bfloat16", "attention_backend": "triton", "tune_seconds": 20.0}
+    return EngineConfig(model=str(folder), draft=None, load_format="dummy", **(usual | changes))
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    write_model(NARROW, folder)
+    told = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(told))
+    return folder
+
+
+class Searches:
+    """In place of the process: the commands, and what they find."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.commands: list[tuple[str, ...]] = []
+        self._error = error
+
+    def __call__(self, command: tuple[str, ...], **_: object) -> None:
+        self.commands.append(command)
+        if self._error:
+            raise self._error
+
+
+def products_of(folder: Path, ranks: int = 1) -> SearchedProducts:
+    return SearchedProducts.of(read_model(folder, "dummy"), ranks)
+
+
+def test_a_model_whose_shapes_are_in_the_tables_is_not_searched(tmp_path: Path) -> None:
+    write_model(SHAPES["llama-3.1-8b"], tmp_path / "8b")
+    every = products_of(tmp_path / "8b")
+    assert {each.shape.kind for each in every.dense} == {"qkv", "gated", "linear"} and not every.experts
+    assert not len(every.untuned("cuda"))
+    search_first(config_of(tmp_path / "8b"), StartPhases(), searches := Searches())
+    assert not searches.commands
+
+
+def test_the_products_of_a_rank_and_of_experts(tmp_path: Path) -> None:
+    dense = {
+        (each.shape.kind, each.shape.n, each.shape.k) for each in products_of(written(tmp_path / "a")).dense
+    }
+    assert {("gated", 19456, 2560), ("linear", 2560, 9728), ("qkv", 6144, 2560)} < dense
+    halves = {(each.shape.kind, each.shape.n, each.shape.k) for each in products_of(tmp_path / "a", 2).dense}
+    assert {("gated", 9728, 2560), ("linear", 2560, 4864)} < halves
+    found = products_of(written(tmp_path / "b", **EXPERTS))
+    assert {each.shape.kind for each in found.dense} == {"heads", "linear"}
+    assert {each.shapes[0] for each in found.experts} == {GroupedShape(64, 1536, 2560, True, 2)}
+    assert [each.rows for each in found.experts] == [1, 8, 32]
+
+
+def test_a_first_start_searches_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What it does not find has the rule's tile from then on."""
+    config, searches, phases = config_of(written(tmp_path / "m", **EXPERTS)), Searches(), StartPhases()
+    with caplog.at_level("INFO", "eyas.engine"):
+        search_first(config, phases, searches)
+        search_first(config, phases, searches)
+    (command,) = searches.commands
+    assert command[-8:-6] == ("--model", config.model) and command[-2:] == ("--seconds", "20.0")
+    assert [record.message[:6] for record in caplog.records] == ["tiles:"] and "tiles" in phases.summary()
+    found = products_of(tmp_path / "m")
+    assert not len(found.untuned("cuda"))
+    tables = packed_table.measured("cuda", cached=True), grouped_tiles.measured("cuda", cached=True)
+    assert all(tables[0][each.key] == tile_for(each.shape, 2, {}) for each in found.dense)
+    assert all(key in tables[1] for each in found.experts for key in each.keys)
+
+
+def test_a_search_that_fails_is_said_and_not_repeated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = subprocess.TimeoutExpired("search", 35.0)
+    broken = subprocess.CalledProcessError(1, "search", stderr=b"no such kernel")
+    for number, (error, why) in enumerate(((late, "35.0 seconds"), (broken, "no such kernel"))):
+        config, searches = (
+            config_of(written(tmp_path / f"{number}", hidden_size=2560 + 128 * number)),
+            Searches(error),
+        )
+        search_first(config, StartPhases(), searches)
+        search_first(config, StartPhases(), searches)
+        assert len(searches.commands) == 1 and why in caplog.records[-1].message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tune_seconds": 0.0},
+        {"deterministic": True},
+        {"device": "cpu"},
+        {"dtype": "float32"},
+        {"attention_backend": "torch"},
+        {"dp_attention": 2},
+    ],
+)
+def test_no_search_is_asked_for(tmp_path: Path, changes: dict[str, Any]) -> None:
+    search_first(config_of(written(tmp_path / "m"), **changes), StartPhases(), searches := Searches())
+    assert not searches.commands and not (tmp_path / "cache").exists()
+
+
+def test_exact_products_have_the_tiles_of_the_package_alone() -> None:
+    """Bits do not follow what a machine has in its cache; and what the package measured stands above it."""
+    new, known = ("linear", 16, 2560, 2560), ("linear", 16, 4096, 4096)
+    tile = tile_for(ProductShape("linear", 16, 2560, 2560, 2560), 2, {})
+    kept(GPU, {new: tile, known: tile}, {}, {new: 1.0, known: 1.0})
+    assert skinny.tiles_of("cuda", exact=False)[new] == tile and new not in skinny.tiles_of(
+        "cuda", exact=True
+    )
+    assert skinny.tiles_of("cuda", exact=False)[known] == MEASURED[known]
+
+
+def test_the_search_fits_its_time() -> None:
+    shape = ProductShape("linear", 16, 4096, 4096, 4096)
+    dense = tuple(DenseProduct(replace(shape, n=4096 + 16 * i)) for i in range(12))
+    pair = GroupedShape(8, 512, 256, True, 2), GroupedShape(8, 256, 256, False, 2)
+    products = SearchedProducts(dense, tuple(ExpertProducts(pair, 2, rows) for rows in (1, 8, 32)))
+    for seconds, cores in ((20.0, 16), (20.0, 2), (1.0, 1), (600.0, 64)):
+        some, most = first_start.within(products, seconds, cores)
+        kernels = most * (len(some.dense) + 2 * len(some.experts))
+        assert some.dense and kernels <= max(cores * seconds * 0.2, most)
+    assert (some, most) == (products, first_start.MOST_TILES)
+
+
+def test_the_search_finds_tiles_that_compute_the_same() -> None:
+    """On a CPU, interpreted: two tiles of a dense product, of q, k and v, and of a pair of experts'."""
+    torch.set_num_threads(1)
+    shapes = ("linear", 128, (0, 0, 0)), ("gated", 256, (0, 0, 0)), ("heads", 128, (4, 2, 16))
+    dense = tuple(
+        DenseProduct(ProductShape(kind, 16, n, 64, heads[2] or n), heads) for kind, n, heads in shapes
+    )
+    pair = ExpertProducts((GroupedShape(4, 64, 32, True, 2), GroupedShape(4, 32, 32, False, 2)), 2, 1)
+    found = first_start.search(SearchedProducts(dense, (pair,)), "cpu", float("inf"), 2)
+    assert set(found[0]) == {each.key for each in dense} and set(found[1]) == set(pair.keys)
+    assert set(found[2]) == {*found[0], *found[1]} and min(found[2].values()) > 0.0
