@@ -25,7 +25,7 @@ from eyas.common.tokenizers.source import TOKENIZER_FILES, read_tokenizer, token
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
 from eyas.engine.checkpoint.methods import read_quantized
-from eyas.engine.checkpoint.sizes import groups_of, page_bytes, weight_bytes
+from eyas.engine.checkpoint.sizes import groups_of, page_bytes, state_bytes, weight_bytes
 from eyas.engine.kv.groups import pages_of_longest
 from eyas.engine.models.keys import reading
 from eyas.engine.models.mtp_names import layer_count, prefixes_among
@@ -127,7 +127,8 @@ def _check_folder(folder: str, flag: str) -> Path:
 class MemoryNeeds:
     """The least that each process of an engine takes: bytes of weights, and of a page of KV.
 
-    `shared`: of the weights, what several processes of one machine may have once.
+    `shared`: of the weights, what several processes of one machine may have once. `states`: bytes of all
+    slots of states.
     """
 
     model: str
@@ -135,6 +136,7 @@ class MemoryNeeds:
     shared: int
     page: int
     longest: int  # pages of a request that fills the context
+    states: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig) -> MemoryNeeds:
@@ -151,6 +153,7 @@ class MemoryNeeds:
             shared=amount.as_stored,
             page=page_bytes(model, config.page_size, kv, ranks, groups),
             longest=pages_of_longest(groups, model.context_length, config.page_size, 0),
+            states=state_bytes(model, config),
         )
 
 
@@ -199,9 +202,11 @@ def _check_gpus(engine: EngineConfig, needs: MemoryNeeds, gpus: Sequence[int | N
         return
     fraction = engine.mem_fraction_static
     has = f"{fraction:g} of the {_gib(min(own))} of GPU {first} (--mem-fraction-static)"
-    room = int(min(own) * fraction) - needs.weights
+    room = int(min(own) * fraction) - needs.weights - needs.states
     each = "" if engine.device_ranks == 1 else f" on each of {engine.device_ranks} GPUs"
     takes = f"the {engine.dtype} weights of {needs.model} take {_gib(needs.weights)}{each}"
+    if needs.states:
+        takes += f", its slots of states (--state-slots) {_gib(needs.states)}"
     if room < 0:
         more = "share it among more GPUs (--tp), or take a smaller one"
         raise ConfigError(f"--model: {takes}, more than {has}: {more}", param="model")
@@ -227,7 +232,9 @@ def _check_machine(engines: Sequence[EngineConfig], needs: MemoryNeeds, memory: 
     pages = (engine.num_pages or 0) * engine.dp_attention
     each = "" if count == 1 else f" in each of {count} workers"
     pool = f"{pages} KV pages take {_gib(pages * needs.page)}{each}"
-    pools = count * pages * needs.page
+    pools = count * (pages * needs.page + needs.states)
+    if needs.states:
+        pool += f", slots of states (--state-slots) {_gib(needs.states)}"
     if memory is not None:
         takes = f"the {engine.dtype} weights of {needs.model} take {_gib(needs.weights)}{each}"
         has = f"the {memory.holder} has {_gib(memory.free)} available"
@@ -237,7 +244,8 @@ def _check_machine(engines: Sequence[EngineConfig], needs: MemoryNeeds, memory: 
             more = "take a smaller model" + (", or fewer workers (--layout unified)" if count > 1 else "")
             raise ConfigError(f"--model: {takes}, and {has}: {more}", param="model")
         if pools > left:
-            raise _too_many(f"{pool}, {takes}, and {has}", left // (count * needs.page), engine)
+            most = max(left - count * needs.states, 0) // (count * needs.page)
+            raise _too_many(f"{pool}, {takes}, and {has}", most, engine)
         if caches and pools + caches > left:
             flag, most = "host-cache-gb", (left - pools) / GIB / count
             text = f"{_gib(caches)} asked for, {takes}, {pool}, and {has}: ask for at most {most:.1f}"
@@ -246,7 +254,7 @@ def _check_machine(engines: Sequence[EngineConfig], needs: MemoryNeeds, memory: 
         free = shutil.disk_usage(engine.pool_dir).free
         if pools > free:
             text = f"{pool}, and {engine.pool_dir} has {_gib(free)} free"
-            raise _too_many(text, free // (count * needs.page), engine)
+            raise _too_many(text, max(free - count * needs.states, 0) // (count * needs.page), engine)
 
 
 def _too_many(text: str, most: int, engine: EngineConfig) -> ConfigError:

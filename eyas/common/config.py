@@ -64,6 +64,10 @@ class SpeculationConfig:
         return 1 + self.topk + (self.steps - 1) * self.topk**2
 
 
+SPARE_STATES = 32
+"""Slots of states beside those of the sequences of a step, where no option says how many."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """One engine process: what it loads, how much it may hold, how large its steps may be."""
@@ -139,13 +143,20 @@ class EngineConfig:
         return set(self.roles) == {Role.DRAFT}
 
     @property
+    def round_width(self) -> int:
+        """Rows of a round of one sequence: the root and every draft."""
+        return self.speculation.width if self.speculates else 1
+
+    @property
+    def slots_of_states(self) -> int:
+        """Slots of states of a model that has some: what sequences do not take, the prefix cache may."""
+        return self.state_slots or self.max_running + SPARE_STATES
+
+    @property
     def speculates(self) -> bool:
         """Whether anything is drafted: by a head, by looking it up, or both."""
         return self.draft is not None or self.speculation.ngram
 
-
-SPARE_STATES = 32
-"""Slots of states beside those of the sequences of a step, where no option says how many."""
 
 ATTENTION_BACKENDS = ("torch", "triton", "flashinfer")
 DTYPES = ("bfloat16", "float16", "float32")

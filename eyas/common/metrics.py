@@ -97,6 +97,9 @@ class WorkerMetrics:
         self.pages_used = gauge("kv_pages_used", "KV pages that a sequence, a pull or a lease holds")
         self.pages = gauge("kv_pages", "KV pages of the pool")
         self.host_pages = gauge("host_cache_pages", "KV pages that the host holds")
+        self.state_slots = gauge("state_slots", "Slots of recurrent states")
+        self.state_slots_used = gauge("state_slots_used", "Slots that a sequence, a pull or a lease holds")
+        self.states_cached = gauge("states_cached", "States that the prefix cache keeps")
         self.step_seconds = PlainHistogram(
             "eyas_step_seconds", "From the launch of a step to its tokens", STEP_SECONDS, registry
         )
@@ -116,6 +119,11 @@ class WorkerMetrics:
             "host_tokens": counter("host_cache_tokens", "Prompt tokens whose KV came back from the host"),
             "host_bytes_out": counter("host_cache_bytes_out", "KV bytes copied to the host"),
             "host_bytes_in": counter("host_cache_bytes_in", "KV bytes copied back from the host"),
+            "state_hits": counter("state_cache_hits", "Sequences that resumed from a cached state"),
+            "state_tokens": counter("state_cache_tokens", "Prompt tokens before the states resumed from"),
+            "state_missed": counter(
+                "state_cache_missed_tokens", "Prompt tokens with cached pages, computed for want of a state"
+            ),
         }
         self._seen = dict.fromkeys(self._engine_totals, 0)
         self._tokens = counter("generation_tokens", "Tokens given to requests")

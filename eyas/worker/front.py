@@ -356,7 +356,13 @@ class WorkerFront:
             host_tokens=load.host.tokens,
             host_bytes_out=load.host.bytes_out,
             host_bytes_in=load.host.bytes_in,
+            state_hits=load.states.hits,
+            state_tokens=load.states.tokens,
+            state_missed=load.states.missed,
         )
+        self._metrics.state_slots.set(load.states.slots)
+        self._metrics.state_slots_used.set(load.states.used)
+        self._metrics.states_cached.set(load.states.kept)
         self._metrics.host_pages.set(load.host.pages)
         self._metrics.leases.set(load.leases)
         for path, moved in load.moved.items():

@@ -17,8 +17,8 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.models.keys import reading
 from eyas.engine.states.rows import StateRows
-from eyas.engine.states.shape import SPAN
-from eyas.engine.states.store import StateFormat, StateStore, ring_rows
+from eyas.engine.states.shape import SPAN, ring_rows
+from eyas.engine.states.store import StateFormat, StateStore
 from tests.unit.dense_families import EYES, IN_A_PLANE
 from tests.unit.family_sample import SIZES, Sample
 from tests.unit.model_rig import Rig

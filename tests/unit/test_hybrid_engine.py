@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from loopback import Loopback, Result, Worker, split_configs, wait_all
 
-from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.config import SPARE_STATES, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
+from eyas.engine.checkpoint.sizes import state_bytes
 from eyas.engine.ipc.messages import FlushCache
 from eyas.engine.kv.states import StateSlots
 from eyas.engine.loading.spec import EngineSpec
@@ -80,11 +81,12 @@ class Served:
         self.split = len(configs) > 1
         self.count = 0
 
-    def ask(self, prompt: Sequence[int], max_tokens: int = NEW) -> Result:
+    def ask(self, prompt: Sequence[int], max_tokens: int = NEW, begun: tuple[int, ...] = ()) -> Result:
+        """`begun`: what another worker has answered so far."""
         self.count += 1
         params = msgspec.structs.replace(PARAMS, max_tokens=max_tokens)
-        request = GenerationRequest(f"r{self.count}", tuple(prompt), params)
-        return self.cluster.submit(request, split=self.split)
+        request = GenerationRequest(f"r{self.count}", tuple(prompt), params, (RequestChoice(0, begun),))
+        return self.cluster.submit(request, split=self.split and not begun)
 
     def alone(self, prompt: Sequence[int]) -> Answer:
         result = self.ask(prompt)
@@ -156,6 +158,17 @@ def test_few_pages_and_few_slots_change_no_bit(folder: Path, expected: Any, draf
     served.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 9])
+def test_an_answer_that_moves_to_another_worker_goes_on(folder: Path, expected: Any, count: int) -> None:
+    served = Served(config_of(folder, speculation=TREE))
+    results = [served.ask(prompt, begun=each.ids[:count]) for prompt, each in expected.items()]
+    wait_all(results, WAIT_S)
+    for result, each in zip(results, expected.values(), strict=True):
+        assert answer(result) == Answer(each.ids, each.logprobs[count:])
+    served.close()
+
+
 @pytest.mark.parametrize("drafts", drafts("chain"))
 def test_split_workers_change_no_bit(folder: Path, expected: Any, drafts: dict[str, Any]) -> None:
     """The state comes with the pages; the second time, most pages are there and the state comes alone."""
@@ -165,6 +178,13 @@ def test_split_workers_change_no_bit(folder: Path, expected: Any, drafts: dict[s
         assert served.alone(prompt) == expected[prompt]
     assert served.states("prefill").hits >= sum(len(prompt) > 64 for prompt in expected)
     served.close()
+
+
+def test_a_plan_knows_what_the_slots_take(folder: Path) -> None:
+    for config in (config_of(folder), config_of(folder, state_slots=7, speculation=TREE)):
+        spec = EngineSpec.of(config)
+        assert spec.states is not None and spec.state_slots == (config.state_slots or 4 + SPARE_STATES)
+        assert state_bytes(spec.target, config) == spec.state_slots * spec.states.slot_bytes
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from eyas.engine.states.shape import SPAN, DeltaShape
-from eyas.engine.states.store import StateFormat, StateStore, ring_rows
+from eyas.engine.states.shape import SPAN, DeltaShape, ring_rows
+from eyas.engine.states.store import StateFormat, StateStore
 
 SHAPE = DeltaShape(key_heads=2, value_heads=4, key_size=8, value_size=6, kernel=4)
 

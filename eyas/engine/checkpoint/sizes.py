@@ -17,6 +17,7 @@ from eyas.engine.checkpoint.fp4 import Mxfp4Experts, Mxfp4Matrices
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.kv.groups import KvGroups, one_group, page_layers
+from eyas.engine.states.shape import ring_rows
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 _FP8 = "F8_E4M3"
@@ -116,6 +117,15 @@ def page_bytes(
     groups = groups or model.kv_groups
     each = dataclasses.replace(model.kv_format.of_rank(ranks), layers=page_layers(groups))
     return len(groups) * each.page_bytes(page_size, ITEMSIZE[dtype])
+
+
+def state_bytes(model: ModelConfig, config: EngineConfig) -> int:
+    """One rank's slots of states; 0: the model has none."""
+    if model.delta is None:
+        return 0
+    shape, ring = model.delta.of_rank(config.tensor_parallel_size), ring_rows(config.round_width)
+    each = len(model.state_layers) * shape.slot_bytes(ring, ITEMSIZE[config.dtype])
+    return config.slots_of_states * each
 
 
 def _is_read(model: ModelConfig, name: str) -> bool:

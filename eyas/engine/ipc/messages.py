@@ -272,6 +272,21 @@ class HostCache(msgspec.Struct, frozen=True, array_like=True):
     bytes_in: int = 0
 
 
+class StateCache(msgspec.Struct, frozen=True, array_like=True):
+    """Slots of states: `used` by sequences, pulls and leases, and the states `kept` for others.
+
+    Running totals: sequences that resumed from one (`hits`), the prompt tokens that they did not compute, and
+    those whose KV pages were cached and which were computed, as no state was kept there (`missed`).
+    """
+
+    slots: int = 0
+    used: int = 0
+    kept: int = 0
+    hits: int = 0
+    tokens: int = 0
+    missed: int = 0
+
+
 class EngineLoad(TaggedMessage, frozen=True, tag="Load"):
     """Progress, load and running totals. Sent after every loop that changed the load, and every 0.5 s.
 
@@ -304,6 +319,7 @@ class EngineLoad(TaggedMessage, frozen=True, tag="Load"):
     oldest_waiting_s: float = 0.0  # age of the oldest request that has not begun; 0.0: none waits
     backlog: WorkerBacklog = WorkerBacklog()  # for routers; counted at least every 0.1 s
     host: HostCache = HostCache()
+    states: StateCache = StateCache()
 
 
 class EngineAlive(TaggedMessage, frozen=True, tag="Alive"):

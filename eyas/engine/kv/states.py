@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Protocol
 
+from eyas.engine.ipc.messages import StateCache
 from eyas.engine.kv.pages import PagePool
 
 NO_STATE = -1
@@ -43,6 +44,18 @@ class StateSlots:
     def kept(self) -> int:
         """The number of states that the cache keeps."""
         return len(self._keepers)
+
+    @property
+    def counts(self) -> StateCache:
+        """For the front."""
+        return StateCache(
+            slots=self.pool.num_pages,
+            used=self.pool.used,
+            kept=self.kept,
+            hits=self.hits,
+            tokens=self.resumed_tokens,
+            missed=self.missed_tokens,
+        )
 
     def take(self, source: int = NO_STATE, *, settled: bool = False) -> int | None:
         """A slot with one owner, for a copy of `source` if that is one; None: there is no room.

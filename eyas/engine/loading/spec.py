@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from eyas.common.config import SPARE_STATES, EngineConfig
+from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.types import FAST, KvKind, Role
@@ -29,8 +29,8 @@ from eyas.engine.models.heads import head_spelling, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import check_experts, config_of_rank
-from eyas.engine.states.shape import SPAN
-from eyas.engine.states.store import StateFormat, ring_rows
+from eyas.engine.states.shape import SPAN, ring_rows
+from eyas.engine.states.store import StateFormat
 from kv_transfer.backends.table import NONE
 from kv_transfer.host_files import new_path
 from kv_transfer.layout import PageMeaning
@@ -179,17 +179,15 @@ class EngineSpec:
         shape, config = self.target.delta, self.config
         if shape is None or config.only_drafts:
             return None
-        ring = ring_rows(self.round_rows)
+        ring = ring_rows(config.round_width)
         return StateFormat(
             self.target.state_layers, shape.of_rank(config.tensor_parallel_size), ring, self.placement.dtype
         )
 
     @property
     def state_slots(self) -> int:
-        """Slots of states: what sequences do not take, the prefix cache may."""
-        if self.states is None:
-            return 0
-        return self.config.state_slots or self.config.max_running + SPARE_STATES
+        """Slots of states in the target's pool."""
+        return 0 if self.states is None else self.config.slots_of_states
 
     @property
     def windowed(self) -> bool:
@@ -225,7 +223,7 @@ class EngineSpec:
     @property
     def width(self) -> int:
         """Rows of a round of one sequence: the root and every draft."""
-        return self.config.speculation.width if self.config.speculates else 1
+        return self.config.round_width
 
     @property
     def synthetic_rates(self) -> tuple[float, ...]:

@@ -16,12 +16,11 @@ def check_states(target: ModelConfig, config: EngineConfig) -> None:
                 f"--state-slots: {target.architecture} has no recurrent states", param="state-slots"
             )
         return
-    width = config.speculation.width if config.speculates else 1
     refused = {
         "dp-attention": (config.dp_attention > 1, "attention ranks have no slots of states"),
         "host-cache-gb": (config.host_cache_gb > 0, "states do not leave for the host's memory"),
         "spec-draft-tokens": (
-            width > SPAN,
+            config.round_width > SPAN,
             f"a round has at most {SPAN} rows, drafts and the one before them",
         ),
     }

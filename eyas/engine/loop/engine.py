@@ -339,6 +339,7 @@ class Engine:
             drafts_late=self._drafting.missed_rounds,
             drafts_sent=dict(self._drafting.sent),
             host=HostCache() if scheduler.host is None else scheduler.host.counts,
+            states=scheduler.states,
         )
 
     def _moved(self) -> dict[str, TransferTotals]:

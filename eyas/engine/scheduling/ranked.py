@@ -14,6 +14,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import TypeAlias
 
 from eyas.engine.batch.sequence import Generation, Sequence, SequenceWork
+from eyas.engine.ipc.messages import StateCache
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.elsewhere import IncomingToRanks
@@ -112,6 +113,7 @@ class DataParallelScheduler:
     """The schedulers of all ranks behind the interface of one. `limits` are those of each rank."""
 
     host = None  # no rank's pages leave for the host's memory
+    states = StateCache()  # models with some are not served by attention ranks
 
     def __init__(self, ranks: SequenceOf[Scheduler]) -> None:
         self._ranks = tuple(ranks)

@@ -17,6 +17,7 @@ from collections.abc import Sequence as SequenceOf
 from eyas.common.step_times import MANY_CHUNKS
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
+from eyas.engine.ipc.messages import StateCache
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.elsewhere import IncomingPrompts
@@ -223,6 +224,11 @@ class Scheduler:
         if states is not None and states.passed(work):
             self.tables.remember(seq, self.complete_rows(seq))
             states.snapshot(seq, spaced=seq.kv_len != seq.branch)
+
+    @property
+    def states(self) -> StateCache:
+        """The slots of states, if there are some, and running totals."""
+        return StateCache() if self.tables.states is None else self.tables.states.slots.counts
 
     def state_copies(self) -> list[tuple[int, int]]:
         """Copies of slots of states (source, target) that come before the next step, each once."""

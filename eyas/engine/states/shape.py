@@ -6,8 +6,24 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+ALIGNMENT = 256
+"""Bytes at whose multiples the parts of a slot begin."""
+
+FLOATS = ("states", "gates")
+"""The parts of a slot that are float32, whatever the model's dtype."""
+
 SPAN = 64
 """Tokens between the positions at which a state may stand: it is that of the last multiple passed."""
+
+
+def ring_rows(width: int) -> int:
+    """Places of a ring, a multiple of SPAN: of the rows before a fold, and of two rounds of `width` rows."""
+    return -(-(SPAN + 2 * width) // SPAN) * SPAN
+
+
+def aligned(count: int) -> int:
+    """Bytes of a part of `count` bytes, up to the next one."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +69,16 @@ class DeltaShape:
     def tail(self) -> tuple[int, int]:
         """The sides of the convolution's inputs of the rows just before a state's position."""
         return self.kernel - 1, self.inputs
+
+    def parts(self, ring: int) -> dict[str, tuple[int, ...]]:
+        """The sides of each part of a layer's slot, whose ring has `ring` places."""
+        gates, inputs = (ring, self.gates), (ring, self.inputs)
+        return {"states": self.state, "gates": gates, "tails": self.tail, "inputs": inputs}
+
+    def slot_bytes(self, ring: int, itemsize: int) -> int:
+        """Bytes of a layer's slot; `itemsize`: of the model's dtype."""
+        sizes = {name: 4 if name in FLOATS else itemsize for name in self.parts(ring)}
+        return sum(aligned(math.prod(sides) * sizes[name]) for name, sides in self.parts(ring).items())
 
     def complaints(self) -> Iterator[str]:
         """Finds impossible numbers; a sentence for each."""

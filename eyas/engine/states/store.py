@@ -13,15 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.states.shape import SPAN, DeltaShape
-
-ALIGNMENT = 256
-"""Bytes at whose multiples the parts of a slot begin."""
-
-
-def ring_rows(width: int) -> int:
-    """Places of a ring, a multiple of SPAN: of the rows before a fold, and of two rounds of `width` rows."""
-    return -(-(SPAN + 2 * width) // SPAN) * SPAN
+from eyas.engine.states.shape import FLOATS, DeltaShape, aligned
 
 
 @dataclass(frozen=True)
@@ -36,19 +28,9 @@ class StateFormat:
     dtype: torch.dtype
 
     @property
-    def parts(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Sizes and dtype of each part of a layer."""
-        return {
-            "states": (self.shape.state, torch.float32),
-            "gates": ((self.ring, self.shape.gates), torch.float32),
-            "tails": (self.shape.tail, self.dtype),
-            "inputs": ((self.ring, self.shape.inputs), self.dtype),
-        }
-
-    @property
     def layer_bytes(self) -> int:
         """Bytes of one layer of a slot."""
-        return sum(_aligned(math.prod(sizes) * dtype.itemsize) for sizes, dtype in self.parts.values())
+        return self.shape.slot_bytes(self.ring, self.dtype.itemsize)
 
     @property
     def slot_bytes(self) -> int:
@@ -84,10 +66,11 @@ class StateStore:
 
     def _parts(self, place: int) -> Iterator[tuple[str, torch.Tensor]]:
         first = place * self.format.layer_bytes
-        for name, (sizes, dtype) in self.format.parts.items():
+        for name, sizes in self.format.shape.parts(self.format.ring).items():
+            dtype = torch.float32 if name in FLOATS else self.format.dtype
             count = math.prod(sizes) * dtype.itemsize
             yield name, self._memory[:, first : first + count].view(dtype).unflatten(1, sizes)
-            first += _aligned(count)
+            first += aligned(count)
 
     def copy(self, source: int, target: int) -> None:
         """Copies a slot to another one."""
@@ -101,7 +84,3 @@ class StateStore:
         for layer, name in itertools.product(self.layers.values(), ("inputs", "gates")):
             rows = getattr(layer, name)
             rows[slots, targets % ring] = rows[slots, sources % ring]
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
