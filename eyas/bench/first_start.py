@@ -173,13 +173,19 @@ def search(products: SearchedProducts, device: str, deadline: float, most: int) 
             break
         best = DenseBench(product, device).fastest(dense_tiles(product.shape, most), deadline)
         dense[product.key], times[product.key] = best.tile, best.us
+        _say(product.key, best)
     for pair in products.experts:
         if time.monotonic() > deadline:
             break
         for key, tiles, race in ExpertBench(pair, device).races(most):
             found = race.fastest(tiles, deadline)
             experts[key], times[key] = found.tile, found.us
+            _say(key, found)
     return dense, experts, times
+
+
+def _say(key: Any, best: FastestTile[Any]) -> None:
+    print(f"{key}: {best.us:.1f} us (by the rule {best.ruled_us:.1f}), {best.tile}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
