@@ -1,37 +1,43 @@
-"""Every family through `eyas serve`: tokens that differ, of those that a client of the OpenAI API gets.
+"""Every family through whole servers: tokens that differ, of those that a client of the OpenAI API gets.
 
-    python -m tests.e2e.families_served [FAMILY ...]
+    python -m tests.e2e.families_served [--processes] [FAMILY ...]
 
-prints the table and gives 1 if an answer differs. Small random models of float32 with the embedded model's
-tokenizer; prompts are cut into chunks and found in the cache again. A greedy token is right if transformers,
-of the text so far, gives no other one a logit that is higher by more than `SLACK` of the largest.
+prints the table and gives 1 if an answer differs. Gateway and workers are in this process, joined by gRPC, or
+`eyas serve` starts each as its own, which takes some four times as long. Small random models of float32 with
+the embedded model's tokenizer; prompts are cut into chunks and found in the cache again. A greedy token is
+right if transformers, of the text so far, gives no other one a logit that is higher by more than `SLACK` of
+the largest.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import contextlib
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from openai import OpenAI
+from openai import AsyncOpenAI
 
-from eyas.common.config import NANO
+from eyas.common.config import NANO, EngineConfig, SpeculationConfig
+from eyas.common.types import Role
 from eyas.engine.models.table import read_model
 from tests.e2e.served import Folders, serving
+from tests.rpc.real_cluster import real_cluster
 from tests.unit.families import SAMPLES, write_family
 
 SLACK = 5e-5
 VOCAB = 4096  # of the embedded model's tokenizer
 NEW = 24
 LENGTHS = (3, 41, 150)  # windows of 40 are crossed; the last prompt is cut into chunks
-FLAGS = ("--num-pages=256", "--chunked-prefill-size=48", "--max-running-requests=12")
+PAGES, CHUNK = 256, 48
 TOKENS_OF_THEIR_OWN = {"gemma4_tokens": {"vocab_size_per_layer_input": VOCAB}}
 FEW = {str(token): 60 for token in (300, 301, 302)}
 KINDS: dict[str, dict[str, Any]] = {
@@ -57,29 +63,25 @@ class Way:
     together: bool
     drafts: bool
 
-    def ask(self, url: str, requests: Iterable[dict[str, Any]]) -> list[Answer]:
+    async def ask(self, client: AsyncOpenAI, requests: list[dict[str, Any]]) -> list[Answer]:
         """The answers, in order."""
-        requests = list(requests)
-        with (
-            OpenAI(base_url=f"{url}/v1", api_key="none", timeout=300, max_retries=0) as client,
-            ThreadPoolExecutor(len(requests) if self.together else 1) as callers,
-        ):
-            name = client.models.list().data[0].id
-            return list(callers.map(lambda request: self._answer(client, name, request), requests))
+        name = (await client.models.list()).data[0].id
+        places = asyncio.Semaphore(len(requests) if self.together else 1)
 
-    def _answer(self, client: OpenAI, name: str, request: dict[str, Any]) -> Answer:
+        async def answer(request: dict[str, Any]) -> Answer:
+            async with places:
+                return await self._answer(client, {"model": name, **request})
+
+        return await asyncio.gather(*map(answer, requests))
+
+    async def _answer(self, client: AsyncOpenAI, request: dict[str, Any]) -> Answer:
         ours = {"ignore_eos": True, "return_token_ids": True, "speculative": self.drafts}
-        options = {"include_usage": True} if self.together else None
-        said = client.completions.create(
-            model=name,
-            **request,
-            max_tokens=NEW,
-            extra_body=ours,
-            **({"stream": True, "stream_options": options} if self.together else {}),
-        )
-        events = list(said) if self.together else [said]
+        streams = {"stream": True, "stream_options": {"include_usage": True}} if self.together else {}
+        said = await client.completions.create(**request, max_tokens=NEW, extra_body=ours, **streams)
+        events = [event async for event in said] if self.together else [said]
         choices = [choice for event in events for choice in event.choices]
-        details = next(event.usage for event in reversed(events) if event.usage).completion_tokens_details
+        usage = next(event.usage for event in reversed(events) if event.usage)
+        details = usage.completion_tokens_details
         return Answer(
             tuple(token for choice in choices for token in getattr(choice, "token_ids", None) or ()),
             tuple(p for choice in choices if choice.logprobs for p in choice.logprobs.token_logprobs or ()),
@@ -119,15 +121,17 @@ class ServedFamily:
     accepted: int
 
     @classmethod
-    def of(cls, family: str, folder: Path, **served: Any) -> ServedFamily:
-        """Serves a small random model of it from a folder. `served`: another configuration than its own."""
+    def of(cls, family: str, folder: Path, *, processes: bool = False, **served: Any) -> ServedFamily:
+        """Serves a small random model of it from a folder, by `eyas serve` if `processes`. `served`: another
+        configuration than its own.
+        """
         sizes = {"vocab_size": VOCAB, **TOKENS_OF_THEIR_OWN.get(family, {})}
         model = write_family(folder / family, family, **sizes)
         if served:
             write_family(folder / family, family, **sizes, **served)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(NANO / name, folder / family)
-        answers = _answers(folder / family)
+        answers = asyncio.run(_answers(folder / family, processes))
         first = next(iter(answers.values()))
         context = read_model(folder / family).context_length
         judged = [
@@ -156,15 +160,34 @@ def _prompts() -> list[list[int]]:
     return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
-def _answers(model: Path) -> dict[str, list[Answer]]:
+async def _answers(model: Path, processes: bool) -> dict[str, list[Answer]]:
     """By layout and way; of every kind's prompts, greedy ones first."""
     requests = [{"prompt": prompt, **kind} for kind in KINDS.values() for prompt in _prompts()]
-    answers = {}
+    start, answers = _by_processes if processes else _here, {}
     for layout, ways in WAYS.items():
-        with serving(Folders(str(model), "ngram"), f"--layout={layout}", *FLAGS) as served:
+        async with start(model, layout) as client:
             for name, way in ways.items():
-                answers[f"{layout}, {name}"] = way.ask(served.url, requests)
+                answers[f"{layout}, {name}"] = await way.ask(client, requests)
     return answers
+
+
+@contextlib.asynccontextmanager
+async def _by_processes(model: Path, layout: str) -> AsyncIterator[AsyncOpenAI]:
+    flags = (f"--num-pages={PAGES}", f"--chunked-prefill-size={CHUNK}", f"--layout={layout}")
+    with serving(Folders(str(model), "ngram"), *flags) as served:
+        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", timeout=300) as client:
+            yield client
+
+
+@contextlib.asynccontextmanager
+async def _here(model: Path, layout: str) -> AsyncIterator[AsyncOpenAI]:
+    speculation = SpeculationConfig(ngram=True)
+    engine = EngineConfig(
+        str(model), draft=None, num_pages=PAGES, chunk_tokens=CHUNK, speculation=speculation
+    )
+    roles = [tuple(Role)] if layout == "unified" else [(Role.PREFILL,), (Role.DECODE,)]
+    async with real_cluster(engine, model.parent, roles) as cluster:
+        yield AsyncOpenAI(base_url="http://gateway/v1", api_key="none", timeout=300, http_client=cluster.http)
 
 
 def _judged(model: Any, context: int, prompt: list[int], answer: Answer) -> tuple[bool, float]:
@@ -183,16 +206,20 @@ def _judged(model: Any, context: int, prompt: list[int], answer: Answer) -> tupl
     return len(answer.tokens) == NEW and bool(behind.max() <= SLACK * largest), float(error)
 
 
-def main(families: list[str]) -> int:
-    """Prints the table of these families, or of all; 1 if an answer differs."""
+def main() -> int:
+    """Prints the table of the families that are named, or of all; 1 if an answer differs."""
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.families_served")
+    parser.add_argument("--processes", action="store_true", help="by `eyas serve`")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="(all)")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     start, wrong = time.monotonic(), 0
     columns = ("Family", "answers", "transformers", *COLUMNS, "error", "drafts that were right")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for family in families or SAMPLES:
+    for family in args.families or SAMPLES:
         try:
             with tempfile.TemporaryDirectory() as folder:
-                served = ServedFamily.of(family, Path(folder))
+                served = ServedFamily.of(family, Path(folder), processes=args.processes)
         except Exception as failure:  # the others' rows are worth more than this one's traceback
             wrong += 1
             print(f"| {family} | failed: {failure!r} |", flush=True)
@@ -204,4 +231,4 @@ def main(families: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

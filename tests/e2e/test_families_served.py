@@ -1,4 +1,4 @@
-"""`eyas serve` on small models of families with much of their own: what a client gets is transformers' greedy
+"""Servers of small models of families with much of their own: what a client gets is transformers' greedy
 text, and the same by every way. A server of other equations is noticed.
 """
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.mark.parametrize("family", ["gemma4_tokens", "glm4_moe_lite", "falcon_groups"])
 def test_a_client_gets_the_same_tokens_by_every_way(tmp_path: Path, family: str) -> None:
-    served = ServedFamily.of(family, tmp_path)
+    served = ServedFamily.of(family, tmp_path, processes=True)
     assert not served.problems, served
 
 

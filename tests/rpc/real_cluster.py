@@ -10,9 +10,6 @@ from pathlib import Path
 
 import httpx
 from prometheus_client import CollectorRegistry
-from real_worker import RealWorker
-from scripted_backend import nano_tokenizer
-from test_generate_paths import until
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.cluster.listening import free_ports
@@ -23,6 +20,8 @@ from gateway.grpc.front import GrpcFront
 from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.cluster import Cluster
+from tests.rpc.real_worker import RealWorker
+from tests.rpc.scripted_backend import nano_tokenizer
 
 
 @dataclass
@@ -62,7 +61,8 @@ async def real_cluster(
         async with asyncio.timeout(30):
             while {w.worker for w in cluster.workers() if w.serving} != {w.address for w in workers}:
                 await asyncio.sleep(0.02)
-        await until(lambda: sum(worker.connected for worker in cluster.candidates()) == len(decodes))
+            while sum(worker.connected for worker in cluster.candidates()) != len(decodes):
+                await asyncio.sleep(0.02)
         backend, tokenizer = ClusterBackend(cluster), nano_tokenizer()
         front = GrpcFront(gateway, backend, tokenizer, metrics)
         await front.start()
