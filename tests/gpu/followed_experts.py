@@ -42,28 +42,25 @@ class TakenExperts:
 
     def recorded(self) -> AbstractContextManager[Any]:
         """Within it, a run is recorded."""
-        route = expert_products.routed
 
-        def routed(rows: NormedRows, part: RouterPart, step: Any, judged: NormedRows | None = None) -> Routed:
-            made = route(rows, part, step, judged)
-            self._taken.append(TakenRows(made.chosen, merits(judged or rows, part)))
+        def seen(made: Routed, part: RouterPart, judged: NormedRows | None) -> Routed:
+            self._taken.append(TakenRows(made.chosen, merits(judged or made.rows, part)))
             return made
 
-        return _routing_by(routed)
+        return _routing_through(seen)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Within it, a run of the same forwards follows. Raises AssertionError for more than near ties."""
-        route, left, counts = expert_products.routed, iter(self._taken), [0, 0]
+        left, counts = iter(self._taken), [0, 0]
 
-        def routed(rows: NormedRows, part: RouterPart, step: Any, judged: NormedRows | None = None) -> Routed:
-            made = route(rows, part, step, judged)
+        def seen(made: Routed, part: RouterPart, judged: NormedRows | None) -> Routed:
             chosen, changed = followed(made.chosen, next(left))
             counts[0] += changed
             counts[1] += len(chosen.experts)
             return replace(made, chosen=chosen)
 
-        with _routing_by(routed):
+        with _routing_through(seen):
             yield
         assert next(left, None) is None, "the run had fewer forwards"
         assert counts[0] <= FEW * counts[1], f"{counts[0]} of {counts[1]} rows took other experts"
@@ -108,5 +105,19 @@ def _by_expert(chosen: torch.Tensor, numbers: torch.Tensor, experts: int) -> tor
     return room.scatter(1, chosen.long(), numbers)
 
 
-def _routing_by(routed: Callable[..., Routed]) -> AbstractContextManager[Any]:
-    return patch.object(expert_products, "routed", routed)
+@contextmanager
+def _routing_through(seen: Callable[[Routed, RouterPart, NormedRows | None], Routed]) -> Iterator[None]:
+    """Both ways by which rows come to their experts, and then `seen`."""
+    one_by_one, at_once = expert_products.routed, expert_products.routed_at_once
+
+    def routed(
+        rows: NormedRows, part: RouterPart, step: Any, judged: NormedRows | None = None, **options: Any
+    ) -> Routed:
+        return seen(one_by_one(rows, part, step, judged, **options), part, judged)
+
+    def routed_at_once(source: Any, norm: Any, part: RouterPart, *rest: Any) -> Routed | None:
+        made = at_once(source, norm, part, *rest)
+        return None if made is None else seen(made, part, None)
+
+    with patch.multiple(expert_products, routed=routed, routed_at_once=routed_at_once):
+        yield

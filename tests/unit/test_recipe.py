@@ -229,11 +229,12 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
     kinds = {"layer_types": [local, local, everywhere, local]} if family == "gemma3" else {}
     write_family(tmp_path / "model", family, **sizes, **kinds)
     compiled = {"llama": [], "qwen3": ["qkv_rope_kernel"], "gemma3": ["_norm", "_gather", "_attend_chunks"]}
-    compiled["qwen3_moe"] = ["_choose", "_place"]
+    compiled["qwen3_moe"] = ["_choose", "_place", "_route_rows"]
     told = _told(LAYERS, json.dumps([str(tmp_path / "model"), compiled[family]]))
     assert told["found"] == told["every"]
     routed = {"_choose", "_count", "_place", "product_kernel", "_combine", "_products", "_back"}
     routed |= {"_by_depth", "_sweep"}  # of prompts with many rows per expert, and of a short k
+    routed.add("_route_rows")  # of few rows
     expected = PLAIN | routed if family == "qwen3_moe" else PLAIN
     assert {name for name, _ in told["found"]} == expected
     windows = {"window=40" in key for name, key in told["found"] if name in ("_attend", "_attend_chunks")}

@@ -142,8 +142,7 @@ class Mixture(Generic[ProjectionT]):
     def inner(self, residual: Any, ops: Ops[Any, Any, Any]) -> tuple[Any, Any]:
         """The rows that its experts read, and which take which; and the residual."""
         read, residual = ops.norm(residual, self.norm)
-        rows = ops.normed(read)
-        return (rows, ops.route(rows, self.router)), residual
+        return ops.chosen(read, self.router, self.part), residual
 
     def add(self, residual: Any, inner: Any, ops: Ops[Any, Any, Any]) -> Any:
         """The residual with what the experts make of those rows added."""

@@ -47,6 +47,14 @@ class GroupedChoices:
 
 
 @dataclass(frozen=True)
+class OrderSizes:
+    """The experts that choices may be of, and the most rows of a block of one expert's."""
+
+    experts: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class OneRow:
     """The experts that one row chose, int32 [choices]: there is nothing to put in order. Each is a block of
     its own, in products of packed weights, whose tiles have `rows` rows.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from eyas.engine.kernels.experts import grouped_packed, grouped_sweep, grouped_wide
-from eyas.engine.kernels.experts.group import ChoiceOrder, GroupedChoices, OneRow, group
+from eyas.engine.kernels.experts.group import ChoiceOrder, GroupedChoices, OneRow, OrderSizes, group
 from eyas.engine.kernels.experts.grouped_kernels import product_kernel
 from eyas.engine.kernels.experts.grouped_task import (
     ExpertWeight,
@@ -71,16 +71,19 @@ class GroupedProducts:
 
     def group(self, experts: torch.Tensor, weights: tuple[ExpertWeight, ExpertWeight]) -> GroupedChoices:
         """The order of experts int32 [m, per_row] for `gate_up` and `down` with these weights."""
+        sizes = self.order_sizes(experts.numel(), weights)
+        return group(experts, sizes.experts, sizes.rows, self.launch.pdl)
+
+    def order_sizes(self, choices: int, weights: tuple[ExpertWeight, ExpertWeight]) -> OrderSizes:
+        """How `group` cuts so many choices into blocks."""
         gate_up = shape_of(weights[0], GateActivation())
-        rows = self._tile_for(gate_up, experts.numel()).rows
-        return group(experts, gate_up.experts, rows, self.launch.pdl)
+        return OrderSizes(gate_up.experts, self._tile_for(gate_up, choices).rows)
 
     def walked(self, experts: torch.Tensor, weights: tuple[ExpertWeight, ExpertWeight]) -> ChoiceOrder:
         """The same, or the choices of one row as they are, where both kernels take them; none is -1 then."""
         if len(experts) > 1 or any(isinstance(weight, StoredWeight) for weight in weights):
             return self.group(experts, weights)
-        rows = self._tile_for(shape_of(weights[0], GateActivation()), experts.numel()).rows
-        return OneRow(experts.view(-1), rows)
+        return OneRow(experts.view(-1), self.order_sizes(experts.numel(), weights).rows)
 
     def gate_up(
         self,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.kernels.experts.group import GroupedChoices
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 
@@ -23,10 +24,14 @@ MOST = tl.constexpr(1e30)  # of a logit, either way: differences stay numbers
 
 @dataclass(frozen=True)
 class ChosenExperts:
-    """The experts of m rows, best first, and their weights: int32 and float32 [m, per_row, or one more]."""
+    """The experts of m rows, best first, and their weights: int32 and float32 [m, per_row, or one more].
+
+    `order`: of the choices, where the kernel that made them has made it too.
+    """
 
     experts: torch.Tensor
     weights: torch.Tensor
+    order: GroupedChoices | None = None
 
 
 @dataclass(frozen=True)
@@ -141,11 +146,11 @@ def _choose(
         open_ = there & (_open_groups(merit, there, GROUPS, TOPK_GROUPS, BEST, ROWS, EXPERTS)[:, None] > 0)
     offset = 0
     if UNIFORM:
-        offset = _by_chance(tl.sum(tl.sum(tl.where(expert == 0, logit, 0.0), 1), 0), row) % EXPERTS
+        offset = by_chance(tl.sum(tl.sum(tl.where(expert == 0, logit, 0.0), 1), 0), row) % EXPERTS
     SLOTS: tl.constexpr = ROWS * SIDE
     ids = tl.reshape(tl.where(there, expert, EXPERTS), (SLOTS,))
     scores = tl.reshape(scores, (SLOTS,))
-    left = tl.reshape(tl.where(open_, _ranked(merit, expert), CLOSED), (SLOTS,))
+    left = tl.reshape(tl.where(open_, ranked(merit, expert), CLOSED), (SLOTS,))
     rank = tl.arange(0, 32)
     taken_weights = tl.zeros((32,), tl.float32)
     total = 0.0
@@ -201,7 +206,7 @@ def _shared_number(kv_rows, row, first_row, end_row, EXPERTS: tl.constexpr, LOCA
 
 
 @triton.jit
-def _ranked(merit, expert):
+def ranked(merit, expert):
     """Numbers int64 in the order of what is wanted, float32: one maximum finds the best, and who it is.
 
     Of equals the first expert's is larger; all are larger than CLOSED.
@@ -235,7 +240,7 @@ def _open_groups(
 
 
 @triton.jit
-def _by_chance(logit, row):
+def by_chance(logit, row):
     """A number that nothing but a row's logit and its place decide, int32, not negative."""
     x = logit.to(tl.uint32, bitcast=True) ^ (row.to(tl.uint32) * 0x9E3779B1)
     x = (x ^ (x >> 16)) * 0x85EBCA6B

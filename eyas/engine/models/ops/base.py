@@ -147,6 +147,11 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         plus its norm. `routed`: as `route` gave it.
         """
 
+    def chosen(self, read: ReadT, router: RouterPart, part: ExpertsPart[ProjectionT]) -> tuple[Any, Any]:
+        """The rows that `normed` gives, and which of the part's experts they take, as `route` says it."""
+        rows = self.normed(read)
+        return rows, self.route(rows, router)
+
     def norm(
         self, residual: ResidualT, norm: row_kernels.NormInput | LayerNorm | None
     ) -> tuple[ReadT, ResidualT]:

@@ -12,9 +12,10 @@ from dataclasses import replace
 import torch
 
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels.experts import route
+from eyas.engine.kernels.experts import route, route_rows
 from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts, Router
-from eyas.engine.kernels.products import single
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kernels.products.skinny_tiles import Table
@@ -26,7 +27,12 @@ KNOWN_SCORES = ("sigmoid", "softmax")
 """Those of `eyas.engine.layers.routing` that the kernel has."""
 
 
-def routed(rows: NormedRows, part: RouterPart, step: Forward, judged: NormedRows | None = None) -> Routed:
+def routed(
+    rows: NormedRows,
+    part: RouterPart,
+    step: Forward,
+    judged: NormedRows | None = None,
+) -> Routed:
     """Which experts rows take; where ranks share experts out, what everyone's rows take of those here.
     `judged`: the rows that the router reads, if they are others.
     """
@@ -51,6 +57,32 @@ def routed(rows: NormedRows, part: RouterPart, step: Forward, judged: NormedRows
         rows = NormedRows(rows.plain * chosen.weights.to(rows.plain.dtype))
         chosen = ChosenExperts(chosen.experts, torch.ones_like(chosen.weights))
     return Routed(rows, chosen)
+
+
+def routed_at_once(
+    source: skinny.SkinnyInput,
+    norm: row_kernels.NormInput | None,
+    part: RouterPart,
+    experts: ExpertsPart[Projection],
+    step: Forward,
+) -> Routed | None:
+    """The same of few rows that have not passed their norm, by one launch; None where there is none."""
+    (m, hidden), context = source.x.shape, step.context
+    if norm is None or norm.gain is None or norm.rounding is not None or source.sums is None:
+        return None
+    plain = part.factors is None and not part.spec.weighs_input and part.spec.scores in KNOWN_SCORES
+    if not plain or context.launch.exact or step.everyones is not None:
+        return None
+    if not route_rows.can_take(m, part.spec, part.shared, hidden):
+        return None
+    order = None
+    if m > 1:  # the choices of one row may need none
+        weights = experts.gated.projection.of_experts, experts.out.projection.of_experts
+        order = context.products.order_sizes(m * experts.per_row, weights)
+    router = Router(part.spec, part.correction, part.shared, part.bias)
+    product = route_rows.RouterProduct(part.weight, norm.gain, norm.eps, router, context.uniform_experts)
+    normed, chosen = route_rows.take(source, product, order, context.launch)
+    return Routed(NormedRows(normed), chosen)
 
 
 def _gathered(rows: NormedRows, step: Forward) -> NormedRows:
@@ -127,7 +159,8 @@ def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.
     """The row that each choice's expert makes, [choices, hidden]; anything where a choice is of none."""
     products, gated, out = step.context.products, part.gated, part.out
     gate_up, down, experts = gated.projection.of_experts, out.projection.of_experts, routed.chosen.experts
-    order, read = products.walked(experts, (gate_up, down)), routed.rows.read_by(gated.projection.rounding)
+    order = routed.chosen.order or products.walked(experts, (gate_up, down))
+    read = routed.rows.read_by(gated.projection.rounding)
     if gated.gate is not None:
         inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate, gated.bias)
         return products.down(inner, down, order, out.bias)

@@ -18,7 +18,7 @@ from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device import DeviceOps, Experts
-from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart, Routed
+from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart, Routed, RouterPart
 from eyas.engine.parallel.group import ProcessGroup
 
 BARE = skinny.LinearEnd()
@@ -140,6 +140,12 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
             return super().product_of(x, projection, bias)
         assert isinstance(x, torch.Tensor)
         return self._product(skinny.SkinnyInput(x), matrix, bias)
+
+    def chosen(self, read: SourceRead, router: RouterPart, part: Experts) -> tuple[NormedRows, Routed]:
+        rows = read.rows
+        source = skinny.SkinnyInput(rows.x, rows.sums)
+        routed = expert_products.routed_at_once(source, read.norm, router, part, self.step)
+        return super().chosen(read, router, part) if routed is None else (routed.rows, routed)
 
     def mix(self, residual: NarrowRows, rows: NormedRows, routed: Routed, part: Experts) -> NarrowRows:
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
