@@ -29,8 +29,8 @@ from eyas.engine.kernels.states.order import SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.states.delta import DeltaRows, DeltaRule, DeltaState
 from eyas.engine.states.rows import StateRows
-from eyas.engine.states.shape import SPAN, DeltaShape
-from eyas.engine.states.store import StateFormat, StateStore, ring_rows
+from eyas.engine.states.shape import SPAN, DeltaShape, ring_rows
+from eyas.engine.states.store import StateFormat, StateStore
 from tests.gpu.latent_bench import COPY_BYTES_PER_US
 from tests.gpu.time_latent import error_of, run
 from tests.unit.states_rig import Piece, Scene

@@ -13,8 +13,8 @@ from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.states import plain
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateRows
-from eyas.engine.states.shape import SPAN, DeltaShape
-from eyas.engine.states.store import StateFormat, StateStore, ring_rows
+from eyas.engine.states.shape import SPAN, DeltaShape, ring_rows
+from eyas.engine.states.store import StateFormat, StateStore
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

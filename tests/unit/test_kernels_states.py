@@ -58,7 +58,7 @@ def test_a_slot_that_came_from_elsewhere() -> None:
     scene = Scene(SHAPE, 1)
     scene.step([Piece(0, text(0, 70))], prompt=True)
     for rows in vars(scene.solved).values():
-        rows.fill_(float("nan"))
+        rows.fill_(-1)
     scene.step([Piece(0, [])], prompt=True, twin=False)
     scene.step([Piece(0, text(70, 2))])
 

@@ -14,8 +14,8 @@ from eyas.engine.kernels.states.order import SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateRows
-from eyas.engine.states.shape import DeltaShape
-from eyas.engine.states.store import StateFormat, StateStore, ring_rows
+from eyas.engine.states.shape import DeltaShape, ring_rows
+from eyas.engine.states.store import StateFormat, StateStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -17,6 +17,7 @@ from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.states.mixing import convolved, normed, numbers_back
 from eyas.engine.kernels.states.order import (
     COLUMNS,
+    STEP,
     DeltaLayout,
     SolvedRows,
     corrections,
@@ -26,7 +27,9 @@ from eyas.engine.kernels.states.order import (
     read,
     readings,
     rows_times,
+    solve_behind,
     solve_further,
+    ticks,
 )
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateRows
@@ -37,7 +40,6 @@ MOST_ROWS = 64
 """Rows of a sequence in a step, at most: a word has a bit for each."""
 
 _BLOCK = 32  # columns of a value head to a program
-_STEP = tl.constexpr(16)  # columns of certain rows that are taken at a time
 
 
 def recur_few(
@@ -68,17 +70,19 @@ def recur_few(
     sees = torch.empty(m, dtype=torch.int64, device=inputs.device)
     where = (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
     kept = (solved.keys, solved.misses, solved.solved, solved.sums)
-    options = {"num_warps": 8 if rows.most > 1 else 4, "enable_fp_fusion": False, "launch_pdl": pdl}
+    options = {"enable_fp_fusion": False, "launch_pdl": pdl}
     _prepare[(shape.value_heads, rows.slots.shape[0])](
         *(inputs, inputs.stride(0), gates, rule.filters, states.inputs, states.gates, states.tails),
         *(solved.keys, solved.solved, solved.sums),
         *(*where, rows.before, rows.positions, mixed, weights, sees, first),
+        num_warps=first.tile // 8,
         **options,
     )
     layout = DeltaLayout.of(rule, states, 2 * max(8, width), _BLOCK, tree, pdl)
     _read[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
         *(mixed, gates, weights, sees, states.states, states.inputs, states.tails),
         *(*kept, *where, rows.positions, out, layout, rows.most > 1),
+        num_warps=8 if rows.most > 1 else 4,
         **options,
     )
     return out
@@ -119,7 +123,7 @@ def _prepare(
     column = tl.load(positions + first + row, mask=real, other=0) - bound
     slots_rows = slot * layout.ring
     at_last = sums + (slots_rows + (start - 1) % layout.ring) * layout.value_heads + head
-    latest = tl.load(at_last, mask=start > bound, other=0.0)
+    latest = tl.load(at_last, mask=start > bound, other=0)
     parent = row - 1
     if layout.tree:
         parent = tl.load(before + first + row, mask=real, other=0) - start
@@ -157,21 +161,20 @@ def _behind_certain(
     own = tl.arange(0, COLUMNS)[None, :]
     made = tl.where(column[:, None] % COLUMNS == own, 1.0, 0.0)
     used = tl.full(made.shape, 0.0, tl.float32)
-    for begin in range(0, start - bound, _STEP):
-        certain = begin + tl.arange(0, _STEP)
+    for begin in range(0, start - bound, STEP):
+        certain = begin + tl.arange(0, STEP)
         known = certain < start - bound
         near = known[None, :] & (column < COLUMNS)[:, None]
         place = slots_rows + (bound + certain) % layout.ring
         at = (place * layout.key_heads + key_head)[:, None] * layout.key_size + dim
         certain_keys = tl.load(keys + at, mask=known[:, None], other=0.0)
-        certain_sums = tl.load(sums + place * layout.value_heads + head, mask=known, other=0.0)
+        certain_sums = tl.load(sums + place * layout.value_heads + head, mask=known, other=0)
         at_solved = (place * layout.value_heads + head)[:, None] * COLUMNS + own
         lower = known[:, None] & (own <= certain[:, None])
         certain_solved = tl.load(solved + at_solved, mask=lower, other=0.0)
-        below = corrections(k, certain_keys, beta, own_sums, certain_sums, near)
-        made = tl.dot(below, certain_solved, made, input_precision="ieee")
-        below = readings(q, certain_keys, layout.scale, own_sums, certain_sums, near)
-        used = tl.dot(below, certain_solved, used, input_precision="ieee")
+        made, used = solve_behind(
+            made, used, k, q, beta, own_sums, certain_keys, certain_sums, certain_solved, near, layout.scale
+        )
     return made, used
 
 
@@ -233,19 +236,19 @@ def _keep(number, real, column, inputs, stride, first, start, ring, layout: tl.c
 
 @triton.jit
 def _along_paths(row, column, decay, parent, latest, count, layout: tl.constexpr):
-    """Each row's sum of decays from the last position of a state on, float64; and which rows are on its path,
+    """Each row's sum of decays from the last position of a state on; and which rows are on its path,
     a bit for each. `latest`: the sum of the last certain row.
     """
-    sums = tl.full(row.shape, 0.0, tl.float64)
+    sums = tl.full(row.shape, 0, tl.int64)
     path = tl.full(row.shape, 0, tl.int64)
     one = tl.full(row.shape, 1, tl.int64)
     for r in range(count):
         here = row == r
         mine = tl.sum(tl.where(here, parent, 0), 0)
         begins = tl.sum(tl.where(here, column, 0), 0) % COLUMNS == 0
-        total = tl.where(mine < 0, latest, tl.sum(tl.where(row == mine, sums, 0.0), 0))
-        total = tl.where(begins, 0.0, total)
-        sums = tl.where(here, total + decay.to(tl.float64), sums)
+        total = tl.where(mine < 0, latest, tl.sum(tl.where(row == mine, sums, 0), 0))
+        total = tl.where(begins, 0, total)
+        sums = tl.where(here, total + ticks(decay), sums)
         above = tl.sum(tl.where(row == mine, path, 0), 0)
         path = tl.where(here, above | (one << r), path)
     return sums, path
@@ -334,7 +337,7 @@ def _read_from(
     at = gates + (first + row) * (2 * layout.value_heads) + layout.value_heads + head
     beta = tl.load(at, mask=told, other=0.0)
     ring_row = (place + (start + row) % layout.ring) * layout.value_heads + head
-    own_sums = tl.load(sums + ring_row, mask=picked, other=0.0)
+    own_sums = tl.load(sums + ring_row, mask=picked, other=0)
     at = ((first + row) * layout.value_heads + head)[:, None] * COLUMNS + own
     asked = picked & asks
     w = tl.load(weights + at, mask=asked[:, None], other=0.0)
@@ -405,7 +408,7 @@ def _folded_along(
     at = (row * layout.key_heads + head // layout.group)[:, None] * layout.key_size + dim
     own = tl.arange(0, COLUMNS)
     every_sum = tl.load(sums + heads_row)
-    total = tl.sum(tl.where(own == COLUMNS - 1, every_sum, 0.0), 0)
+    total = tl.sum(tl.where(own == COLUMNS - 1, every_sum, 0), 0)
     lower = own[None, :] <= own[:, None]
     return folded(
         state,

@@ -16,7 +16,7 @@ state and from its ancestors, and are made once: who makes them, with how many o
   float32 operand is the sum of two of the rows' dtype, and the small products are added first.
 * `solved` and `weights` are left folds of fused multiply-adds over columns, so that a row adds its certain
   ancestors, then those of this step, on whatever path.
-* G is a left fold in float64: far from the state its differences stay exact.
+* G is a whole number of 2^-40: sums of such have no order, and far from the state its differences are exact.
 Rows of float32 are multiplied in float32 (the CPU's interpreter; on a GPU slow).
 """
 
@@ -33,6 +33,8 @@ from eyas.engine.states.shape import SPAN, DeltaShape
 from eyas.engine.states.store import LayerStates
 
 COLUMNS = tl.constexpr(SPAN)
+STEP = tl.constexpr(16)
+"""Columns that are taken at a time."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class SolvedRows:
     """What kernels keep of the rows in one layer's ring, row r of a slot in place r % ring; see above.
 
     keys [slots, ring, key heads, key size], convolved and normed, of the rows' dtype; misses float32 [slots,
-    ring, value heads, value size]; solved float32 [slots, ring, value heads, SPAN]; sums float64 [slots,
+    ring, value heads, value size]; solved float32 [slots, ring, value heads, SPAN]; sums int64 [slots,
     ring, value heads]: of log decays. They follow from the ring's rows, and a prompt's kernels make them
     again; rows of an accepted path move with those of the ring.
     """
@@ -59,8 +61,13 @@ class SolvedRows:
             states.inputs.new_zeros(slots, ring, shape.key_heads, shape.key_size),
             torch.zeros(slots, ring, heads, shape.value_size, device=device),
             torch.zeros(slots, ring, heads, SPAN, device=device),
-            torch.zeros(slots, ring, heads, dtype=torch.float64, device=device),
+            torch.zeros(slots, ring, heads, dtype=torch.int64, device=device),
         )
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies a slot to another one."""
+        for rows in (self.keys, self.misses, self.solved, self.sums):
+            rows[target] = rows[source]
 
     def move(self, slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Moves rows `sources` int64 [n] of `slots` [n] to rows `targets`; all are read before any is
@@ -148,6 +155,18 @@ class DeltaLayout:
 
 
 @triton.jit
+def ticks(decay):
+    """Log decays as whole numbers; below -1e5 nothing is left of a state anyway."""
+    return (tl.maximum(decay, -1.0e5) * 1099511627776.0).to(tl.int64)
+
+
+@triton.jit
+def grown(ticks):
+    """The factor by which a sum of log decays shrinks a state."""
+    return tl.exp(ticks.to(tl.float32) * (1.0 / 1099511627776.0))
+
+
+@triton.jit
 def parts_of(x, DTYPE: tl.constexpr):
     """x float32 as the sum of two: what DTYPE has of it, and what that leaves."""
     if DTYPE == tl.bfloat16:
@@ -183,7 +202,7 @@ def corrections(k, columns, beta, sums, column_sums, below):
     """-a: k [m, n] and the columns' keys [c, n]; beta and sums [m], column_sums [c]; `below` [m, c]: the
     columns before a row.
     """
-    decay = tl.exp((sums[:, None] - column_sums[None, :]).to(tl.float32))
+    decay = grown(sums[:, None] - column_sums[None, :])
     made = tl.dot(k, tl.trans(columns), input_precision="ieee")
     return tl.where(below, -beta[:, None] * decay * made, 0.0)
 
@@ -191,9 +210,22 @@ def corrections(k, columns, beta, sums, column_sums, below):
 @triton.jit
 def readings(q, columns, scale, sums, column_sums, seen):
     """p, as `corrections`; `seen` [m, c]: the columns before a row, and its own."""
-    decay = tl.exp((sums[:, None] - column_sums[None, :]).to(tl.float32))
+    decay = grown(sums[:, None] - column_sums[None, :])
     made = tl.dot(q, tl.trans(columns), input_precision="ieee")
     return tl.where(seen, scale * decay * made, 0.0)
+
+
+@triton.jit
+def solve_behind(
+    solved, weights, k, q, beta, sums, keys, column_sums, column_solved, near, scale
+):  # fmt: skip
+    """`solved` and `weights` [m, 64] with `STEP` columns more, whose rows have been solved: their keys
+    [c, n], sums [c] and `solved` [c, 64]; `near` [m, c]: those that a row has before it.
+    """
+    below = corrections(k, keys, beta, sums, column_sums, near)
+    solved = tl.dot(below, column_solved, solved, input_precision="ieee")
+    seen = readings(q, keys, scale, sums, column_sums, near)
+    return solved, tl.dot(seen, column_solved, weights, input_precision="ieee")
 
 
 @triton.jit
@@ -216,13 +248,13 @@ def solve_further(solved, weights, below, seen, count):
 @triton.jit
 def missed(values, beta, sums, known):
     """The misses of rows: values and `known`, what the state has for their keys, [m, n]; beta, sums [m]."""
-    return beta[:, None] * (values.to(tl.float32) - tl.exp(sums.to(tl.float32))[:, None] * known)
+    return beta[:, None] * (values.to(tl.float32) - grown(sums)[:, None] * known)
 
 
 @triton.jit
 def read(known, scale, sums, acc):
     """What rows read: `known`, what the state has for their queries, and acc, the sum over misses."""
-    return known * (scale * tl.exp(sums.to(tl.float32)))[:, None] + acc
+    return known * (scale * grown(sums))[:, None] + acc
 
 
 @triton.jit
@@ -231,6 +263,6 @@ def folded(state, keys, solved, misses, sums, total, DTYPE: tl.constexpr):
     [64, n], sums [64], the last of which is `total`.
     """
     none = tl.full(misses.shape, 0.0, tl.float32)
-    shares = product(solved, misses, none, DTYPE) * tl.exp((total - sums).to(tl.float32))[:, None]
+    shares = product(solved, misses, none, DTYPE) * grown(total - sums)[:, None]
     none = tl.full(state.shape, 0.0, tl.float32)
-    return state * tl.exp(total.to(tl.float32)) + rows_times(tl.trans(keys), shares, none, DTYPE)
+    return state * grown(total) + rows_times(tl.trans(keys), shares, none, DTYPE)

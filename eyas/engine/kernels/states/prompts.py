@@ -19,6 +19,7 @@ from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.states.mixing import convolved, normed, numbers_back
 from eyas.engine.kernels.states.order import (
     COLUMNS,
+    STEP,
     DeltaLayout,
     SolvedRows,
     corrections,
@@ -28,7 +29,9 @@ from eyas.engine.kernels.states.order import (
     read,
     readings,
     rows_times,
+    solve_behind,
     solve_further,
+    ticks,
 )
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateRows
@@ -87,11 +90,12 @@ def recur_chunks(
         **options,
     )
     factors = gates.new_empty(2, count * SPAN, shape.value_heads, SPAN)
-    sums = torch.empty(count * SPAN, shape.value_heads, dtype=torch.float64, device=inputs.device)
+    sums = torch.empty(count * SPAN, shape.value_heads, dtype=torch.int64, device=inputs.device)
     _solve[(shape.value_heads, count)](
         *(mixed, every, factors[0], factors[1], sums, solved.keys, solved.solved, solved.sums),
         *(*where, rows.folds, layout),
-        **options,
+        num_warps=1,
+        enable_fp_fusion=False,
     )
     out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
     _walk[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
@@ -210,40 +214,57 @@ def _solve(
     mixed, every, solved, weights, sums, ring_keys, ring_solved, ring_sums,
     chunks, slots, firsts, counts, starts, folds, layout: tl.constexpr,
 ):  # fmt: skip
-    """Grid (value heads, chunks)."""
+    """Grid (value heads, chunks). Rows behind the last `STEP` that has one are left as they are."""
     head, chunk = tl.program_id(0), tl.program_id(1)
     sequence, base = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
-    slot = tl.load(slots + sequence).to(tl.int64)
     count = tl.minimum(tl.load(starts + sequence) + tl.load(counts + sequence) - base, COLUMNS)
-    row = tl.arange(0, COLUMNS)
-    dim = tl.arange(0, layout.key_size)[None, :]
-    at_row = row.to(tl.int64) + chunk * COLUMNS
-    at = mixed + at_row[:, None] * layout.inputs + head // layout.group * layout.key_size + dim
-    q, k = tl.load(at), tl.load(at + layout.key_heads * layout.key_size)
-    at_gates = every + chunk.to(tl.int64) * (COLUMNS * 2 * layout.value_heads) + head
-    beta = tl.load(at_gates + row * (2 * layout.value_heads) + layout.value_heads)
-    own_sums = tl.full([COLUMNS], 0.0, tl.float64)
-    for r in range(COLUMNS):
-        decay = tl.load(at_gates + r * (2 * layout.value_heads)).to(tl.float64)
-        own_sums = tl.where(row >= r, own_sums + decay, own_sums)
-    below = corrections(k, k, beta, own_sums, own_sums, row[:, None] > row[None, :])
-    seen = readings(q, k, layout.scale, own_sums, own_sums, row[:, None] >= row[None, :])
-    made = tl.where(row[:, None] == row[None, :], 1.0, 0.0)
-    used = tl.full([COLUMNS, COLUMNS], 0.0, tl.float32)
-    made, used = solve_further(made, used, below, seen, count)
-    at = (at_row * layout.value_heads + head)[:, None] * COLUMNS + row[None, :]
-    tl.store(solved + at, made)
-    tl.store(weights + at, used)
-    tl.store(sums + at_row * layout.value_heads + head, own_sums)
-    if base == tl.load(folds + sequence):
-        place = slot * layout.ring + (base + row) % layout.ring
-        real = row < count
-        at_solved = (place * layout.value_heads + head)[:, None] * COLUMNS + row[None, :]
-        tl.store(ring_solved + at_solved, made, mask=real[:, None])
-        tl.store(ring_sums + place * layout.value_heads + head, own_sums, mask=real)
-        if head % layout.group == 0:
-            at_key = (place * layout.key_heads + head // layout.group)[:, None] * layout.key_size + dim
-            tl.store(ring_keys + at_key, k, mask=real[:, None])
+    unfolded = base == tl.load(folds + sequence)
+    ring = tl.load(slots + sequence).to(tl.int64) * layout.ring
+    first = chunk.to(tl.int64) * COLUMNS
+    own = tl.arange(0, COLUMNS)[None, :]
+    dim = head // layout.group * layout.key_size + tl.arange(0, layout.key_size)[None, :]
+    every_row = first + tl.arange(0, COLUMNS)
+    decays = tl.load(every + every_row * (2 * layout.value_heads) + head)
+    tl.store(sums + every_row * layout.value_heads + head, tl.cumsum(ticks(decays), 0))
+    tl.debug_barrier()  # what follows reads what other threads wrote
+    for begin in range(0, count, STEP):
+        row = begin + tl.arange(0, STEP)
+        q, k, own_sums = _chunk_rows(mixed, sums, first + row, head, dim, layout)
+        beta = tl.load(every + (first + row) * (2 * layout.value_heads) + layout.value_heads + head)
+        made = tl.where(row[:, None] == own, 1.0, 0.0)
+        used = tl.full(made.shape, 0.0, tl.float32)
+        for before in range(0, begin, STEP):
+            column = first + before + tl.arange(0, STEP)
+            _, keys, column_sums = _chunk_rows(mixed, sums, column, head, dim, layout)
+            column_solved = tl.load(solved + (column * layout.value_heads + head)[:, None] * COLUMNS + own)
+            near = (row[:, None] >= 0) & (column[None, :] >= 0)
+            made, used = solve_behind(
+                made, used, k, q, beta, own_sums, keys, column_sums, column_solved, near, layout.scale
+            )
+        below = corrections(k, k, beta, own_sums, own_sums, row[:, None] > row[None, :])
+        seen = readings(q, k, layout.scale, own_sums, own_sums, row[:, None] >= row[None, :])
+        made, used = solve_further(made, used, below, seen, STEP)
+        at = ((first + row) * layout.value_heads + head)[:, None] * COLUMNS + own
+        tl.store(solved + at, made)
+        tl.store(weights + at, used)
+        if unfolded:
+            place = ring + (base + row) % layout.ring
+            real = row < count
+            at_solved = (place * layout.value_heads + head)[:, None] * COLUMNS + own
+            tl.store(ring_solved + at_solved, made, mask=real[:, None])
+            tl.store(ring_sums + place * layout.value_heads + head, own_sums, mask=real)
+            if head % layout.group == 0:
+                at_key = place[:, None] * (layout.key_heads * layout.key_size) + dim
+                tl.store(ring_keys + at_key, k, mask=real[:, None])
+        tl.debug_barrier()
+
+
+@triton.jit
+def _chunk_rows(mixed, sums, row, head, dim, layout: tl.constexpr):
+    """Queries, keys and sums of rows of chunks."""
+    at = mixed + row[:, None] * layout.inputs + dim
+    keys = tl.load(at + layout.key_heads * layout.key_size)
+    return tl.load(at), keys, tl.load(sums + row * layout.value_heads + head)
 
 
 @kernel
@@ -295,6 +316,6 @@ def _walk(
             at_miss = place[:, None] * layout.value_size + v_column[None, :]
             tl.store(ring_misses + at_miss, misses, mask=real[:, None])
         else:
-            total = tl.sum(tl.where(row == COLUMNS - 1, own_sums, 0.0), 0)
+            total = tl.sum(tl.where(row == COLUMNS - 1, own_sums, 0), 0)
             state = folded(state, k, made, misses, own_sums, total, DTYPE)
     tl.store(at_state, state, mask=(dim >= 0)[:, None] & (fold != bound))
