@@ -124,6 +124,14 @@ def test_a_search_that_fails_is_said_and_not_repeated(
         assert len(searches.commands) == 1 and why in caplog.records[-1].message
 
 
+def test_a_cache_that_cannot_be_written_ends_no_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    search_first(config_of(written(tmp_path / "m")), StartPhases(), searches := Searches())
+    assert not searches.commands and "cannot be written" in caplog.records[-1].message
+
+
 @pytest.mark.parametrize(
     "changes",
     [

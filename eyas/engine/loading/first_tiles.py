@@ -39,20 +39,27 @@ def search_first(config: EngineConfig, phases: StartPhases, run: Run = subproces
     """
     if not _may_search(config) or not (gpu := gpus.model(config.device)):
         return
-    with _alone():
-        products = _untuned(config)
-        if not len(products):
-            return
-        with phases("tiles"):
-            why = _searched(config, run)
-        rest = _untuned(config)
-        dense = {each.key: tile_for(each.shape, 2, {}) for each in rest.dense}
-        experts = {
-            key: grouped_tiles.tile_for(shape, each.rows * each.per_row, {})
-            for each in rest.experts
-            for key, shape in zip(each.keys, each.shapes, strict=True)
-        }
-        kept(gpu, dense, experts, dict.fromkeys([*dense, *experts], 0.0))
+    try:
+        with _alone():
+            if len(products := _untuned(config)):
+                _search(config, products, gpu, (phases, run))
+    except OSError as error:
+        _log.warning("tiles: none are searched, the cache cannot be written: %s", error)
+
+
+def _search(config: EngineConfig, products: SearchedProducts, gpu: str, how: tuple[StartPhases, Run]) -> None:
+    """`how`: the start's stopwatch, and what runs the process."""
+    phases, run = how
+    with phases("tiles"):
+        why = _searched(config, run)
+    rest = _untuned(config)
+    dense = {each.key: tile_for(each.shape, 2, {}) for each in rest.dense}
+    experts = {
+        key: grouped_tiles.tile_for(shape, each.rows * each.per_row, {})
+        for each in rest.experts
+        for key, shape in zip(each.keys, each.shapes, strict=True)
+    }
+    kept(gpu, dense, experts, dict.fromkeys([*dense, *experts], 0.0))
     if why:
         _log.warning("tiles: the search for this model's products failed, rules have them: %s", why)
         return

@@ -36,12 +36,16 @@ class ChunkTiling:
 
 
 TILE = 128
-"""Rows of a program, whatever the heads."""
+"""Rows of a tile's queries, whatever the heads."""
+
+_LONG = 512  # bytes of a key in float32
 
 
 def chunk_tiling(key_bytes: int = 256, dim: int = NARROW) -> ChunkTiling:
     """The tiling for keys of `dim` values in `key_bytes` bytes."""
     keys = keys_at_a_time(key_bytes)
+    if key_bytes == 4 * dim >= _LONG:  # no matrix unit has float32: its products are written out
+        return ChunkTiling(32, 16, warps=8, stages=2)
     if dim <= NARROW:
         return ChunkTiling(TILE, keys, warps=8, stages=3 if keys > 16 else 2)
     if key_bytes == 2 * dim:
