@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from loopback import Loopback, Result, Worker, split_configs, wait_all
+from loopback import Loopback, QueueLink, Result, Worker, split_configs, wait_all
 
 from eyas.common.config import SPARE_STATES, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -19,6 +19,7 @@ from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.checkpoint.sizes import state_bytes
 from eyas.engine.ipc.messages import FlushCache
 from eyas.engine.kv.states import StateSlots
+from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
 from tests.unit.family_sample import VOCAB
 from tests.unit.hybrid_rig import write_hybrid
@@ -178,6 +179,15 @@ def test_split_workers_change_no_bit(folder: Path, expected: Any, drafts: dict[s
         assert served.alone(prompt) == expected[prompt]
     assert served.states("prefill").hits >= sum(len(prompt) > 64 for prompt in expected)
     served.close()
+
+
+def test_a_start_measures_its_steps(folder: Path) -> None:
+    """As a worker's does: with made-up sequences in slots that nobody has."""
+    config = config_of(folder, chunk_tokens=16, max_running=2, state_slots=2)
+    engine = build_engine(config, QueueLink(lambda event: None))
+    assert engine._parts.ready.rates is not None and engine._parts.ready.slowest_step_s > 0
+    assert not engine._scheduler.cache.states.pool.used
+    engine._close()
 
 
 def test_a_plan_knows_what_the_slots_take(folder: Path) -> None:

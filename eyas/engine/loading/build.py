@@ -225,7 +225,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
             yield_tokens_per_s=config.chunk_tokens / (YIELD_TIMES * slowest),
         ),
         slowest_step_s=slowest,
-        rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length))),
+        rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length), loaded.state_slots)),
     )
 
 
@@ -269,7 +269,8 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         yield_tokens_per_s=YIELD_TOKENS_PER_S,
     )
     with start.phases("rates"):
-        most = StepLimits(config.max_running, config.chunk_tokens, loaded.target.context_length)
+        length = loaded.target.context_length
+        most = StepLimits(config.max_running, config.chunk_tokens, length, loaded.state_slots)
         rates = _rates(device.runner, config, most, GRAIN)
     elsewhere = loaded.head is not None and not loaded.drafts_here
     drafter = _drafter(loaded, None) if elsewhere else None

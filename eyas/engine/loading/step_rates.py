@@ -22,6 +22,7 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.loop.runner import StepRunner
+from eyas.engine.states.shape import SPAN
 from kv_transfer.layout import pages_for
 
 AGAIN_S = 0.02
@@ -49,11 +50,14 @@ class StepSample:
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The largest steps: sequences, prompt rows, and tokens of a sequence beside `DEEP_BATCH` - 1 like it."""
+    """The largest steps: sequences, prompt rows, and tokens of a sequence beside `DEEP_BATCH` - 1 like it.
+    `slots`: of states, if the model has some.
+    """
 
     decoding: int
     rows: int
     length: int
+    slots: int = 0
 
 
 def fit(
@@ -112,7 +116,7 @@ def measure(runner: StepRunner, config: EngineConfig, most: StepLimits, grain: i
     if min(reach.decoding, reach.rows - 1, reach.length - 1) < 1:
         return None
     budget = StepBudget(config.chunk_tokens, config.mixed_tokens or config.chunk_tokens)
-    times = fit(_StepTimer(runner, pages, size, width).seconds, reach, budget, grain)
+    times = fit(_StepTimer(runner, pages, size, width, most.slots).seconds, reach, budget, grain)
     _log.info("%s", _said(times, reach))
     return StepRates(times, budget)
 
@@ -130,11 +134,12 @@ def _said(times: StepTimes, reach: StepLimits) -> str:
 class _StepTimer:
     """Runs samples on pages that have no owner yet, in slots whose next occupants are told anew."""
 
-    def __init__(self, runner: StepRunner, pages: int, page_size: int, width: int) -> None:
+    def __init__(self, runner: StepRunner, pages: int, page_size: int, width: int, slots: int) -> None:
         self._runner = runner
         self._pages = pages
         self._size = page_size
         self._width = width
+        self._slots = slots
         self._occupancies = itertools.count(-2, -1)  # real ones count from 0 up; -1 is none
 
     def seconds(self, sample: StepSample) -> float:
@@ -176,6 +181,8 @@ class _StepTimer:
         count = min(pages_for(length + ROUNDS * self._width, self._size), self._pages)
         seq.pages = [(number * count + page) % self._pages for page in range(count)]
         seq.kv_len = seq.draft_len = computed
+        if self._slots:
+            seq.state, seq.bound = number % self._slots, computed // SPAN * SPAN
         seq.slot, seq.occupancy = number, next(self._occupancies)
         return seq
 
