@@ -25,7 +25,7 @@ from eyas.bench.kernels.timing import graph_us, queue_us
 from eyas.engine.kernels.states import few, prompts
 from eyas.engine.kernels.states.few import recur_few
 from eyas.engine.kernels.states.gates import gated_norm, rule_gates
-from eyas.engine.kernels.states.order import SolvedRows
+from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.states.delta import DeltaRows, DeltaRule, DeltaState
 from eyas.engine.states.rows import StateRows
@@ -96,16 +96,15 @@ class Step:
         m, device = case.batch * case.rows, "cuda"
         self.case = case
         format = StateFormat((0,), SHAPE, ring_rows(min(case.rows, few.MOST_ROWS)), torch.bfloat16)
-        self.layers, self.solved = [], []
+        filters = torch.randn(SHAPE.inputs, SHAPE.kernel, device=device)
+        self.layers = []
         for _ in range(layers):
             memory = torch.zeros(case.batch, format.slot_bytes, dtype=torch.uint8, device=device)
-            self.layers += list(StateStore(format, memory).layers.values())
-            self.solved.append(SolvedRows.on(self.layers[-1], SHAPE))
+            [stored] = StateStore(format, memory).layers.values()
+            self.layers.append(DeltaLayer(DeltaRule(SHAPE, filters), stored, SolvedRows.on(stored, SHAPE)))
         self.inputs = torch.randn(m, SHAPE.inputs, device=device, dtype=torch.bfloat16)
         decay = -torch.rand(m, SHAPE.value_heads, device=device)
         self.gates = torch.cat((decay, -decay), 1)
-        filters = torch.randn(SHAPE.inputs, SHAPE.kernel, device=device)
-        self.rule = DeltaRule(SHAPE, filters)
         parents = TREE[: case.rows] if case.tree else list(range(-1, case.rows - 1))
         depths: list[int] = []
         for parent in parents:
@@ -122,8 +121,9 @@ class Step:
         )
 
     def recur(self, layer: int) -> torch.Tensor:
-        given = (self.inputs, self.gates, self.rule, self.layers[layer], self.solved[layer], self.rows)
-        return recur_few(*given, tree=self.case.tree, pdl=True)
+        return recur_few(
+            self.inputs, self.gates, self.layers[layer], self.rows, tree=self.case.tree, pdl=True
+        )
 
 
 STEPS = [
@@ -220,8 +220,7 @@ def _prompt(sequences: int, count: int) -> Any:
         step.rows.slots, step.rows.firsts, step.rows.counts, zero, zero, ends, numbers - 1, numbers, count
     )
     chunks = Chunks.of([0] * sequences, [count] * sequences, "cuda")
-    given = (step.inputs, step.gates, step.rule, step.layers[0], step.solved[0], rows, chunks)
-    return partial(recur_chunks, *given)
+    return partial(recur_chunks, step.inputs, step.gates, step.layers[0], rows, chunks)
 
 
 def time_beside() -> Iterator[Record]:

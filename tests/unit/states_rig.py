@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.kernels.states.few import recur_few
-from eyas.engine.kernels.states.order import SolvedRows
+from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.states import plain
 from eyas.engine.states.delta import DeltaRule
@@ -90,7 +90,7 @@ class Scene:
         tokens = torch.tensor(flat, dtype=torch.int64, device=DEVICE)
         wide = torch.cat((self.inputs[tokens], self.inputs[tokens]), 1)[:, : self.shape.inputs + 16]
         inputs, gates = wide[:, : self.shape.inputs], self.gates[tokens]
-        given = (inputs, gates, self.rule, self.layer, self.solved, rows)
+        given = (inputs, gates, DeltaLayer(self.rule, self.layer, self.solved), rows)
         if prompt:
             ends = [self.lengths[piece.sequence] + len(piece.tokens) for piece in pieces]
             chunks = Chunks.of([self.bounds[piece.sequence] for piece in pieces] + [0], [*ends, 0], DEVICE)

@@ -10,7 +10,7 @@ import torch
 
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.states.few import recur_few
-from eyas.engine.kernels.states.order import SolvedRows
+from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateRows
@@ -41,15 +41,13 @@ def prompts() -> None:
     recur_chunks(*_given(256, 256), Chunks(int32(6, 2), int32(2)))
 
 
-def _given(m: int, most: int) -> tuple[
-    torch.Tensor, torch.Tensor, DeltaRule, object, SolvedRows, StateRows
-]:  # fmt: skip
+def _given(m: int, most: int) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, StateRows]:
     format = StateFormat((0,), SHAPE, ring_rows(16), torch.bfloat16)
-    layer = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8)).layers[0]
+    stored = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8)).layers[0]
     rule = DeltaRule(SHAPE, empty(SHAPE.inputs, 4, dtype=torch.float32))
     rows = StateRows(*(int32(2) for _ in range(6)), int32(m), int32(m), most)
     gates = empty(m, SHAPE.gates, dtype=torch.float32)
-    return empty(m, SHAPE.inputs), gates, rule, layer, SolvedRows.on(layer, SHAPE), rows
+    return empty(m, SHAPE.inputs), gates, DeltaLayer(rule, stored, SolvedRows.on(stored, SHAPE)), rows
 
 
 @pytest.mark.parametrize(("recipe", "kernels"), [("few", 8), ("prompts", 4)])

@@ -18,8 +18,8 @@ from eyas.engine.kernels.states.mixing import convolved, normed, numbers_back
 from eyas.engine.kernels.states.order import (
     COLUMNS,
     STEP,
+    DeltaLayer,
     DeltaLayout,
-    SolvedRows,
     corrections,
     folded,
     missed,
@@ -31,10 +31,8 @@ from eyas.engine.kernels.states.order import (
     solve_further,
     ticks,
 )
-from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateRows
 from eyas.engine.states.shape import SPAN
-from eyas.engine.states.store import LayerStates
 
 MOST_ROWS = 64
 """Rows of a sequence in a step, at most: a word has a bit for each."""
@@ -45,9 +43,7 @@ _BLOCK = 32  # columns of a value head to a program
 def recur_few(
     inputs: torch.Tensor,
     gates: torch.Tensor,
-    rule: DeltaRule,
-    states: LayerStates,
-    solved: SolvedRows,
+    layer: DeltaLayer,
     rows: StateRows,
     tree: bool = False,
     pdl: bool = False,
@@ -59,11 +55,12 @@ def recur_few(
     rows are kept in the ring, and a state whose fold is due is folded. `tree`: rows have the ancestors that
     `rows` says, else the rows before them.
     """
-    shape, (m, _) = rule.shape, inputs.shape
+    shape, (m, _) = layer.rule.shape, inputs.shape
+    stored, solved = layer.stored, layer.solved
     if rows.most > MOST_ROWS:
         raise ValueError(f"{rows.most} rows of a sequence are more than {MOST_ROWS}")
     width = power_of_2(rows.most)
-    first = DeltaLayout.of(rule, states, width, _BLOCK, tree, pdl)
+    first = DeltaLayout.of(layer, width, _BLOCK, tree, pdl)
     out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
     mixed = inputs.new_empty(m, shape.inputs)
     weights = gates.new_empty(m, shape.value_heads, SPAN)
@@ -72,15 +69,15 @@ def recur_few(
     kept = (solved.keys, solved.misses, solved.solved, solved.sums)
     options = {"enable_fp_fusion": False, "launch_pdl": pdl}
     _prepare[(shape.value_heads, rows.slots.shape[0])](
-        *(inputs, inputs.stride(0), gates, rule.filters, states.inputs, states.gates, states.tails),
+        *(inputs, inputs.stride(0), gates, layer.rule.filters, stored.inputs, stored.gates, stored.tails),
         *(solved.keys, solved.solved, solved.sums),
         *(*where, rows.before, rows.positions, mixed, weights, sees, first),
         num_warps=first.tile // 8,
         **options,
     )
-    layout = DeltaLayout.of(rule, states, 2 * max(8, width), _BLOCK, tree, pdl)
+    layout = DeltaLayout.of(layer, 2 * max(8, width), _BLOCK, tree, pdl)
     _read[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
-        *(mixed, gates, weights, sees, states.states, states.inputs, states.tails),
+        *(mixed, gates, weights, sees, stored.states, stored.inputs, stored.tails),
         *(*kept, *where, rows.positions, out, layout, rows.most > 1),
         num_warps=8 if rows.most > 1 else 4,
         **options,

@@ -79,6 +79,15 @@ class SolvedRows:
 
 
 @dataclass(frozen=True)
+class DeltaLayer:
+    """A layer's rule, its slots, and what kernels keep of the rows there."""
+
+    rule: DeltaRule
+    stored: LayerStates
+    solved: SolvedRows
+
+
+@dataclass(frozen=True)
 class DeltaLayout:
     """The kernels' compile-time parameters: `block` columns of a value head to a program, and a tile of
     `rows` rows. `tree`: a row's ancestors need not be the rows before it. `pdl`: programmatic dependent
@@ -103,24 +112,23 @@ class DeltaLayout:
     @classmethod
     def of(
         cls,
-        rule: DeltaRule,
-        states: LayerStates,
+        layer: DeltaLayer,
         rows: int,
         block: int,
         tree: bool = False,
         pdl: bool = False,
     ) -> DeltaLayout:
         """Raises ValueError for sizes of heads that no tile has, and for other rules."""
-        shape = rule.shape
+        rule, stored, shape = layer.rule, layer.stored, layer.rule.shape
         if not shape.corrects or rule.bias is not None or rule.skip is not None:
             raise ValueError("kernels of states have the gated delta rule alone")
         for size in (shape.key_size, shape.value_size):
             if size < 16 or size & (size - 1):
                 raise ValueError(f"kernels of states take heads of a power of 2, 16 or more, not {size}")
-        parts = (states.states, states.tails, states.inputs, states.gates)
+        parts = (stored.states, stored.tails, stored.inputs, stored.gates)
         return cls(
             *(shape.key_heads, shape.value_heads, shape.key_size, shape.value_size, shape.kernel),
-            *(states.inputs.shape[1], min(block, shape.value_size), rows, tree, pdl),
+            *(stored.inputs.shape[1], min(block, shape.value_size), rows, tree, pdl),
             *(part.stride(0) for part in parts),
         )
 

@@ -20,8 +20,8 @@ from eyas.engine.kernels.states.mixing import convolved, normed, numbers_back
 from eyas.engine.kernels.states.order import (
     COLUMNS,
     STEP,
+    DeltaLayer,
     DeltaLayout,
-    SolvedRows,
     corrections,
     folded,
     missed,
@@ -33,10 +33,8 @@ from eyas.engine.kernels.states.order import (
     solve_further,
     ticks,
 )
-from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateRows
 from eyas.engine.states.shape import SPAN
-from eyas.engine.states.store import LayerStates
 
 _BLOCK = 32  # columns of a value head to a program that walks
 
@@ -65,9 +63,7 @@ class Chunks:
 def recur_chunks(
     inputs: torch.Tensor,
     gates: torch.Tensor,
-    rule: DeltaRule,
-    states: LayerStates,
-    solved: SolvedRows,
+    layer: DeltaLayer,
     rows: StateRows,
     chunks: Chunks,
 ) -> torch.Tensor:
@@ -75,18 +71,19 @@ def recur_chunks(
 
     A sequence without rows is one whose `SolvedRows` are made again, after its slot came from elsewhere.
     """
-    shape, (m, _), count = rule.shape, inputs.shape, chunks.chunks.shape[0]
-    layout = DeltaLayout.of(rule, states, SPAN, _BLOCK)
+    stored, solved = layer.stored, layer.solved
+    shape, (m, _), count = layer.rule.shape, inputs.shape, chunks.chunks.shape[0]
+    layout = DeltaLayout.of(layer, SPAN, _BLOCK)
     mixed = inputs.new_empty(count * SPAN, shape.inputs)
     every = gates.new_empty(count * SPAN, shape.gates)
     where = (chunks.chunks, rows.slots, rows.firsts, rows.counts, rows.starts)
-    given = (inputs, inputs.stride(0), gates, rule.filters, states.inputs, states.gates, states.tails)
+    given = (inputs, inputs.stride(0), gates, layer.rule.filters, stored.inputs, stored.gates, stored.tails)
     options = {"num_warps": 8, "enable_fp_fusion": False}
     heads = 2 * shape.key_heads + shape.value_heads
     _mix[(heads, count)](*given, *where, rows.bounds, mixed, every, layout, **options)
     ends = (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
     _keep_rows[(heads, rows.slots.shape[0])](
-        *(inputs, inputs.stride(0), gates, states.inputs, states.gates, states.tails, *ends, layout),
+        *(inputs, inputs.stride(0), gates, stored.inputs, stored.gates, stored.tails, *ends, layout),
         **options,
     )
     factors = gates.new_empty(2, count * SPAN, shape.value_heads, SPAN)
@@ -99,7 +96,7 @@ def recur_chunks(
     )
     out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
     _walk[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
-        *(mixed, every, factors[0], factors[1], sums, states.states, solved.misses),
+        *(mixed, every, factors[0], factors[1], sums, stored.states, solved.misses),
         *(chunks.chunks, chunks.ends, *ends, out, layout),
         **options,
     )
