@@ -72,7 +72,7 @@ def seeded() -> None:
 
 
 @pytest.mark.parametrize("spec", [SOFTMAX, SIGMOID], ids=["softmax", "sigmoid"])
-@pytest.mark.parametrize(("rows", "height"), [(1, 0), (2, 8), (7, 2), (8, 8)])
+@pytest.mark.parametrize(("rows", "height"), [(1, 0), (2, 8), (7, 2), (8, 8), (19, 8), (32, 2)])
 @pytest.mark.parametrize("uniform", [False, True])
 def test_rows_are_taken_to_their_experts(spec: ExpertsSpec, rows: int, height: int, uniform: bool) -> None:
     shared, launch = spec.per_row == 3, ProductLaunch.on(DEVICE, pdl=PDL)
@@ -113,9 +113,9 @@ def test_of_equals_the_first_and_what_is_no_number_last() -> None:
 
 
 def test_what_it_leaves_to_others() -> None:
-    assert route_rows.can_take(8, SOFTMAX, True, HIDDEN)
-    assert not route_rows.can_take(9, SOFTMAX, False, HIDDEN)
-    assert not route_rows.can_take(8, replace(SOFTMAX, per_row=8), True, HIDDEN)
+    assert route_rows.can_take(16, SOFTMAX, True, HIDDEN)
+    assert not route_rows.can_take(17, SOFTMAX, True, HIDDEN)
+    assert not route_rows.can_take(33, replace(SOFTMAX, per_row=2), False, HIDDEN)
     assert not route_rows.can_take(2, replace(SOFTMAX, groups=4, topk_groups=2), False, HIDDEN)
     assert not route_rows.can_take(1, SOFTMAX, False, 10000)
     assert not route_rows.can_take(4, replace(SOFTMAX, experts=3, per_row=2), False, HIDDEN)

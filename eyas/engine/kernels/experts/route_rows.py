@@ -1,9 +1,10 @@
 """Few rows on their way to their experts in one launch: norm, router, choice, and the order of choices.
 
-A program for each row of the router, which is in registers before the rows are there, leaves the logits of
-all; the last program to arrive chooses for all rows, and puts what they chose in order. So one launch is what
-four would be, each of which takes about two microseconds, whatever it does. No sum has an order that holds
-for all numbers of rows: this is no exact arithmetic.
+Programs have a row of the router each, in registers before the rows are there, and leave the logits of eight
+rows; the last one to arrive chooses for all rows, and puts what they chose in order. So one launch is what
+four or five would be, each of which takes about two microseconds, whatever it does. Rows lie along the lanes
+of a warp, what is searched or counted across them: few sums go from lane to lane. No sum has an order that
+holds for all numbers of rows: this is no exact arithmetic.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.skinny import ProductLaunch, SkinnyInput, empty_padded
 from eyas.engine.kernels.products.skinny_kernels import SUMS_WIDTH
 
-MOST_ROWS = 8
-"""Which programs meet one after the other."""
+MOST_ROWS = 32
 
-MOST_CHOICES = 64
+MOST_CHOICES = 128
 """Of all rows, each compared with each; rows, and the choices of a row, are filled up to powers of two."""
 
+_TOGETHER = 8  # rows that a program meets, one after the other
 _LONGEST = 8192  # elements of a row that a program's registers hold
 
 
@@ -58,10 +59,12 @@ class RouterProduct:
 @dataclass(frozen=True)
 class RoutePlan:
     """The kernel's compile-time parameters. `rows`, `side`, `slots`: rows, experts and a row's choices, each
-    filled up to a power of two. `height`: rows of a block of the order (0: there is none).
+    filled up to a power of two. `together`: rows of a program. `height`: rows of a block of the order (0:
+    there is none).
     """
 
     rows: int
+    together: int
     experts: int
     side: int
     per_row: int
@@ -92,7 +95,12 @@ class RoutePlan:
 def can_take(rows: int, spec: ExpertsSpec, shared: bool, hidden: int) -> bool:
     """Whether `take` takes so many rows [rows, hidden]."""
     choices = power_of_2(rows) * power_of_2(spec.per_row + shared)
-    few = rows <= min(MOST_ROWS, spec.experts) and choices <= MOST_CHOICES and hidden <= _LONGEST
+    few = (
+        rows <= MOST_ROWS
+        and min(rows, _TOGETHER) <= spec.experts
+        and choices <= MOST_CHOICES
+        and hidden <= _LONGEST
+    )
     return few and spec.groups == spec.topk_groups
 
 
@@ -108,6 +116,7 @@ def take(
     chosen = _room(m, router, order, x.device)
     plan = RoutePlan(
         rows=power_of_2(m),
+        together=min(power_of_2(m), _TOGETHER),
         experts=spec.experts,
         side=power_of_2(spec.experts),
         per_row=spec.per_row,
@@ -124,12 +133,12 @@ def take(
         parts=power_of_2(len(sums)),
         eps=product.eps,
     )
-    _route_rows[(spec.experts,)](
+    _route_rows[(spec.experts, plan.rows // plan.together)](
         *(x, sums, product.gain, product.weight, logits, normed, router.bias, router.correction),
         *_parts(chosen),
         *(launch.tickets, m, len(sums)),
         plan,
-        num_warps=4,
+        num_warps=4 if m <= _TOGETHER else 8,
         launch_pdl=plan.pdl,
     )
     return normed, chosen
@@ -158,27 +167,29 @@ def _route_rows(
     x, sums, gain, weight, logits, normed, bias, correction, experts, weights, order, blocks, most, tickets,
     m, parts, plan: tl.constexpr,
 ):  # fmt: skip
-    """A program for each expert: its logits, and the norm of one row."""
-    expert = tl.program_id(0)
+    """Grid (experts, groups of rows): logits of an expert for some rows, and the norm of one of them."""
+    expert, first = tl.program_id(0), tl.program_id(1) * plan.together
     column = tl.arange(0, plan.block)
     inside = column < plan.hidden
     gains = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
     its = tl.load(weight + expert * plan.hidden + column, mask=inside, other=0.0).to(tl.float32) * gains
     after_previous(plan.pdl)
-    part, row = tl.arange(0, plan.parts)[:, None], tl.arange(0, plan.rows)[None, :]
-    squares = tl.load(sums + part * SUMS_WIDTH + row, mask=(part < parts) & (row < m), other=0.0)
+    part, row = tl.arange(0, plan.parts)[:, None], tl.arange(0, plan.rows)
+    known = (part < parts) & (row < m)[None, :]
+    squares = tl.load(sums + part * SUMS_WIDTH + row[None, :], mask=known, other=0.0)
     scale = tl.rsqrt(tl.sum(squares, 0) / plan.hidden + plan.eps)
-    ROWS: tl.constexpr = plan.rows
-    for each in tl.static_range(ROWS):
-        here = inside & (each < m)
-        values = tl.load(x + each * plan.hidden + column, mask=here, other=0.0).to(tl.float32)
-        tl.store(logits + each * plan.experts + expert, tl.sum(values * its), mask=each < m)
+    TOGETHER: tl.constexpr = plan.together
+    for each in tl.static_range(TOGETHER):
+        here = first + each
+        there = inside & (here < m)
+        values = tl.load(x + here * plan.hidden + column, mask=there, other=0.0).to(tl.float32)
+        tl.store(logits + here * plan.experts + expert, tl.sum(values * its), mask=here < m)
         if expert == each:
-            own = tl.sum(tl.where(tl.arange(0, plan.rows) == each, scale, 0.0))
+            own = tl.sum(tl.where(row == here, scale, 0.0))
             made = (values * own * gains).to(normed.dtype.element_ty)
-            tl.store(normed + each * plan.hidden + column, made, mask=here)
+            tl.store(normed + here * plan.hidden + column, made, mask=there)
     tl.debug_barrier()  # one thread takes the ticket, for the stores of all
-    if tl.atomic_add(tickets, 1, sem="acq_rel") == plan.experts - 1:
+    if tl.atomic_add(tickets, 1, sem="acq_rel") == tl.num_programs(0) * tl.num_programs(1) - 1:
         tl.store(tickets, 0)
         numbers = _choice(logits, scale, bias, correction, experts, weights, m, plan)
         if plan.height > 0:
@@ -187,14 +198,14 @@ def _route_rows(
 
 @triton.jit
 def _choice(logits, factors, bias, correction, experts, weights, m, plan: tl.constexpr):
-    """What all rows take, as `route` has it for one; the experts' numbers [rows, slots]. `factors` [rows]: of
+    """What all rows take, as `route` has it for one; the experts' numbers [slots, rows]. `factors` [rows]: of
     logits.
     """
-    row, expert = tl.arange(0, plan.rows)[:, None], tl.arange(0, plan.side)[None, :]
+    row, expert = tl.arange(0, plan.rows)[None, :], tl.arange(0, plan.side)[:, None]
     there = expert < plan.experts
     at = logits + row * plan.experts + expert
     logit = tl.load(at, mask=there & (row < m), other=0.0, cache_modifier=".cg")  # past L1: others wrote it
-    logit *= factors[:, None]
+    logit *= factors[None, :]
     if bias is not None:
         logit += tl.load(bias + expert, mask=there, other=0.0)
     logit = tl.minimum(tl.maximum(tl.where(logit == logit, logit, -MOST), -MOST), MOST)
@@ -202,31 +213,31 @@ def _choice(logits, factors, bias, correction, experts, weights, m, plan: tl.con
     if plan.sigmoid:
         scores = tl.div_rn(1.0, 1.0 + tl.exp(-logit))
     else:
-        raised = tl.exp(logit - tl.max(logit, 1)[:, None])
-        scores = tl.div_rn(raised, tl.zeros_like(raised) + tl.sum(raised, 1)[:, None])
+        raised = tl.exp(logit - tl.max(logit, 0)[None, :])
+        scores = tl.div_rn(raised, tl.zeros_like(raised) + tl.sum(raised, 0)[None, :])
     merit = scores
     if correction is not None:
         merit += tl.load(correction + expert, mask=there, other=0.0)
     left = tl.where(there, ranked(merit, expert), CLOSED)
-    slot = tl.arange(0, plan.slots)[None, :]
-    numbers = tl.full((plan.rows, plan.slots), plan.experts, tl.int32)
-    shares = tl.full((plan.rows, plan.slots), 0.0, tl.float32)
+    slot = tl.arange(0, plan.slots)[:, None]
+    numbers = tl.full((plan.slots, plan.rows), plan.experts, tl.int32)
+    shares = tl.full((plan.slots, plan.rows), 0.0, tl.float32)
     total = tl.full((plan.rows,), 0.0, tl.float32)
     PER_ROW: tl.constexpr = plan.per_row
     for k in tl.static_range(PER_ROW):
-        best = tl.minimum(-(tl.max(left, 1) & LAST).to(tl.int32) + LAST, plan.experts - 1)
+        best = tl.minimum(-(tl.max(left, 0) & LAST).to(tl.int32) + LAST, plan.experts - 1)
         if plan.uniform:
-            first = tl.sum(tl.where(expert == 0, logit, 0.0), 1)
+            first = tl.sum(tl.where(expert == 0, logit, 0.0), 0)
             offset = by_chance(first, tl.arange(0, plan.rows)) % plan.experts
             best = (offset + k * plan.experts // plan.per_row) % plan.experts
-        mine = expert == best[:, None]
+        mine = expert == best[None, :]
         left = tl.where(mine, CLOSED, left)
-        score = tl.sum(tl.where(mine, scores, 0.0), 1)
+        score = tl.sum(tl.where(mine, scores, 0.0), 0)
         total += score
-        shares = tl.where(slot == k, score[:, None], shares)
-        numbers = tl.where(slot == k, best[:, None], numbers)
+        shares = tl.where(slot == k, score[None, :], shares)
+        numbers = tl.where(slot == k, best[None, :], numbers)
     if plan.normalised:
-        shares = tl.div_rn(shares, tl.zeros_like(shares) + (total + TINY)[:, None])
+        shares = tl.div_rn(shares, tl.zeros_like(shares) + (total + TINY)[None, :])
     shares *= plan.scale
     if plan.shared:
         shares = tl.where(slot == plan.per_row, 1.0, shares)
@@ -238,20 +249,27 @@ def _choice(logits, factors, bias, correction, experts, weights, m, plan: tl.con
 
 @triton.jit
 def _put_in_order(numbers, order, blocks, m, most, plan: tl.constexpr):
-    """The order and the blocks of `group.GroupedChoices`, of choices [rows, slots]."""
+    """The order and the blocks of `group.GroupedChoices`, of choices [slots, rows]. A place is the number of
+    smaller keys.
+    """
     at = tl.arange(0, plan.choices)
-    row, slot = at // plan.slots, at % plan.slots
-    real = (row < m) & (slot < plan.taken)
+    slot, row = at // plan.rows, at % plan.rows
+    real, choice = (row < m) & (slot < plan.taken), row * plan.taken + slot
     expert = tl.where(real, tl.reshape(numbers, (plan.choices,)), plan.experts + 1)
-    one, other = expert[:, None], expert[None, :]
-    before = (other < one) | ((other == one) & (at[None, :] < at[:, None]))
-    rank = tl.sum(((other == one) & before).to(tl.int32), 1)
-    own = tl.sum((other == one).to(tl.int32), 1)
-    place = tl.sum(before.to(tl.int32), 1)
-    tl.store(order + place, row * plan.taken + slot, mask=real)
-    begins = real & (rank % plan.height == 0)
-    nth = tl.sum((before & begins[None, :]).to(tl.int32), 1)
+    base = expert * plan.choices
+    key = base + tl.where(real, choice, plan.choices - 1)
+    place = _smaller(key, key)
+    begin, end = _smaller(key, base), _smaller(key, base + plan.choices)
+    tl.store(order + place, choice, mask=real)
+    begins = real & ((place - begin) % plan.height == 0)
+    nth = _smaller(tl.where(begins, key, (plan.experts + 2) * plan.choices), key)
     tl.store(blocks + nth, expert, mask=begins)
     tl.store(blocks + most + nth, place, mask=begins)
-    tl.store(blocks + 2 * most + nth, tl.minimum(place + plan.height, place - rank + own), mask=begins)
+    tl.store(blocks + 2 * most + nth, tl.minimum(place + plan.height, end), mask=begins)
     tl.store(blocks + 3 * most, tl.sum(begins.to(tl.int32)))
+
+
+@triton.jit
+def _smaller(keys, bounds):
+    """How many keys are smaller than each bound."""
+    return tl.sum((keys[:, None] < bounds[None, :]).to(tl.int32), 0)
