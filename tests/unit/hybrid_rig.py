@@ -73,6 +73,32 @@ HYBRIDS = {
         | MULTIPLIED
         | {"num_local_experts": 0, "position_embedding_type": "rope", "time_step_limit": (0.3, 1.5)},
     ),
+    "nemotron_h": Sample(
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        1.0,
+        {
+            "layers_block_type": [
+                *("linear_attention", "moe", "linear_attention", "full_attention", "mlp"),
+                *("linear_attention", "moe"),
+            ],
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "chunk_size": 64,
+            "time_step_min": 0.3,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "routed_scaling_factor": 2.5,
+            "pad_token_id": None,
+            "bos_token_id": None,
+        },
+    ),
     "qwen3_next": Sample(
         "Qwen3NextForCausalLM", "Qwen3NextConfig", 0.0, STATES | EXPERTS | {"mlp_only_layers": [1]}
     ),
@@ -107,6 +133,9 @@ def write_hybrid(folder: Path, name: str) -> Any:
                     else 0.0
                 )
                 weight.normal_(mean=gain, std=0.2)
+        for tensor, bias in model.named_buffers():
+            if tensor.endswith("e_score_correction_bias"):
+                bias.normal_(std=0.2)
     model.save_pretrained(folder)
     return model
 

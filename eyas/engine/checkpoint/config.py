@@ -128,7 +128,7 @@ class FeedForwardSpec:
     """down(activation(gate(x), up(x))), "silu" being silu(gate) * up; `width`: rows of gate and of up.
 
     `activation`: a name in `eyas.engine.layers.activations`. `bias`: gate, up and down have one each. If it
-    is not `gated` there is no gate: down(activation(up(x))).
+    is not `gated` there is no gate: down(activation(up(x))). A layer with a `width` of 0 has no such half.
     """
 
     width: int

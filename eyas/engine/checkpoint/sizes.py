@@ -137,13 +137,12 @@ def _is_read(model: ModelConfig, name: str) -> bool:
 
 def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
     part, attention = layer.feed_forward, _mixer(layer, hidden)
-    attention += 2 * hidden * layer.token_width
+    attention, matrices = attention + 2 * hidden * layer.token_width, 3 if part.gated else 2
     if isinstance(part, ExpertsSpec):
         router = hidden * part.experts
-        return WeightBytes(
-            3 * hidden * part.width * part.experts, attention + router + 3 * hidden * part.shared_width
-        )
-    return WeightBytes(0, attention + (3 if part.gated else 2) * hidden * part.width)
+        beside = router + matrices * hidden * part.shared_width
+        return WeightBytes(matrices * hidden * part.width * part.experts, attention + beside)
+    return WeightBytes(0, attention + matrices * hidden * part.width)
 
 
 def _mixer(layer: LayerSpec, hidden: int) -> int:

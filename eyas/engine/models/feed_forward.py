@@ -104,6 +104,20 @@ class GatedFeedForward(Generic[ProjectionT]):
         return ops.add(residual, inner, self._down)
 
 
+class NoFeedForward:
+    """A layer without a feed-forward."""
+
+    projections: tuple[AnyProjection, ...] = ()
+
+    def inner(self, residual: Any, ops: Ops[Any, Any, Any]) -> tuple[None, Any]:
+        """Nothing; and the residual."""
+        return None, residual
+
+    def add(self, residual: Any, inner: None, ops: Ops[Any, Any, Any]) -> Any:
+        """The residual."""
+        return residual
+
+
 class Mixture(Generic[ProjectionT]):
     """The sum of what a row's experts make of its norm, by weight, between norms of these `gains`."""
 
@@ -111,7 +125,8 @@ class Mixture(Generic[ProjectionT]):
         spec, config, (gain, post) = layer.feed_forward, blocks.config, gains
         assert isinstance(spec, ExpertsSpec)
         every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
-        loaders = GatedLoaders.of(blocks.loader, every)  # of those elsewhere too: all read the same rows
+        # Of those elsewhere too: all read the same rows.
+        loaders = GatedLoaders.of(blocks.loader, every, gated=spec.gated)
         joined = _is_alike(blocks, spec, loaders, shared)
         self.router = _router(blocks, spec, f"{prefix}.gate", joined)
         names = [*(every[i] for i in self.router.own), *[shared] * joined]
@@ -123,9 +138,9 @@ class Mixture(Generic[ProjectionT]):
         self.projections: tuple[AnyProjection, ...] = (gate_up, down)
         if spec.shared_width and not joined:
             shape = (config.hidden_size, spec.shared_width)
-            forth, back = GatedLoaders.of(blocks.loader, [shared]).pair(shared, shape)
+            forth, back = GatedLoaders.of(blocks.loader, [shared], gated=spec.gated).pair(shared, shape)
             self.projections += (forth, back)
-            plain = FeedForwardSpec(spec.shared_width, spec.activation)
+            plain = FeedForwardSpec(spec.shared_width, spec.activation, gated=spec.gated)
             share = None
             if spec.shared_share:
                 share = blocks.machine.router(
@@ -192,6 +207,7 @@ def _is_alike(
         or spec.shared_width != spec.width
         or spec.per_row == MOST_CHOSEN
         or spec.bias
+        or not spec.gated
         or spec.shared_share
         or spec.weighs_input
     ):

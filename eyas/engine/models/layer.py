@@ -21,7 +21,7 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.norm import Gain, LayerNorm, load_gain, load_norm
 from eyas.engine.models.delta_mixer import DeltaMixer
 from eyas.engine.models.experts_apart import ExpertsApart
-from eyas.engine.models.feed_forward import GatedFeedForward, Mixture, gain_left
+from eyas.engine.models.feed_forward import GatedFeedForward, Mixture, NoFeedForward, gain_left
 from eyas.engine.models.heads_attention import HeadsAttention
 from eyas.engine.models.latent_attention import LatentMixer
 from eyas.engine.models.ops.base import Ops
@@ -77,7 +77,9 @@ class DecoderLayer(Generic[ProjectionT]):
         before, after = spec.norms.before_feed_forward, spec.norms.after_feed_forward
         gains = _gain(blocks, prefix, before), _post(blocks, prefix, after)
         self._feed_forward: FeedForward
-        if isinstance(spec.feed_forward, ApartSpec):
+        if not spec.feed_forward.width:
+            self._feed_forward = NoFeedForward()
+        elif isinstance(spec.feed_forward, ApartSpec):
             self._feed_forward = ExpertsApart(blocks, spec, prefix, gains)
         elif isinstance(spec.feed_forward, ExpertsSpec):
             self._feed_forward = Mixture(blocks, spec, f"{prefix}.mlp", gains)

@@ -35,18 +35,15 @@ def shape(raw: values.Raw, folder: Path) -> SpaceShape:
     if values.switch(raw, "mamba_proj_bias", False):
         raise ConfigError(f"config.json of {folder}: mamba_proj_bias is not supported")
     heads = values.whole(raw, "mamba_n_heads", least=1, most=keys.MOST_HEADS)
-    inner = values.whole(raw, "mamba_expand", least=1) * keys.width_of(raw, "hidden_size")
-    size = inner // heads if raw.get("mamba_d_head", "auto") == "auto" else values.whole(raw, "mamba_d_head")
-    if size * heads != inner:
-        raise ConfigError(
-            f"config.json of {folder}: {heads} heads of mamba_d_head {size} are not {inner} columns"
-        )
+    size = raw.get("mamba_d_head", "auto")
+    if size == "auto":
+        size = values.whole(raw, "mamba_expand", least=1) * keys.width_of(raw, "hidden_size") // heads
     low, high = map(_limit, raw.get("time_step_limit") or (0.0, math.inf))
     return SpaceShape(
         key_heads=values.whole(raw, "mamba_n_groups", least=1, most=keys.MOST_HEADS),
         value_heads=heads,
         key_size=values.whole(raw, "mamba_d_state", least=1, most=keys.MOST_HEADS),
-        value_size=size,
+        value_size=values.whole({"mamba_d_head": size}, "mamba_d_head", least=1, most=keys.MOST_HEADS),
         kernel=values.whole(raw, "mamba_d_conv", least=1),
         limits=(low, high),
         bias=values.switch(raw, "mamba_conv_bias", True),

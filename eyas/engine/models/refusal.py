@@ -77,6 +77,8 @@ def _layer_refusal(layer: LayerSpec) -> str:
 def _experts_refusal(spec: ExpertsSpec) -> str:
     if spec.per_row > MOST_CHOSEN or spec.experts > MOST_EXPERTS:
         return f"{spec.per_row} of {spec.experts} experts ({MOST_CHOSEN} of {MOST_EXPERTS} at most)"
+    if not spec.gated:
+        return "experts without gates"
     if spec.shared_width % SIDE:
         return f"a shared expert of {spec.shared_width} columns (a multiple of {SIDE} is needed)"
     return ""
