@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.engine.states.rows import StateGroups
+
 
 @dataclass(frozen=True)
 class DecodeRows:
@@ -40,7 +42,8 @@ class ForwardRows:
     [slots]: each slot's first row that may be seen, what lies below it being anything (None: all rows may).
     `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain. `table` int32
     [slots, most pages]: where the pages of these rows stand (None: where the attention looks by itself).
-    `others`: the same rows in further groups of layers, which differ in `kv_rows` and `table`.
+    `others`: the same rows in further groups of layers, which differ in `kv_rows` and `table`. `states`: the
+    same rows for layers with states, if there are some.
     """
 
     tokens: torch.Tensor
@@ -54,6 +57,7 @@ class ForwardRows:
     depth: int = 0
     table: torch.Tensor | None = None
     others: tuple[ForwardRows, ...] = ()
+    states: StateGroups | None = None
 
     def in_group(self, group: int) -> ForwardRows:
         """The rows in a group of layers."""

@@ -85,6 +85,8 @@ class SlotTables:
             "most_topk": (torch.int32, 1),  # children of a draft that are verified (0: all) ..
             "most_nodes": (torch.int32, 1),  # .. and drafts in all, where a head or a mailbox gives trees
             "choice": (torch.int32, 1),
+            "state": (torch.int32, 1),  # its slot of states, if layers have some ..
+            "bound": (torch.int32, 1),  # .. and where its state stands
             "top_k": (torch.int32, 1),  # 0: off
             "temperature": (torch.float32, 1),
             "top_p": (torch.float32, 1),
@@ -142,6 +144,8 @@ class SlotTables:
     most_topk: torch.Tensor
     most_nodes: torch.Tensor
     choice: torch.Tensor
+    state: torch.Tensor
+    bound: torch.Tensor
     top_k: torch.Tensor
     temperature: torch.Tensor
     top_p: torch.Tensor

@@ -239,6 +239,12 @@ class StepExecutor:
         for pool in self.state.pools:
             pool.copy_page(source, target)
 
+    @torch.inference_mode()
+    def copy_state(self, source: int, target: int) -> None:
+        """Copies a slot of states, in the same order."""
+        assert self.state.pool.states is not None
+        self.state.pool.states.copy(source, target)
+
     def _send(self, step: StepInput) -> None:
         words, writes = step.data.shape[0], step.writes
         if words > self._inputs.shape[0]:

@@ -15,18 +15,20 @@ from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables, mask_words
 from eyas.engine.device.special import SpecialSampler
-from eyas.engine.device.step import StepShape
+from eyas.engine.device.step import STATES, StepShape
 from eyas.engine.kernels.attention.group_rows import in_group
 from eyas.engine.kernels.drafts import landing, paths
 from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.exchange import mailbox, row_ring
 from eyas.engine.kernels.sampling import sample
+from eyas.engine.kernels.states.groups import decoded
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DecoderModel
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import SLICE
 from eyas.engine.speculation.device import AcceptedChunk, DeviceDrafter, DeviceTap
 from eyas.engine.speculation.drafters.device_lookup import DeviceLookup
+from eyas.engine.states.rows import StateGroups, StateRows
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class StepProgram:
         size, tables = state.pool.page_size, state.tables.other_pages
         if tables:
             rows = replace(rows, others=tuple(in_group(rows, table, size, state.pdl) for table in tables))
+        if state.pool.states is not None:
+            rows = replace(rows, states=self._states())
         taps = state.head.taps if state.head and (shape.drafts or state.tap) else ()
         x, self._tapped = state.model.forward(rows, state.pool, taps)
         self._rows = rows
@@ -160,6 +164,24 @@ class StepProgram:
             picked = part["picked"] if shape.chunk else None
             self.logits = state.model.logits(x, picked, self._room)
         return x
+
+    def _states(self) -> StateGroups:
+        """The rows for layers with states, behind `_decode_rows`; prompts' states stand behind them then."""
+        shape, part, tables = self._shape, self._part, self._state.tables
+        positions = part["positions"]
+        rounds = singles = chunks = table = ends = None
+        if shape.batch:
+            rounds = decoded(tables, part["slots"], shape.width, 0, positions)
+        if shape.singles:
+            first = shape.batch * shape.width
+            singles = decoded(tables, part["single_slots"], 1, first, positions)
+        if shape.chunk:
+            columns = dict(zip(STATES, part["states"].view(len(STATES), -1), strict=True))
+            at = columns.pop("tables").long()
+            chunks = StateRows(**columns, before=positions - 1, positions=positions, most=shape.chunk)
+            tables.bound.index_copy_(0, at, columns["folds"])
+            table, ends = part["spans"].view(-1, 2), part["span_ends"]
+        return StateGroups(rounds, singles, chunks, table, ends)
 
     def _decode_rows(self, slots: str, first: int, width: int) -> DecodeRows:
         """Prepares the rows of the sequences in a part of the step's array, from row `first` on.

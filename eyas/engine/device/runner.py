@@ -283,6 +283,10 @@ class DeviceRunner:
         first = self._ranks[rank].layout.first_page
         self._executor.copy_page(source - first, target - first, rank)
 
+    def copy_state(self, source: int, target: int) -> None:
+        """Copies a slot of states, between the steps launched before and those after."""
+        self._executor.copy_state(source, target)
+
     def wait(self) -> None:
         """Waits until the device has done all that was launched."""
         self._executor.wait()

@@ -175,6 +175,9 @@ class SlotTable:
         params, limits, drafted = request.params, request.draft_limits, self._is_drafted_for(work)
         deepest = limits.deepest or MOST_STEPS
         writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
+        if seq.state >= 0:
+            writes.put("state", seq.slot, (seq.state,))
+            writes.put("bound", seq.slot, (seq.bound,))
         if self._state.trees:
             writes.put("most_topk", seq.slot, (limits.topk,))
             writes.put("most_nodes", seq.slot, (max(limits.draft_tokens - 1, 0),))

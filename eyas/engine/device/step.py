@@ -17,7 +17,13 @@ from eyas.engine.batch.sections import sections
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.drafts.rounds import FACTS
+from eyas.engine.states.shape import SPAN
 from kv_transfer.layout import pages_for
+
+STATES = ("slots", "tables", "firsts", "counts", "starts", "bounds", "folds")
+"""Columns of what a step's chunks are to layers with states: as `StateRows` has them, and a sequence's slot
+in the tables.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,21 @@ class StepShape:
             "end_slots": self.ends,
             "end_positions": self.ends,
             "end_rows": self.ends,
+            "states": len(STATES) * self.chunk_sequences,
+            "spans": 2 * self.state_spans,
+            "span_ends": self.chunk_sequences,
         }
         return sections(counts)
+
+    @property
+    def chunk_sequences(self) -> int:
+        """The most sequences that its chunks are of, and one of padding."""
+        return self.tiles + 1 if self.chunk else 0
+
+    @property
+    def state_spans(self) -> int:
+        """The most spans of SPAN rows, from where states stand on, that have rows of its chunks."""
+        return self.chunk // SPAN + 2 * self.tiles if self.chunk else 0
 
     @property
     def drafts(self) -> bool:
@@ -215,7 +234,28 @@ def pack(placed: PlacedBatch, shape: StepShape, layout: StepLayout) -> np.ndarra
     part["kv_rows"][:] = -1
     part["end_rows"][:] = shape.chunk
     _pack_chunks(placed.chunks, part, shape, layout)
+    if shape.chunk:
+        _pack_states(placed.chunks, part, shape, layout)
     return data
+
+
+def _pack_states(
+    chunks: SequenceOf[SequenceWork], part: dict[str, np.ndarray], shape: StepShape, layout: StepLayout
+) -> None:
+    """What layers with states need of the chunks: a column for each sequence, and `StateGroups.table`."""
+    columns, spans = part["states"].reshape(len(STATES), -1), part["spans"].reshape(-1, 2)
+    columns[STATES.index("tables")] = layout.padding_slot
+    row, end = shape.round_rows, 0
+    for number, work in enumerate(chunks if chunks and chunks[0].seq.state >= 0 else ()):
+        seq, count = work.seq, len(work.tokens)
+        columns[:, number] = seq.state, seq.slot, row, count, work.start, seq.bound, work.fold
+        for first in range(seq.bound, work.start + count, SPAN):
+            spans[end] = number, first
+            end += 1
+        part["span_ends"][number] = end
+        row += count
+    part["span_ends"][len(chunks) :] = end
+    spans[end:, 0] = columns.shape[1] - 1
 
 
 def _pack_chunks(

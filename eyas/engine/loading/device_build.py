@@ -34,6 +34,7 @@ from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepLayout, StepShape
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.states.order import SolvedRows
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
 from eyas.engine.loading.draft_channels import from_gpu_to_gpu
@@ -113,6 +114,7 @@ def _work(slot: int, occupancy: int, config: EngineConfig) -> SequenceWork:
     request = GenerationRequest("measured", (0,), SamplingParams())
     seq = Sequence(slot, Generation(request, 0, GenerationKind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, [])
     seq.pages, seq.slot, seq.occupancy = [slot % config.num_pages], slot, occupancy
+    seq.state = slot % config.slots_of_states
     return SequenceWork(seq, 0, [0], None, sample=True, round=True)
 
 
@@ -201,6 +203,10 @@ def build_state(
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(loaded.pool(group) for group in groups)
+    if (states := pools[0].states) is not None:
+        states.beside = {
+            layer: SolvedRows.on(one, states.format.shape) for layer, one in states.layers.items()
+        }
     drafter, elsewhere, spec = None, None, loaded.config.speculation
     if tap is not None and head is not None:
         drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=pdl_of(loaded.config), ring=ring)
@@ -237,6 +243,7 @@ def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
         reserve=RESERVE_BYTES
         + loaded.target.vocab_size * _logit_bytes(loaded)
         + _exchanged_bytes(loaded)
+        + _state_bytes(loaded)
         + proofs,
     )
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
@@ -247,6 +254,14 @@ def _logit_bytes(loaded: EngineSpec) -> int:
     time.
     """
     return 4 * largest(loaded, buckets_of(loaded)).sampled + SLICE_BYTES * SLICE
+
+
+def _state_bytes(loaded: EngineSpec) -> int:
+    """Bytes of all slots of states, and of what kernels keep beside their rings."""
+    if (states := loaded.states) is None:
+        return 0
+    beside = len(states.layers) * SolvedRows.slot_bytes(states.shape, states.ring, states.dtype.itemsize)
+    return loaded.state_slots * (states.slot_bytes + beside)
 
 
 def _exchanged_bytes(loaded: EngineSpec) -> int:

@@ -21,6 +21,7 @@ from eyas.engine.kv.leases import LeaseTable
 from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.scheduling.ranked import Schedulers
+from eyas.engine.states.shape import SPAN
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class StepCommitter:
         seq.output += emitted
         if work.round and seq.occupancy == work.occupancy:
             seq.grow(one.rows - 1, drafted=self.runner.drafts and work.followed)
+            # Where the newest round began, which may be in flight, its state stands.
+            seq.bound = (seq.kv_len - (seq.in_flight or one.rows)) // SPAN * SPAN
         if why is None or one.forks:
             self.drafting.certain(one, propose=why is None)
         return why is not None

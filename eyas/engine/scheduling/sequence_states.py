@@ -69,7 +69,7 @@ class SequenceStates:
         """Keeps the state that a sequence leaves behind, as `snapshot` would, and takes its slot."""
         if seq.state == NO_STATE:
             return
-        node = self._node(seq) if not seq.in_flight else None  # a step in flight may go on with it
+        node = self._node(seq)
         if node is not None:
             self.slots.keep(node, seq.state)
         self.slots.pool.drop((seq.state,))

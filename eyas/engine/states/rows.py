@@ -34,3 +34,19 @@ class StateRows:
     before: torch.Tensor
     positions: torch.Tensor
     most: int
+
+
+@dataclass(frozen=True)
+class StateGroups:
+    """The rows of a device's forward by group: `rounds` and `singles` that decode, and `chunks` of prompts.
+
+    `table` int32 [C, 2]: spans of SPAN rows of the chunks' sequences from their states' positions on, each
+    one's sequence and first row; `ends` int32 [B]: behind each sequence's last one. What stands behind the
+    last end is of a sequence without rows.
+    """
+
+    rounds: StateRows | None
+    singles: StateRows | None
+    chunks: StateRows | None
+    table: torch.Tensor | None
+    ends: torch.Tensor | None

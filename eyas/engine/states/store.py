@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -52,14 +53,25 @@ class LayerStates:
     gates: torch.Tensor
 
 
+class RingRows(Protocol):
+    """What kernels keep beside the rows of one layer's rings."""
+
+    def move(self, slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """As `StateStore.move`."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies a slot's."""
+
+
 class StateStore:
     """Views of uint8 `memory` [slots, bytes], in which each slot begins with what `format` says. `layers`: by
-    their numbers in the model.
+    their numbers in the model. `beside`: what kernels keep of these, by the same numbers.
     """
 
     def __init__(self, format: StateFormat, memory: torch.Tensor) -> None:
         self.format = format
         self._memory = memory
+        self.beside: dict[int, RingRows] = {}
         self.layers = {
             layer: LayerStates(**dict(self._parts(place))) for place, layer in enumerate(format.layers)
         }
@@ -75,6 +87,8 @@ class StateStore:
     def copy(self, source: int, target: int) -> None:
         """Copies a slot to another one."""
         self._memory[target] = self._memory[source]
+        for rows in self.beside.values():
+            rows.copy(source, target)
 
     def move(self, slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Moves rows `sources` int64 [n] of `slots` [n] to rows `targets`; all are read before any is
@@ -84,3 +98,5 @@ class StateStore:
         for layer, name in itertools.product(self.layers.values(), ("inputs", "gates")):
             rows = getattr(layer, name)
             rows[slots, targets % ring] = rows[slots, sources % ring]
+        for beside in self.beside.values():
+            beside.move(slots, sources, targets)

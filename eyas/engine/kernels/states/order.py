@@ -69,6 +69,13 @@ class SolvedRows:
         for rows in (self.keys, self.misses, self.solved, self.sums):
             rows[target] = rows[source]
 
+    @staticmethod
+    def slot_bytes(shape: DeltaShape, ring: int, itemsize: int) -> int:
+        """Bytes of a slot; `itemsize`: of the rows' dtype."""
+        heads = shape.value_heads
+        values = 4 * (shape.value_size + SPAN) + 8
+        return ring * (shape.key_heads * shape.key_size * itemsize + heads * values)
+
     def move(self, slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Moves rows `sources` int64 [n] of `slots` [n] to rows `targets`; all are read before any is
         written.

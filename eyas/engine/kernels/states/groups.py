@@ -1,0 +1,57 @@
+"""The rows of a step as layers with states read them, made of the tables on the device."""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from eyas.engine.batch.tables import SlotTables
+from eyas.engine.kernels.launch.launching import kernel
+from eyas.engine.kernels.launch.sizes import power_of_2
+from eyas.engine.states.rows import StateRows
+from eyas.engine.states.shape import SPAN
+
+
+def decoded(
+    tables: SlotTables, slots: torch.Tensor, width: int, first: int, positions: torch.Tensor
+) -> StateRows:
+    """Those of rounds of `width` rows, the first at row `first` of the forward: chains, as far as there are
+    drafts. From here on the tables say that the states stand where they will behind the forward.
+
+    `slots` int32 [B]; `positions` int32 [m]: of all rows of the forward.
+    """
+    out = slots.new_empty(6, slots.shape[0])
+    _decoded[(slots.shape[0],)](
+        *(slots, tables.length, tables.state, tables.bound, tables.drafts, out),
+        *(slots.shape[0], tables.padding_slot, tables.drafts.shape[1], first),
+        WIDTH=width,
+        BLOCK=power_of_2(width),
+        SPAN_ROWS=SPAN,
+        num_warps=1,
+    )
+    return StateRows(*out, before=positions - 1, positions=positions, most=width)
+
+
+@kernel(do_not_specialize=["first"])
+def _decoded(
+    slots, length, state, bound, drafts, out, count, padding, drafts_stride, first,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPAN_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Grid (B). `out` [6, B]: slots, firsts, counts, starts, bounds, folds."""
+    sequence = tl.program_id(0)
+    slot = tl.load(slots + sequence)
+    real = slot != padding
+    start = tl.load(length + slot)
+    fold = start // SPAN_ROWS * SPAN_ROWS
+    node = tl.arange(0, BLOCK)
+    draft = tl.load(drafts + slot * drafts_stride + node, mask=node < WIDTH - 1, other=-1)
+    rows = 1 + tl.min(tl.where(draft < 0, node, BLOCK), 0)
+    rows = tl.where(real, tl.minimum(rows, WIDTH), 0)
+    out += sequence
+    tl.store(out, tl.where(real, tl.load(state + slot), 0))
+    tl.store(out + count, first + sequence * WIDTH)
+    tl.store(out + 2 * count, rows)
+    tl.store(out + 3 * count, tl.where(real, start, 0))
+    tl.store(out + 4 * count, tl.where(real, tl.load(bound + slot), 0))
+    tl.store(out + 5 * count, tl.where(real, fold, 0))
+    tl.store(bound + slot, fold, mask=real)

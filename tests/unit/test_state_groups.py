@@ -1,0 +1,84 @@
+"""What a step says of its sequences to layers with states: a kernel by the tables, the host by its chunks."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
+from eyas.engine.batch.tables import SlotTables, TableSizes
+from eyas.engine.device.step import STATES, PlacedBatch, StepLayout, StepShape, pack
+from eyas.engine.kernels.states.groups import decoded
+from eyas.engine.states.shape import SPAN
+from tests.unit.states_rig import DEVICE
+
+WIDTH = 5
+
+
+def test_rounds_are_chains_as_far_as_there_are_drafts() -> None:
+    tables = SlotTables(TableSizes(slots=9, max_pages=4, width=WIDTH), DEVICE)
+    draw = random.Random(1)
+    lengths = [draw.choice((0, 1, 63, 64, 65, 127, 128, 200)) for _ in range(8)]
+    drafts = [draw.randrange(WIDTH) for _ in lengths]
+    for slot, (length, count) in enumerate(zip(lengths, drafts, strict=True)):
+        tables.length[slot] = length
+        tables.state[slot], tables.bound[slot] = 40 + slot, max(length - 1, 0) // SPAN * SPAN
+        tables.drafts[slot, :count] = 7
+    slots = torch.tensor([3, 0, 7, 8, 5], dtype=torch.int32, device=DEVICE)  # 8: of padding
+    positions = torch.arange(40, dtype=torch.int32, device=DEVICE)
+    bounds = tables.bound.tolist()
+    rows = decoded(tables, slots, WIDTH, 10, positions)
+    real = [3, 0, 7, None, 5]
+    for b, slot in enumerate(real):
+        got = [
+            each[b].item()
+            for each in (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
+        ]
+        if slot is None:
+            assert got[2] == 0 and got[3] == got[4] == got[5] == 0
+            continue
+        fold = lengths[slot] // SPAN * SPAN
+        assert got == [40 + slot, 10 + WIDTH * b, 1 + drafts[slot], lengths[slot], bounds[slot], fold]
+        assert tables.bound[slot].item() == fold
+    assert tables.bound[[1, 2, 4, 6]].tolist() == [bounds[slot] for slot in (1, 2, 4, 6)]
+    assert rows.most == WIDTH and torch.equal(rows.before, positions - 1)
+
+
+def _chunk(number: int, start: int, count: int, bound: int) -> SequenceWork:
+    request = GenerationRequest(str(number), (0,) * 1000, SamplingParams())
+    generation = Generation(request, 0, GenerationKind.LOCAL, 0.0, 0.0)
+    seq = Sequence(number, generation, 0, request.prompt_ids, [])
+    seq.pages, seq.kv_len, seq.slot = list(range(70)), start, number
+    seq.state, seq.bound = 30 + number, bound
+    return SequenceWork(seq, start, [0] * count, None, sample=False)
+
+
+def test_chunks_are_told_by_sequence_and_by_span() -> None:
+    works = [_chunk(0, 0, 100, 0), _chunk(1, 70, 3, 64), _chunk(2, 128, 64, 128)]
+    shape, layout = StepShape(2, WIDTH, 192, 6, 1), StepLayout(16, 9, 64)
+    data = pack(PlacedBatch((), (), works), shape, layout)
+    part = {name: data[first : first + count] for name, (first, count) in shape.sections.items()}
+    columns = dict(zip(STATES, part["states"].reshape(len(STATES), -1), strict=True))
+    first = shape.round_rows
+    assert columns["slots"][:3].tolist() == [30, 31, 32]
+    assert columns["tables"].tolist() == [0, 1, 2, *[9] * 4]
+    assert columns["firsts"][:3].tolist() == [first, first + 100, first + 103]
+    assert columns["counts"].tolist() == [100, 3, 64, 0, 0, 0, 0]
+    assert columns["starts"][:3].tolist() == [0, 70, 128]
+    assert columns["bounds"][:3].tolist() == [0, 64, 128]
+    assert columns["folds"][:3].tolist() == [64, 64, 192]
+    spans = part["spans"].reshape(-1, 2)
+    assert spans[:4].tolist() == [[0, 0], [0, 64], [1, 64], [2, 128]]
+    assert np.all(spans[4:, 0] == 6) and part["span_ends"].tolist() == [2, 3, 4, 4, 4, 4, 4]
+
+
+def test_a_step_without_chunks_of_its_own_leaves_the_tables_of_sequences() -> None:
+    shape = StepShape(1, WIDTH, 64, 2, 1)
+    data = pack(PlacedBatch((), (), ()), shape, StepLayout(16, 9, 64))
+    first, count = shape.sections["states"]
+    columns = data[first : first + count].reshape(len(STATES), -1)
+    assert set(columns[STATES.index("tables")].tolist()) == {9}
