@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from unittest.mock import patch
 import torch
 
 from eyas.bench.kernels.timing import graph_us, queue_us
+from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.states import few, prompts
 from eyas.engine.kernels.states.few import recur_few
 from eyas.engine.kernels.states.gates import gated_norm, rule_gates
@@ -92,10 +94,10 @@ class StepCase:
 class Step:
     """Layers with slots of their own, so that each call's memory is cold."""
 
-    def __init__(self, case: StepCase, layers: int) -> None:
-        m, device = case.batch * case.rows, "cuda"
+    def __init__(self, case: StepCase, layers: int, device: str = "cuda") -> None:
+        m = case.batch * case.rows
         self.case = case
-        format = StateFormat((0,), SHAPE, ring_rows(min(case.rows, few.MOST_ROWS)), torch.bfloat16)
+        format = StateFormat((0,), SHAPE, ring_rows(16), torch.bfloat16)
         filters = torch.randn(SHAPE.inputs, SHAPE.kernel, device=device)
         self.layers = []
         for _ in range(layers):
@@ -120,10 +122,9 @@ class Step:
             *(torch.tensor(list(each), dtype=torch.int32, device=device) for each in tables), case.rows
         )
 
-    def recur(self, layer: int) -> torch.Tensor:
-        return recur_few(
-            self.inputs, self.gates, self.layers[layer], self.rows, tree=self.case.tree, pdl=True
-        )
+    def recur(self, layer: int, pdl: bool = True) -> torch.Tensor:
+        given = (self.inputs, self.gates, self.layers[layer], self.rows)
+        return recur_few(*given, tree=self.case.tree, pdl=pdl)
 
 
 STEPS = [
@@ -132,6 +133,24 @@ STEPS = [
     *(StepCase(32, due=True), StepCase(32, rows=4, crossing=True), StepCase(8, 16, True, crossing=True)),
 ]
 PROMPTS = [(1, 1024), (1, 4096), (4, 1024), (1, 16384)]
+
+
+BLOCKS = {few: (16, 32, 64, 128), prompts: (16, 32, 64)}
+
+
+def recipe() -> None:
+    """All that is launched here but for the smallest kernels, so that it is compiled by many processes."""
+    for rows, tree in ((1, False), (4, False), (16, False), (16, True)):
+        step = Step(StepCase(2, rows, tree), 1, "meta")
+        for pdl in (False, True):
+            step.recur(0, pdl)
+        for block in BLOCKS[few]:
+            with patch.object(few, "_BLOCK", block):
+                if rows < 16:
+                    step.recur(0)
+    for block in BLOCKS[prompts]:
+        with patch.object(prompts, "_BLOCK", block):
+            _prompt(1, 256, "meta")()
 
 
 def check_rows(device: str) -> Iterator[Record]:
@@ -187,7 +206,7 @@ def time_steps() -> Iterator[Record]:
 def time_blocks() -> Iterator[Record]:
     """Of other cuts than the usual: whether the rule should be another."""
     for case in (StepCase(1), StepCase(32), StepCase(32, 4)):
-        for block in (16, 32, 64, 128):
+        for block in BLOCKS[few]:
             with patch.object(few, "_BLOCK", block):
                 step = Step(case, 12)
                 us = graph_us([partial(step.recur, layer) for layer in range(12)], replays=5)
@@ -197,7 +216,7 @@ def time_blocks() -> Iterator[Record]:
 def time_prompts() -> Iterator[Record]:
     """By a queue of launches, as prompts run."""
     for sequences, count in PROMPTS:
-        for block in (16, 32, 64):
+        for block in BLOCKS[prompts]:
             with patch.object(prompts, "_BLOCK", block):
                 us = queue_us([_prompt(sequences, count)])
             products = SHAPE.inputs + SHAPE.value_heads * SHAPE.value_size
@@ -211,15 +230,15 @@ def time_prompts() -> Iterator[Record]:
             yield record | {"of_model_ms": us * LAYERS / 1e3}
 
 
-def _prompt(sequences: int, count: int) -> Any:
-    step = Step(StepCase(sequences, count), 1)
-    numbers = torch.arange(sequences * count, device="cuda", dtype=torch.int32) % count
+def _prompt(sequences: int, count: int, device: str = "cuda") -> Any:
+    step = Step(StepCase(sequences, count), 1, device)
+    numbers = torch.arange(sequences * count, device=device, dtype=torch.int32) % count
     zero = torch.zeros_like(step.rows.starts)
     ends = zero + count // SPAN * SPAN
     rows = StateRows(
         step.rows.slots, step.rows.firsts, step.rows.counts, zero, zero, ends, numbers - 1, numbers, count
     )
-    chunks = Chunks.of([0] * sequences, [count] * sequences, "cuda")
+    chunks = Chunks.of([0] * sequences, [count] * sequences, device)
     return partial(recur_chunks, step.inputs, step.gates, step.layers[0], rows, chunks)
 
 
@@ -241,6 +260,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
+    began = time.monotonic()
+    compiled = KernelWarmup("tests.gpu.time_states:recipe", (), 90, os.cpu_count() or 1).wait()
+    print(f"{compiled.kernels} kernels in {time.monotonic() - began:.0f} s", flush=True)
     parts = {
         "rows": partial(check_rows, "cuda"),
         "steps": time_steps,
@@ -255,7 +277,7 @@ def main() -> int:
             print(json.dumps(record) if text is None else text, flush=True)
             print(json.dumps(record | ({"traceback": text} if text else {})), file=file, flush=True)
 
-        fine = run(parts, say, time.monotonic() + 80)
+        fine = run(parts, say, began + 85)
         say({"verdict": "PASS" if fine else "FAIL"})
     return 0 if fine else 1
 
