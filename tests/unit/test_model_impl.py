@@ -292,6 +292,7 @@ def test_code_that_mixes_rows_is_found_out_before_it_serves(tmp_path: Path, chan
         ("more", "tensor model.layers.1.mlp.up_proj.bias .* is none that OlmoForCausalLM reads"),
         ("broken", "tensor model.layers.1.mlp.up_proj.weight .* holds NaN or infinity"),
         ("shape", "model.layers.1.mlp.up_proj.weight .* has another shape"),
+        ("whole numbers", "tensor model.layers.1.mlp.up_proj.weight is stored as I8: only F64, F32, F16"),
     ],
 )
 def test_weights_that_are_not_the_models_are_named(tmp_path: Path, change: str, says: str) -> None:
@@ -306,6 +307,8 @@ def test_weights_that_are_not_the_models_are_named(tmp_path: Path, change: str, 
         tensors["model.layers.1.mlp.up_proj.bias"] = torch.zeros(96)
     elif change == "broken":
         tensors[name][3, 5] = torch.nan
+    elif change == "whole numbers":
+        tensors[name] = tensors[name].char()
     else:
         tensors[name] = tensors[name][:-1].clone()
     save_file(tensors, path, {"format": "pt"})

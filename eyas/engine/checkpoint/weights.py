@@ -39,7 +39,8 @@ from eyas.engine.checkpoint.staging import WeightStaging
 Shape = tuple[int, ...]
 Part = tuple[slice, ...]  # the slice of each dimension, from the first on; (): everything
 _COMPARED_ROWS = 4096  # at once, of two matrices
-_PLAIN = ("F64", "F32", "F16", "BF16")  # what a safetensors file calls dtypes that mean what they say
+PLAIN = ("F64", "F32", "F16", "BF16")
+"""What a safetensors file calls dtypes that mean what they say."""
 
 
 _FP8_NAN = 127
@@ -310,7 +311,7 @@ class FolderWeights(WeightSource):
             wide = fp8.widened(read[:], self._scales(name, shape))[part]
             return self._as(dtype, name, self._place(wide.to(dtype)))
         if dtype.is_floating_point:
-            _check_meaning(name, read, _PLAIN)
+            check_meaning(name, read, PLAIN)
         return self._as(dtype, name, self._place(read[part]))
 
     def _as(self, dtype: torch.dtype, name: str, stored: torch.Tensor) -> torch.Tensor:
@@ -379,7 +380,7 @@ class FolderWeights(WeightSource):
         """A small tensor of one of the shapes, float32."""
         stored = self._shape(name)
         read = self._mapped(name, stored if stored in shapes else shapes[0])
-        _check_meaning(name, read, (*_PLAIN, fp8.POWERS))
+        check_meaning(name, read, (*PLAIN, fp8.POWERS))
         whole: torch.Tensor = read[...]
         return whole.float()
 
@@ -429,7 +430,7 @@ def _parts(
     yield here, _StoredTensor(file, name)
 
 
-def _check_meaning(name: str, read: Any, kinds: tuple[str, ...]) -> None:
+def check_meaning(name: str, read: Any, kinds: tuple[str, ...]) -> None:
     """Raises ConfigError for stored numbers that are not what they mean: int8, say, or e5m2."""
     if (kind := read.get_dtype()) not in kinds:
         raise ConfigError(f"tensor {name} is stored as {kind}: only {', '.join(kinds)} can be read there")

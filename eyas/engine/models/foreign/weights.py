@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import weight_files
-from eyas.engine.checkpoint.weights import FiniteCheck, WeightPlacement
+from eyas.engine.checkpoint.weights import PLAIN, FiniteCheck, WeightPlacement, check_meaning
 from eyas.engine.models.foreign.classes import model_class
 from eyas.engine.models.foreign.seams import PAGED, attends_by, register
 
@@ -54,6 +54,10 @@ def load(target: ModelConfig, placement: WeightPlacement) -> Any:
             text = " ".join(str(error).split())
             raise ConfigError(f"the weights of {target.folder} are not this model's: {text}") from error
         _check_whole(target, report)
+        own = dict(model.named_parameters())
+        for name, tensor in stored.items():
+            if name in own or name.endswith(".weight"):  # others may be masks that older code stored
+                check_meaning(name, tensor, PLAIN)
         model = model.to(placement.device).eval()
     check = FiniteCheck()
     for name, parameter in model.named_parameters():
