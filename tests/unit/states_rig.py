@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from eyas.engine.kernels.states.few import recur_few
 from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
+from eyas.engine.kernels.states.recur import recur
 from eyas.engine.states import plain
 from eyas.engine.states.delta import DeltaRule
-from eyas.engine.states.rows import StateRows
+from eyas.engine.states.rows import StateGroups, StateRows
 from eyas.engine.states.shape import SPAN, DeltaShape, ring_rows
 from eyas.engine.states.store import StateFormat, StateStore
 
@@ -105,6 +107,31 @@ class Scene:
             self.bounds[piece.sequence] = fold
             self.lengths[piece.sequence] += certain
         return list(out.split([len(piece.tokens) for piece in pieces]))
+
+    def mixed(self, tree: Piece, single: Piece, prompt: Piece) -> None:
+        """Runs a step of three groups with a piece each, and asserts what `step` does."""
+        pieces = (tree, single, prompt)
+        every = [self._rows([piece], piece is prompt) for piece in pieces]
+        firsts = itertools.accumulate((len(piece.tokens) for piece in pieces), initial=0)
+        joined = {
+            name: torch.cat([getattr(rows, name) for rows in every]) for name in ("before", "positions")
+        }
+        rows = [
+            replace(rows, firsts=rows.firsts + first, **joined)
+            for rows, first in zip(every, firsts, strict=False)
+        ]
+        chunks = Chunks.of(
+            [self.bounds[prompt.sequence], 0], [self.lengths[prompt.sequence] + len(prompt.tokens), 0], DEVICE
+        )
+        tokens = torch.tensor([token for piece in pieces for token in piece.tokens], device=DEVICE)
+        inputs, gates = self.inputs[tokens], self.gates[tokens]
+        layer = DeltaLayer(self.rule, self.layer, self.solved)
+        groups = StateGroups(*rows, chunks.chunks, chunks.ends)
+        out = recur(inputs, gates, layer, groups, tree=True)
+        found = out.split([len(piece.tokens) for piece in pieces])
+        for one, piece, made in zip(every, pieces, found, strict=True):
+            mine = torch.tensor(piece.tokens, device=DEVICE)
+            self._compare(one, self.inputs[mine], self.gates[mine], made)
 
     def _compare(self, rows: StateRows, inputs: torch.Tensor, gates: torch.Tensor, out: torch.Tensor) -> None:
         other = self.twin.layers[0]

@@ -53,6 +53,12 @@ def test_trees(start: int) -> None:
     scene.step([Piece(0, text(410, 1)), Piece(1, text(205, 1))])
 
 
+def test_groups_of_a_step() -> None:
+    scene = Scene(DeltaShape(1, 1, 16, 16, 4), 3, width=9)
+    scene.step([Piece(0, text(0, 9)), Piece(1, text(100, 5)), Piece(2, text(200, 20))], prompt=True)
+    scene.mixed(Piece(0, text(300, 9), TREE), Piece(1, text(105, 1)), Piece(2, text(220, 11)))
+
+
 def test_a_slot_that_came_from_elsewhere() -> None:
     """Its ring has rows of which the kernels have made nothing yet."""
     scene = Scene(SHAPE, 1)

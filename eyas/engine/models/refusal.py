@@ -16,6 +16,7 @@ from eyas.engine.checkpoint.config import (
     NormNames,
 )
 from eyas.engine.checkpoint.quantized import FP8_SIDE
+from eyas.engine.states.shape import DeltaShape
 
 HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 SIDE = 16
@@ -65,13 +66,23 @@ def _layer_refusal(layer: LayerSpec) -> str:
             return f"layers whose {part.replace('_', '-')} is a {kind.__name__}"
     attention, mlp = layer.attention, layer.feed_forward
     if layer.delta is not None:
-        return "layers with a state instead of keys and values"
+        return _state_refusal(layer.delta)
     if isinstance(attention, LatentSpec):
         if why := _latent_refusal(attention):
             return why
     elif attention.head_dim not in HEAD_DIMS:
         return f"heads of {attention.head_dim} ({', '.join(map(str, HEAD_DIMS))} are served)"
     return _experts_refusal(mlp) if isinstance(mlp, ExpertsSpec) else ""
+
+
+def _state_refusal(shape: DeltaShape) -> str:
+    if not shape.corrects:
+        return "layers with a state of Mamba-2"
+    sizes = {"keys": shape.key_size, "values": shape.value_size}
+    for name, size in sizes.items():
+        if size < SIDE or size & (size - 1):
+            return f"{name} of states of {size} elements (a power of 2, {SIDE} or more, is needed)"
+    return ""
 
 
 def _experts_refusal(spec: ExpertsSpec) -> str:

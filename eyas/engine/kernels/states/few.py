@@ -85,7 +85,7 @@ def recur_few(
     return out
 
 
-@kernel(do_not_specialize=["stride"])
+@kernel
 def _prepare(
     inputs, stride, gates, filters, ring, ring_gates, tails, keys, solved, sums,
     slots, firsts, counts, starts, bounds, folds, before, positions, mixed, weights, sees,

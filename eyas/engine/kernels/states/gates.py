@@ -46,7 +46,7 @@ def gated_norm(
     return out
 
 
-@kernel(do_not_specialize=["stride"])
+@kernel
 def _gates(
     steps, shares, stride, step_bias, rate, out,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -64,7 +64,7 @@ def _gates(
     tl.store(out + row * (2 * HEADS) + HEADS + head, 1.0 / (1.0 + tl.exp(-share)), mask=there)
 
 
-@kernel(do_not_specialize=["stride"])
+@kernel
 def _gated_norm(
     made, gate, stride, gain, out, eps,
     HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,

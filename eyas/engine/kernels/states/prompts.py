@@ -103,7 +103,7 @@ def recur_chunks(
     return out
 
 
-@kernel(do_not_specialize=["stride"])
+@kernel
 def _mix(
     inputs, stride, gates, filters, ring, ring_gates, tails, chunks, slots, firsts, counts, starts, bounds,
     mixed, every, layout: tl.constexpr,
@@ -157,7 +157,7 @@ def _gates_of(number, real, row, gates, first, start, ring, every, layout: tl.co
     tl.store(every + row * (2 * layout.value_heads), tl.where(number >= start, new, old))
 
 
-@kernel(do_not_specialize=["stride"])
+@kernel
 def _keep_rows(
     inputs, stride, gates, ring, ring_gates, tails, slots, firsts, counts, starts, bounds, folds,
     layout: tl.constexpr,

@@ -17,12 +17,23 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.kernels.products.skinny import empty_padded
+from eyas.engine.kernels.states.gates import gated_norm, rule_gates
+from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
+from eyas.engine.kernels.states.recur import recur
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.base import Ops, ReadT, ResidualT, scaled
 from eyas.engine.models.ops.device_step import Forward
-from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, QkvPart, Routed, RouterPart
+from eyas.engine.models.ops.parts import (
+    DeltaPart,
+    ExpertsPart,
+    GatedPart,
+    LatentPart,
+    QkvPart,
+    Routed,
+    RouterPart,
+)
 from eyas.engine.states.delta import DeltaRule
 
 Experts = ExpertsPart[Projection]
@@ -103,8 +114,21 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return self.step.context.attention(queries, self.pool.layer(layer), self.step.rows, heads)
 
     def recur(self, inputs: torch.Tensor, gates: torch.Tensor, rule: DeltaRule, layer: int) -> torch.Tensor:
-        """There are no kernels for it, and `refusal` says so before."""
-        raise NotImplementedError("layers with a state on a device")
+        groups, states, decoded = self.step.rows.states, self.pool.states, self.step.rows.rounds
+        assert groups is not None and states is not None
+        kept = states.beside[layer]
+        assert isinstance(kept, SolvedRows)
+        tree = decoded is not None and decoded.mask is not None
+        one = DeltaLayer(rule, states.layers[layer], kept)
+        return recur(inputs, gates, one, groups, tree, self.step.context.launch.pdl)
+
+    def delta(self, read: ReadT, part: DeltaPart[Projection], layer: int) -> torch.Tensor:
+        shape, pdl = part.rule.shape, self.step.context.launch.pdl
+        values, heads = shape.value_heads * shape.value_size, shape.value_heads
+        made = self.product(read, part.projection)
+        inputs, gate, shares, steps = made.split((shape.inputs, values, heads, heads), 1)
+        gates = rule_gates(steps, shares, part.step_bias, part.rate, pdl)
+        return gated_norm(self.recur(inputs, gates, part.rule, layer), gate, part.gain, self.eps, pdl)
 
     def gated(self, read: ReadT, part: GatedPart[Projection]) -> Rows:
         """act(gate) * up, [m, width]; rounded as the next product reads it, if that is done at once."""
