@@ -93,7 +93,9 @@ def _gpt_oss(layers: int, experts: int) -> Shape:
 
 
 def _air(fp8: bool) -> Shape:
-    """In bf16 half of its layers: all are larger than a GPU."""
+    """In FP8 as it is published, a scale for each channel; in bf16 half of its layers: all are larger than a
+    GPU.
+    """
     stated: dict[str, Any] = {
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
@@ -114,7 +116,18 @@ def _air(fp8: bool) -> Shape:
         "rope_scaling": None,
     }
     if fp8:
-        stated["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        each = {"num_bits": 8, "type": "float", "symmetric": True}
+        scales = {
+            "targets": ["Linear"],
+            "weights": each | {"strategy": "channel", "dynamic": False},
+            "input_activations": each | {"strategy": "token", "dynamic": True},
+        }
+        stated["quantization_config"] = {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": scales},
+            "ignore": ["lm_head", "re:.*mlp.gate$"],
+        }
     sizes = ModelShape(4096, 10944, 46 if fp8 else 23, 96, 8, vocab=151552)
     bits = 8 if fp8 else 16
     return Shape(sizes, stated, expert_bits=bits, dense_bits=bits)
