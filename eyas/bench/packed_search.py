@@ -19,6 +19,7 @@ from eyas.engine.kernels.products import int4, skinny
 from eyas.engine.kernels.products.packed_table import Key
 from eyas.engine.kernels.products.skinny_tiles import (
     MOST_SHARES,
+    PackedStep,
     ProductShape,
     ProductTile,
     packed_tile_for,
@@ -33,6 +34,8 @@ CUTS = ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8))  # columns and warps
 SPLITS = (1, 2, 4, 8)
 IN_FLIGHT, AHEAD = (3, 5), 128  # of all cuts
 STAGES, AHEADS = (3, 4, 5, 7), (0, 64, 128, 256, 512)
+
+STEP = PackedStep("int4", int4.UNITS[0], int4.PARTS, 2)
 
 Candidates = Mapping[ProductShape, list[ProductTile]]
 Tried = Mapping[tuple[LayerJob, int], Candidates]
@@ -145,7 +148,7 @@ class LayerSearch:
 
 def ruled(shape: ProductShape, table: Mapping[Key, ProductTile]) -> ProductTile:
     """The tile that an engine has without a search."""
-    return packed_tile_for(shape, int4.UNITS[0], 2, table)
+    return packed_tile_for(shape, STEP, 2, table)
 
 
 def cuts(shape: ProductShape) -> list[ProductTile]:

@@ -241,7 +241,7 @@ def write_packed(
         if weight.dim() != 2 or any(part in name for part in kept):
             tensors[name] = weight
             continue
-        each = form.quantise(weight) if form.quantise else quantised(weight, form, seed)
+        each = form.quantise(weight.float()) if form.quantise else quantised(weight, form, seed)
         module = name.removesuffix("weight")
         tensors |= {module + end: tensor for end, tensor in form.write(each).items()}
         meant[name] = each.meant()

@@ -23,7 +23,10 @@ from tests.unit.test_packed_weights import SHAPE, UP, logits, read
 from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
 
 STATE = f"{UP}.weight.quant_state.bitsandbytes__nf4"
-TABLE = [-1.0, -0.7, -0.52, -0.39, -0.28, -0.18, -0.09, 0.0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1.0]
+TABLE = [  # NormalFloat
+    -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+]  # fmt: skip
 NESTED = [each / 127.5 - 1 for each in range(256)]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.weights import WeightPlacement
-from eyas.engine.formats.int4 import Int4Projection
+from eyas.engine.formats.packed import PackedProjection
 from eyas.engine.models.ops import device_machine
 from eyas.engine.models.ops.many_rows import ManyRows
 from tests.bits.compare import Composition, differences
@@ -109,7 +109,7 @@ def test_packed_weights_change_nothing_of_that(tmp_path: Path, family: str, form
     write_family(tmp_path / "plain", family, std=0.08, **SIZES)
     write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS[form])
     model = Model(tmp_path / "packed", True, HALF)
-    assert {each for layer in model.layers for each in layer.formats} == {Int4Projection}
+    assert {each for layer in model.layers for each in layer.formats} == {PackedProjection}
     assert said(tmp_path / "packed", WIDE) == []
 
 

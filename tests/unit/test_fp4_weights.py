@@ -40,9 +40,8 @@ def test_logits_are_those_of_what_the_numbers_mean(tmp_path: Path, plain: Path, 
     assert torch.equal(found, logits(tmp_path / "meant"))
     assert not torch.equal(found, logits(plain))
     config = read_model(tmp_path / "packed")
-    for device in ("cpu", "cuda"):  # no kernel reads them as they are
-        amount = weight_bytes(config, "bfloat16", device).total
-        assert amount == weight_bytes(read_model(plain), "bfloat16", device).total
+    amounts = [weight_bytes(config, "bfloat16", device).total for device in ("cpu", "cuda")]
+    assert amounts[0] == weight_bytes(read_model(plain), "bfloat16", "cpu").total > 2 * amounts[1]
 
 
 def _halves_turned(packed: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.engine.formats.dense import DenseProjection
-from eyas.engine.formats.int4 import Int4Projection
+from eyas.engine.formats.packed import PackedProjection
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.few_rows import FewRows
 from tests.unit.families import write_family
@@ -28,7 +28,7 @@ def test_models_are_the_plain_ones(tmp_path: Path, family: str, name: str, first
     write_family(tmp_path / "plain", family, std=0.08, **SIZES)
     write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS[name])
     model = same_forwards(tmp_path / "packed", first)
-    assert {each for layer in model.layers for each in layer.formats} == {Int4Projection}
+    assert {each for layer in model.layers for each in layer.formats} == {PackedProjection}
 
 
 @pytest.mark.parametrize("name", ["gptq", "w4a16, zero points"])
@@ -36,7 +36,7 @@ def test_experts_are_multiplied_as_they_are_packed(tmp_path: Path, name: str) ->
     write_family(tmp_path / "plain", "mixtral", std=0.08, **SIZES)
     write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS[name])
     model = same_forwards(tmp_path / "packed", FEW)
-    assert {each for layer in model.layers for each in layer.formats} == {Int4Projection}
+    assert {each for layer in model.layers for each in layer.formats} == {PackedProjection}
 
 
 def test_columns_in_an_order_of_their_own_are_widened(tmp_path: Path) -> None:

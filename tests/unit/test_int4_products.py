@@ -13,6 +13,7 @@ from eyas.engine.kernels.products import int4, skinny
 from eyas.engine.kernels.products.int4 import Int4Weight
 from eyas.engine.kernels.products.skinny_tiles import (
     MEASURED_INT4,
+    PackedStep,
     ProductShape,
     ProductTile,
     packed_tile_for,
@@ -142,4 +143,4 @@ def test_other_rows_are_refused() -> None:
 def test_measured_tiles_fit_as_they_are() -> None:
     for (kind, padded, n, k), tile in MEASURED_INT4.items():
         shape = ProductShape(kind.removeprefix("int4 "), padded, n, k, span=128 if "qkv" in kind else n)
-        assert packed_tile_for(shape, 64, 2) == tile
+        assert packed_tile_for(shape, PackedStep("int4", 64, int4.PARTS, 2), 2) == tile

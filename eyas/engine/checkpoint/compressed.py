@@ -138,9 +138,8 @@ class PackedIntegers(IntegerConfig):
 
 @dataclass(frozen=True)
 class PlainIntegers(IntegerConfig):
-    """int-quantized: a number is a byte, with its sign."""
+    """int-quantized: a number is a byte, with its sign. They are read from 0 on, as others are."""
 
-    integers: ClassVar[bool] = False
     ends: ClassVar[tuple[str, ...]] = ("weight_scale", "weight", "weight_zero_point", "weight_g_idx", *_ROWS)
 
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
@@ -154,10 +153,16 @@ class PlainIntegers(IntegerConfig):
         return PackedPart(_BYTES, scales)
 
     def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
-        zeros: torch.Tensor | int = 0
+        from torch import uint8
+
+        half = 1 << self.bits - 1
+        zeros: torch.Tensor | int = half
         if not self.symmetric:
-            zeros = parts["weight_zero_point"].reshape(-1, groups).expand(shape[0], -1)
-        return self._read(parts["weight"], zeros, parts, groups)
+            zeros = parts["weight_zero_point"].short().add_(half).reshape(-1, groups).expand(shape[0], -1)
+        numbers = parts["weight"].short().add_(half)
+        if self.bits < 8 and not 0 <= int(numbers.min()) <= int(numbers.max()) < 2 * half:
+            raise ValueError(f"weight holds numbers of more than {self.bits} bits")
+        return self._read(numbers.to(uint8), zeros, parts, groups)
 
 
 _INTEGERS: dict[str, type[IntegerConfig]] = {

@@ -6,7 +6,7 @@ How a format rounds the rows that they multiply is left out: they are weights al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from eyas.engine.checkpoint.packed import PackedConfig, PackedPart, Shape
@@ -115,7 +115,8 @@ class Nvfp4Matrices(Fp4Matrices):
     def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
         whole = parts[self.whole].reshape(1)
         scales = parts["weight_scale"].float()
-        return e2m1(parts[self.numbers], scales / whole if self.divides else scales * whole)
+        made = e2m1(parts[self.numbers], scales / whole if self.divides else scales * whole)
+        return replace(made, factor=whole.reciprocal() if self.divides else whole)
 
     def __str__(self) -> str:
         return "NVFP4"

@@ -20,7 +20,8 @@ class PackedNumbers:
 
     `numbers`: [n, k] in uint8 or int8, one in each. `zeros`: [n, groups], or one for all. `scales`:
     [n, groups]. `groups`: of each column its group, int64 [k]; None: columns in their order, as many in each.
-    `values`: what number 0, 1, 2... stands for, float32; None: itself.
+    `values`: what number 0, 1, 2... stands for, float32; None: itself. `factor`: [1], what all scales have
+    been multiplied by; without it they are of eight bits. None: of no meaning.
     """
 
     numbers: torch.Tensor
@@ -28,6 +29,7 @@ class PackedNumbers:
     scales: torch.Tensor
     groups: torch.Tensor | None = None
     values: torch.Tensor | None = None
+    factor: torch.Tensor | None = None
 
     def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> PackedNumbers:
         """Some rows and columns of the matrix. `groups` are named where columns cut through one."""
@@ -44,7 +46,7 @@ class PackedNumbers:
         else:
             every = arange(k, device=scales.device) // each if groups is None else groups
             groups = every[columns]
-        return PackedNumbers(self.numbers[rows, columns], zeros, scales, groups, self.values)
+        return PackedNumbers(self.numbers[rows, columns], zeros, scales, groups, self.values, self.factor)
 
     def contiguous(self) -> PackedNumbers:
         """The same, each tensor contiguous."""
@@ -55,6 +57,7 @@ class PackedNumbers:
             self.scales.contiguous(),
             None if groups is None else groups.contiguous(),
             None if values is None else values.contiguous(),
+            self.factor,
         )
 
     def widened(self) -> torch.Tensor:

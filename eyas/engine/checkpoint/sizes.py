@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from eyas.common.config import EngineConfig
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import stored_tensors
-from eyas.engine.checkpoint.fp4 import Mxfp4Experts, Mxfp4Matrices
+from eyas.engine.checkpoint.fp4 import Mxfp4Experts, Mxfp4Matrices, Nvfp4Matrices
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.kv.groups import KvGroups, one_group, page_layers
@@ -50,42 +50,52 @@ class WeightBytes:
 
 def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = False) -> WeightBytes:
     """Bytes of the weights that a decoder reads, in `dtype`; those stored in FP8 stay so, packed ones
-    are widened, but on a GPU for integers of four bits, and for experts in MXFP4. `exact`: all experts are.
+    are widened, but on a GPU those that products read as they are. `exact`: these are whole numbers of four
+    bits alone, and no experts.
     """
     if model.foreign is not None:
         return WeightBytes(0, ITEMSIZE[dtype] * model.foreign.elements)
     packed = model.quantized if isinstance(model.quantized, PackedConfig) and device != "cpu" else None
-    halves = packed is not None and packed.bits == 4 and packed.integers
-    by_activations = getattr(packed, "by_activations", False)
-    fours = isinstance(packed, Mxfp4Experts | Mxfp4Matrices) and not exact
-    experts_too = halves and not exact and not by_activations
+    of_32 = {each: _bytes_of_32(packed, each, exact, ITEMSIZE[dtype]) for each in (True, False)}
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
-        matrices, size = parameters(model), 1 if isinstance(model.quantized, Fp8Config) else ITEMSIZE[dtype]
-        ends = matrices.as_stored
-        layers = (matrices.rest - ends) // 2 if halves else size * (matrices.rest - ends)
-        experts = _in_fours(matrices.experts) if fours else size * matrices.experts
-        experts = matrices.experts // 2 if experts_too else experts
-        return WeightBytes(experts, size * ends + layers)
+        matrices, one = parameters(model), isinstance(model.quantized, Fp8Config)
+        experts, layers = matrices.experts, matrices.rest - matrices.as_stored
+        if not one:
+            experts, layers = experts * of_32[True] // 32, layers * of_32[False] // 32
+        return WeightBytes(experts, (1 if one else ITEMSIZE[dtype]) * matrices.as_stored + layers)
     experts = rest = as_stored = 0
     quantized = model.quantized.kind if model.quantized is not None else None  # "" of packed ones
     for stored, (kind, shape) in stored_tensors(model.folder, model.quantized).items():
         name = model.spelling(stored)
         if (kind not in _KINDS and kind != quantized) or not _is_read(model, name):
             continue
+        is_expert = ".experts." in name
         size = math.prod(shape) * (1 if kind == _FP8 else ITEMSIZE[dtype])
-        if halves and not kind and (experts_too or ".experts." not in name):
-            size = math.prod(shape) // 2
-        if fours and not kind and ".experts." in name:
-            size = _in_fours(math.prod(shape))
-        experts += size if ".experts." in name else 0
-        rest += 0 if ".experts." in name else size
+        if packed is not None and not kind:
+            size = math.prod(shape) * of_32[is_expert] // 32
+        experts += size if is_expert else 0
+        rest += 0 if is_expert else size
         as_stored += size if _KINDS.get(kind) == dtype else 0
     return WeightBytes(experts, rest, as_stored)
 
 
-def _in_fours(numbers: int) -> int:
-    """Bytes of numbers of four bits, 32 of which have a scale of eight."""
-    return numbers * 17 // 32
+def _bytes_of_32(packed: PackedConfig | None, experts: bool, exact: bool, itemsize: int) -> int:
+    """Bytes of 32 numbers of layers, or of their experts, where products read `packed` ones as they are: the
+    same as of others, if they are widened.
+    """
+    made = 32 * itemsize
+    if packed is not None and packed.integers and packed.bits == 4:
+        if not experts or not (exact or getattr(packed, "by_activations", False)):
+            made = 16
+    elif exact:
+        pass
+    elif isinstance(packed, Mxfp4Experts | Mxfp4Matrices):
+        made = 17 if experts or isinstance(packed, Mxfp4Matrices) else made
+    elif not experts and isinstance(packed, Nvfp4Matrices):
+        made = 18
+    elif not experts and packed is not None and packed.integers and packed.bits == 8:
+        made = 32
+    return made
 
 
 def parameters(model: ModelConfig) -> WeightBytes:

@@ -505,7 +505,7 @@ class DummyWeights(WeightSource):
             groups = k // config.group
         if not config.integers:
             power = torch.full((n, groups), 2.0 ** round(math.log2(each)), device=device)
-            return PackedNumbers(numbers, 0, power, values=fp4.values(power)).part(*part)
+            return PackedNumbers(numbers, 0, power, None, fp4.values(power), power[0, :1]).part(*part)
         scales = torch.full((n, groups), each, device=device, dtype=self.placement.dtype)
         return PackedNumbers(numbers, most // 2, scales).part(*part)
 

@@ -1,8 +1,8 @@
-"""Weights of experts in MXFP4 as kernels read them: numbers in e2m1, of which 32 have one power of two.
+"""Weights in MXFP4 and NVFP4 as kernels read them: numbers in e2m1, of which 32 or 16 have one scale.
 
-gpt-oss and compressed-tensors store them in different orders; both become `Fp4Weight`. A matrix that no
-kernel reads (a rank's share that cuts through groups, sides of no multiple of 16) is widened as it is loaded,
-for all experts of a layer alike.
+Writers store them in different orders; all become `Fp4Weight`. A matrix that no kernel reads (a rank's share
+that cuts through groups, sides of no multiple of 16) is widened as it is loaded, for all experts of a layer
+alike; so are experts in NVFP4.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Self
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.fp4 import Mxfp4Experts, Mxfp4Matrices
+from eyas.engine.checkpoint.fp4 import Fp4Matrices, Mxfp4Experts, Mxfp4Matrices
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.dense import DenseProjection
+from eyas.engine.formats.packed import PackedLoader, joined
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import ExpertWeight, GateActivation
@@ -77,7 +78,7 @@ class Fp4Projection(Projection):
 
 @dataclass(frozen=True)
 class Fp4Loader:
-    """A `ProjectionLoader` of MXFP4."""
+    """A `ProjectionLoader` of experts in MXFP4."""
 
     weights: WeightSource
 
@@ -110,8 +111,46 @@ class Fp4Loader:
         return Fp4Projection(whole)
 
 
+@dataclass(frozen=True)
+class DenseFp4Loader(PackedLoader):
+    """A `ProjectionLoader` of matrices in MXFP4 or NVFP4 that are not experts'."""
+
+    @classmethod
+    def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
+        """None unless all of them are, and none is an expert's."""
+        if not isinstance(weights.quantized, Fp4Matrices):
+            return None
+        dense = all(".experts." not in name and weights.is_packed(name) for name in names)
+        return cls(weights) if dense else None
+
+    def _made(self, parts: list[PackedNumbers]) -> Projection:
+        dtype = self.weights.placement.dtype
+        packed = [_dense(part, dtype) for part in parts]
+        if any(each is None for each in packed):
+            return self._widened(parts)
+        return joined([each for each in packed if each is not None])
+
+
+def _dense(part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight | None:
+    """None for what kernels do not have: sizes, a scale that is too large, one that is no number."""
+    if part.groups is not None or len(part.numbers) % _SIDE:
+        return None
+    if part.scales.shape[1] * fp4.UNIT == part.numbers.shape[1]:
+        exponents = _exponents(part)
+        known = exponents.is_meta or int(exponents.max()) <= fp4.LARGEST
+        return fp4.packed(part.numbers, exponents, dtype) if known else None
+    assert part.factor is not None
+    scales = (part.scales / part.factor).to(torch.float8_e4m3fn)
+    known = scales.is_meta or bool(scales.float().isfinite().all())
+    return fp4.packed_of_16(part.numbers, scales, part.factor, dtype) if known else None
+
+
+def _exponents(part: PackedNumbers) -> torch.Tensor:
+    return (part.scales.contiguous().view(torch.int32) >> 23) - _ONE
+
+
 def _packed(name: str, part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight:
-    exponents = (part.scales.contiguous().view(torch.int32) >> 23) - _ONE
+    exponents = _exponents(part)
     if not exponents.is_meta and int(exponents.max()) > fp4.LARGEST:
         raise ConfigError(
             f"tensor {name} has a scale above {2**fp4.LARGEST}, the largest of experts in MXFP4"

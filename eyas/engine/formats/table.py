@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.dense import DenseLoader
-from eyas.engine.formats.fp4 import Fp4Loader
+from eyas.engine.formats.fp4 import DenseFp4Loader, Fp4Loader
 from eyas.engine.formats.fp8 import Fp8Loader
 from eyas.engine.formats.int4 import ExactInt4Loader, Int4Loader
+from eyas.engine.formats.int8 import Int8Loader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 
-FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, Int4Loader, Fp4Loader, DenseLoader)
+FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (
+    Fp8Loader,
+    Int4Loader,
+    Int8Loader,
+    Fp4Loader,
+    DenseFp4Loader,
+    DenseLoader,
+)
 """The last takes any tensors."""
 
 EXACT_FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, ExactInt4Loader, DenseLoader)

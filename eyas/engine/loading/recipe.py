@@ -183,8 +183,8 @@ class MetaWeights(WeightSource):
         zeros = first.zeros
         if not isinstance(zeros, int):
             zeros = torch.empty(sizes, dtype=zeros.dtype, device="meta")
-        values = None if first.values is None else first.values.to("meta")
-        return PackedNumbers(numbers, zeros, scales, values=values).part(*part)
+        values, factor = (None if each is None else each.to("meta") for each in (first.values, first.factor))
+        return PackedNumbers(numbers, zeros, scales, values=values, factor=factor).part(*part)
 
     def _row_scale(self, name: str) -> float:
         return 1.0

@@ -19,6 +19,8 @@ import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
+from eyas.engine.kernels.products.packed import PackedWeight
+from eyas.engine.kernels.products.skinny_tiles import PackedStep
 
 PARTS = 4
 """Numbers in a word."""
@@ -38,7 +40,7 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no a
 
 
 @dataclass(frozen=True)
-class Int4Weight:
+class Int4Weight(PackedWeight):
     """A matrix [n, k], or one for each expert: all tensors then have that dimension before the others.
 
     `words`: int16 [n, steps * unit], where a step is four units of columns.
@@ -55,19 +57,21 @@ class Int4Weight:
     dtype: torch.dtype
 
     @property
-    def shape(self) -> torch.Size:
-        """[n, k], or [experts, n, k]."""
-        return torch.Size((*self.words.shape[:-1], self.columns))
-
-    @property
     def group(self) -> int:
         """Columns that have one scale."""
         return self.columns // self.scales.shape[-2]
 
     @property
-    def step(self) -> int:
-        """Columns of `unit` words."""
-        return PARTS * self.unit
+    def step(self) -> PackedStep:
+        return PackedStep("int4", self.unit, PARTS, self.words.element_size())
+
+    @property
+    def together(self) -> int:
+        return min(self.group, self.step.columns)
+
+    @property
+    def beside(self) -> torch.Tensor | None:
+        return self.zeros
 
     @property
     def base(self) -> float:
@@ -75,7 +79,6 @@ class Int4Weight:
         return _BASES[self.dtype]
 
     def is_exact(self, stretches: int) -> bool:
-        """True if a product that sums k in that many stretches gives the sums of the widened matrix."""
         whole = self.columns % stretches == 0 and self.columns // stretches % self.group == 0
         return whole and self.scales.dtype == self.dtype
 
@@ -95,7 +98,6 @@ class Int4Weight:
             raise ValueError("an expert has zero points, where another has none")
 
     def below(self, lower: Int4Weight) -> Int4Weight:
-        """A matrix with another of this width, type and groups below it."""
         zeros = None
         if self.zeros is not None or lower.zeros is not None:
             zeros = torch.cat((self._points(), lower._points()), 1)
@@ -103,7 +105,6 @@ class Int4Weight:
         return replace(self, words=words, scales=scales, zeros=zeros)
 
     def in_order(self, rows: torch.Tensor) -> Int4Weight:
-        """Its rows, int64 [n], in this order."""
         zeros = None if self.zeros is None else self.zeros[:, rows]
         return replace(self, words=self.words[rows], scales=self.scales[:, rows], zeros=zeros)
 
@@ -113,11 +114,10 @@ class Int4Weight:
         return torch.full_like(self.scales, self.base + 8, dtype=self.dtype)
 
     def widened(self) -> torch.Tensor:
-        """The matrix [n, k], rounded to `dtype`."""
         n, k = self.shape
         out = torch.empty(n, k, dtype=self.dtype, device=self.words.device)
         sizes = (n, k, self.words.shape[1], self.group)
-        grid = (cdiv(k, self.step), cdiv(n, _ROWS))
+        grid = (cdiv(k, self.step.columns), cdiv(n, _ROWS))
         _widen[grid](
             self.words, self.scales, self.zeros, out, *sizes, UNIT=self.unit, ROWS=_ROWS, num_warps=4
         )

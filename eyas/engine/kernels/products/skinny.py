@@ -27,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products import packed_table
 from eyas.engine.kernels.products.halving import SUM_GROUP
-from eyas.engine.kernels.products.int4 import Int4Weight
+from eyas.engine.kernels.products.packed import PackedWeight
 from eyas.engine.kernels.products.skinny_kernels import (
     SUMS_WIDTH,
     FusedHeads,
@@ -40,6 +40,7 @@ from eyas.engine.kernels.products.skinny_tiles import (
     MEASURED,
     MEASURED_INT4,
     MOST_SHARES,
+    PackedStep,
     ProductShape,
     Table,
     exact_tile_for,
@@ -116,7 +117,7 @@ class LinearEnd:
                 _expect(name, tensor, plan.n)
 
 
-SkinnyWeight = torch.Tensor | Int4Weight
+SkinnyWeight = torch.Tensor | PackedWeight
 """A matrix [n, k]: its numbers, or packed ones."""
 
 
@@ -271,18 +272,18 @@ def _plan(
     (m, k), (n, width) = source.x.shape, weight.shape
     if not 0 < m <= MAX_ROWS or width != k:
         raise ValueError(f"no skinny product of {tuple(source.x.shape)} and {tuple(weight.shape)}")
-    stored = weight.words if isinstance(weight, Int4Weight) else weight
+    stored = weight.words if isinstance(weight, PackedWeight) else weight
     if not (source.x.is_contiguous() and stored.is_contiguous()):
         raise ValueError("x and weight must be contiguous")
     itemsize, parts = source.x.element_size(), 0 if source.sums is None else source.sums.shape[0]
-    shape, unit, scaled = ProductShape(kind, _padded(m), n, k, span), 0, 0
-    if isinstance(weight, Int4Weight):
+    shape, step, scaled = ProductShape(kind, _padded(m), n, k, span), PackedStep(), 0
+    if isinstance(weight, PackedWeight):
         if source.x.dtype != weight.dtype:
             raise ValueError(f"no product of packed {weight.dtype} with {source.x.dtype}")
-        unit, scaled = weight.unit, weight.group
+        step, scaled = weight.step, weight.together
         if m <= _FEWEST_ROWS and not launch.exact:
             shape = replace(shape, rows=_FEWEST_ROWS)
-        tile = packed_tile_for(shape, unit, itemsize, launch.tiles, exact=launch.exact)
+        tile = packed_tile_for(shape, step, itemsize, launch.tiles, exact=launch.exact)
         if launch.exact and not weight.is_exact(tile.split):
             raise ValueError(f"no exact product of {tuple(weight.shape)} in {tile.split} stretches")
     else:
@@ -299,12 +300,14 @@ def _plan(
         slots=max(_LEAST_SLOTS, power_of_2(parts)) if parts else 0,
         eps=source.eps,
         pdl=launch.pdl,
-        ahead=tile.ahead * itemsize // _LINE_BYTES,
-        line=_LINE_BYTES // itemsize,
+        ahead=tile.ahead * stored.element_size() // _LINE_BYTES,
+        line=_LINE_BYTES // stored.element_size(),
         folds=tile.folds,
         group=sum_group(n) if launch.exact else tile.columns,
         exact=launch.exact,
-        unit=unit,
+        form=step.form,
+        unit=step.unit,
+        parts=step.parts,
         scaled=scaled,
     )
 
@@ -316,14 +319,14 @@ def _padded(m: int) -> int:
 def _read(
     x: torch.Tensor, weight: SkinnyWeight, plan: ProductPlan, heads: tuple[int, int], block: list[int]
 ) -> tuple[Any, ...]:
-    """x; the weight, where it begins and by blocks; and the scales and zero points of packed numbers.
+    """x; the weight, where it begins and by blocks; and what multiplies packed numbers.
 
     `heads`: into how many parts its rows are cut, and each of those again. `block`: of a tile's rows.
     """
-    if isinstance(weight, Int4Weight):
+    if isinstance(weight, PackedWeight):
         parts = weight.words.view(*heads, -1, plan.stored)
         blocks = _blocks(parts, [1, heads[1], block[-1]], plan.unit)
-        return _rows(x, plan, min(plan.scaled, plan.depth)), weight.words, blocks, weight.scales, weight.zeros
+        return _rows(x, plan, plan.scaled), weight.words, blocks, weight.scales, weight.beside
     parts = weight.view(*heads, -1, plan.k) if len(block) > 1 else weight
     return _rows(x, plan, plan.depth), weight, _blocks(parts, block, plan.depth), None, None
 

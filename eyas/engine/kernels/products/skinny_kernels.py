@@ -17,7 +17,7 @@ from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.halving import halving_sum, halving_total
-from eyas.engine.kernels.products.int4 import PARTS, eights, parts_of
+from eyas.engine.kernels.products.packed_steps import finished, scales_of, with_step
 from eyas.engine.kernels.products.rope_store import (
     pool_row,
     pool_scale,
@@ -41,8 +41,8 @@ class ProductPlan:
     parts of sums (0: there are none). `ahead`: lines of 128 bytes, `line` elements each, that L2 is asked for
     in advance, of each of a program's weight rows. `gelu`: the gate's activation; else it is SiLU. `folds`:
     stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
-    `exact`: no sum's order depends on how the product is cut. `unit`: of an `Int4Weight`, whose `scaled`
-    elements of k have one scale; 0: the weight is numbers as they are.
+    `exact`: no sum's order depends on how the product is cut. `form`: of a `PackedWeight`, whose `unit` words
+    have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
     """
 
     rows: int
@@ -62,7 +62,9 @@ class ProductPlan:
     folds: int = 1
     group: int = 0
     exact: bool = False
+    form: str = ""
     unit: int = 0
+    parts: int = 1
     scaled: int = 0
 
     @property
@@ -72,14 +74,19 @@ class ProductPlan:
 
     @property
     def steps(self) -> int:
-        """Times that a row of packed numbers has four units."""
-        return cdiv(self.k, PARTS * self.unit)
+        """Times that a row of packed numbers is read."""
+        return cdiv(self.k, self.step)
+
+    @property
+    def step(self) -> int:
+        """Columns of packed numbers that are read at a time."""
+        return self.parts * self.unit
 
     @property
     def chunk(self) -> int:
         """Elements of k per program; of packed numbers the last may have fewer."""
         if self.unit and not self.exact:
-            return cdiv(self.steps, self.split) * PARTS * self.unit
+            return cdiv(self.steps, self.split) * self.step
         return self.k // self.split
 
     @property
@@ -90,7 +97,7 @@ class ProductPlan:
     @property
     def stored_chunk(self) -> int:
         """Elements of it per program."""
-        return self.chunk // PARTS if self.unit else self.chunk
+        return self.chunk // self.parts
 
     @property
     def row_a_thread(self) -> bool:
@@ -132,7 +139,7 @@ class FusedHeads:
 
 @kernel(do_not_specialize=["m", "parts"])
 def linear_kernel(
-    x, weight, weights, scales, zeros, out, residual, bias, sums, sums_out, gain, gained, partials, tickets,
+    x, weight, weights, scales, beside, out, residual, bias, sums, sums_out, gain, gained, partials, tickets,
     m, parts, plan: tl.constexpr,
 ):  # fmt: skip
     """out [m, n] = normalised x . weight^T, plus `bias` and `residual`; `sums_out`: the squares of its rows,
@@ -141,7 +148,7 @@ def linear_kernel(
     tile = tl.program_id(0)
     row = tl.arange(0, plan.rows)
     column = tile * plan.columns + tl.arange(0, plan.columns)
-    first_scales = _first_scales(scales, zeros, column, plan)
+    first_scales = _first_scales(scales, beside, column, plan)
     _begin(weight, column, plan)
     squares = _squares(sums, m, parts, plan)
     place = row[:, None] * plan.n + column[None, :]
@@ -149,7 +156,7 @@ def linear_kernel(
         added = tl.load(residual + place, mask=row[:, None] < m, other=0.0)
     if plan.unit > 0:
         offset = tile * plan.columns
-        y = _packed_product(x, weights, scales, zeros, column, 0, offset, first_scales, plan)
+        y = _packed_product(x, weights, scales, beside, column, 0, offset, first_scales, plan)
     else:
         y = _product(x, weights, plan)
     if plan.split > 1:
@@ -179,18 +186,18 @@ def linear_kernel(
 
 @kernel(do_not_specialize=["m", "parts"])
 def gated_kernel(
-    x, weight, weights, scales, zeros, out, sums, partials, tickets, m, parts, plan: tl.constexpr
+    x, weight, weights, scales, beside, out, sums, partials, tickets, m, parts, plan: tl.constexpr
 ):
     """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
     row = tl.arange(0, plan.rows)
     first = tl.program_id(0) * plan.half
     pair = tl.arange(0, plan.columns)
     column = first + pair % plan.half + pair // plan.half * (plan.n // 2)
-    first_scales = _first_scales(scales, zeros, column, plan)
+    first_scales = _first_scales(scales, beside, column, plan)
     _begin(weight, column, plan)
     squares = _squares(sums, m, parts, plan)
     if plan.unit > 0:
-        made = _packed_product(x, weights, scales, zeros, column, 0, first, first_scales, plan)
+        made = _packed_product(x, weights, scales, beside, column, 0, first, first_scales, plan)
         gate, up = _halves(made, plan)
     else:
         gate, up = _pair(x, weights, first, first + plan.n // 2, plan)
@@ -211,7 +218,7 @@ def gated_kernel(
 
 @kernel(do_not_specialize=["m", "parts"], do_not_specialize_on_alignment=["positions", "kv_rows"])
 def qkv_rope_kernel(
-    x, weight, weights, scales, zeros, bias, gains, q_out, pool, cos, sin, positions, kv_rows, sums,
+    x, weight, weights, scales, beside, bias, gains, q_out, pool, cos, sin, positions, kv_rows, sums,
     partials, tickets, m, parts, heads: tl.constexpr, plan: tl.constexpr,
 ):  # fmt: skip
     """Queries go to `q_out`, keys and values to the pool's `kv_rows` (-1: nowhere); q and k are rotated."""
@@ -225,13 +232,13 @@ def qkv_rope_kernel(
     lower = head * heads.dim + offset
     pair = tl.arange(0, plan.columns)
     column = lower + pair % plan.half + pair // plan.half * heads.half
-    first_scales = _first_scales(scales, zeros, column, plan)
+    first_scales = _first_scales(scales, beside, column, plan)
     _begin(weight, column, plan)
     position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
     kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
     squares = _squares(sums, m, parts, plan)
     if plan.unit > 0:
-        y = _packed_product(x, weights, scales, zeros, column, head, offset, first_scales, plan)
+        y = _packed_product(x, weights, scales, beside, column, head, offset, first_scales, plan)
     else:
         y = _head_product(x, weights, head, offset, plan)
     if plan.split > 1:
@@ -397,31 +404,20 @@ def _pair(x, weights, first, second, plan: tl.constexpr):
 
 
 @triton.jit
-def _packed_product(x, words, scales, zeros, column, head, offset, following, plan: tl.constexpr):
-    """`_product` of an `Int4Weight`: rows `column` [columns], whose words are the block at `head` and
+def _packed_product(x, words, scales, beside, column, head, offset, following, plan: tl.constexpr):
+    """`_product` of a `PackedWeight`: rows `column` [columns], whose words are the block at `head` and
     `offset`. `following`: the scales of the first step; those of each are loaded a step before.
     """
-    GROUPED: tl.constexpr = plan.scaled // plan.unit
-    GROUPS: tl.constexpr = 4 // GROUPED
     end = (tl.program_id(1) + 1) * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
     if plan.pdl:
         gdc_launch_dependents()  # soon: what the next kernel asks for takes longer to come than this one
-    for at in range(_first_step(plan), end, 4 * plan.unit):
+    for at in range(_first_step(plan), end, plan.step):
         of_step = following
-        following = _scales_of(scales, zeros, column, at + 4 * plan.unit, plan)
-        step = words.load([head, 0, offset, at // 4]).reshape(plan.columns, plan.unit)
-        for group in tl.static_range(GROUPS):
-            zero = eights(column, x.dtype) if zeros is None else of_step[2 * group + 1]
-            rows, scale = x.load([0, at + group * plan.scaled]).T, of_step[2 * group]
-            if plan.exact:
-                numbers = parts_of(step, zero, scale, group * GROUPED, GROUPED)
-                acc = tl.dot(numbers, rows, acc, input_precision="ieee")
-            else:
-                numbers = parts_of(step, zero, None, group * GROUPED, GROUPED)
-                made = tl.dot(numbers, rows, input_precision="ieee")
-                acc += made * scale.to(tl.float32)[:, None]
-    return tl.trans(acc)
+        following = scales_of(scales, beside, column, at + plan.step, plan)
+        step = words.load([head, 0, offset, at // plan.parts]).reshape(plan.columns, plan.unit)
+        acc = with_step(acc, x, step, of_step, beside, at, plan)
+    return tl.trans(finished(acc, beside, column, plan))
 
 
 @triton.jit
@@ -429,38 +425,15 @@ def _first_step(plan: tl.constexpr):
     """The beginning of a program's first step. A stretch of the exact arithmetic may begin within it, and end
     within the last: then scales are zero outside.
     """
-    STEP: tl.constexpr = 4 * plan.unit
-    return tl.program_id(1) * plan.chunk // STEP * STEP
+    return tl.program_id(1) * plan.chunk // plan.step * plan.step
 
 
 @triton.jit
-def _first_scales(scales, zeros, column, plan: tl.constexpr):
-    """The result of `_scales_of` for a program's first step; () where the weight has no scales."""
+def _first_scales(scales, beside, column, plan: tl.constexpr):
+    """The result of `scales_of` for a program's first step; () where the weight has no scales."""
     made = ()
     if plan.unit > 0:
-        made = _scales_of(scales, zeros, column, _first_step(plan), plan)
-    return made
-
-
-@triton.jit
-def _scales_of(scales, zeros, column, at, plan: tl.constexpr):
-    """The scales [columns] of each group in the step of k that begins there, each with its zero points; 0 for
-    those where there are none.
-    """
-    STEP: tl.constexpr = 4 * plan.unit
-    SCALED: tl.constexpr = plan.scaled
-    first = tl.program_id(1) * plan.chunk
-    made = ()
-    for begin in tl.static_range(0, STEP, SCALED):
-        group = (at + begin) // plan.scaled
-        place, there = group * plan.n + column, column * 0 + group * plan.scaled < plan.k
-        if plan.exact:
-            there &= (at + begin >= first) & (at + begin < first + plan.chunk)
-        made = made + (tl.load(scales + place, mask=there, other=0.0),)  # type: ignore[assignment]
-        if zeros is None:
-            made = made + (0,)  # type: ignore[assignment]
-        else:
-            made = made + (tl.load(zeros + place, mask=there, other=0.0),)  # type: ignore[assignment]
+        made = scales_of(scales, beside, column, _first_step(plan), plan)
     return made
 
 

@@ -15,6 +15,8 @@ MOST_SHARES = 32768
 """Columns times split of any product whose k is split: with 128 rows, 16 MiB of partial results."""
 
 _TALLEST = 128  # rows of a product
+_STEP_BYTES = 128  # of a row in a step of packed numbers
+_MOST_STAGES = 8
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class ProductShape:
     """One product: out [rows, n] = x [rows, k] . weight [n, k]^T.
 
     `kind` is linear, gated, qkv or heads (qkv of which a tile is one head, see `skinny.qkv_kind`); `rows`
-    is padded (16, 32, 64, 128; of an `Int4Weight` also 8); `span`: a tile's columns divide it, and are it
+    is padded (16, 32, 64, 128; of packed numbers also 8); `span`: a tile's columns divide it, and are it
     where a tile is one head.
     """
 
@@ -49,6 +51,23 @@ class ProductTile:
     split: int = 1
     ahead: int = 0
     folds: int = 1
+
+
+@dataclass(frozen=True)
+class PackedStep:
+    """What a product of packed numbers takes of a row at a time: `unit` words of `parts` numbers and `size`
+    bytes each. `form`: the format; "" and no unit: numbers are not packed.
+    """
+
+    form: str = ""
+    unit: int = 0
+    parts: int = 1
+    size: int = 0
+
+    @property
+    def columns(self) -> int:
+        """The numbers in it."""
+        return self.unit * self.parts
 
 
 Table = Mapping[tuple[str, int, int, int], ProductTile]
@@ -112,7 +131,7 @@ MEASURED_INT4: Table = {
     ("int4 qkv", 16, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=4, split=4, ahead=128),
     ("int4 qkv", 32, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4, ahead=64),
 }
-"""The same with an `Int4Weight`, whose kinds are "int4 " and the product's."""
+"""The same with an `Int4Weight`, whose kinds are "int4 " and the product's; other formats have theirs."""
 
 
 def tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) -> ProductTile:
@@ -147,15 +166,15 @@ def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) 
 
 
 def packed_tile_for(
-    shape: ProductShape, unit: int, itemsize: int, table: Table = MEASURED_INT4, *, exact: bool = False
+    shape: ProductShape, step: PackedStep, itemsize: int, table: Table = MEASURED_INT4, *, exact: bool = False
 ) -> ProductTile:
-    """The tile of a product with an `Int4Weight`; `exact`: with k cut into the stretches of `stretches_of`.
+    """The tile of a product with packed numbers; `exact`: with k cut into the stretches of `stretches_of`.
 
-    A step takes four units of k, so x takes most of its memory where rows are many. `depth` is that step.
+    x takes most of a step's memory where rows are many. `depth` is that step.
     """
-    key = f"int4 {shape.kind}", shape.rows, shape.n, shape.k
-    tile, step = table.get(key) or _packed_rule(shape), 4 * unit
-    split = min(tile.split, -(-shape.k // step))
+    key = f"{step.form} {shape.kind}", shape.rows, shape.n, shape.k
+    tile, depth = table.get(key) or _packed_rule(shape, step), step.columns
+    split = min(tile.split, -(-shape.k // depth))
     if split * shape.n * shape.rows > MOST_SHARES * _TALLEST:
         split = 1
     if exact:
@@ -163,19 +182,24 @@ def packed_tile_for(
     columns = shape.span if shape.kind == "heads" else math.gcd(tile.columns, shape.span)
     if columns // (2 if shape.kind == "gated" else 1) < _NARROWEST:
         raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
-    stages = min(tile.stages, _SHARED_BYTES // (unit * (2 * columns + 4 * itemsize * shape.rows)))
-    even = -(-shape.k // step) % split == 0
-    ahead = min(tile.ahead, 1 << (shape.k // split // 4).bit_length() - 1) if even else 0
-    return replace(tile, columns=columns, depth=step, stages=max(stages, 1), split=split, ahead=ahead)
+    stages = min(
+        tile.stages, _SHARED_BYTES // (step.unit * step.size * columns + depth * itemsize * shape.rows)
+    )
+    even = -(-shape.k // depth) % split == 0
+    ahead = min(tile.ahead, 1 << (shape.k // split // step.parts).bit_length() - 1) if even else 0
+    return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), split=split, ahead=ahead)
 
 
-def _packed_rule(shape: ProductShape) -> ProductTile:
-    """Two programs for every SM: each warp waits for the matrix unit at every group."""
+def _packed_rule(shape: ProductShape, step: PackedStep) -> ProductTile:
+    """Two programs for every SM: each warp waits for the matrix unit at every group. Where steps are short,
+    more of them are in flight.
+    """
     columns = 128 if shape.kind == "gated" or shape.rows > 32 else 64
     programs = shape.n // columns
     split = 1 if programs >= 128 else 2 if programs >= 112 else 4
     warps = 8 if shape.rows * columns > 8192 else 4
-    return ProductTile(columns, 0, warps, stages=4 if shape.rows <= 16 else 3, split=split, ahead=64)
+    stages = (4 if shape.rows <= 16 else 3) * max(_STEP_BYTES // (step.unit * step.size), 1)
+    return ProductTile(columns, 0, warps, min(stages, _MOST_STAGES), split, ahead=64)
 
 
 def stretches_of(shape: ProductShape) -> int:

@@ -1,0 +1,67 @@
+"""A matrix of packed numbers, whatever its format: what products of few rows and their callers know of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+import torch
+
+from eyas.engine.kernels.products.skinny_tiles import PackedStep
+
+
+class PackedWeight(ABC):
+    """A matrix [n, k]; Int4Weight and Fp4Weight may have one for each expert, [experts, n, k].
+
+    `words`: [n, steps * unit], a row's numbers. `scales`: what multiplies them. `columns`: k. `dtype`: of the
+    rows that it multiplies.
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    columns: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """[n, k], or [experts, n, k]."""
+        return torch.Size((*self.words.shape[:-1], self.columns))
+
+    @property
+    @abstractmethod
+    def step(self) -> PackedStep:
+        """What a product takes of a row at a time."""
+
+    @property
+    @abstractmethod
+    def together(self) -> int:
+        """Columns of a step that one product of the matrix unit has."""
+
+    @property
+    @abstractmethod
+    def beside(self) -> torch.Tensor | None:
+        """What kernels read beside words and scales, if anything."""
+
+    def is_exact(self, stretches: int) -> bool:
+        """True if a product that sums k in that many stretches gives the sums of the widened matrix."""
+        return False
+
+    @abstractmethod
+    def widened(self) -> torch.Tensor:
+        """The matrix [n, k], rounded to `dtype`."""
+
+    @abstractmethod
+    def below(self, lower: Self) -> Self:
+        """A matrix with another of this width, type and groups below it."""
+
+    @abstractmethod
+    def in_order(self, rows: torch.Tensor) -> Self:
+        """Its rows, int64 [n], in this order."""
+
+    def room(self, count: int) -> Self:
+        """Room for as many of these."""
+        raise TypeError(f"experts are not packed as {self.step.form}")
+
+    def put(self, place: int, part: Self) -> None:
+        """Puts another one into its place of `room`."""
+        raise TypeError(f"experts are not packed as {self.step.form}")

@@ -1,0 +1,71 @@
+"""A step of a product with packed numbers, by the format: what is read beside words, and what is added up.
+
+`plan` is a `ProductPlan`. Whole numbers have scales behind the product of a group, in float32, or (exact) in
+the numbers themselves; numbers of floating point have them in the numbers, which is exact.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.products import fp4, int4, int8
+
+
+@triton.jit
+def scales_of(scales, beside, column, at, plan: tl.constexpr):
+    """What belongs to the rows `column` [columns] in the step of k that begins there: the scales of each
+    group, with its zero points (0 where there are none); of numbers of floating point a word of scales.
+    """
+    STEP: tl.constexpr = plan.step
+    SCALED: tl.constexpr = plan.scaled
+    first = tl.program_id(1) * plan.chunk
+    made = ()
+    if plan.form == "fp4":
+        there = column * 0 + at < plan.k
+        made = (tl.load(scales + at // plan.step * plan.n + column, mask=there, other=0),)
+    else:
+        for begin in tl.static_range(0, STEP, SCALED):
+            group = (at + begin) // plan.scaled
+            place, there = group * plan.n + column, column * 0 + group * plan.scaled < plan.k
+            if plan.exact:
+                there &= (at + begin >= first) & (at + begin < first + plan.chunk)
+            made = made + (tl.load(scales + place, mask=there, other=0.0),)  # type: ignore[assignment]
+            if beside is None:
+                made = made + (0,)  # type: ignore[assignment]
+            else:
+                made = made + (tl.load(beside + place, mask=there, other=0.0),)  # type: ignore[assignment]
+    return made
+
+
+@triton.jit
+def with_step(acc, x, words, of_step, beside, at, plan: tl.constexpr):
+    """`acc` [columns, rows] with the products of words [columns, unit] and the rows' columns from `at` on."""
+    if plan.form == "fp4":
+        numbers = fp4.parts_of(words, of_step[0], 0, 4, x.dtype)
+        acc = tl.dot(numbers, x.load([0, at]).T, acc, input_precision="ieee")
+    else:
+        GROUPED: tl.constexpr = plan.scaled // plan.unit
+        GROUPS: tl.constexpr = plan.parts // GROUPED
+        for group in tl.static_range(GROUPS):
+            rows, scale = x.load([0, at + group * plan.scaled]).T, of_step[2 * group]
+            if plan.form == "int8":
+                numbers = int8.numbers_of(words, None if beside is None else of_step[1], x.dtype)
+            else:
+                zero = int4.eights(scale, x.dtype) if beside is None else of_step[2 * group + 1]
+                inside = scale if plan.exact else None
+                numbers = int4.parts_of(words, zero, inside, group * GROUPED, GROUPED)
+            if plan.exact:
+                acc = tl.dot(numbers, rows, acc, input_precision="ieee")
+            else:
+                made = tl.dot(numbers, rows, input_precision="ieee")
+                acc += made * scale.to(tl.float32)[:, None]
+    return acc
+
+
+@triton.jit
+def finished(acc, beside, column, plan: tl.constexpr):
+    """A program's sums, times what a format has for each row of the matrix."""
+    if plan.form == "fp4" and beside is not None:
+        acc *= tl.load(beside + column)[:, None]
+    return acc

@@ -1,0 +1,70 @@
+"""Models of weights in eight bits, MXFP4 and NVFP4 on the device path, which reads them packed, against the
+plain ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eyas.engine.checkpoint.sizes import weight_bytes
+from eyas.engine.formats.dense import DenseProjection
+from eyas.engine.formats.packed import PackedProjection
+from eyas.engine.models.table import read_model
+from tests.unit.families import write_family
+from tests.unit.fp4_formats import FP4
+from tests.unit.packed_formats import PACKINGS, write_packed
+from tests.unit.test_models_fused import FIRST, same_forwards
+from tests.unit.tiny import edit
+
+SIZES = {"vocab_size": 128, "num_hidden_layers": 1, "hidden_size": 192, "intermediate_size": 320}
+FEW, MANY = FIRST.values()
+ALL = PACKINGS | FP4
+FORMS = [
+    ("llama", "w8a16"),
+    ("qwen3", "gptq, 8 bits, by row"),
+    ("qwen2", "w8a8, zero points"),
+    ("gemma2", "w8a8, by tensor"),
+    ("llama", "mxfp4"),
+    ("llama", "nvfp4"),
+    ("qwen3", "modelopt"),
+]
+
+
+def served(folder: Path, family: str, name: str) -> Path:
+    write_family(folder / "plain", family, std=0.08, **SIZES)
+    write_packed(folder / "packed", folder / "plain", ALL[name])
+    return folder / "packed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [FEW, MANY])
+@pytest.mark.parametrize(("family", "name"), FORMS)
+def test_models_are_the_plain_ones(tmp_path: Path, family: str, name: str, first: int) -> None:
+    model = same_forwards(served(tmp_path, family, name), first)
+    assert {each for layer in model.layers for each in layer.formats} == {PackedProjection}
+
+
+@pytest.mark.slow
+def test_a_scale_that_is_too_large_is_widened(tmp_path: Path) -> None:
+    """Of one matrix, whose neighbours stay packed."""
+    folder = served(tmp_path, "llama", "mxfp4")
+    name = "model.layers.0.self_attn.o_proj.weight_scale"
+    scale = load_file(folder / "model.safetensors")[name]
+    scale[0, 0] = 127 + 5
+    edit(folder, {name: scale})
+    model = same_forwards(folder, FEW)
+    assert {each for layer in model.layers for each in layer.formats} == {PackedProjection, DenseProjection}
+
+
+@pytest.mark.parametrize(("name", "of_32"), [("w8a16", 32), ("mxfp4", 17), ("nvfp4", 18), ("gptq", 16)])
+def test_memory_is_that_of_packed_numbers_on_a_gpu(tmp_path: Path, name: str, of_32: int) -> None:
+    config = read_model(served(tmp_path, "llama", name))
+    wide, packed = (weight_bytes(config, "bfloat16", device) for device in ("cpu", "cuda"))
+    layers = load_file(tmp_path / "plain" / "model.safetensors")
+    numbers = sum(weight.numel() for each, weight in layers.items() if each.endswith("_proj.weight"))
+    assert (wide.rest - packed.rest) * 32 == numbers * (64 - of_32)
+    assert torch.bfloat16.itemsize * numbers < wide.rest
