@@ -197,6 +197,26 @@ def test_what_transformers_cannot_do_over_pages_is_refused(
         read_model(folder, "dummy", impl="transformers")
 
 
+@pytest.mark.parametrize(
+    ("config", "changes", "says"),
+    [
+        (
+            "LlamaConfig",
+            SMALL | {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "are quantized",
+        ),
+        ("Gemma3Config", {"architectures": ["Gemma3ForConditionalGeneration"]}, "it reads more than text"),
+        ("BloomConfig", {"architectures": ["LlamaForCausalLM"]}, "model_type 'bloom' is another model's"),
+    ],
+)
+def test_an_architecture_with_a_file_is_sent_to_it(
+    tmp_path: Path, config: str, changes: dict[str, Any], says: str
+) -> None:
+    folder = write_config(tmp_path, config, **changes)
+    with pytest.raises(ConfigError, match=f"is not supported there: .*{says}.*: leave --model-impl transf"):
+        read_model(folder, "dummy", impl="transformers")
+
+
 def test_without_a_file_and_without_transformers_an_architecture_is_refused(tmp_path: Path) -> None:
     folder = write_config(tmp_path, "OlmoConfig", **SMALL)
     assert read_model(folder, "dummy").foreign is not None
@@ -215,7 +235,7 @@ def test_without_a_file_and_without_transformers_an_architecture_is_refused(tmp_
         ({"hidden_size": 2**40}, "hidden_size 1099511627776 must be 16777216 or less"),
         ({"max_position_embeddings": -1}, "max_position_embeddings -1 must be 1 or more"),
         ({"hidden_act": "swoosh"}, "describes no model to transformers: hidden_act 'swoosh' is nothing that"),
-        ({"model_type": "gpt2"}, "is not supported: model_type 'gpt2' is another model's, and not olmo"),
+        ({"model_type": "gpt2"}, "is not supported: model_type 'gpt2' is another model's: it must be olmo"),
         ({"architectures": []}, "is not supported: config.json has no architectures"),
         ({"eos_token_id": 4000}, "eos_token_id 4000 must be 130 or less"),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.quantized import QUANTIZED
 from eyas.engine.checkpoint.values import Raw, said, words
+from eyas.engine.models.table import MODELS
 
 ITSELF = "transformers itself runs it (`transformers serve`)"
 OWN_FILE = "or give it a file (docs/adding-a-model.md)"
@@ -50,8 +51,16 @@ def model_class(raw: Raw, folder: Path) -> tuple[Any, Any]:
 
 
 def refuse(raw: Raw, folder: Path, why: str) -> None:
-    """Raises ConfigError: the architecture is not supported."""
+    """Raises ConfigError: the architecture is not supported. `why` ends with a colon and what can be done: of
+    an architecture that has a file, something else.
+    """
     architecture = next(iter(words(raw, "architectures")), "(none named)")
+    if architecture in MODELS:
+        reason = why.rpartition(": ")[0]
+        instead = "leave --model-impl transformers out, and Eyas' own code serves it"
+        raise ConfigError(
+            f"architecture {architecture} of {folder} is not supported there: {reason}: {instead}"
+        )
     raise ConfigError(f"architecture {architecture} of {folder} is not supported: {why}")
 
 
@@ -75,9 +84,9 @@ def _stranger(raw: Raw, architecture: str, own: Sequence[str], seq2seq: bool) ->
             f"take a copy that is converted to an architecture of transformers, {OWN_FILE}"
         )
     if "text_config" in raw:
-        return f"it reads more than text, and its language model has no file here: {ITSELF}, {OWN_FILE}"
+        return f"it reads more than text: its language model has no file here, {ITSELF}, {OWN_FILE}"
     if own:
-        return f"model_type {said(raw.get('model_type'))} is another model's, and not {' or '.join(own)}"
+        return f"model_type {said(raw.get('model_type'))} is another model's: it must be {' or '.join(own)}"
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return f"transformers {__version__} has no such decoder either: try a newer transformers, {OWN_FILE}"
     return "it does not write text token by token (a decoder's name ends in ForCausalLM): take a decoder"
