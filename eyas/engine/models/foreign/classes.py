@@ -17,6 +17,8 @@ from eyas.engine.models.table import MODELS
 ITSELF = "transformers itself runs it (`transformers serve`)"
 OWN_FILE = "or give it a file (docs/adding-a-model.md)"
 
+_MORE_THAN_TEXT = f"it reads more than text: its language model has no file here, {ITSELF}, {OWN_FILE}"
+
 _IDLE = ("auto_map", "attn_implementation", "experts_implementation", "torch_dtype", "dtype")
 """Keys of a config.json that say how somebody ran a model, not what it is."""
 
@@ -45,7 +47,7 @@ def model_class(raw: Raw, folder: Path) -> tuple[Any, Any]:
     except Exception as error:  # whatever transformers raises for a value that it does not take
         text = " ".join(str(error).split())
         raise ConfigError(f"config.json of {folder} is not one that transformers reads: {text}") from error
-    if why := _unserved(raw, found):
+    if why := _unserved(raw, config, found):
         refuse(raw, folder, why)
     return config, found
 
@@ -84,7 +86,7 @@ def _stranger(raw: Raw, architecture: str, own: Sequence[str], seq2seq: bool) ->
             f"take a copy that is converted to an architecture of transformers, {OWN_FILE}"
         )
     if "text_config" in raw:
-        return f"it reads more than text: its language model has no file here, {ITSELF}, {OWN_FILE}"
+        return _MORE_THAN_TEXT
     if own:
         return f"model_type {said(raw.get('model_type'))} is another model's: it must be {' or '.join(own)}"
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
@@ -92,7 +94,7 @@ def _stranger(raw: Raw, architecture: str, own: Sequence[str], seq2seq: bool) ->
     return "it does not write text token by token (a decoder's name ends in ForCausalLM): take a decoder"
 
 
-def _unserved(raw: Raw, found: Any) -> str:
+def _unserved(raw: Raw, config: Any, found: Any) -> str:
     """Why transformers' class of this decoder cannot attend over pages; "": it can."""
     if name := next((name for name in QUANTIZED if raw.get(name)), ""):
         method = raw[name].get("quant_method") if isinstance(raw[name], dict) else raw[name]
@@ -100,6 +102,8 @@ def _unserved(raw: Raw, found: Any) -> str:
             f"its weights are quantized ({name}: {said(method)}), which Eyas reads for architectures with a "
             f"file alone: take its weights in 16 bits, {OWN_FILE}"
         )
+    if not hasattr(config, "num_hidden_layers"):  # each of its parts has them
+        return _MORE_THAN_TEXT
     if getattr(found, "_is_stateful", False):
         return (
             "its layers keep a running state in place of keys and values (a state-space model, or a hybrid "
