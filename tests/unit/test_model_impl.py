@@ -232,6 +232,7 @@ def test_without_a_file_and_without_transformers_an_architecture_is_refused(tmp_
         ({"num_hidden_layers": 0}, "num_hidden_layers 0 must be 1 or more"),
         ({"num_attention_heads": 0}, "num_attention_heads 0 must be 1 or more"),
         ({"head_dim": 0.5}, "head_dim 0.5 must be a whole number"),
+        ({"head_dim": 3}, "describes no model to transformers: .*num_attention_heads 2, .*head_dim 3"),
         ({"hidden_size": 2**40}, "hidden_size 1099511627776 must be 16777216 or less"),
         ({"max_position_embeddings": -1}, "max_position_embeddings -1 must be 1 or more"),
         ({"hidden_act": "swoosh"}, "describes no model to transformers: hidden_act 'swoosh' is nothing that"),

@@ -58,7 +58,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
         refuse(raw, folder, f"its code in transformers {why}: {ITSELF}, {OWN_FILE}")
         raise AssertionError from why
     except Exception as error:
-        text = _unknown_word(raw, error) or " ".join(str(error).split())
+        text = _unknown_word(raw, error) or f"{' '.join(str(error).split())} (with {_sizes_of(config)})"
         raise ConfigError(f"config.json of {folder} describes no model to transformers: {text}") from error
     dim = _served_dim(max(max(call.key_dim, call.value_dim) for call in judgement.calls))
     stated = {name: value for name, value in raw.items() if name not in _NOT_MEANT}
@@ -85,6 +85,12 @@ def _check_sizes(config: Any) -> None:
         value = getattr(config, name, None)
         if value is not None and not isinstance(value, list):  # some have one for each layer
             values.whole_number(config.attribute_map.get(name, name), value, 1, most)
+
+
+def _sizes_of(config: Any) -> str:
+    """The sizes that config.json states or leaves to transformers: one of them does not fit the others."""
+    sizes = {config.attribute_map.get(name, name): getattr(config, name, None) for name in _SIZES}
+    return ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
 
 
 def _unknown_word(raw: values.Raw, error: Exception) -> str:
