@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from eyas import __version__
 from eyas.common.machine.folders import cache_home
 
 VERSION = 1
@@ -25,7 +26,7 @@ Line = tuple[tuple[Any, ...], dict[str, int], float]
 
 def cache_of(gpu: str, products: str) -> Path:
     """The file in the user's cache for a kind of GPU, "NVIDIA H200"."""
-    parts = version("eyas"), version("triton"), VERSION
+    parts = __version__, version("triton"), VERSION
     return caches() / f"{gpu.replace(' ', '-')}-{products}-{'-'.join(map(str, parts))}.json"
 
 
