@@ -72,7 +72,7 @@ def recur_few(
         *(inputs, inputs.stride(0), gates, layer.rule.filters, stored.inputs, stored.gates, stored.tails),
         *(solved.keys, solved.solved, solved.sums),
         *(*where, rows.before, rows.positions, mixed, weights, sees, first),
-        num_warps=first.tile // 8,
+        num_warps=first.tile // 4 if first.tile < 64 else 8,
         **options,
     )
     layout = DeltaLayout.of(layer, 2 * max(8, width), _BLOCK, tree, pdl)
@@ -97,37 +97,38 @@ def _prepare(
     count = tl.load(counts + sequence)
     if count == 0:
         return
-    slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
+    slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence).to(tl.int64)
     start, bound = tl.load(starts + sequence), tl.load(folds + sequence)
+    mixed, before = mixed + first * layout.inputs, before + first
     _mix_heads(
-        head, inputs, stride, filters, ring + slot * layout.input_stride, tails + slot * layout.tail_stride,
-        first, start, count, tl.load(bounds + sequence), before, mixed, layout,
+        head, inputs + first * stride, stride, filters, ring + slot * layout.input_stride,
+        tails + slot * layout.tail_stride, start, count, tl.load(bounds + sequence), before, mixed, layout,
     )  # fmt: skip
+    heads = slot * layout.ring * layout.value_heads + head
+    sums, solved = sums + heads, solved + heads * COLUMNS
+    keys += (slot * layout.ring * layout.key_heads + head // layout.group) * layout.key_size
+    weights += (first * layout.value_heads + head) * COLUMNS
     row = tl.arange(0, layout.tile)
     real = row < count
     number = start + row
     dim = tl.arange(0, layout.key_size)[None, :]
-    at_head = mixed + (first + row).to(tl.int64)[:, None] * layout.inputs
+    at_head = mixed + row[:, None] * layout.inputs
     at_head += head // layout.group * layout.key_size + dim
     tl.debug_barrier()  # heads are read by other threads than wrote them
     q = tl.load(at_head, mask=real[:, None], other=0.0)
     k = tl.load(at_head + layout.key_heads * layout.key_size, mask=real[:, None], other=0.0)
     decay, beta = _keep_gates(
-        gates + (first + row) * (2 * layout.value_heads) + head,
+        gates + first * (2 * layout.value_heads) + row * (2 * layout.value_heads) + head,
         ring_gates + slot * layout.gate_stride + number % layout.ring * (2 * layout.value_heads) + head,
         real, layout,
     )  # fmt: skip
     column = tl.load(positions + first + row, mask=real, other=0) - bound
-    slots_rows = slot * layout.ring
-    at_last = sums + (slots_rows + (start - 1) % layout.ring) * layout.value_heads + head
-    latest = tl.load(at_last, mask=start > bound, other=0)
+    latest = tl.load(sums + (start - 1) % layout.ring * layout.value_heads, mask=start > bound, other=0)
     parent = row - 1
     if layout.tree:
-        parent = tl.load(before + first + row, mask=real, other=0) - start
+        parent = tl.load(before + row, mask=real, other=0) - start
     own_sums, path = _along_paths(row, column, decay, parent, latest, count, layout)
-    made, used = _behind_certain(
-        k, q, beta, own_sums, column, slots_rows, head, start, bound, keys, solved, sums, layout
-    )
+    made, used = _behind_certain(k, q, beta, own_sums, column, start, bound, keys, solved, sums, layout)
     seen = ((path[:, None] >> row[None, :]) & 1) != 0
     seen = seen & (column[:, None] // COLUMNS == column[None, :] // COLUMNS) & real[:, None]
     nearest = corrections(k, k, beta, own_sums, own_sums, seen & (row[:, None] != row[None, :]))
@@ -135,25 +136,24 @@ def _prepare(
         made, used, nearest, readings(q, k, layout.scale, own_sums, own_sums, seen), count
     )
     own = tl.arange(0, COLUMNS)[None, :]
-    place = slots_rows + number % layout.ring
-    tl.store(sums + place * layout.value_heads + head, own_sums, mask=real)
-    at_row = solved + (place * layout.value_heads + head)[:, None] * COLUMNS
-    tl.store(at_row + own, made, mask=real[:, None])
-    at_row = weights + ((first + row).to(tl.int64) * layout.value_heads + head)[:, None] * COLUMNS
-    tl.store(at_row + own, used, mask=real[:, None])
+    place = number % layout.ring
+    tl.store(sums + place * layout.value_heads, own_sums, mask=real)
+    tl.store(solved + place[:, None] * (layout.value_heads * COLUMNS) + own, made, mask=real[:, None])
+    tl.store(weights + row[:, None] * (layout.value_heads * COLUMNS) + own, used, mask=real[:, None])
     if head % layout.group == 0:
-        at_key = (place * layout.key_heads + head // layout.group)[:, None] * layout.key_size
-        tl.store(keys + at_key + dim, k, mask=real[:, None])
+        at_key = place[:, None] * (layout.key_heads * layout.key_size) + dim
+        tl.store(keys + at_key, k, mask=real[:, None])
     if head == 0:
         tl.store(sees + first + row, path, mask=real)
 
 
 @triton.jit
 def _behind_certain(
-    k, q, beta, own_sums, column, slots_rows, head, start, bound, keys, solved, sums, layout: tl.constexpr
+    k, q, beta, own_sums, column, start, bound, keys, solved, sums, layout: tl.constexpr
 ):  # fmt: skip
-    """`solved` and `weights` of rows as far as the sequence's certain rows make them."""
-    key_head = head // layout.group
+    """`solved` and `weights` of rows as far as the sequence's certain rows make them. `keys`, `solved` and
+    `sums` point at the slot's first place, of the head.
+    """
     dim = tl.arange(0, layout.key_size)[None, :]
     own = tl.arange(0, COLUMNS)[None, :]
     made = tl.where(column[:, None] % COLUMNS == own, 1.0, 0.0)
@@ -162,12 +162,12 @@ def _behind_certain(
         certain = begin + tl.arange(0, STEP)
         known = certain < start - bound
         near = known[None, :] & (column < COLUMNS)[:, None]
-        place = slots_rows + (bound + certain) % layout.ring
-        at = (place * layout.key_heads + key_head)[:, None] * layout.key_size + dim
+        place = (bound + certain) % layout.ring
+        at = place[:, None] * (layout.key_heads * layout.key_size) + dim
         certain_keys = tl.load(keys + at, mask=known[:, None], other=0.0)
-        certain_sums = tl.load(sums + place * layout.value_heads + head, mask=known, other=0)
-        at_solved = (place * layout.value_heads + head)[:, None] * COLUMNS + own
-        lower = known[:, None] & (own <= certain[:, None])
+        certain_sums = tl.load(sums + place * layout.value_heads, mask=known, other=0)
+        at_solved = place[:, None] * (layout.value_heads * COLUMNS) + own
+        lower = known[:, None] & (own < begin + STEP)
         certain_solved = tl.load(solved + at_solved, mask=lower, other=0.0)
         made, used = solve_behind(
             made, used, k, q, beta, own_sums, certain_keys, certain_sums, certain_solved, near, layout.scale
@@ -177,7 +177,7 @@ def _behind_certain(
 
 @triton.jit
 def _mix_heads(
-    head, inputs, stride, filters, ring, tails, first, start, count, bound, before, mixed,
+    head, inputs, stride, filters, ring, tails, start, count, bound, before, mixed,
     layout: tl.constexpr,
 ):  # fmt: skip
     """Convolves a value head and its key head, which others that share it do as well, and keeps the inputs in
@@ -191,25 +191,25 @@ def _mix_heads(
     k = q + layout.key_heads * layout.key_size
     v = 2 * layout.key_heads * layout.key_size + head * layout.value_size
     v = v + tl.arange(0, layout.value_size)
-    numbers = numbers_back(number, real, before, first, start, layout)
+    numbers = numbers_back(number, real, before, start, layout)
     lowest = start - 1
     q_rows = convolved(
-        numbers, real, q, lowest, filters, inputs, stride, first, start, ring, tails, bound, layout
+        numbers, real, q, lowest, filters, inputs, stride, start, start, ring, tails, bound, layout
     )
     k_rows = convolved(
-        numbers, real, k, lowest, filters, inputs, stride, first, start, ring, tails, bound, layout
+        numbers, real, k, lowest, filters, inputs, stride, start, start, ring, tails, bound, layout
     )
     v_rows = convolved(
-        numbers, real, v, lowest, filters, inputs, stride, first, start, ring, tails, bound, layout
+        numbers, real, v, lowest, filters, inputs, stride, start, start, ring, tails, bound, layout
     )
-    at = mixed + (first + row).to(tl.int64)[:, None] * layout.inputs
+    at = mixed + row[:, None] * layout.inputs
     tl.store(at + q[None, :], normed(q_rows).to(mixed.dtype.element_ty), mask=real[:, None])
     tl.store(at + k[None, :], normed(k_rows).to(mixed.dtype.element_ty), mask=real[:, None])
     tl.store(at + v[None, :], v_rows.to(mixed.dtype.element_ty), mask=real[:, None])
-    _keep(number, real, v, inputs, stride, first, start, ring, layout)
+    _keep(number, real, v, inputs, stride, start, ring, layout)
     if head % layout.group == 0:
-        _keep(number, real, q, inputs, stride, first, start, ring, layout)
-        _keep(number, real, k, inputs, stride, first, start, ring, layout)
+        _keep(number, real, q, inputs, stride, start, ring, layout)
+        _keep(number, real, k, inputs, stride, start, ring, layout)
 
 
 @triton.jit
@@ -223,9 +223,9 @@ def _keep_gates(source, target, real, layout: tl.constexpr):
 
 
 @triton.jit
-def _keep(number, real, column, inputs, stride, first, start, ring, layout: tl.constexpr):
+def _keep(number, real, column, inputs, stride, start, ring, layout: tl.constexpr):
     """Copies columns [n] of the forward's rows to the ring."""
-    at = (first + number - start).to(tl.int64)[:, None] * stride + column[None, :]
+    at = (number - start)[:, None] * stride + column[None, :]
     x = tl.load(inputs + at, mask=real[:, None], other=0.0)
     at = (number % layout.ring)[:, None] * layout.inputs + column[None, :]
     tl.store(ring + at, x, mask=real[:, None])
@@ -263,10 +263,16 @@ def _read(
     count = tl.load(counts + sequence)
     if count == 0:
         return
-    slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
+    slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence).to(tl.int64)
     start = tl.load(starts + sequence)
     bound, stood = tl.load(folds + sequence), tl.load(bounds + sequence)
-    place = slot * layout.ring
+    heads = slot * layout.ring * layout.value_heads + head
+    sums, solved, misses = sums + heads, solved + heads * COLUMNS, misses + heads * layout.value_size
+    keys += (slot * layout.ring * layout.key_heads + head // layout.group) * layout.key_size
+    mixed, gates = mixed + first * layout.inputs, gates + first * (2 * layout.value_heads)
+    heads = first * layout.value_heads + head
+    weights, out = weights + heads * COLUMNS, out + heads * layout.value_size
+    sees, positions = sees + first, positions + first
     dim = tl.arange(0, layout.key_size)[:, None]
     v_column = block * layout.block + tl.arange(0, layout.block)
     at_state = states + slot * layout.state_stride + head * (layout.key_size * layout.value_size)
@@ -274,42 +280,38 @@ def _read(
     state = tl.load(at_state, mask=(dim >= 0) & (stood > 0), other=0.0)
     certain = tl.arange(0, COLUMNS)
     if stood != bound:
-        state = _folded_along(
-            state, stood + certain, place, head, v_column, keys, misses, solved, sums, mixed, layout
-        )
+        state = _folded_along(state, stood + certain, v_column, keys, misses, solved, sums, mixed, layout)
         tl.store(at_state, state)
         _keep_tail(slot, bound, head, block, v_column, ring, tails, layout)
     row = tl.arange(0, layout.rows) % (layout.rows // 2)
-    column = tl.load(positions + first + row, mask=row < count, other=0) - bound
+    column = tl.load(positions + row, mask=row < count, other=0) - bound
     path = tl.full(row.shape, 0, tl.int64)
     if layout.tree:
-        path = tl.load(sees + first + row, mask=row < count, other=0)
+        path = tl.load(sees + row, mask=row < count, other=0)
     _read_from(
-        state, 0, (row < count) & (column < COLUMNS), row, column, path, place, head, v_column, first, start,
+        state, 0, (row < count) & (column < COLUMNS), row, column, path, head, v_column, start,
         bound, count, mixed, gates, weights, sees, keys, misses, sums, out, layout,
     )  # fmt: skip
     if SEVERAL:
         if tl.max(tl.where(row < count, column, 0), 0) >= COLUMNS:
             tl.debug_barrier()
             for node in range(count):
-                if tl.load(positions + first + node) - bound == COLUMNS - 1:
+                if tl.load(positions + node) - bound == COLUMNS - 1:
                     state = tl.load(at_state, mask=(dim >= 0) & (bound > 0), other=0.0)
-                    number, _ = _numbers(0, node, first, column, row, start, bound, count, sees, layout)
-                    state = _folded_along(
-                        state, number, place, head, v_column, keys, misses, solved, sums, mixed, layout
-                    )
+                    number, _ = _numbers(0, node, column, row, start, bound, count, sees, layout)
+                    state = _folded_along(state, number, v_column, keys, misses, solved, sums, mixed, layout)
                     behind = (row < count) & (column >= COLUMNS)
                     if layout.tree:
                         behind = behind & (((path >> node) & 1) != 0)
                     _read_from(
-                        state, 1, behind, row, column, path, place, head, v_column, first, start,
+                        state, 1, behind, row, column, path, head, v_column, start,
                         bound, count, mixed, gates, weights, sees, keys, misses, sums, out, layout,
                     )  # fmt: skip
 
 
 @triton.jit
 def _read_from(
-    state, span, picked, row, column, path, place, head, v_column, first, start, bound, count,
+    state, span, picked, row, column, path, head, v_column, start, bound, count,
     mixed, gates, weights, sees, keys, misses, sums, out, layout: tl.constexpr,
 ):  # fmt: skip
     """The rows `picked` read the state that stands `span` spans behind `bound`. In a tile, rows stand as
@@ -320,22 +322,22 @@ def _read_from(
     asks = tl.arange(0, layout.rows) >= HALF
     dim = tl.arange(0, layout.key_size)[None, :]
     own = tl.arange(0, COLUMNS)[None, :]
-    known_rows, _ = _numbers(span, 0, first, column, row, start, bound, count, sees, layout)
+    known_rows, _ = _numbers(span, 0, column, row, start, bound, count, sees, layout)
     certain = (known_rows < start) & (span == 0)
-    at = ((place + known_rows % layout.ring) * layout.value_heads + head)[:, None] * layout.value_size
+    at = (known_rows % layout.ring)[:, None] * (layout.value_heads * layout.value_size)
     certain_misses = tl.load(misses + at + v_column[None, :], mask=certain[:, None], other=0.0)
-    at_row = mixed + (first + row).to(tl.int64)[:, None] * layout.inputs
+    at_row = mixed + row[:, None] * layout.inputs
     key_column = tl.where(asks, 0, layout.key_heads) + head // layout.group
     at = at_row + key_column[:, None] * layout.key_size + dim
     kq = tl.load(at, mask=picked[:, None], other=0.0)
     value_column = 2 * layout.key_heads * layout.key_size + head * layout.value_size + v_column
     told = picked & (asks == 0)
     values = tl.load(at_row + value_column[None, :], mask=told[:, None], other=0.0)
-    at = gates + (first + row) * (2 * layout.value_heads) + layout.value_heads + head
+    at = gates + row * (2 * layout.value_heads) + layout.value_heads + head
     beta = tl.load(at, mask=told, other=0.0)
-    ring_row = (place + (start + row) % layout.ring) * layout.value_heads + head
+    ring_row = (start + row) % layout.ring * layout.value_heads
     own_sums = tl.load(sums + ring_row, mask=picked, other=0)
-    at = ((first + row) * layout.value_heads + head)[:, None] * COLUMNS + own
+    at = row[:, None] * (layout.value_heads * COLUMNS) + own
     asked = picked & asks
     w = tl.load(weights + at, mask=asked[:, None], other=0.0)
     none = tl.full((layout.rows, layout.block), 0.0, tl.float32)
@@ -349,41 +351,40 @@ def _read_from(
             here = asked & (row == node)
             if tl.max(here.to(tl.int32), 0) > 0:
                 every = _misses_along(
-                    span, node, certain, certain_misses, place, head, v_column, first, column, row,
+                    span, node, certain, certain_misses, v_column, column, row,
                     start, bound, count, misses, sees, layout,
                 )  # fmt: skip
                 acc = product(tl.where(here[:, None], w, 0.0), every, acc, DTYPE)
     else:
         every = _misses_along(
-            span, 0, certain, certain_misses, place, head, v_column, first, column, row, start, bound, count,
+            span, 0, certain, certain_misses, v_column, column, row, start, bound, count,
             misses, sees, layout,
         )  # fmt: skip
         acc = product(w, every, acc, DTYPE)
     made = read(known, layout.scale, own_sums, acc)
-    at = out + (first + row).to(tl.int64)[:, None] * (layout.value_heads * layout.value_size)
-    at += (head * layout.value_size + v_column)[None, :]
+    at = out + row[:, None] * (layout.value_heads * layout.value_size) + v_column[None, :]
     tl.store(at, made.to(out.dtype.element_ty), mask=asked[:, None])
 
 
 @triton.jit
 def _misses_along(
-    span, node, certain, certain_misses, place, head, v_column, first, column, row, start, bound, count,
+    span, node, certain, certain_misses, v_column, column, row, start, bound, count,
     misses, sees, layout: tl.constexpr,
 ):  # fmt: skip
     """The misses [64, n] of the rows on a path, by columns."""
-    number, there = _numbers(span, node, first, column, row, start, bound, count, sees, layout)
-    at = ((place + number % layout.ring) * layout.value_heads + head)[:, None] * layout.value_size
+    number, there = _numbers(span, node, column, row, start, bound, count, sees, layout)
+    at = (number % layout.ring)[:, None] * (layout.value_heads * layout.value_size)
     new = there & (certain == 0)
     new_misses = tl.load(misses + at + v_column[None, :], mask=new[:, None], other=0.0)
     return tl.where(certain[:, None], certain_misses, new_misses)
 
 
 @triton.jit
-def _numbers(span, node, first, column, row, start, bound, count, sees, layout: tl.constexpr):
+def _numbers(span, node, column, row, start, bound, count, sees, layout: tl.constexpr):
     """The numbers of the rows in the columns of a span along the path of a node, and whether there is one."""
     at = span * COLUMNS + tl.arange(0, COLUMNS)
     if layout.tree:
-        path = tl.load(sees + first + node)
+        path = tl.load(sees + node)
         on = (row < count) & (tl.arange(0, layout.rows) < layout.rows // 2) & (((path >> row) & 1) != 0)
         matches = on[None, :] & (column[None, :] == at[:, None])
         found = tl.sum(tl.where(matches, row[None, :], 0), 1)
@@ -396,17 +397,16 @@ def _numbers(span, node, first, column, row, start, bound, count, sees, layout: 
 
 @triton.jit
 def _folded_along(
-    state, number, place, head, v_column, keys, misses, solved, sums, mixed, layout: tl.constexpr
+    state, number, v_column, keys, misses, solved, sums, mixed, layout: tl.constexpr
 ):  # fmt: skip
     """The state behind the rows `number` [64]."""
-    row = place + number % layout.ring
-    heads_row = row * layout.value_heads + head
-    dim = tl.arange(0, layout.key_size)[None, :]
-    at = (row * layout.key_heads + head // layout.group)[:, None] * layout.key_size + dim
+    row = number % layout.ring
+    heads_row = row * layout.value_heads
+    at = row[:, None] * (layout.key_heads * layout.key_size) + tl.arange(0, layout.key_size)[None, :]
     own = tl.arange(0, COLUMNS)
     every_sum = tl.load(sums + heads_row)
     total = tl.sum(tl.where(own == COLUMNS - 1, every_sum, 0), 0)
-    lower = own[None, :] <= own[:, None]
+    lower = own[None, :] // STEP <= own[:, None] // STEP
     return folded(
         state,
         tl.load(keys + at),

@@ -12,10 +12,10 @@ EPS = tl.constexpr(_EPS)
 
 
 @triton.jit
-def numbers_back(number, real, before, first, start, layout: tl.constexpr):
+def numbers_back(number, real, before, start, layout: tl.constexpr):
     """A tuple of the numbers [rows] that the convolution reads: the rows' own, and those before on a path.
 
-    before: points at the forward's rows, of which the sequence's begin at `first`; only trees read it.
+    before: points at the forward's row `start`; only trees read it.
     """
     KERNEL: tl.constexpr = layout.kernel
     numbers = (number,)
@@ -23,7 +23,7 @@ def numbers_back(number, real, before, first, start, layout: tl.constexpr):
         last = numbers[back - 1]
         if layout.tree:
             here = real & (last >= start)
-            known = tl.load(before + first + last - start, mask=here, other=0)
+            known = tl.load(before + last - start, mask=here, other=0)
             numbers = numbers + (tl.where(here, known, last - 1),)  # type: ignore[assignment]
         else:
             numbers = numbers + (last - 1,)  # type: ignore[assignment]
@@ -32,16 +32,15 @@ def numbers_back(number, real, before, first, start, layout: tl.constexpr):
 
 @triton.jit
 def inputs_at(
-    number, real, column, lowest, inputs, stride, first, start, ring, tails, bound, layout: tl.constexpr
+    number, real, column, lowest, inputs, stride, origin, start, ring, tails, bound, layout: tl.constexpr
 ):  # fmt: skip
     """The convolution's inputs of rows `number` [rows] in columns [n]: of the forward, of the slot's ring
-    below `start`, and of its tail below `bound`. No row is below `lowest`.
+    below `start`, and of its tail below `bound`. No row is below `lowest`; `inputs` points at row `origin`.
     """
     column = column[None, :]
     number = number[:, None]
     real = real[:, None]
-    at = (first + number - start).to(tl.int64) * stride
-    x = tl.load(inputs + at + column, mask=real & (number >= start), other=0.0)
+    x = tl.load(inputs + (number - origin) * stride + column, mask=real & (number >= start), other=0.0)
     if lowest < start:
         kept = real & (number < start) & (number >= bound)
         at_ring = ring + number % layout.ring * layout.inputs
@@ -54,7 +53,7 @@ def inputs_at(
 
 @triton.jit
 def convolved(
-    numbers, real, column, lowest, filters, inputs, stride, first, start, ring, tails, bound,
+    numbers, real, column, lowest, filters, inputs, stride, origin, start, ring, tails, bound,
     layout: tl.constexpr,
 ):  # fmt: skip
     """silu of the convolution of columns [n] along the rows' paths, float32 [rows, n]; the oldest first."""
@@ -62,7 +61,7 @@ def convolved(
     acc = tl.full((real.shape[0], column.shape[0]), 0.0, tl.float32)
     for tap in tl.static_range(KERNEL):
         number = numbers[KERNEL - 1 - tap]
-        x = inputs_at(number, real, column, lowest, inputs, stride, first, start, ring, tails, bound, layout)
+        x = inputs_at(number, real, column, lowest, inputs, stride, origin, start, ring, tails, bound, layout)
         factor = tl.load(filters + column * KERNEL + tap)
         acc = acc + x * factor[None, :]
     return acc / (1.0 + tl.exp(-acc))

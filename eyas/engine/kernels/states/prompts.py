@@ -91,13 +91,13 @@ def recur_chunks(
     _solve[(shape.value_heads, count)](
         *(mixed, every, factors[0], factors[1], sums, solved.keys, solved.solved, solved.sums),
         *(*where, rows.folds, layout),
-        num_warps=1,
+        num_warps=2,
         enable_fp_fusion=False,
     )
     out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
     _walk[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
         *(mixed, every, factors[0], factors[1], sums, stored.states, solved.misses),
-        *(chunks.chunks, chunks.ends, *ends, out, layout),
+        *(chunks.ends, *ends, out, layout),
         **options,
     )
     return out
@@ -118,14 +118,15 @@ def _mix(
     number = base + row
     real = number < end
     lowest = base - layout.kernel + 1
-    numbers = numbers_back(number, real, None, first, start, layout)
-    at = mixed + (row.to(tl.int64) + chunk * COLUMNS)[:, None] * layout.inputs
+    numbers = numbers_back(number, real, None, start, layout)
+    at = mixed + chunk.to(tl.int64) * (COLUMNS * layout.inputs) + row[:, None] * layout.inputs
+    inputs += (first + base - start).to(tl.int64) * stride
     ring += slot * layout.input_stride
     tails += slot * layout.tail_stride
     if head < 2 * layout.key_heads:
         q = head * layout.key_size + tl.arange(0, layout.key_size)
         x = convolved(
-            numbers, real, q, lowest, filters, inputs, stride, first, start, ring, tails, bound, layout
+            numbers, real, q, lowest, filters, inputs, stride, base, start, ring, tails, bound, layout
         )
         x = tl.where(real[:, None], normed(x), 0.0)
         tl.store(at + q[None, :], x.to(mixed.dtype.element_ty))
@@ -134,7 +135,7 @@ def _mix(
         v = 2 * layout.key_heads * layout.key_size + head * layout.value_size
         v += tl.arange(0, layout.value_size)
         made = convolved(
-            numbers, real, v, lowest, filters, inputs, stride, first, start, ring, tails, bound, layout
+            numbers, real, v, lowest, filters, inputs, stride, base, start, ring, tails, bound, layout
         )
         made = tl.where(real[:, None], made, 0.0)
         tl.store(at + v[None, :], made.to(mixed.dtype.element_ty))
@@ -168,7 +169,7 @@ def _keep_rows(
     start, fold = tl.load(starts + sequence), tl.load(folds + sequence)
     end = start + tl.load(counts + sequence)
     moved = fold != tl.load(bounds + sequence)
-    inputs += (first - start).to(tl.int64) * stride
+    inputs += (first + fold - start).to(tl.int64) * stride
     ring += slot * layout.input_stride
     tails += slot * layout.tail_stride
     if head < 2 * layout.key_heads:
@@ -192,16 +193,16 @@ def _keep_rows(
 def _keep_columns(
     column, inputs, stride, ring, tails, start, fold, end, moved, layout: tl.constexpr
 ):  # fmt: skip
-    """`inputs` points at the sequence's row 0."""
+    """`inputs` points at the sequence's row `fold`."""
     column = column[None, :]
     number = (fold + tl.arange(0, COLUMNS))[:, None]
     real = (number >= start) & (number < end)
-    x = tl.load(inputs + number.to(tl.int64) * stride + column, mask=real)
+    x = tl.load(inputs + (number - fold) * stride + column, mask=real)
     tl.store(ring + number % layout.ring * layout.inputs + column, x, mask=real)
     tap = tl.arange(0, triton.next_power_of_2(layout.kernel))[:, None]
     number = fold - layout.kernel + 1 + tap
     real = moved & (tap < layout.kernel - 1)
-    new = tl.load(inputs + number.to(tl.int64) * stride + column, mask=real & (number >= start))
+    new = tl.load(inputs + (number - fold) * stride + column, mask=real & (number >= start))
     old = tl.load(ring + number % layout.ring * layout.inputs + column, mask=real & (number < start))
     tl.store(tails + tap * layout.inputs + column, tl.where(number >= start, new, old), mask=real)
 
@@ -218,22 +219,29 @@ def _solve(
     unfolded = base == tl.load(folds + sequence)
     ring = tl.load(slots + sequence).to(tl.int64) * layout.ring
     first = chunk.to(tl.int64) * COLUMNS
+    mixed += first * layout.inputs + head // layout.group * layout.key_size
+    every += first * (2 * layout.value_heads) + head
+    heads = first * layout.value_heads + head
+    sums, solved, weights = sums + heads, solved + heads * COLUMNS, weights + heads * COLUMNS
+    heads = ring * layout.value_heads + head
+    ring_sums, ring_solved = ring_sums + heads, ring_solved + heads * COLUMNS
+    ring_keys += (ring * layout.key_heads + head // layout.group) * layout.key_size
     own = tl.arange(0, COLUMNS)[None, :]
-    dim = head // layout.group * layout.key_size + tl.arange(0, layout.key_size)[None, :]
-    every_row = first + tl.arange(0, COLUMNS)
-    decays = tl.load(every + every_row * (2 * layout.value_heads) + head)
-    tl.store(sums + every_row * layout.value_heads + head, tl.cumsum(ticks(decays), 0))
+    dim = tl.arange(0, layout.key_size)[None, :]
+    every_row = tl.arange(0, COLUMNS)
+    decays = tl.load(every + every_row * (2 * layout.value_heads))
+    tl.store(sums + every_row * layout.value_heads, tl.cumsum(ticks(decays), 0))
     tl.debug_barrier()  # what follows reads what other threads wrote
     for begin in range(0, count, STEP):
         row = begin + tl.arange(0, STEP)
-        q, k, own_sums = _chunk_rows(mixed, sums, first + row, head, dim, layout)
-        beta = tl.load(every + (first + row) * (2 * layout.value_heads) + layout.value_heads + head)
+        q, k, own_sums = _chunk_rows(mixed, sums, row, dim, layout)
+        beta = tl.load(every + row * (2 * layout.value_heads) + layout.value_heads)
         made = tl.where(row[:, None] == own, 1.0, 0.0)
         used = tl.full(made.shape, 0.0, tl.float32)
         for before in range(0, begin, STEP):
-            column = first + before + tl.arange(0, STEP)
-            _, keys, column_sums = _chunk_rows(mixed, sums, column, head, dim, layout)
-            column_solved = tl.load(solved + (column * layout.value_heads + head)[:, None] * COLUMNS + own)
+            column = before + tl.arange(0, STEP)
+            _, keys, column_sums = _chunk_rows(mixed, sums, column, dim, layout)
+            column_solved = tl.load(solved + column[:, None] * (layout.value_heads * COLUMNS) + own)
             near = (row[:, None] >= 0) & (column[None, :] >= 0)
             made, used = solve_behind(
                 made, used, k, q, beta, own_sums, keys, column_sums, column_solved, near, layout.scale
@@ -241,15 +249,15 @@ def _solve(
         below = corrections(k, k, beta, own_sums, own_sums, row[:, None] > row[None, :])
         seen = readings(q, k, layout.scale, own_sums, own_sums, row[:, None] >= row[None, :])
         made, used = solve_further(made, used, below, seen, STEP)
-        at = ((first + row) * layout.value_heads + head)[:, None] * COLUMNS + own
+        at = row[:, None] * (layout.value_heads * COLUMNS) + own
         tl.store(solved + at, made)
         tl.store(weights + at, used)
         if unfolded:
-            place = ring + (base + row) % layout.ring
+            place = (base + row) % layout.ring
             real = row < count
-            at_solved = (place * layout.value_heads + head)[:, None] * COLUMNS + own
+            at_solved = place[:, None] * (layout.value_heads * COLUMNS) + own
             tl.store(ring_solved + at_solved, made, mask=real[:, None])
-            tl.store(ring_sums + place * layout.value_heads + head, own_sums, mask=real)
+            tl.store(ring_sums + place * layout.value_heads, own_sums, mask=real)
             if head % layout.group == 0:
                 at_key = place[:, None] * (layout.key_heads * layout.key_size) + dim
                 tl.store(ring_keys + at_key, k, mask=real[:, None])
@@ -257,16 +265,16 @@ def _solve(
 
 
 @triton.jit
-def _chunk_rows(mixed, sums, row, head, dim, layout: tl.constexpr):
+def _chunk_rows(mixed, sums, row, dim, layout: tl.constexpr):
     """Queries, keys and sums of rows of chunks."""
     at = mixed + row[:, None] * layout.inputs + dim
     keys = tl.load(at + layout.key_heads * layout.key_size)
-    return tl.load(at), keys, tl.load(sums + row * layout.value_heads + head)
+    return tl.load(at), keys, tl.load(sums + row * layout.value_heads)
 
 
 @kernel
 def _walk(
-    mixed, every, solved, weights, sums, states, ring_misses, chunks, ends,
+    mixed, every, solved, weights, sums, states, ring_misses, ends,
     slots, firsts, counts, starts, bounds, folds, out, layout: tl.constexpr,
 ):  # fmt: skip
     """Grid (value heads * blocks, B)."""
@@ -276,43 +284,49 @@ def _walk(
     slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
     start, bound = tl.load(starts + sequence), tl.load(bounds + sequence)
     fold, count = tl.load(folds + sequence), tl.load(counts + sequence)
-    last = tl.load(ends + sequence)
-    dim = tl.arange(0, layout.key_size)
-    row = tl.arange(0, COLUMNS)
-    v_column = block * layout.block + tl.arange(0, layout.block)
+    spans = tl.cdiv(start + count - bound, COLUMNS)
+    first_row = (tl.load(ends + sequence) - spans).to(tl.int64) * COLUMNS
+    dim, row = tl.arange(0, layout.key_size), tl.arange(0, COLUMNS)
+    v_column = block * layout.block + tl.arange(0, layout.block)[None, :]
     at_state = states + slot * layout.state_stride + head * (layout.key_size * layout.value_size)
-    at_state += dim[:, None] * layout.value_size + v_column[None, :]
+    at_state += dim[:, None] * layout.value_size + v_column
     state = tl.load(at_state, mask=(dim >= 0)[:, None] & (bound > 0), other=0.0)
-    lower = row[None, :] <= row[:, None]
+    mixed += first_row * layout.inputs + head // layout.group * layout.key_size
+    every += first_row * (2 * layout.value_heads) + layout.value_heads + head
+    heads = first_row * layout.value_heads + head
+    sums, solved, weights = sums + heads, solved + heads * COLUMNS, weights + heads * COLUMNS
+    out += ((first + bound - start).to(tl.int64) * layout.value_heads + head) * layout.value_size
+    ring_misses += (slot * layout.ring * layout.value_heads + head) * layout.value_size
+    at_key = row[:, None] * layout.inputs + dim[None, :]
+    at_factor = row[:, None] * (layout.value_heads * COLUMNS) + row[None, :]
+    at_value = row[:, None] * (layout.value_heads * layout.value_size) + v_column
+    v_first = 2 * layout.key_heads * layout.key_size - head // layout.group * layout.key_size
+    v_first += head * layout.value_size
+    lower = row[None, :] // STEP <= row[:, None] // STEP  # as fine as several elements are read at once
     none = tl.full((COLUMNS, layout.block), 0.0, tl.float32)
-    for chunk in range(last - tl.cdiv(start + count - bound, COLUMNS), last):
-        number = tl.load(chunks + 2 * chunk + 1) + row
-        at_row = row.to(tl.int64) + chunk * COLUMNS
-        at = mixed + at_row[:, None] * layout.inputs
-        at_key = at + head // layout.group * layout.key_size + dim[None, :]
-        q, k = tl.load(at_key), tl.load(at_key + layout.key_heads * layout.key_size)
-        v_at = 2 * layout.key_heads * layout.key_size + head * layout.value_size + v_column
-        values = tl.load(at + v_at[None, :])
-        at_head = at_row * layout.value_heads + head
-        beta = tl.load(every + at_row * (2 * layout.value_heads) + layout.value_heads + head)
-        own_sums = tl.load(sums + at_head)
-        made = tl.load(solved + at_head[:, None] * COLUMNS + row[None, :], mask=lower, other=0.0)
-        used = tl.load(weights + at_head[:, None] * COLUMNS + row[None, :], mask=lower, other=0.0)
+    for span in range(spans):
+        number = bound + span * COLUMNS + row
+        q, k = tl.load(mixed + at_key), tl.load(mixed + layout.key_heads * layout.key_size + at_key)
+        values = tl.load(mixed + v_first + row[:, None] * layout.inputs + v_column)
+        beta = tl.load(every + row * (2 * layout.value_heads))
+        own_sums = tl.load(sums + row * layout.value_heads)
+        made = tl.load(solved + at_factor, mask=lower, other=0.0)
+        used = tl.load(weights + at_factor, mask=lower, other=0.0)
         misses = missed(values, beta, own_sums, rows_times(k, state, none, DTYPE))
-        result = read(
-            rows_times(q, state, none, DTYPE), layout.scale, own_sums, product(used, misses, none, DTYPE)
-        )
-        at_out = out + (first + number - start).to(tl.int64)[:, None] * (
-            layout.value_heads * layout.value_size
-        )
-        at_out += (head * layout.value_size + v_column)[None, :]
+        acc = product(used, misses, none, DTYPE)
+        result = read(rows_times(q, state, none, DTYPE), layout.scale, own_sums, acc)
         real = number < start + count
-        tl.store(at_out, result.to(out.dtype.element_ty), mask=(real & (number >= start))[:, None])
-        if tl.load(chunks + 2 * chunk + 1) == fold:
-            place = (slot * layout.ring + number % layout.ring) * layout.value_heads + head
-            at_miss = place[:, None] * layout.value_size + v_column[None, :]
+        tl.store(out + at_value, result.to(out.dtype.element_ty), mask=(real & (number >= start))[:, None])
+        if bound + span * COLUMNS == fold:
+            at_miss = (number % layout.ring)[:, None] * (layout.value_heads * layout.value_size) + v_column
             tl.store(ring_misses + at_miss, misses, mask=real[:, None])
         else:
             total = tl.sum(tl.where(row == COLUMNS - 1, own_sums, 0), 0)
             state = folded(state, k, made, misses, own_sums, total, DTYPE)
+        mixed += COLUMNS * layout.inputs
+        every += COLUMNS * 2 * layout.value_heads
+        sums += COLUMNS * layout.value_heads
+        solved += COLUMNS * layout.value_heads * COLUMNS
+        weights += COLUMNS * layout.value_heads * COLUMNS
+        out += COLUMNS * layout.value_heads * layout.value_size
     tl.store(at_state, state, mask=(dim >= 0)[:, None] & (fold != bound))
