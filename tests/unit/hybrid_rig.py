@@ -104,6 +104,9 @@ HYBRIDS = {
     ),
     "qwen3_5": Sample("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", 0.0, STATES | IN_A_PLANE),
     "qwen3_5_with_eyes": Sample("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", 0.0, STATES | IN_A_PLANE),
+    "qwen3_5_moe_with_eyes": Sample(
+        "Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeConfig", 0.0, STATES | EXPERTS | IN_A_PLANE
+    ),
     "qwen3_5_moe": Sample("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", 0.0, STATES | EXPERTS),
 }
 

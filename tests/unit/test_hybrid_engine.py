@@ -22,7 +22,7 @@ from eyas.engine.kv.states import StateSlots
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
 from tests.unit.family_sample import VOCAB
-from tests.unit.hybrid_rig import write_hybrid
+from tests.unit.hybrid_rig import HYBRIDS, write_hybrid
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -178,6 +178,22 @@ def test_split_workers_change_no_bit(folder: Path, expected: Any, drafts: dict[s
     for prompt in expected:
         assert served.alone(prompt) == expected[prompt]
     assert served.states("prefill").hits >= sum(len(prompt) > 64 for prompt in expected)
+    served.close()
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["nemotron_h", *(pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS if name != "nemotron_h")],
+)
+def test_every_family_is_served_with_drafts_and_cached_states(family: str, tmp_path: Path) -> None:
+    write_hybrid(tmp_path / "model", family)
+    served, some = Served(config_of(tmp_path)), prompts()[2:4]
+    plain = [served.alone(prompt) for prompt in some]
+    served.close()
+    served = Served(config_of(tmp_path, speculation=TREE))
+    assert served.together(some) == plain
+    assert [served.alone(prompt) for prompt in some] == plain
+    assert served.states().hits
     served.close()
 
 

@@ -19,6 +19,7 @@ from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.models.table import MODELS, read_model
 from tests.unit.crossed import crossed
 from tests.unit.families import SAMPLES, VOCAB, write_family
+from tests.unit.hybrid_rig import HYBRIDS
 from tests.unit.model_rig import Rig
 
 LENGTH = 150
@@ -44,7 +45,7 @@ def whole(rig: Rig, tokens: list[int]) -> torch.Tensor:
 def test_every_architecture_has_a_sample() -> None:
     """Covers the models that transformers has; each other model states its equations in its own test."""
     known = {name for name in MODELS if hasattr(transformers, name)}
-    assert {sample.model for sample in SAMPLES.values()} == known
+    assert {sample.model for sample in (*SAMPLES.values(), *HYBRIDS.values())} == known
 
 
 @pytest.mark.parametrize("name", crossed(SAMPLES, quick=lambda name: not name.endswith(MORE)))

@@ -20,6 +20,7 @@ from eyas.engine.models.keys import reading
 MODELS = {
     "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
+    "BambaForCausalLM": "bamba",
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
     "DeepseekV2ForCausalLM": "deepseek",
@@ -50,6 +51,7 @@ MODELS = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granite_moe",
+    "GraniteMoeHybridForCausalLM": "granite_hybrid",  # Granite 4
     "GraniteMoeSharedForCausalLM": "granite_moe",
     "HeliumForCausalLM": "helium",
     "HunYuanDenseV1ForCausalLM": "hunyuan",
@@ -66,6 +68,7 @@ MODELS = {
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "NemotronForCausalLM": "nemotron",
+    "NemotronHForCausalLM": "nemotron_h",  # Nemotron 3 as well
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
     "OlmoeForCausalLM": "olmoe",
