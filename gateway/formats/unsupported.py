@@ -44,6 +44,7 @@ OPENAI = {
     "kv_transfer_params": UnsupportedField(_ROUTING, ({},)),
     "length_penalty": UnsupportedField(_BEAMS, (1, 1.0)),
     "logits_processors": UnsupportedField(_SAMPLER, ([],)),
+    "multi_modal_data": UnsupportedField(_TEXT_ONLY, ({},)),
     "prompt_logprobs": UnsupportedField("/v1/completions tells them, with echo and logprobs"),
     "return_tokens_as_token_ids": UnsupportedField("return_token_ids tells the ids", (False,)),
     "use_beam_search": UnsupportedField(_BEAMS, (False,)),
@@ -92,6 +93,7 @@ MESSAGES = {
 MESSAGE = {
     "annotations": UnsupportedField(_TEXT_ONLY, ([],)),
     "audio": UnsupportedField(_TEXT_ONLY),
+    "images": UnsupportedField(_TEXT_ONLY, ([],)),
     "prefix": UnsupportedField("continue_final_message continues the last message", (False,)),
 }
 

@@ -118,6 +118,8 @@ async def test_what_asks_for_nothing_changes_nothing(
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/chat/completions", {"modalities": ["text", "audio"]}, "modalities", "text only"),
+    ("/v1/completions", {"multi_modal_data": {"image": "x"}}, "multi_modal_data", "text only"),
+    ("/v1/chat/completions", {"messages": [MESSAGE | {"images": ["x"]}]}, "messages[0].images", "text only"),
     ("/v1/chat/completions", {"echo": True}, "echo", "does not begin with its prompt"),
     ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort", "knows no effort"),
     ("/v1/chat/completions", {"best_of": True}, "best_of", "ask for n"),
