@@ -52,7 +52,7 @@ def launch(kind: str, weight: Int4Weight, tile: ProductTile, padded: int = 8) ->
     return replace(shared, tiles={(f"int4 {kind}", padded, *weight.shape): tile})
 
 
-TILES = [ProductTile(64, 0, 4, 3), ProductTile(64, 0, 4, 2, split=2)]
+TILES = [ProductTile(64, 0, 2, 3), ProductTile(64, 0, 4, 2, split=2)]
 GROUPS = [(128, True), (64, False), (32, True), (512, True)]
 
 

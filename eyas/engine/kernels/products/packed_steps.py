@@ -14,8 +14,8 @@ from eyas.engine.kernels.products import fp4, int4, int8
 
 @triton.jit
 def scales_of(scales, beside, column, at, plan: tl.constexpr):
-    """What belongs to the rows `column` [columns] in the step of k that begins there: the scales of each
-    group, with its zero points (0 where there are none); of numbers of floating point a word of scales.
+    """What belongs to the rows `column`, by `by_warps`, in the step of k that begins there: the scales of
+    each group, with its zero points (0 where there are none); of numbers of floating point a word of scales.
     """
     STEP: tl.constexpr = plan.step
     SCALED: tl.constexpr = plan.scaled
@@ -30,11 +30,13 @@ def scales_of(scales, beside, column, at, plan: tl.constexpr):
             place, there = group * plan.n + column, column * 0 + group * plan.scaled < plan.k
             if plan.exact:
                 there &= (at + begin >= first) & (at + begin < first + plan.chunk)
-            made = made + (tl.load(scales + place, mask=there, other=0.0),)  # type: ignore[assignment]
+            scale = tl.load(scales + place, mask=there, other=0.0)
+            made = made + (tl.reshape(scale, (plan.columns,)),)  # type: ignore[assignment]
             if beside is None:
                 made = made + (0,)  # type: ignore[assignment]
             else:
-                made = made + (tl.load(beside + place, mask=there, other=0.0),)  # type: ignore[assignment]
+                zero = tl.load(beside + place, mask=there, other=0.0)
+                made = made + (tl.reshape(zero, (plan.columns,)),)  # type: ignore[assignment]
     return made
 
 
@@ -44,6 +46,8 @@ def with_step(acc, x, words, of_step, beside, at, plan: tl.constexpr):
     if plan.form == "fp4":
         numbers = fp4.parts_of(words, of_step[0], 0, 4, x.dtype)
         acc = tl.dot(numbers, x.load([0, at]).T, acc, input_precision="ieee")
+    elif plan.few:
+        acc = _with_few(acc, x.load([0, at]), words, of_step, beside, plan)
     else:
         GROUPED: tl.constexpr = plan.scaled // plan.unit
         GROUPS: tl.constexpr = plan.parts // GROUPED
@@ -61,6 +65,49 @@ def with_step(acc, x, words, of_step, beside, at, plan: tl.constexpr):
                 made = tl.dot(numbers, rows, input_precision="ieee")
                 acc += made * scale.to(tl.float32)[:, None]
     return acc
+
+
+@triton.jit
+def _with_few(acc, rows, words, of_step, beside, plan: tl.constexpr):
+    """The same with rows [rows, step], all at once: each part of them is an operand, and no number goes to
+    another thread.
+    """
+    GROUPED: tl.constexpr = plan.scaled // plan.unit
+    GROUPS: tl.constexpr = plan.parts // GROUPED
+    parts = _parted(rows, plan.parts)
+    for group in tl.static_range(GROUPS):
+        scale, made = of_step[2 * group], tl.zeros_like(acc)
+        zero = int4.eights(scale, rows.dtype) if beside is None else of_step[2 * group + 1]
+        for part in tl.static_range(group * GROUPED, (group + 1) * GROUPED):
+            numbers = int4.parts_of(words, zero, None, part, 1)
+            made = tl.dot(numbers, parts[part].T, made, input_precision="ieee")
+        acc += made * scale.to(tl.float32)[:, None]
+    return acc
+
+
+@triton.jit
+def _parted(rows, count: tl.constexpr):
+    """The columns of rows in as many equal parts, which stay in their threads."""
+    if count == 1:
+        parts = (rows,)
+    else:
+        low, high = tl.split(tl.permute(tl.reshape(rows, (rows.shape[0], 2, rows.shape[1] // 2)), (0, 2, 1)))
+        parts = _parted(low, count // 2) + _parted(high, count // 2)
+    return parts
+
+
+@triton.jit
+def by_warps(plan: tl.constexpr):
+    """Numbers of a tile's rows as the warps of a product of few have them, [times, warps, 16]: what is loaded
+    by them needs no move between warps; of others [columns].
+    """
+    TIMES: tl.constexpr = plan.columns // (16 * plan.warps)
+    if not plan.few or TIMES == 0:
+        numbers = tl.arange(0, plan.columns)
+    else:
+        time, warp = tl.arange(0, TIMES)[:, None, None], tl.arange(0, plan.warps)[None, :, None]
+        numbers = (time * plan.warps + warp) * 16 + tl.arange(0, 16)[None, None, :]
+    return numbers
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.halving import halving_sum, halving_total
-from eyas.engine.kernels.products.packed_steps import finished, scales_of, with_step
+from eyas.engine.kernels.products.packed_steps import by_warps, finished, scales_of, with_step
 from eyas.engine.kernels.products.rope_store import (
     pool_row,
     pool_scale,
@@ -30,6 +30,7 @@ SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
 
 
+_LEAST_SHARED = 16  # rows that the matrix unit has from shared memory
 _MOST_PARTS = 64  # of a row's sum that a thread's registers hold beside the product
 
 
@@ -100,6 +101,16 @@ class ProductPlan:
         return self.chunk // self.parts
 
     @property
+    def few(self) -> bool:
+        """True if rows beside four bits are so few that the matrix unit has them from registers."""
+        return self.form == "int4" and self.rows < _LEAST_SHARED and not self.exact
+
+    @property
+    def step_of_rows(self) -> int:
+        """Columns of the rows that are read at a time beside packed numbers."""
+        return self.step if self.few else self.scaled
+
+    @property
     def row_a_thread(self) -> bool:
         """True if each thread has a row's parts of sums to itself: in their order they then cost little."""
         return self.exact and self.rows == SUMS_WIDTH.value and 0 < self.slots <= _MOST_PARTS
@@ -148,7 +159,8 @@ def linear_kernel(
     tile = tl.program_id(0)
     row = tl.arange(0, plan.rows)
     column = tile * plan.columns + tl.arange(0, plan.columns)
-    first_scales = _first_scales(scales, beside, column, plan)
+    scaled = tile * plan.columns + by_warps(plan)
+    first_scales = _first_scales(scales, beside, scaled, plan)
     _begin(weight, column, plan)
     squares = _squares(sums, m, parts, plan)
     place = row[:, None] * plan.n + column[None, :]
@@ -156,7 +168,7 @@ def linear_kernel(
         added = tl.load(residual + place, mask=row[:, None] < m, other=0.0)
     if plan.unit > 0:
         offset = tile * plan.columns
-        y = _packed_product(x, weights, scales, beside, column, 0, offset, first_scales, plan)
+        y = _packed_product(x, weights, scales, beside, scaled, 0, offset, first_scales, plan)
     else:
         y = _product(x, weights, plan)
     if plan.split > 1:
@@ -191,13 +203,14 @@ def gated_kernel(
     """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
     row = tl.arange(0, plan.rows)
     first = tl.program_id(0) * plan.half
-    pair = tl.arange(0, plan.columns)
+    pair, turn = tl.arange(0, plan.columns), by_warps(plan)
     column = first + pair % plan.half + pair // plan.half * (plan.n // 2)
-    first_scales = _first_scales(scales, beside, column, plan)
+    scaled = first + turn % plan.half + turn // plan.half * (plan.n // 2)
+    first_scales = _first_scales(scales, beside, scaled, plan)
     _begin(weight, column, plan)
     squares = _squares(sums, m, parts, plan)
     if plan.unit > 0:
-        made = _packed_product(x, weights, scales, beside, column, 0, first, first_scales, plan)
+        made = _packed_product(x, weights, scales, beside, scaled, 0, first, first_scales, plan)
         gate, up = _halves(made, plan)
     else:
         gate, up = _pair(x, weights, first, first + plan.n // 2, plan)
@@ -230,15 +243,16 @@ def qkv_rope_kernel(
     offset = first % heads.half
     element = offset + tl.arange(0, plan.half)
     lower = head * heads.dim + offset
-    pair = tl.arange(0, plan.columns)
+    pair, turn = tl.arange(0, plan.columns), by_warps(plan)
     column = lower + pair % plan.half + pair // plan.half * heads.half
-    first_scales = _first_scales(scales, beside, column, plan)
+    scaled = lower + turn % plan.half + turn // plan.half * heads.half
+    first_scales = _first_scales(scales, beside, scaled, plan)
     _begin(weight, column, plan)
     position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
     kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
     squares = _squares(sums, m, parts, plan)
     if plan.unit > 0:
-        y = _packed_product(x, weights, scales, beside, column, head, offset, first_scales, plan)
+        y = _packed_product(x, weights, scales, beside, scaled, head, offset, first_scales, plan)
     else:
         y = _head_product(x, weights, head, offset, plan)
     if plan.split > 1:
@@ -405,18 +419,20 @@ def _pair(x, weights, first, second, plan: tl.constexpr):
 
 @triton.jit
 def _packed_product(x, words, scales, beside, column, head, offset, following, plan: tl.constexpr):
-    """`_product` of a `PackedWeight`: rows `column` [columns], whose words are the block at `head` and
+    """`_product` of a `PackedWeight`: rows `column`, by `by_warps`, whose words are the block at `head` and
     `offset`. `following`: the scales of the first step; those of each are loaded a step before.
     """
     end = (tl.program_id(1) + 1) * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
-    if plan.pdl:
+    if plan.pdl and not plan.few:
         gdc_launch_dependents()  # soon: what the next kernel asks for takes longer to come than this one
     for at in range(_first_step(plan), end, plan.step):
         of_step = following
         following = scales_of(scales, beside, column, at + plan.step, plan)
         step = words.load([head, 0, offset, at // plan.parts]).reshape(plan.columns, plan.unit)
         acc = with_step(acc, x, step, of_step, beside, at, plan)
+    if plan.pdl and plan.few:
+        gdc_launch_dependents()  # not sooner: programs that wait would crowd some SMs
     return tl.trans(finished(acc, beside, column, plan))
 
 
