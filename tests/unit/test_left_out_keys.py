@@ -26,6 +26,8 @@ READERS = {
     "Mistral3ForConditionalGeneration": "Mistral3Config",
     "Qwen2VLForConditionalGeneration": "Qwen2VLConfig",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLConfig",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5Config",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeConfig",
     "Qwen3VLForConditionalGeneration": "Qwen3VLConfig",
     "Qwen3VLMoeForConditionalGeneration": "Qwen3VLMoeConfig",
 }

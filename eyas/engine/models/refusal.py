@@ -66,8 +66,9 @@ def _layer_refusal(layer: LayerSpec) -> str:
             return f"layers whose {part.replace('_', '-')} is a {kind.__name__}"
     attention, mlp = layer.attention, layer.feed_forward
     if layer.delta is not None:
-        return _state_refusal(layer.delta)
-    if isinstance(attention, LatentSpec):
+        if why := _state_refusal(layer.delta):
+            return why
+    elif isinstance(attention, LatentSpec):
         if why := _latent_refusal(attention):
             return why
     elif attention.head_dim not in HEAD_DIMS:
