@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+import eyas
 from eyas.bench import first_start
 from eyas.bench.shapes import SHAPES, write_model
 from eyas.common.config import EngineConfig
 from eyas.common.machine import gpus
 from eyas.engine.kernels.experts import grouped_tiles
 from eyas.engine.kernels.experts.grouped_tiles import GroupedShape
+from eyas.engine.kernels.launch import tile_file
 from eyas.engine.kernels.products import packed_table, skinny
 from eyas.engine.kernels.products.skinny_tiles import MEASURED, ProductShape, tile_for
 from eyas.engine.loading.first_tiles import kept, search_first
@@ -122,6 +124,23 @@ def test_a_search_that_fails_is_said_and_not_repeated(
         search_first(config, StartPhases(), searches)
         search_first(config, StartPhases(), searches)
         assert len(searches.commands) == 1 and why in caplog.records[-1].message
+
+
+def test_a_checkout_that_is_not_installed_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed packages do not name it."""
+    monkeypatch.setattr(tile_file, "version", {"triton": "3.6"}.__getitem__)
+    assert f"{eyas.__version__}-3.6" in packed_table.cache_of(GPU).name
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"tiles": [{"kind": 1}]}', '{"tiles": [7]}'])
+def test_a_damaged_cache_is_none(tmp_path: Path, text: str) -> None:
+    for table in (packed_table, grouped_tiles):
+        table.cache_of(GPU).parent.mkdir(parents=True, exist_ok=True)
+        table.cache_of(GPU).write_text(text)
+        assert table.measured("cuda", cached=True) == table.measured("cuda")
+    config = config_of(written(tmp_path / "m"))
+    search_first(config, StartPhases(), searches := Searches())
+    assert searches.commands and not len(products_of(tmp_path / "m").untuned("cuda"))
 
 
 def test_a_cache_that_cannot_be_written_ends_no_start(

@@ -19,7 +19,7 @@ from eyas.common.machine import gpus
 from eyas.common.machine.processes import python_module
 from eyas.engine.kernels.experts import grouped_tiles
 from eyas.engine.kernels.experts.grouped_tiles import GroupedTile
-from eyas.engine.kernels.launch.tile_file import caches
+from eyas.engine.kernels.launch.tile_file import caches, of_cache
 from eyas.engine.kernels.products import packed_table
 from eyas.engine.kernels.products.skinny_tiles import ProductTile, tile_for
 from eyas.engine.loading.product_shapes import SearchedProducts
@@ -94,15 +94,13 @@ def kept(
     """Adds tiles, and their microseconds, to those that this machine keeps for a kind of GPU."""
     if dense:
         path = packed_table.cache_of(gpu)
-        there = path.exists()
-        tiles = {**(packed_table.read_table(path) if there else {}), **dense}
-        us = {**(packed_table.read_times(path) if there else {}), **times}
+        tiles = {**of_cache(packed_table.read_table, path), **dense}
+        us = {**of_cache(packed_table.read_times, path), **times}
         packed_table.write_table(path, gpu, tiles, us)
     if experts:
         path = grouped_tiles.cache_of(gpu)
-        there = path.exists()
-        grouped = {**(grouped_tiles.read_table(path) if there else {}), **experts}
-        us_of = {**(grouped_tiles.read_times(path) if there else {}), **times}
+        grouped = {**of_cache(grouped_tiles.read_table, path), **experts}
+        us_of = {**of_cache(grouped_tiles.read_times, path), **times}
         grouped_tiles.write_table(path, gpu, grouped, us_of)
 
 

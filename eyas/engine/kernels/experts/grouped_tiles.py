@@ -87,8 +87,8 @@ def measured(device: str, *, cached: bool = False) -> Table:
     gpu = "" if device == "cpu" else gpus.model("cuda" if device == "meta" else device)
     if not gpu:
         return {}
-    paths = [cache_of(gpu), table_of(gpu)] if cached else [table_of(gpu)]
-    return {key: tile for path in paths if path.exists() for key, tile in read_table(path).items()}
+    ours = read_table(table_of(gpu)) if table_of(gpu).exists() else {}
+    return {**tile_file.of_cache(read_table, cache_of(gpu)), **ours} if cached else ours
 
 
 def cache_of(gpu: str) -> Path:

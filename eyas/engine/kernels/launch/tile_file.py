@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,14 @@ def cache_of(gpu: str, products: str) -> Path:
 def caches() -> Path:
     """The folder of all such files."""
     return cache_home() / "tiles"
+
+
+def of_cache(read: Callable[[Path], dict[Any, Any]], path: Path) -> dict[Any, Any]:
+    """What `read` makes of a file in the cache; of one that is missing or damaged, nothing."""
+    try:
+        return read(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def read(path: Path, names: Sequence[str]) -> Iterator[Line]:
