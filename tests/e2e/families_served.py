@@ -32,6 +32,7 @@ from eyas.engine.models.table import read_model
 from tests.e2e.served import Folders, serving
 from tests.rpc.real_cluster import real_cluster
 from tests.unit.families import SAMPLES, write_family
+from tests.unit.hybrid_rig import HYBRIDS, write_hybrid
 
 SLACK = 5e-5
 VOCAB = 4096  # of the embedded model's tokenizer
@@ -126,9 +127,10 @@ class ServedFamily:
         configuration than its own.
         """
         sizes = {"vocab_size": VOCAB, **TOKENS_OF_THEIR_OWN.get(family, {})}
-        model = write_family(folder / family, family, **sizes)
+        write = write_hybrid if family in HYBRIDS else write_family
+        model = write(folder / family, family, **sizes)
         if served:
-            write_family(folder / family, family, **sizes, **served)
+            write(folder / family, family, **sizes, **served)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(NANO / name, folder / family)
         answers = asyncio.run(_answers(folder / family, processes))
@@ -216,7 +218,7 @@ def main() -> int:
     start, wrong = time.monotonic(), 0
     columns = ("Family", "answers", "transformers", *COLUMNS, "error", "drafts that were right")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for family in args.families or SAMPLES:
+    for family in args.families or SAMPLES | HYBRIDS:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 served = ServedFamily.of(family, Path(folder), processes=args.processes)

@@ -111,10 +111,10 @@ HYBRIDS = {
 }
 
 
-def write_hybrid(folder: Path, name: str) -> Any:
-    """Stores the sample; gives transformers' model, float32, eager."""
+def write_hybrid(folder: Path, name: str, **changes: Any) -> Any:
+    """Stores the sample, with `changes` to its configuration; gives transformers' model, float32, eager."""
     sample = HYBRIDS[name]
-    sizes = SIZES | sample.changes
+    sizes = SIZES | sample.changes | changes
     kind = getattr(transformers, sample.config)
     if sample.model.endswith("ForConditionalGeneration"):
         config = kind(text_config=sizes, vision_config=dict(EYES))
