@@ -1,0 +1,104 @@
+"""A hybrid on the device path, kernels interpreted: tokens of the plain engine, from cached states too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.errors import ConfigError
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, Role
+from eyas.engine.loading.spec import EngineSpec
+from tests.unit.hybrid_rig import write_hybrid
+from tests.unit.loopback import Loopback, wait_all
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WAIT_S = 250
+VOCAB = 16  # few ids: what is looked up is often right
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "head_dim": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "eos_token_id": None,
+}
+CHAIN = SpeculationConfig(steps=3, ngram=True)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = tmp_path_factory.mktemp("hybrid")
+    write_hybrid(folder / "model", "qwen3_5", **SIZES)
+    return EngineConfig(
+        model=str(folder / "model"),
+        draft=None,
+        num_pages=64,
+        chunk_tokens=32,
+        max_running=3,
+        state_slots=8,
+        pool_dir=str(folder),
+        worker="unified",
+    )
+
+
+def on_device(config: EngineConfig, **changes: Any) -> EngineConfig:
+    triton = {"attention_backend": "triton", "prefill_attention_backend": "triton"}
+    return replace(config, overlap_schedule=True, **triton, **changes)
+
+
+def answers(config: EngineConfig) -> tuple[list[list[int]], int]:
+    """Of two prompts that begin alike, together, then of one that goes on from there; and how many of them
+    resumed from a state. Nothing is left behind.
+    """
+    draw = torch.Generator().manual_seed(1)
+    text = torch.randint(0, VOCAB, (80,), generator=draw).tolist()
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    cluster, tokens = Loopback(config), []
+    for cuts in ((61, 75), (77,)):
+        made = [GenerationRequest(str(cut), tuple(text[:cut]), params) for cut in cuts]
+        results = [cluster.submit(one, split=False) for one in made]
+        wait_all(results, WAIT_S)
+        tokens += [result.tokens[0] for result in results]
+    states = cluster.workers["unified"].engine._scheduler.cache.states
+    cluster.close()
+    assert not states.pool.used
+    return tokens, states.hits
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("speculation", [SpeculationConfig(), CHAIN], ids=["plain", "chain"])
+def test_the_device_gives_the_plain_engines_tokens(
+    plain: EngineConfig, speculation: SpeculationConfig
+) -> None:
+    expected, hits = answers(plain)
+    assert hits == 1
+    assert answers(on_device(plain, speculation=speculation)) == (expected, hits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"roles": (Role.DECODE,)}, "--roles"),
+        ({"speculation": SpeculationConfig(3, 2, 8, ngram=True)}, "--spec-topk"),
+    ],
+)
+def test_what_is_not_there_on_a_gpu_is_refused_by_name(
+    plain: EngineConfig, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        EngineSpec.of(on_device(plain, **changes))
