@@ -83,6 +83,8 @@ def _state_refusal(shape: DeltaShape) -> str:
     for name, size in sizes.items():
         if size < SIDE or size & (size - 1):
             return f"{name} of states of {size} elements (a power of 2, {SIDE} or more, is needed)"
+    if (rows := shape.row_width + shape.value_heads * shape.value_size) % SIDE:
+        return f"{rows} rows of the product before states (a multiple of {SIDE} is needed)"
     return ""
 
 
