@@ -12,8 +12,10 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fp8 import widened
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.quantized import Fp8Config
+from eyas.engine.checkpoint.turned_tensors import GroupsTensor
 from eyas.engine.checkpoint.weights import CPU, FolderWeights, WeightPlacement
 
+GROUPS = GroupsTensor("both", 2, (("one", 128), ("two", 256)))
 FUSED = (FusedTensor("qkv_proj", (("q_proj", 256), ("k_proj", 128), ("v_proj", 128))),)
 
 
@@ -73,3 +75,18 @@ def test_other_rows_are_refused_by_name(tmp_path: Path) -> None:
         ConfigError, match=r"tensor a.qkv_proj.weight is \(500, 32\): rows cannot be 256 of q_proj"
     ):
         reading(tmp_path, {"a.qkv_proj.weight": torch.randn(500, 32)})
+
+
+@pytest.mark.parametrize("side", [1, 128])
+def test_rows_by_groups_and_scales_of_their_blocks_are_read_by_parts(side: int) -> None:
+    stored = torch.arange(768 // side)[:, None]
+    parts = {name: view(stored)[:] for name, view in GROUPS.split("layer.both.weight", tuple(stored.shape))}
+    groups = stored.view(2, -1, 1)
+    assert torch.equal(parts["layer.one.weight"], groups[:, : 128 // side].reshape(-1, 1))
+    assert torch.equal(parts["layer.two.weight"], groups[:, 128 // side :].reshape(-1, 1))
+
+
+def test_rows_by_groups_of_another_number_are_refused() -> None:
+    for kind, rows in ((GroupsTensor("both", 2, (("one", 64), ("two", 64))), 2), (GROUPS, 767)):
+        with pytest.raises(ConfigError, match=r"it has not the \d+ rows of one, two"):
+            list(kind.split("layer.both.weight", (rows, 4)))

@@ -13,6 +13,7 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fused_tensors import View
+from eyas.engine.checkpoint.quantized import FP8_SIDE
 
 Rows = Callable[[Any], Any]
 """Takes the rows of a part out of a stored tensor."""
@@ -63,23 +64,25 @@ class GroupsTensor:
         return f".{self.name}." in stored
 
     def split(self, stored: str, shape: tuple[int, ...]) -> Iterator[tuple[str, View]]:
-        """The names of the parts, and how each is read of a stored tensor of that shape.
+        """The names of the parts, and how each is read of a stored tensor of that shape. Scales of blocks of
+        rows lie as the matrix does.
 
         Raises ConfigError for a tensor that is of other rows.
         """
-        each = sum(count for _, count in self.parts)
-        if not shape or shape[0] != self.groups * each:
+        counts = [count for _, count in self.parts]
+        if shape and shape[0] * FP8_SIDE == self.groups * sum(counts):
+            counts = [count // FP8_SIDE for count in counts if count % FP8_SIDE == 0]
+        each, first = sum(counts), 0
+        if not shape or len(counts) != len(self.parts) or shape[0] != self.groups * each:
             whole = ", ".join(name for name, _ in self.parts)
-            raise ConfigError(
-                f"tensor {stored} is {shape}: it has not the {self.groups * each} rows of {whole}"
-            )
-        first = 0
-        for name, count in self.parts:
+            rows = self.groups * sum(count for _, count in self.parts)
+            raise ConfigError(f"tensor {stored} is {shape}: it has not the {rows} rows of {whole}")
+        for (name, _), count in zip(self.parts, counts, strict=True):
             sizes = (self.groups * count, *shape[1:])
-            rows = partial(_of_groups, sizes=(self.groups, each), first=first, count=count)
+            part = partial(_of_groups, sizes=(self.groups, each), first=first, count=count)
             yield (
                 stored.replace(f".{self.name}.", f".{name}."),
-                partial(ReorderedRows, sizes=sizes, rows=rows),
+                partial(ReorderedRows, sizes=sizes, rows=part),
             )
             first += count
 
