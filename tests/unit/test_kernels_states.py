@@ -42,7 +42,7 @@ def test_few_rows_past_positions_of_states() -> None:
 TREE = [-1, 0, 0, 1, 2, 2, 4, 5, 6]
 
 
-@pytest.mark.parametrize("start", [5, 61])
+@pytest.mark.parametrize("start", [pytest.param(5, marks=pytest.mark.slow), 61])
 def test_trees(start: int) -> None:
     scene = Scene(SHAPE, 2, width=9)
     scene.step([Piece(0, text(0, start)), Piece(1, text(200, 3))], prompt=True)
