@@ -149,7 +149,9 @@ class Reference:
         """Its greedy answers are appended to the prompts."""
         changes = SIZES | FAMILIES[family] | sizes
         model = write_family(folder, family, std=changes["hidden_size"] ** -0.5, **changes)
-        model.save_pretrained(folder)
+        if family.startswith("gemma4"):
+            _scale_scores(model)
+            model.save_pretrained(folder)
         model = model.to(device)
         generator = torch.Generator().manual_seed(1)
         prompts, logits = [], []
@@ -166,6 +168,16 @@ class Reference:
                 logits.append(model(whole).logits[0])
             prompts.append(whole[0].tolist())
         return cls(folder, prompts, logits)
+
+
+def _scale_scores(model: torch.nn.Module) -> None:
+    """Makes scores as wide as those of other families: Gemma 4 divides them by nothing, and gains that were
+    not trained make each row see one key, which in bfloat16 is sometimes another one, transformers' too.
+    """
+    with torch.no_grad():
+        for name, gain in model.named_parameters():
+            if name.endswith(".q_norm.weight"):
+                gain.mul_(gain.numel() ** -0.5)
 
 
 class Device:
