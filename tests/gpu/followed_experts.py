@@ -21,7 +21,7 @@ from eyas.engine.layers import routing
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.parts import Routed, RouterPart
 
-TIE = 0.25  # of the standard deviation of a row's merits: a nearer one may go either way
+TIE = 0.4  # of the standard deviation of a row's merits: a nearer one may go either way
 WEIGHT = 0.05  # of a row's weights together: one that is further off is followed too
 FEW = 0.15  # of a run's rows, over all layers, that may follow
 

@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
 ]
 
-SLACK = {"float32": 0.002, "bfloat16": 0.25}  # of the standard deviation of logits
+SLACK = {"float32": 0.002, "bfloat16": 0.3}  # of the standard deviation of logits
 WINDOW = 128
 PROMPTS, ANSWER = (301, 150), 24  # the windows move past the shorter prompt's end too
 PAGE = 16

@@ -22,6 +22,8 @@ _SHORT = 512  # of a product whose tiles end before they have begun: more of the
 _BESIDE = 4  # programs on an SM, at most
 _PROGRAMS = 132  # about as many as a Hopper GPU has SMs
 _ENOUGH = _PROGRAMS * 3 // 4
+_CROWDED = 8 * _PROGRAMS  # programs of packed products of few rows, which wait for each other at every step
+_FEW_BLOCKS, _FEWEST_ROWS, _MOST_PACKED_PARTS = 32, 8, 6
 _MATRIX_SIDE = 64  # weight rows that the matrix unit takes at once
 _STRETCH_UNIT = 128  # the deepest step of k within a stretch
 _LINE = 128  # bytes
@@ -230,10 +232,24 @@ def _packed_rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTil
     rows = rows or (8 if each <= 5 else 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128)
     if rows >= _MATRIX_SIDE:
         return GroupedTile(rows, 128, 128, warps=8, stages=3)
+    if rows <= _FEWEST_ROWS and most_blocks(choices, shape.experts, rows) <= _FEW_BLOCKS:
+        return _few_packed(shape, choices, rows)
     split, programs = 1, _count(shape, choices, rows, 64 if shape.gated else 128)
     while split < 4 and programs * split < 2 * _PROGRAMS:
         split *= 2
     return GroupedTile(rows, 128, 128, warps=4, stages=4, split=split)
+
+
+def _few_packed(shape: GroupedShape, choices: int, rows: int) -> GroupedTile:
+    """Of few blocks of few rows: narrow tiles, and parts of k, until SMs have enough programs."""
+    programs = _count(shape, choices, rows, 32 if shape.gated else 64)
+    if programs >= _CROWDED:
+        return GroupedTile(rows, 64, 128, warps=4 if shape.gated else 2, stages=4 if shape.gated else 6)
+    depth, columns = (256, 64) if shape.gated else (128, 128)
+    if not shape.gated:
+        programs = _count(shape, choices, rows, columns)
+    split = min(-(-_CROWDED // programs), _MOST_PACKED_PARTS, -(-shape.k // _STRETCH_UNIT))
+    return GroupedTile(rows, columns, depth, warps=4, stages=3, split=split)
 
 
 def _count(shape: GroupedShape, choices: int, rows: int, columns: int) -> int:

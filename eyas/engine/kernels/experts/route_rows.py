@@ -33,7 +33,8 @@ from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.skinny import ProductLaunch, SkinnyInput, empty_padded
 from eyas.engine.kernels.products.skinny_kernels import SUMS_WIDTH
 
-MOST_ROWS = 32
+FEWEST_ROWS, MOST_ROWS = 9, 32
+"""Of fewer `single` makes the router's product, and the launches take no longer."""
 
 MOST_CHOICES = 128
 """Of all rows, each compared with each; rows, and the choices of a row, are filled up to powers of two."""
@@ -95,13 +96,9 @@ class RoutePlan:
 def can_take(rows: int, spec: ExpertsSpec, shared: bool, hidden: int) -> bool:
     """Whether `take` takes so many rows [rows, hidden]."""
     choices = power_of_2(rows) * power_of_2(spec.per_row + shared)
-    few = (
-        rows <= MOST_ROWS
-        and min(rows, _TOGETHER) <= spec.experts
-        and choices <= MOST_CHOICES
-        and hidden <= _LONGEST
-    )
-    return few and spec.groups == spec.topk_groups
+    few = FEWEST_ROWS <= rows <= MOST_ROWS and choices <= MOST_CHOICES
+    fits = spec.experts >= _TOGETHER and hidden <= _LONGEST
+    return few and fits and spec.groups == spec.topk_groups
 
 
 def take(
@@ -116,7 +113,7 @@ def take(
     chosen = _room(m, router, order, x.device)
     plan = RoutePlan(
         rows=power_of_2(m),
-        together=min(power_of_2(m), _TOGETHER),
+        together=_TOGETHER,
         experts=spec.experts,
         side=power_of_2(spec.experts),
         per_row=spec.per_row,
@@ -138,7 +135,7 @@ def take(
         *_parts(chosen),
         *(launch.tickets, m, len(sums)),
         plan,
-        num_warps=4 if m <= _TOGETHER else 8,
+        num_warps=8,
         launch_pdl=plan.pdl,
     )
     return normed, chosen
