@@ -67,41 +67,7 @@ class SlotTables:
     def __init__(self, sizes: TableSizes, device: str) -> None:
         self.sizes = sizes
         nodes, drafts = sizes.width, max(sizes.width - 1, 1)
-        columns = {
-            "seed": (torch.int64, 1),
-            "mask": (torch.int64, nodes),  # bit r of node j: node r is visible from node j (0: the root)
-            "ring": (torch.int64, 1),  # the address of its rows in a draft worker's GPU; 0: nowhere
-            "mailbox": (torch.int64, 1),  # the address of its place in a draft worker's mailbox; 0: nowhere
-            "ring_generation": (torch.int32, 1),  # as which it is known at both
-            "polls": (torch.int32, 1),  # how often its round looks there for drafts, before it has none ..
-            "missed": (torch.int32, 1),  # .. and for how many rounds in a row it found none
-            "pages": (torch.int32, sizes.max_pages),
-            "length": (torch.int32, 1),  # rows with valid KV, which is the root token's position
-            "root": (torch.int32, 1),  # the newest committed token; its row is not computed yet
-            "drafts": (torch.int32, drafts),  # tokens proposed below the root; -1: none
-            "parents": (torch.int32, drafts),  # the draft's parent: a draft's index, or -1 for the root
-            "depth": (torch.int32, nodes),  # how far node j lies below the root
-            "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
-            "most_topk": (torch.int32, 1),  # children of a draft that are verified (0: all) ..
-            "most_nodes": (torch.int32, 1),  # .. and drafts in all, where a head or a mailbox gives trees
-            "choice": (torch.int32, 1),
-            "state": (torch.int32, 1),  # its slot of states, if layers have some ..
-            "bound": (torch.int32, 1),  # .. and where its state stands
-            "top_k": (torch.int32, 1),  # 0: off
-            "temperature": (torch.float32, 1),
-            "top_p": (torch.float32, 1),
-            "min_p": (torch.float32, 1),
-            # Where drafts are looked up; no other sequence's entries mean anything.
-            "looking": (torch.int32, len(LOOKING)),
-            "predicted": (torch.int32, sizes.predicted),  # ids, as `lookup.searched_prediction` has them
-            # What only special rows read, and the lookup; entries that neither counts mean nothing.
-            "text": (torch.int32, sizes.context),  # ids by position, up to the root
-            "bias_ids": (torch.int32, MAX_BIASED_TOKENS),
-            "bias": (torch.float32, MAX_BIASED_TOKENS),
-            "endings": (torch.int32, sizes.endings),
-            "bad_words": (torch.int32, MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS),  # each from its end, then -1
-        }
-        columns |= {name: (torch.int32, sizes.max_pages) for name in sizes.page_tables[1:]}
+        columns = _columns(sizes)
         planes = {"mask": mask_words(nodes)}  # of all slots, one after the other; most trees need one
         self._places: dict[str, tuple[int, int]] = {}  # table -> (first word, words per slot)
         end = 0
@@ -179,6 +145,46 @@ _WIDE = {
     *("mask", "pages", "drafts", "parents", "depth", "looking", "predicted", "text"),
     *("bias_ids", "bias", "endings", "bad_words"),
 }
+
+
+def _columns(sizes: TableSizes) -> dict[str, tuple[torch.dtype, int]]:
+    """Of each table the dtype, and the entries of a slot."""
+    nodes, drafts = sizes.width, max(sizes.width - 1, 1)
+    columns = {
+        "seed": (torch.int64, 1),
+        "mask": (torch.int64, nodes),  # bit r of node j: node r is visible from node j (0: the root)
+        "ring": (torch.int64, 1),  # the address of its rows in a draft worker's GPU; 0: nowhere
+        "mailbox": (torch.int64, 1),  # the address of its place in a draft worker's mailbox; 0: nowhere
+        "ring_generation": (torch.int32, 1),  # as which it is known at both
+        "polls": (torch.int32, 1),  # how often its round looks there for drafts, before it has none ..
+        "missed": (torch.int32, 1),  # .. and for how many rounds in a row it found none
+        "pages": (torch.int32, sizes.max_pages),
+        "length": (torch.int32, 1),  # rows with valid KV, which is the root token's position
+        "root": (torch.int32, 1),  # the newest committed token; its row is not computed yet
+        "drafts": (torch.int32, drafts),  # tokens proposed below the root; -1: none
+        "parents": (torch.int32, drafts),  # the draft's parent: a draft's index, or -1 for the root
+        "depth": (torch.int32, nodes),  # how far node j lies below the root
+        "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
+        "most_topk": (torch.int32, 1),  # children of a draft that are verified (0: all) ..
+        "most_nodes": (torch.int32, 1),  # .. and drafts in all, where a head or a mailbox gives trees
+        "choice": (torch.int32, 1),
+        "state": (torch.int32, 1),  # its slot of states, if layers have some ..
+        "bound": (torch.int32, 1),  # .. and where its state stands
+        "top_k": (torch.int32, 1),  # 0: off
+        "temperature": (torch.float32, 1),
+        "top_p": (torch.float32, 1),
+        "min_p": (torch.float32, 1),
+        # Where drafts are looked up; no other sequence's entries mean anything.
+        "looking": (torch.int32, len(LOOKING)),
+        "predicted": (torch.int32, sizes.predicted),  # ids, as `lookup.searched_prediction` has them
+        # What only special rows read, and the lookup; entries that neither counts mean nothing.
+        "text": (torch.int32, sizes.context),  # ids by position, up to the root
+        "bias_ids": (torch.int32, MAX_BIASED_TOKENS),
+        "bias": (torch.float32, MAX_BIASED_TOKENS),
+        "endings": (torch.int32, sizes.endings),
+        "bad_words": (torch.int32, MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS),  # each from its end, then -1
+    }
+    return columns | {name: (torch.int32, sizes.max_pages) for name in sizes.page_tables[1:]}
 
 
 class TableWrites:

@@ -84,7 +84,7 @@ class StateSlots:
         """
         if keeper.state != NO_STATE:
             self._touch(keeper.state)
-        elif (self.pool.free or self._spaced) if spaced else True:
+        elif not spaced or self.pool.free or self._spaced:
             slot = self.fork(source)
             if slot is not None:
                 self.keep(keeper, slot, spaced=spaced)

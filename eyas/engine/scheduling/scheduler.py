@@ -199,7 +199,8 @@ class Scheduler:
             count = len(cached[0])
             counts = self.tables.counts(rows, count, claimant.kind, pulled=copied)
             fresh = sum(map(sum, counts))
-            room, state = self._make_room(fresh), None
+            room = self._make_room(fresh)
+            state: int | None = None
             if room and (not copied or fresh <= self.pool.settled):
                 state = self.tables.begin_state(cached, pulled=copied)
             if state is not None:
