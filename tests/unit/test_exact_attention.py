@@ -19,6 +19,7 @@ from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.exact_attend import AttentionCut, ExactLaunch
 from eyas.engine.kernels.attention.exact_parts import PartSizes
 from eyas.engine.kernels.attention.exact_paths import attend_exactly
+from eyas.engine.kernels.attention.exact_prefill import ChunkCut
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from tests.bits.attention import Bits, Exact, Path, Tokens, Tree, branching, ruled
 from tests.bits.compare import Composition, differences
@@ -63,6 +64,16 @@ def test_prompt_chunks_however_they_are_cut(tokens: Tokens) -> None:
     runs = plain(tokens, 129, 200, 257)
     runs["one chunk"] = partial(exact.chunks, [(PATH[:258], 120)], 128)
     runs["beside another"] = partial(exact.chunks, [(PATH[:70], 0), (PATH[:258], 190)], 64)
+    assert said(runs) == []
+
+
+def test_heads_of_512_as_a_model_has_them() -> None:
+    """Cut as launches are by default: rows alone, a chain, and a chunk by programs of fewer rows."""
+    own, cut = Tokens(140, (2, 1, 512), "cpu", torch.float16), AttentionCut.of(1, 2, 1, 512)
+    assert (cut.rows, AttentionCut.of(1, 64, 1, 512).rows, ChunkCut.of(512).rows) == (16, 32, 32)
+    runs = {f"row {end}": partial(Exact(own, SHORT, ALONE).rows, [PATH[:end]]) for end in (65, 68)}
+    runs["chain"] = partial(Exact(own, SHORT).rows, [PATH[:68]], 4)
+    runs["chunk"] = partial(Exact(own, SHORT).chunks, [(PATH[:68], 60)], ChunkCut.of(512).rows)
     assert said(runs) == []
 
 
