@@ -73,6 +73,14 @@ def test_choices_that_have_no_slot_wait() -> None:
     world.check_idle()
 
 
+def test_leases_of_all_slots_leave_no_room_for_a_request() -> None:
+    """So that workers that wait for each other's slots compute a prompt themselves."""
+    rig = StateWorld(9, slots=2).rig
+    pages = [0, 1, 2, *rig.pool.pages_of(0)]
+    assert rig.scheduler.beside(pages) == rig.pool.num_pages - 3
+    assert rig.scheduler.beside([*pages, *rig.pool.pages_of(1)]) == 0
+
+
 def test_states_go_with_the_pages_before_them() -> None:
     world = StateWorld(6, pages=90)
     for number in range(8):

@@ -160,6 +160,10 @@ class PagesAndStates(PagePool):
         """The slot whose pages are among these; NO_STATE: there is none."""
         return next(iter(self._slots(pages)), NO_STATE)
 
+    def slots_beside(self, pages: Iterable[int]) -> int:
+        """The number of slots that are not among these pages."""
+        return self.states.pool.num_pages - len(self._slots(pages))
+
     def copied(self) -> None:
         super().copied()
         self.states.pool.copied()

@@ -20,6 +20,7 @@ from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, Seq
 from eyas.engine.ipc.messages import StateCache
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.kv.states import PagesAndStates
 from eyas.engine.scheduling.elsewhere import IncomingPrompts
 from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
 from eyas.engine.scheduling.host_loads import HostLoads, LoadDecision
@@ -163,7 +164,9 @@ class Scheduler:
         return pages + self.tables.pages_of_state(state), cached
 
     def beside(self, leased: Collection[int]) -> int:
-        """The pages that a request can get as long as others may read these."""
+        """The pages that a request can get while others may read these: without a slot of states none."""
+        if isinstance(self.pool, PagesAndStates) and not self.pool.slots_beside(leased):
+            return 0
         return self.pool.num_pages - sum(page < self.pool.num_pages for page in leased)
 
     @property
