@@ -70,7 +70,6 @@ def _int4(form: str, group: int) -> Served:
 _FP8_KV = {"kv_cache_dtype": "fp8_e4m3"}
 FORMATS: dict[str, Served] = {
     BASE: Served(),
-    "bfloat16": Served(changes={"dtype": "bfloat16"}),
     "fp8": Served(("fp8",)),
     "int8": Served(("int8",)),
     "int4, groups of 16": _int4("int4", 16),
@@ -85,7 +84,6 @@ FORMATS: dict[str, Served] = {
     "nvfp4": Served(packing=FP4["nvfp4"]),
     "nf4": Served(packing=BITSANDBYTES["nf4"], kept=("down_proj",)),  # rows are no whole blocks
     "float32, FP8 KV": Served(changes=_FP8_KV),
-    "bfloat16, FP8 KV": Served(changes={"dtype": "bfloat16"} | _FP8_KV),
     "int4, groups of 16, FP8 KV": replace(_int4("int4", 16), changes=_FP8_KV),
 }
 
