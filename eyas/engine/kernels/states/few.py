@@ -22,11 +22,13 @@ from eyas.engine.kernels.states.order import (
     DeltaLayout,
     corrections,
     folded,
+    joined,
     missed,
-    product,
+    product_onto,
     read,
     readings,
-    rows_times,
+    rows_times_onto,
+    shares_of,
     solve_behind,
     solve_further,
     ticks,
@@ -79,7 +81,7 @@ def recur_few(
     _read[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
         *(mixed, gates, weights, sees, stored.states, stored.inputs, stored.tails),
         *(*kept, *where, rows.positions, out, layout, rows.most > 1),
-        num_warps=8 if rows.most > 1 else 4,
+        num_warps=4 if layout.rows <= 32 else 8,
         **options,
     )
     return out
@@ -273,79 +275,106 @@ def _read(
     heads = first * layout.value_heads + head
     weights, out = weights + heads * COLUMNS, out + heads * layout.value_size
     sees, positions = sees + first, positions + first
-    dim = tl.arange(0, layout.key_size)[:, None]
+    dim = tl.arange(0, layout.slice)[:, None]
     v_column = block * layout.block + tl.arange(0, layout.block)
     at_state = states + slot * layout.state_stride + head * (layout.key_size * layout.value_size)
     at_state += dim * layout.value_size + v_column[None, :]
-    state = tl.load(at_state, mask=(dim >= 0) & (stood > 0), other=0.0)
-    certain = tl.arange(0, COLUMNS)
+    real_state = (dim >= 0) & (bound > 0)
+    keys_at = keys + tl.arange(0, layout.slice)[None, :]
     if stood != bound:
-        state = _folded_along(state, stood + certain, v_column, keys, misses, solved, sums, mixed, layout)
-        tl.store(at_state, state)
+        place = (stood + tl.arange(0, COLUMNS)) % layout.ring
+        shares, total = _shares_along(place, v_column, misses, solved, sums, mixed, layout)
+        for begin in range(0, layout.key_size, layout.slice):
+            some = tl.load(at_state + begin * layout.value_size, mask=real_state & (stood > 0), other=0.0)
+            place_keys = tl.load(keys_at + begin + place[:, None] * (layout.key_heads * layout.key_size))
+            some = folded(some, place_keys, shares, total, mixed.dtype.element_ty)
+            tl.store(at_state + begin * layout.value_size, some)
         _keep_tail(slot, bound, head, block, v_column, ring, tails, layout)
+        tl.debug_barrier()  # the state is read again, by other threads
     row = tl.arange(0, layout.rows) % (layout.rows // 2)
     column = tl.load(positions + row, mask=row < count, other=0) - bound
     path = tl.full(row.shape, 0, tl.int64)
     if layout.tree:
         path = tl.load(sees + row, mask=row < count, other=0)
+    key_column = tl.where(tl.arange(0, layout.rows) >= layout.rows // 2, 0, layout.key_heads)
+    key_column = (key_column + head // layout.group) * layout.key_size
+    at_kq = (mixed + row[:, None] * layout.inputs + key_column[:, None]) + tl.arange(0, layout.slice)[None, :]
+    picked = (row < count) & (column < COLUMNS)
+    known = _known(at_state, real_state, at_kq, picked, keys_at, 0, 0, 0, mixed, layout, False)
     _read_from(
-        state, 0, (row < count) & (column < COLUMNS), row, column, path, head, v_column, start,
-        bound, count, mixed, gates, weights, sees, keys, misses, sums, out, layout,
+        known, 0, picked, row, column, head, v_column, start, bound, count,
+        mixed, gates, weights, sees, misses, sums, out, layout,
     )  # fmt: skip
     if SEVERAL:
         if tl.max(tl.where(row < count, column, 0), 0) >= COLUMNS:
             tl.debug_barrier()
             for node in range(count):
                 if tl.load(positions + node) - bound == COLUMNS - 1:
-                    state = tl.load(at_state, mask=(dim >= 0) & (bound > 0), other=0.0)
                     number, _ = _numbers(0, node, column, row, start, bound, count, sees, layout)
-                    state = _folded_along(state, number, v_column, keys, misses, solved, sums, mixed, layout)
-                    behind = (row < count) & (column >= COLUMNS)
+                    at = number % layout.ring
+                    shares, total = _shares_along(at, v_column, misses, solved, sums, mixed, layout)
+                    picked = (row < count) & (column >= COLUMNS)
                     if layout.tree:
-                        behind = behind & (((path >> node) & 1) != 0)
+                        picked = picked & (((path >> node) & 1) != 0)
+                    known = _known(
+                        at_state, real_state, at_kq, picked, keys_at, at, shares, total, mixed, layout, True
+                    )
                     _read_from(
-                        state, 1, behind, row, column, path, head, v_column, start,
-                        bound, count, mixed, gates, weights, sees, keys, misses, sums, out, layout,
+                        known, 1, picked, row, column, head, v_column, start, bound, count,
+                        mixed, gates, weights, sees, misses, sums, out, layout,
                     )  # fmt: skip
 
 
 @triton.jit
-def _read_from(
-    state, span, picked, row, column, path, head, v_column, start, bound, count,
-    mixed, gates, weights, sees, keys, misses, sums, out, layout: tl.constexpr,
+def _known(
+    at_state, real_state, at_kq, picked, keys, place, shares, total, mixed,
+    layout: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """The rows `picked` read the state that stands `span` spans behind `bound`. In a tile, rows stand as
-    keys, then as queries.
+    """What a state has for keys and queries, [rows, n]: the stored one, or, if FOLD, that behind 64 rows, in
+    the places `place`, which is never stored.
     """
     DTYPE: tl.constexpr = mixed.dtype.element_ty
-    HALF: tl.constexpr = layout.rows // 2
-    asks = tl.arange(0, layout.rows) >= HALF
-    dim = tl.arange(0, layout.key_size)[None, :]
+    high = tl.full((layout.rows, layout.block), 0.0, tl.float32)
+    low = high
+    for begin in range(0, layout.key_size, layout.slice):
+        some = tl.load(at_state + begin * layout.value_size, mask=real_state, other=0.0)
+        kq = tl.load(at_kq + begin, mask=picked[:, None], other=0.0)
+        if FOLD:
+            at_keys = keys + begin + place[:, None] * (layout.key_heads * layout.key_size)
+            some = folded(some, tl.load(at_keys), shares, total, DTYPE)
+        high, low = rows_times_onto(kq, some, high, low, DTYPE)
+    return high + low
+
+
+@triton.jit
+def _read_from(
+    known, span, picked, row, column, head, v_column, start, bound, count,
+    mixed, gates, weights, sees, misses, sums, out, layout: tl.constexpr,
+):  # fmt: skip
+    """The rows `picked` read a state that stands `span` spans behind `bound`, and has `known` for them. In a
+    tile, rows stand as keys, then as queries.
+    """
+    DTYPE: tl.constexpr = mixed.dtype.element_ty
+    asks = tl.arange(0, layout.rows) >= layout.rows // 2
     own = tl.arange(0, COLUMNS)[None, :]
     known_rows, _ = _numbers(span, 0, column, row, start, bound, count, sees, layout)
     certain = (known_rows < start) & (span == 0)
     at = (known_rows % layout.ring)[:, None] * (layout.value_heads * layout.value_size)
     certain_misses = tl.load(misses + at + v_column[None, :], mask=certain[:, None], other=0.0)
-    at_row = mixed + row[:, None] * layout.inputs
-    key_column = tl.where(asks, 0, layout.key_heads) + head // layout.group
-    at = at_row + key_column[:, None] * layout.key_size + dim
-    kq = tl.load(at, mask=picked[:, None], other=0.0)
+    told, asked = picked & (asks == 0), picked & asks
     value_column = 2 * layout.key_heads * layout.key_size + head * layout.value_size + v_column
-    told = picked & (asks == 0)
-    values = tl.load(at_row + value_column[None, :], mask=told[:, None], other=0.0)
-    at = gates + row * (2 * layout.value_heads) + layout.value_heads + head
-    beta = tl.load(at, mask=told, other=0.0)
+    at = row[:, None] * layout.inputs + value_column[None, :]
+    values = tl.load(mixed + at, mask=told[:, None], other=0.0)
+    at_gate = gates + row * (2 * layout.value_heads) + layout.value_heads + head
+    beta = tl.load(at_gate, mask=told, other=0.0)
     ring_row = (start + row) % layout.ring * layout.value_heads
     own_sums = tl.load(sums + ring_row, mask=picked, other=0)
-    at = row[:, None] * (layout.value_heads * COLUMNS) + own
-    asked = picked & asks
-    w = tl.load(weights + at, mask=asked[:, None], other=0.0)
-    none = tl.full((layout.rows, layout.block), 0.0, tl.float32)
-    known = rows_times(kq, state, none, DTYPE)
-    at = misses + ring_row[:, None] * layout.value_size + v_column[None, :]
-    tl.store(at, missed(values, beta, own_sums, known), mask=told[:, None])
+    w = tl.load(weights + row[:, None] * (layout.value_heads * COLUMNS) + own, mask=asked[:, None], other=0.0)
+    at_miss = misses + ring_row[:, None] * layout.value_size + v_column[None, :]
+    tl.store(at_miss, missed(values, beta, own_sums, known), mask=told[:, None])
     tl.debug_barrier()  # rows' misses are read by other threads than wrote them
-    acc = none
+    high = tl.full((layout.rows, layout.block), 0.0, tl.float32)
+    left, right = high, high
     if layout.tree:
         for node in range(count):
             here = asked & (row == node)
@@ -354,16 +383,17 @@ def _read_from(
                     span, node, certain, certain_misses, v_column, column, row,
                     start, bound, count, misses, sees, layout,
                 )  # fmt: skip
-                acc = product(tl.where(here[:, None], w, 0.0), every, acc, DTYPE)
+                mine = tl.where(here[:, None], w, 0.0)
+                high, left, right = product_onto(mine, every, high, left, right, DTYPE)
     else:
         every = _misses_along(
             span, 0, certain, certain_misses, v_column, column, row, start, bound, count,
             misses, sees, layout,
         )  # fmt: skip
-        acc = product(w, every, acc, DTYPE)
-    made = read(known, layout.scale, own_sums, acc)
-    at = out + row[:, None] * (layout.value_heads * layout.value_size) + v_column[None, :]
-    tl.store(at, made.to(out.dtype.element_ty), mask=asked[:, None])
+        high, left, right = product_onto(w, every, high, left, right, DTYPE)
+    made = read(known, layout.scale, own_sums, joined(high, left, right))
+    at_out = out + row[:, None] * (layout.value_heads * layout.value_size) + v_column[None, :]
+    tl.store(at_out, made.to(out.dtype.element_ty), mask=asked[:, None])
 
 
 @triton.jit
@@ -396,26 +426,16 @@ def _numbers(span, node, column, row, start, bound, count, sees, layout: tl.cons
 
 
 @triton.jit
-def _folded_along(
-    state, number, v_column, keys, misses, solved, sums, mixed, layout: tl.constexpr
-):  # fmt: skip
-    """The state behind the rows `number` [64]."""
-    row = number % layout.ring
-    heads_row = row * layout.value_heads
-    at = row[:, None] * (layout.key_heads * layout.key_size) + tl.arange(0, layout.key_size)[None, :]
+def _shares_along(place, v_column, misses, solved, sums, mixed, layout: tl.constexpr):
+    """`shares_of` the rows in places `place` [64] of the ring, and the last one's sum of decays."""
+    heads_row = place * layout.value_heads
     own = tl.arange(0, COLUMNS)
     every_sum = tl.load(sums + heads_row)
     total = tl.sum(tl.where(own == COLUMNS - 1, every_sum, 0), 0)
     lower = own[None, :] // STEP <= own[:, None] // STEP
-    return folded(
-        state,
-        tl.load(keys + at),
-        tl.load(solved + heads_row[:, None] * COLUMNS + own[None, :], mask=lower, other=0.0),
-        tl.load(misses + heads_row[:, None] * layout.value_size + v_column[None, :]),
-        every_sum,
-        total,
-        mixed.dtype.element_ty,
-    )
+    factors = tl.load(solved + heads_row[:, None] * COLUMNS + own[None, :], mask=lower, other=0.0)
+    every = tl.load(misses + heads_row[:, None] * layout.value_size + v_column[None, :])
+    return shares_of(factors, every, every_sum, total, mixed.dtype.element_ty), total
 
 
 @triton.jit

@@ -13,7 +13,7 @@ which is the recurrence row by row, rearranged. A row's `solved`, `weights`, `mi
 state and from its ancestors, and are made once: who makes them, with how many others, changes no bit.
 * S^T k, the products of queries and keys, the sums over misses, and S' are products of the matrix unit, whose
   order is that of `tensor_core`'s model: left to right in groups of 16, and nothing of a tile plays a part. A
-  float32 operand is the sum of two of the rows' dtype, and the small products are added first.
+  float32 operand is the sum of two of the rows' dtype; each pair of these has a sum of its own, added last.
 * `solved` and `weights` are left folds of fused multiply-adds over columns, so that a row adds its certain
   ancestors, then those of this step, on whatever path.
 * G is a whole number of 2^-40: sums of such have no order, and far from the state its differences are exact.
@@ -140,6 +140,11 @@ class DeltaLayout:
         )
 
     @property
+    def slice(self) -> int:
+        """Rows of a state that a program reads at a time, where it need not have the whole."""
+        return min(32, self.key_size)
+
+    @property
     def tile(self) -> int:
         """Rows of the least tile of the matrix unit that has all."""
         return max(16, self.rows)
@@ -192,24 +197,46 @@ def parts_of(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def rows_times(rows, x, acc, DTYPE: tl.constexpr):
-    """acc + rows [m, k] . x float32 [k, n], rows of DTYPE."""
+def rows_times_onto(rows, x, high, low, DTYPE: tl.constexpr):
+    """high and low, sums that are added in the end, with rows [m, k] . x [k, n]; rows of DTYPE, x float32."""
     if DTYPE == tl.float32:
-        return tl.dot(rows, x, acc, input_precision="ieee")
+        return tl.dot(rows, x, high, input_precision="ieee"), low
     else:
-        high, low = parts_of(x, DTYPE)
-        return tl.dot(rows, high, tl.dot(rows, low, acc))
+        x_high, x_low = parts_of(x, DTYPE)
+        return tl.dot(rows, x_high, high), tl.dot(rows, x_low, low)
 
 
 @triton.jit
-def product(x, y, acc, DTYPE: tl.constexpr):
-    """acc + x [m, k] . y [k, n], both float32."""
+def rows_times(rows, x, DTYPE: tl.constexpr):
+    """rows [m, k] . x [k, n], rows of DTYPE, x float32."""
+    none = tl.full((rows.shape[0], x.shape[1]), 0.0, tl.float32)
+    high, low = rows_times_onto(rows, x, none, none, DTYPE)
+    return high + low
+
+
+@triton.jit
+def product_onto(x, y, high, left, right, DTYPE: tl.constexpr):
+    """Three sums, which `joined` adds, with x [m, k] . y [k, n], both float32."""
     if DTYPE == tl.float32:
-        return tl.dot(x, y, acc, input_precision="ieee")
+        return tl.dot(x, y, high, input_precision="ieee"), left, right
     else:
         x_high, x_low = parts_of(x, DTYPE)
         y_high, y_low = parts_of(y, DTYPE)
-        return tl.dot(x_high, y_high, tl.dot(x_high, y_low, tl.dot(x_low, y_high, acc)))
+        return tl.dot(x_high, y_high, high), tl.dot(x_high, y_low, left), tl.dot(x_low, y_high, right)
+
+
+@triton.jit
+def joined(high, left, right):
+    """What the three sums of `product_onto` amount to."""
+    return high + (left + right)
+
+
+@triton.jit
+def product(x, y, DTYPE: tl.constexpr):
+    """x [m, k] . y [k, n], both float32."""
+    none = tl.full((x.shape[0], y.shape[1]), 0.0, tl.float32)
+    high, left, right = product_onto(x, y, none, none, none, DTYPE)
+    return joined(high, left, right)
 
 
 @triton.jit
@@ -273,11 +300,14 @@ def read(known, scale, sums, acc):
 
 
 @triton.jit
-def folded(state, keys, solved, misses, sums, total, DTYPE: tl.constexpr):
-    """The state [k, n] behind as many rows as there are columns: keys [64, k], solved [64, 64], misses
-    [64, n], sums [64], the last of which is `total`.
+def shares_of(solved, misses, sums, total, DTYPE: tl.constexpr):
+    """What rows add to a state beside their keys, [64, n]: solved [64, 64], misses [64, n], sums [64], the
+    last of which is `total`.
     """
-    none = tl.full(misses.shape, 0.0, tl.float32)
-    shares = product(solved, misses, none, DTYPE) * grown(total - sums)[:, None]
-    none = tl.full(state.shape, 0.0, tl.float32)
-    return state * grown(total) + rows_times(tl.trans(keys), shares, none, DTYPE)
+    return product(solved, misses, DTYPE) * grown(total - sums)[:, None]
+
+
+@triton.jit
+def folded(state, keys, shares, total, DTYPE: tl.constexpr):
+    """Rows of a state [k, n] behind as many rows as there are columns: their keys [64, k] and `shares`."""
+    return state * grown(total) + rows_times(tl.trans(keys), shares, DTYPE)

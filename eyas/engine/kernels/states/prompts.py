@@ -29,6 +29,7 @@ from eyas.engine.kernels.states.order import (
     read,
     readings,
     rows_times,
+    shares_of,
     solve_behind,
     solve_further,
     ticks,
@@ -91,7 +92,7 @@ def recur_chunks(
     _solve[(shape.value_heads, count)](
         *(mixed, every, factors[0], factors[1], sums, solved.keys, solved.solved, solved.sums),
         *(*where, rows.folds, layout),
-        num_warps=2,
+        num_warps=4,
         enable_fp_fusion=False,
     )
     out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
@@ -303,7 +304,6 @@ def _walk(
     v_first = 2 * layout.key_heads * layout.key_size - head // layout.group * layout.key_size
     v_first += head * layout.value_size
     lower = row[None, :] // STEP <= row[:, None] // STEP  # as fine as several elements are read at once
-    none = tl.full((COLUMNS, layout.block), 0.0, tl.float32)
     for span in range(spans):
         number = bound + span * COLUMNS + row
         q, k = tl.load(mixed + at_key), tl.load(mixed + layout.key_heads * layout.key_size + at_key)
@@ -312,9 +312,9 @@ def _walk(
         own_sums = tl.load(sums + row * layout.value_heads)
         made = tl.load(solved + at_factor, mask=lower, other=0.0)
         used = tl.load(weights + at_factor, mask=lower, other=0.0)
-        misses = missed(values, beta, own_sums, rows_times(k, state, none, DTYPE))
-        acc = product(used, misses, none, DTYPE)
-        result = read(rows_times(q, state, none, DTYPE), layout.scale, own_sums, acc)
+        misses = missed(values, beta, own_sums, rows_times(k, state, DTYPE))
+        acc = product(used, misses, DTYPE)
+        result = read(rows_times(q, state, DTYPE), layout.scale, own_sums, acc)
         real = number < start + count
         tl.store(out + at_value, result.to(out.dtype.element_ty), mask=(real & (number >= start))[:, None])
         if bound + span * COLUMNS == fold:
@@ -322,7 +322,8 @@ def _walk(
             tl.store(ring_misses + at_miss, misses, mask=real[:, None])
         else:
             total = tl.sum(tl.where(row == COLUMNS - 1, own_sums, 0), 0)
-            state = folded(state, k, made, misses, own_sums, total, DTYPE)
+            shares = shares_of(made, misses, own_sums, total, DTYPE)
+            state = folded(state, k, shares, total, DTYPE)
         mixed += COLUMNS * layout.inputs
         every += COLUMNS * 2 * layout.value_heads
         sums += COLUMNS * layout.value_heads
