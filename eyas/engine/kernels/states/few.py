@@ -81,7 +81,7 @@ def recur_few(
     _read[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
         *(mixed, gates, weights, sees, stored.states, stored.inputs, stored.tails),
         *(*kept, *where, rows.positions, out, layout, rows.most > 1),
-        num_warps=4 if layout.rows <= 32 else 8,
+        num_warps=8 if tree or layout.rows > 32 else 4,
         **options,
     )
     return out
