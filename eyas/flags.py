@@ -135,22 +135,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"requests that may wait in a worker; further ones get a 429 ({engine.max_waiting})",
     )
-    add(
-        "--chunked-prefill-size",
-        "--chunk-tokens",
-        dest="chunk_tokens",
-        type=positive,
-        metavar="N",
-        help=f"tokens per step that computes prompts ({_either('chunk_tokens')})",
-    )
-    add(
-        "--mixed-step-tokens",
-        dest="mixed_tokens",
-        type=whole,
-        metavar="N",
-        help="tokens per step that computes prompts and also decodes; "
-        f"0: the chunked prefill size ({_either('mixed_tokens')})",
-    )
+    _add_step_tokens(add)
     add(
         "--lease-s",
         type=positive,
@@ -167,6 +152,25 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         f"({engine.host_cache_gb:g}: none)",
     )
     add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
+
+
+def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
+    add(
+        "--chunked-prefill-size",
+        "--chunk-tokens",
+        dest="chunk_tokens",
+        type=positive,
+        metavar="N",
+        help=f"tokens per step that computes prompts ({_either('chunk_tokens')})",
+    )
+    add(
+        "--mixed-step-tokens",
+        dest="mixed_tokens",
+        type=whole,
+        metavar="N",
+        help="tokens per step that computes prompts and also decodes; "
+        f"0: the chunked prefill size ({_either('mixed_tokens')})",
+    )
 
 
 def _add_computing(parser: argparse.ArgumentParser) -> None:

@@ -153,9 +153,9 @@ def launches(products: SearchedProducts, most: int) -> None:
         for tile in dense_tiles(dense.shape, most):
             bench.calls(tile)[0]()
     for experts in products.experts:
-        for _, tiles, race in ExpertBench(experts, "meta").races(most):
-            for tile in tiles:
-                race.calls(tile)[0]()
+        for _, grouped, race in ExpertBench(experts, "meta").races(most):
+            for cut in grouped:
+                race.calls(cut)[0]()
 
 
 Found = tuple[dict[Any, ProductTile], dict[Any, GroupedTile], dict[Any, float]]

@@ -6,6 +6,7 @@ layer takes with it, not that of the product alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -98,7 +99,7 @@ class PackedLayers:
         """The product's key in a table of tiles."""
         return f"int4 {shape.kind}", shape.rows, shape.n, shape.k
 
-    def calls(self, tiles: Table) -> list[Call]:
+    def calls(self, tiles: Table) -> Sequence[Call]:
         """A layer after the other; each is one call."""
         launch = replace(self.launch, tiles=tiles)
         return [partial(self._layer, layer, launch) for layer in self._weights.layers] * ROUNDS

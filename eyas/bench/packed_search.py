@@ -75,7 +75,7 @@ def search(
     """The best tile of every product and number of rows, until the deadline (`time.monotonic`); times are a
     layer's.
     """
-    layers = {}
+    layers: dict[tuple[LayerJob, int], LayerSearch] = {}
     for job in jobs:
         weights = LayerWeights(job, device)
         layers |= {(job, rows): LayerSearch(PackedLayers(weights, rows)) for rows in ROWS}

@@ -247,8 +247,8 @@ def _check_machine(engines: Sequence[EngineConfig], needs: MemoryNeeds, memory: 
             most = max(left - count * needs.states, 0) // (count * needs.page)
             raise _too_many(f"{pool}, {takes}, and {has}", most, engine)
         if caches and pools + caches > left:
-            flag, most = "host-cache-gb", (left - pools) / GIB / count
-            text = f"{_gib(caches)} asked for, {takes}, {pool}, and {has}: ask for at most {most:.1f}"
+            flag, room = "host-cache-gb", (left - pools) / GIB / count
+            text = f"{_gib(caches)} asked for, {takes}, {pool}, and {has}: ask for at most {room:.1f}"
             raise ConfigError(f"--{flag}: {text}", param=flag)
     with contextlib.suppress(OSError):  # who makes a pool there says why that cannot be
         free = shutil.disk_usage(engine.pool_dir).free

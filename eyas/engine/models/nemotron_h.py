@@ -15,7 +15,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LayerSpec, ModelConfig, NormNames
 from eyas.engine.checkpoint.rope import NO_ROPE
-from eyas.engine.checkpoint.stacked_tensors import StackedTensor
+from eyas.engine.checkpoint.stacked_tensors import JoinedTensor, StackedTensor
 from eyas.engine.models import deepseek, keys, mamba2
 from eyas.engine.states.shape import SpaceShape
 
@@ -61,17 +61,17 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
         norms = NormNames() if behind else NormNames(before_feed_forward="")
         state = states if kinds[mixer] == "linear_attention" else None
         layers.append(LayerSpec(attention, feed_forward, norms, delta=state))
-    fused = (*mamba2.joined(states), *STACKED)
+    fused: tuple[JoinedTensor, ...] = (*mamba2.joined(states), *STACKED)
     plain = keys.decoder(raw, folder, layers)
     return dataclasses.replace(plain, renamed=tuple(_renamed(kinds, halves)), fused=fused)
 
 
 def _kinds(raw: values.Raw) -> list[str]:
     """The kind of each block."""
-    kinds = values.words(raw, "layers_block_type") or values.words(raw, "layer_types")
-    if not kinds:
-        kinds = [LETTERS.get(letter, letter) for letter in str(raw["hybrid_override_pattern"])]
-    kinds = [mamba2.OLD_NAMES.get(kind, kind) for kind in kinds]
+    names: Sequence[str] = values.words(raw, "layers_block_type") or values.words(raw, "layer_types")
+    if not names:
+        names = [LETTERS.get(letter, letter) for letter in str(raw["hybrid_override_pattern"])]
+    kinds = [mamba2.OLD_NAMES.get(kind, kind) for kind in names]
     if strange := sorted(set(kinds) - set(LETTERS.values())):
         raise ConfigError(f"layers_block_type {values.said(strange)} is not supported")
     return kinds

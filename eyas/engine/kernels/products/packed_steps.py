@@ -23,7 +23,8 @@ def scales_of(scales, beside, column, at, plan: tl.constexpr):
     made = ()
     if plan.form == "fp4":
         there = column * 0 + at < plan.k
-        made = (tl.load(scales + at // plan.step * plan.n + column, mask=there, other=0),)
+        word = tl.load(scales + at // plan.step * plan.n + column, mask=there, other=0)
+        made = (word,)  # type: ignore[assignment]
     else:
         for begin in tl.static_range(0, STEP, SCALED):
             group = (at + begin) // plan.scaled

@@ -29,7 +29,8 @@ def decoded(
         SPAN_ROWS=SPAN,
         num_warps=1,
     )
-    return StateRows(*out, before=positions - 1, positions=positions, most=width)
+    slots, firsts, counts, starts, bounds, folds = out
+    return StateRows(slots, firsts, counts, starts, bounds, folds, positions - 1, positions, width)
 
 
 @kernel(do_not_specialize=["first"])
