@@ -282,13 +282,7 @@ def _read(
     real_state = (dim >= 0) & (bound > 0)
     keys_at = keys + tl.arange(0, layout.slice)[None, :]
     if stood != bound:
-        place = (stood + tl.arange(0, COLUMNS)) % layout.ring
-        shares, total = _shares_along(place, v_column, misses, solved, sums, mixed, layout)
-        for begin in range(0, layout.key_size, layout.slice):
-            some = tl.load(at_state + begin * layout.value_size, mask=real_state & (stood > 0), other=0.0)
-            place_keys = tl.load(keys_at + begin + place[:, None] * (layout.key_heads * layout.key_size))
-            some = folded(some, place_keys, shares, total, mixed.dtype.element_ty)
-            tl.store(at_state + begin * layout.value_size, some)
+        _fold_due(at_state, real_state, stood, v_column, keys_at, misses, solved, sums, mixed, layout)
         _keep_tail(slot, bound, head, block, v_column, ring, tails, layout)
         tl.debug_barrier()  # the state is read again, by other threads
     row = tl.arange(0, layout.rows) % (layout.rows // 2)
@@ -323,6 +317,20 @@ def _read(
                         known, 1, picked, row, column, head, v_column, start, bound, count,
                         mixed, gates, weights, sees, misses, sums, out, layout,
                     )  # fmt: skip
+
+
+@triton.jit
+def _fold_due(
+    at_state, real_state, stood, v_column, keys, misses, solved, sums, mixed, layout: tl.constexpr
+):  # fmt: skip
+    """Folds the rows behind a stored state, which stands at `stood`, into it."""
+    place = (stood + tl.arange(0, COLUMNS)) % layout.ring
+    shares, total = _shares_along(place, v_column, misses, solved, sums, mixed, layout)
+    for begin in range(0, layout.key_size, layout.slice):
+        some = tl.load(at_state + begin * layout.value_size, mask=real_state & (stood > 0), other=0.0)
+        at_keys = keys + begin + place[:, None] * (layout.key_heads * layout.key_size)
+        some = folded(some, tl.load(at_keys), shares, total, mixed.dtype.element_ty)
+        tl.store(at_state + begin * layout.value_size, some)
 
 
 @triton.jit
