@@ -266,8 +266,7 @@ def _read(
     if count == 0:
         return
     slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence).to(tl.int64)
-    start = tl.load(starts + sequence)
-    bound, stood = tl.load(folds + sequence), tl.load(bounds + sequence)
+    start, bound, stood = tl.load(starts + sequence), tl.load(folds + sequence), tl.load(bounds + sequence)
     heads = slot * layout.ring * layout.value_heads + head
     sums, solved, misses = sums + heads, solved + heads * COLUMNS, misses + heads * layout.value_size
     keys += (slot * layout.ring * layout.key_heads + head // layout.group) * layout.key_size
@@ -290,11 +289,8 @@ def _read(
     path = tl.full(row.shape, 0, tl.int64)
     if layout.tree:
         path = tl.load(sees + row, mask=row < count, other=0)
-    key_column = tl.where(tl.arange(0, layout.rows) >= layout.rows // 2, 0, layout.key_heads)
-    key_column = (key_column + head // layout.group) * layout.key_size
-    at_kq = (mixed + row[:, None] * layout.inputs + key_column[:, None]) + tl.arange(0, layout.slice)[None, :]
     picked = (row < count) & (column < COLUMNS)
-    known = _known(at_state, real_state, at_kq, picked, keys_at, 0, 0, 0, mixed, layout, False)
+    known = _known(at_state, real_state, row, head, picked, keys_at, 0, 0, 0, mixed, layout, False)
     _read_from(
         known, 0, picked, row, column, head, v_column, start, bound, count,
         mixed, gates, weights, sees, misses, sums, out, layout,
@@ -311,8 +307,9 @@ def _read(
                     if layout.tree:
                         picked = picked & (((path >> node) & 1) != 0)
                     known = _known(
-                        at_state, real_state, at_kq, picked, keys_at, at, shares, total, mixed, layout, True
-                    )
+                        at_state, real_state, row, head, picked, keys_at, at, shares, total,
+                        mixed, layout, True,
+                    )  # fmt: skip
                     _read_from(
                         known, 1, picked, row, column, head, v_column, start, bound, count,
                         mixed, gates, weights, sees, misses, sums, out, layout,
@@ -335,13 +332,16 @@ def _fold_due(
 
 @triton.jit
 def _known(
-    at_state, real_state, at_kq, picked, keys, place, shares, total, mixed,
+    at_state, real_state, row, head, picked, keys, place, shares, total, mixed,
     layout: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """What a state has for keys and queries, [rows, n]: the stored one, or, if FOLD, that behind 64 rows, in
     the places `place`, which is never stored.
     """
     DTYPE: tl.constexpr = mixed.dtype.element_ty
+    key_column = tl.where(tl.arange(0, layout.rows) >= layout.rows // 2, 0, layout.key_heads)
+    key_column = (key_column + head // layout.group) * layout.key_size
+    at_kq = (mixed + row[:, None] * layout.inputs + key_column[:, None]) + tl.arange(0, layout.slice)[None, :]
     high = tl.full((layout.rows, layout.block), 0.0, tl.float32)
     low = high
     for begin in range(0, layout.key_size, layout.slice):
