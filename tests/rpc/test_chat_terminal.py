@@ -50,7 +50,13 @@ class Terminal:
     def __init__(self, url: str) -> None:
         self._fd, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            command(url), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+            command(url),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            # Tests that run in the background of a shell have Ctrl-C ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(theirs)
         os.set_blocking(self._fd, False)

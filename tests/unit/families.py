@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def write_family(folder: Path, name: str, *, std: float = 0.2, **changes: Any) -
     `std`: the standard deviation of all weights.
     """
     sample = SAMPLES[name]
-    sizes = SIZES | sample.changes | changes
+    sizes = copy.deepcopy(SIZES | sample.changes | changes)  # transformers writes into what it reads
     sizes = {name: size for name, size in sizes.items() if name not in sample.without}
     if sample.config == "Gemma3Config":
         config = transformers.Gemma3Config(text_config=sizes, vision_config=SEEING, mm_tokens_per_image=4)

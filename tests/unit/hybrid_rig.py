@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import json
@@ -114,7 +115,7 @@ HYBRIDS = {
 def write_hybrid(folder: Path, name: str, **changes: Any) -> Any:
     """Stores the sample, with `changes` to its configuration; gives transformers' model, float32, eager."""
     sample = HYBRIDS[name]
-    sizes = SIZES | sample.changes | changes
+    sizes = copy.deepcopy(SIZES | sample.changes | changes)  # transformers writes into what it reads
     kind = getattr(transformers, sample.config)
     if sample.model.endswith("ForConditionalGeneration"):
         config = kind(text_config=sizes, vision_config=dict(EYES))

@@ -50,7 +50,7 @@ def test_two_ranks_give_what_one_gives(two: Ranked, config: EngineConfig) -> Non
     requests = mixed(9, seed=1)
     assert answers(two.run(requests)) == answers(alone(config, requests))
     rows = [sum(step[rank] for step in two.seen.steps) for rank in range(2)]
-    assert min(rows) > max(rows) / 3, f"the ranks did not share the work: {rows}"
+    assert min(rows) > max(rows) / 5, f"the ranks did not share the work: {rows}"
     _assert_nothing_held(two.cluster)
 
 

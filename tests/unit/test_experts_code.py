@@ -21,7 +21,7 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
-from eyas.engine.kernels.products.fp4 import STEP, UNIT, Fp4Weight
+from eyas.engine.kernels.products.fp4 import PARTS, UNIT, Fp4Weight
 from eyas.engine.kernels.products.rows import NormInput, normed
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.parallel.one_shot import OneShot
@@ -123,7 +123,7 @@ def packed() -> None:
     """gpt-oss's experts in MXFP4, with biases and a clamped gate: for one row, few and many."""
     experts, width, gate = 32, 2880, GateActivation(clamped=True)
     shared = GroupedProducts(ProductLaunch.on("meta", pdl=True))
-    steps = -(-width // STEP)
+    steps = -(-width // (PARTS * UNIT))
     weights = [
         Fp4Weight(
             empty(experts, n, steps * UNIT, dtype=torch.int16),

@@ -62,7 +62,7 @@ def test_a_few_steps_say_nothing_and_one_that_hung_says_little() -> None:
 
 
 def work(start: int, tokens: int, *, round: bool) -> Any:
-    return SimpleNamespace(start=start, tokens=[0] * tokens, round=round)
+    return SimpleNamespace(start=start, tokens=[0] * tokens, round=round, fold=0)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,11 @@ def test_a_step_lasts_from_the_one_before_it(monkeypatch: pytest.MonkeyPatch) ->
 
     seq = SimpleNamespace(generation=SimpleNamespace(kind=None, began=1.0), in_flight=0, tree=None)
     seq.grow = lambda count, drafted: None
-    composed = [SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True)]
+    composed = [SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True, fold=0)]
     pool = SimpleNamespace(launched=lambda: None, landed=lambda: None, copying=False)
-    scheduler = SimpleNamespace(schedule=lambda: composed, preempted=[], pool=pool, crowded=False)
+    scheduler = SimpleNamespace(
+        schedule=lambda: composed, preempted=[], pool=pool, crowded=False, state_copies=list
+    )
     drafting = SimpleNamespace(
         stepped=lambda landed, seconds: drafted_for.append(seconds), awaits=lambda: False, wait_s=0.0
     )
