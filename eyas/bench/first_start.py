@@ -102,7 +102,7 @@ class DenseBench:
         return out
 
     def _qkv(self, weight: torch.Tensor, launch: skinny.ProductLaunch) -> torch.Tensor:
-        """Keys and values go to pages that nobody reads."""
+        """Writes keys and values to pages of its own, which no attention reads."""
         shape, (heads, kv_heads, dim) = self.product.shape, self.product.heads
         rows = torch.arange(shape.rows, dtype=torch.int32, device=self._device)
         layer = weight.new_zeros(-(-shape.rows // PAGE), 2, PAGE, kv_heads, dim)

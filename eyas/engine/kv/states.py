@@ -35,9 +35,8 @@ class StateSlots:
         self.resumed_tokens = 0  # which they did not compute, ever
         self.missed_tokens = 0  # whose pages were cached, and which were computed for want of a state, ever
         self._keepers: dict[int, StateKeeper] = {}  # of kept slots
-        self._idle: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # kept slots that nobody reads; the next to go first
+        # Cached slots that no copy reads, the next to be evicted first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
         self._spaced: OrderedDict[int, None] = OrderedDict()  # the same of spaced positions, which go before
 
     @property

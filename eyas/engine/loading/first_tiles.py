@@ -124,7 +124,7 @@ def _words(config: EngineConfig) -> list[str]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Whoever else searches on this machine ends first."""
+    """Waits until no other process of this machine searches."""
     caches().mkdir(parents=True, exist_ok=True)
     with (caches() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -75,7 +75,7 @@ class GroupedProducts:
         return group(experts, sizes.experts, sizes.rows, self.launch.pdl)
 
     def order_sizes(self, choices: int, weights: tuple[ExpertWeight, ExpertWeight]) -> OrderSizes:
-        """How `group` cuts so many choices into blocks."""
+        """How `group` cuts this number of choices into blocks."""
         gate_up = shape_of(weights[0], GateActivation())
         return OrderSizes(gate_up.experts, self._tile_for(gate_up, choices).rows)
 

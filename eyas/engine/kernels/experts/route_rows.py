@@ -94,7 +94,7 @@ class RoutePlan:
 
 
 def can_take(rows: int, spec: ExpertsSpec, shared: bool, hidden: int) -> bool:
-    """Whether `take` takes so many rows [rows, hidden]."""
+    """Whether `take` takes this number of rows [rows, hidden]."""
     choices = power_of_2(rows) * power_of_2(spec.per_row + shared)
     few = FEWEST_ROWS <= rows <= MOST_ROWS and choices <= MOST_CHOICES
     fits = spec.experts >= _TOGETHER and hidden <= _LONGEST

@@ -1,6 +1,6 @@
 """What stands around the rule: the gates that rows have, and the norm and the gate of what heads read.
 
-One program a row, of which no sum crosses a head: a row's bits are its own.
+One program per row, and every sum stays within one head: a row's bits depend on that row alone.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _mix(
 
 @triton.jit
 def _gates_of(number, real, row, gates, first, start, ring, every, layout: tl.constexpr):
-    """One gate of a chunk's rows, from the forward or the ring, zero of those that are not there."""
+    """One gate of a chunk's rows, read from the forward or from the ring; zero for missing rows."""
     place = (first + number - start).to(tl.int64) * (2 * layout.value_heads)
     new = tl.load(gates + place, mask=real & (number >= start), other=0.0)
     place = number % layout.ring * (2 * layout.value_heads)
