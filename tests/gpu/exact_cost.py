@@ -1,13 +1,13 @@
 """What exact arithmetic costs over fast, by whole engines of the 8B shape, in one run on one GPU.
 
-    python -m tests.gpu.exact_cost --out FILE [--seconds N] [--prompts triton|flashinfer]
+    python -m tests.gpu.exact_cost --out FILE [--seconds N] [--prompts triton|flashinfer] [--kind int4] [--only fast]
 
 Each arithmetic, without drafts and with EAGLE-3 chains of 3 that are accepted by chance (3.0 tokens a round),
 in a process of its own; all kernels are compiled before. Times of a token: one request and 32 at once (bs1,
 bs32), and, without drafts, prompts of 1,024 tokens that keep coming beside 32 answers (s1k); prompts of 7,900
 tokens, four at once, in tokens a second (s8k). Everything is asked twice, and the second time counts. FILE
 gets a line of JSON whenever something is known, the ratios last. `--prompts`: what attends fast prompts;
-exact ones always have a Triton kernel.
+exact ones always have a Triton kernel. `--kind`: of the weights; `--only`: one arithmetic.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.ipc.messages import Event, StepReply
 from eyas.engine.loading.startup import EngineStart
-from tests.gpu.exact_rig import Bed, Engine, Way
+from tests.gpu.exact_rig import KINDS, Bed, Engine, Way
 from tests.unit.loopback import Worker
 
 RATE = 0.81  # 1 + r + r^2 + r^3 = 3.0 tokens a round
@@ -67,6 +67,7 @@ class Load:
 
 LOADS = (
     Load("bs1", 128, 256, 1, 1, drafted=True),
+    Load("bs8", 128, 256, 8, 8, drafted=True),
     Load("bs32", 128, 256, 32, 32, drafted=True),
     Load("s1k", 1024, 128, 96, 32, gap_s=0.03),
     Load("s8k", 7900, 64, 12, 4, per_second=True),
@@ -155,7 +156,7 @@ def ratios(out: Path) -> Iterator[dict[str, Any]]:
 def command(args: argparse.Namespace, way: Way, folder: str) -> list[str]:
     words = [sys.executable, "-m", "tests.gpu.exact_cost", "--way", str(way), "--folder", folder]
     words += ["--out", str(args.out), "--prompts", args.prompts]
-    return [*words, "--device", args.device, "--shape", args.shape]
+    return [*words, "--device", args.device, "--shape", args.shape, "--kind", args.kind]
 
 
 def main() -> int:
@@ -164,13 +165,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=240.0, help="for everything (%(default)g)")
     parser.add_argument("--device", default="cuda", help="cpu: plain torch, to try the script")
     parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--kind", choices=KINDS, default="dense")
+    parser.add_argument("--only", choices=["fast", "exact"], help="the other arithmetic is left out")
     parser.add_argument("--prompts", choices=["triton", "flashinfer"], default="triton")
     parser.add_argument("--way", help="one alone, in this process")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--compile", action="store_true", help="only the way's kernels")
     args = parser.parse_args()
     if args.way is not None:
-        bed, way = Bed(args.device, args.shape, args.folder), next(w for w in WAYS if str(w) == args.way)
+        bed, way = (
+            Bed(args.device, args.shape, args.folder, args.kind),
+            next(w for w in WAYS if str(w) == args.way),
+        )
         prompts = args.prompts if way.arithmetic == "fast" else "triton"
         try:
             if args.compile:
@@ -182,8 +188,9 @@ def main() -> int:
             os._exit(1)
     failed, ends_at = False, time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
-        Bed(args.device, args.shape, Path(folder)).written()
-        commands = {str(way): command(args, way, folder) for way in WAYS}
+        Bed(args.device, args.shape, Path(folder), args.kind).written()
+        ways = [way for way in WAYS if args.only in (None, way.arithmetic)]
+        commands = {str(way): command(args, way, folder) for way in ways}
         ahead = [subprocess.Popen([*words, "--compile"]) for words in commands.values()]
         failed = any([process.wait(LIMIT_S) for process in ahead])
         for name, words in commands.items():

@@ -27,12 +27,14 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from eyas.bench.shapes import SHAPES as LLAMAS
 from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig
 from eyas.engine.loading.startup import EngineStart
 from eyas.engine.models.table import read_model
 from tests.gpu.exact_cost import Load, Timed, say
+from tests.gpu.exact_rig import KINDS
 
 BYTES_PER_S = 4.3e12
 LOADS = (
@@ -153,6 +155,9 @@ def _gemma4() -> Shape:
 
 
 SHAPES = {
+    "llama-3.1-8b": Shape(LLAMAS["llama-3.1-8b"], {}),
+    "llama-3.1-8b-int4": Shape(LLAMAS["llama-3.1-8b"], KINDS["int4"], dense_bits=4.125),
+    "llama-3.1-70b-int4": Shape(LLAMAS["llama-3.1-70b"], KINDS["int4"], dense_bits=4.125),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
     "glm-4.5-air-fp8": _air(fp8=True),
