@@ -1,6 +1,6 @@
 """What exact arithmetic costs over fast, by whole engines of the 8B shape, in one run on one GPU.
 
-    python -m tests.gpu.exact_cost --out FILE [--seconds N] [--prompts triton|flashinfer] [--kind int4] [--only fast]
+    python -m tests.gpu.exact_cost --out FILE [--seconds N] [--prompts triton] [--kind int4] [--only fast]
 
 Each arithmetic, without drafts and with EAGLE-3 chains of 3 that are accepted by chance (3.0 tokens a round),
 in a process of its own; all kernels are compiled before. Times of a token: one request and 32 at once (bs1,
