@@ -237,11 +237,10 @@ class Device:
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
-    """All families', and their kernels compiled side by side for both precisions."""
-    folder = tmp_path_factory.mktemp("families")
-    found = {family: Reference.of(folder / family, family) for family in FAMILIES}
-    warmups = [_warmup(reference.folder, dtype) for reference in found.values() for dtype in SLACK]
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """One family's, and its kernels compiled side by side for both precisions."""
+    found = Reference.of(tmp_path_factory.mktemp(request.param), request.param)
+    warmups = [_warmup(found.folder, dtype) for dtype in SLACK]
     with ThreadPoolExecutor(len(warmups)) as pool:
         list(pool.map(KernelWarmup.wait, warmups))
     return found
@@ -257,9 +256,9 @@ def _warmup(folder: Path, dtype: str) -> KernelWarmup:
 
 
 @pytest.mark.parametrize("dtype", SLACK)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_transformers(references: dict[str, Reference], family: str, dtype: str) -> None:
-    reference, taken = references[family], TakenExperts()
+@pytest.mark.parametrize("reference", FAMILIES, indirect=True)
+def test_logits_are_transformers(reference: Reference, dtype: str) -> None:
+    taken = TakenExperts()
     with taken.recorded():
         check(reference, Device(reference.folder, torch.float32), SLACK["float32"])
     if dtype != "float32":
