@@ -29,7 +29,8 @@ from eyas.engine.checkpoint.sizes import groups_of, page_bytes, state_bytes, wei
 from eyas.engine.kv.groups import pages_of_longest
 from eyas.engine.models.keys import reading
 from eyas.engine.models.mtp_names import layer_count, prefixes_among
-from eyas.engine.models.table import read_model
+from eyas.engine.models.table import check_architecture, read_model
+from eyas.engine.models.unserved import MISTRALS_OWN
 from gateway.text.sampling_defaults import sampling_defaults
 from gateway.text.tokenizer_files import load_chat_template
 
@@ -58,6 +59,8 @@ def check_model(
     `tokenizer`: the folder that has the tokenizer instead. The chat template beside the tokenizer, or
     `template` instead of it, must compile, and the model's sampling defaults must be valid.
     """
+    if (stated := _check_folder(folder, "model") / "config.json").is_file():
+        check_architecture(read_json_object(stated, "model"), folder)  # no other weights would help
     _check(folder, "model", ["config.json"], load_format)
     if tokenizer is not None:
         _check_folder(tokenizer, "tokenizer")
@@ -105,6 +108,8 @@ def _check_own_layers(config: EngineConfig) -> None:
 def _check(folder: str, flag: str, names: list[str], load_format: str) -> None:
     path = _check_folder(folder, flag)
     missing = [name for name in names if not (path / name).is_file()]
+    if missing and (path / "params.json").is_file():
+        raise ConfigError(f"--{flag}: {folder} has {MISTRALS_OWN}: it takes a config.json", param=flag)
     if load_format != "dummy" and not has_weights(path):
         gguf = " (GGUF files are not read)" if any(path.glob("*.gguf")) else ""
         missing.append(f"*.safetensors{gguf}")

@@ -20,7 +20,9 @@ from pathlib import Path
 from types import FrameType
 
 from eyas.common.errors import ConfigError
-from eyas.common.model_folder import HubName, on_hub
+from eyas.common.model_folder import HubName, on_hub, read_json_object
+from eyas.engine.models.table import check_architecture
+from eyas.engine.models.unserved import MISTRALS_OWN
 
 _SMALL = ("*.json", "*.jinja", "*.model", "*.txt")
 _TEMPLATES = "additional_chat_templates/*.jinja"
@@ -50,6 +52,8 @@ def model_folder(model: str, flag: str = "model", *, weights: bool = True) -> st
             _check_weights(named, files, sizes, flag)
         if listed is not None:
             _check_space(named, {name: listed[name] for name in files}, flag)
+            if weights and flag == "model":
+                _check_architecture(named)
         return str(
             snapshot_download(
                 named.name,
@@ -105,7 +109,18 @@ def _snapshots(named: HubName) -> Path:
     )
 
 
+def _check_architecture(named: HubName) -> None:
+    """Raises ConfigError, before the weights come, for a model that cannot be served."""
+    from huggingface_hub import hf_hub_download
+
+    path = hf_hub_download(named.name, "config.json", revision=named.revision)
+    check_architecture(read_json_object(Path(path), "model"), named.name)
+
+
 def _check_weights(named: HubName, files: list[str], all_files: Mapping[str, int], flag: str) -> None:
+    if "config.json" not in files:
+        own = f", but {MISTRALS_OWN}" if "params.json" in files else ""
+        raise ConfigError(f"--{flag}: {named.name} has no config.json on the hub{own}", param=flag)
     if any(fnmatch(name, _WEIGHTS) for name in files):
         return
     others = [kind for kind, pattern in _OTHER_WEIGHTS.items() if any(fnmatch(n, pattern) for n in all_files)]

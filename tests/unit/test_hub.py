@@ -147,6 +147,26 @@ def test_a_repository_without_safetensors(hub: LocalHub, only: str, says: str) -
     assert hub.fetched == []
 
 
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"config.json": b'{"architectures": ["MT5EncoderModel"], "model_type": "mt5"}'},
+            "MT5EncoderModel of org/other is not supported: it is an encoder-decoder (mt5)",
+        ),
+        ({"params.json": b"{}"}, "has no config.json on the hub, but Mistral's own format"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_its_weights_come(
+    hub: LocalHub, config: dict[str, bytes], says: str
+) -> None:
+    hub.models["org/other"] = {"model.safetensors": b"never"} | config
+    with pytest.raises(ConfigError) as raised:
+        model_folder("org/other")
+    assert says in raised.value.message
+    assert "model.safetensors" not in hub.fetched
+
+
 def test_a_disk_that_is_full_leaves_nothing(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

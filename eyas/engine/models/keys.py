@@ -62,7 +62,7 @@ class Fit:
 
 
 @contextlib.contextmanager
-def reading(folder: Path) -> Iterator[None]:
+def reading(folder: Path | str) -> Iterator[None]:
     """Around what reads a config.json: a key that is missing or unusable is a ConfigError. So is a slip in
     the family's own file: the exception that tells of it is the cause.
     """

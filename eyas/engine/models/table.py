@@ -15,6 +15,7 @@ from eyas.common.model_folder import TextSource
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import end_tokens, read_config, weight_files
 from eyas.engine.checkpoint.values import Raw, words
+from eyas.engine.models import unserved
 from eyas.engine.models.keys import reading
 
 MODELS = {
@@ -118,15 +119,7 @@ def read_model(
     """
     folder = Path(folder)
     raw = read_config(folder)
-    with reading(folder):
-        architecture = next(iter(words(raw, "architectures")), "(none named)")
-    if impl == "eyas" and architecture not in MODELS:
-        known = ", ".join(sorted(MODELS))
-        raise ConfigError(
-            f"architecture {architecture} of {folder} is not supported ({known} are): "
-            "a server lets transformers compute it if it can (--model-impl auto); else it takes a file and a "
-            "line in a table, as docs/adding-a-model.md says"
-        )
+    architecture = check_architecture(raw, folder, impl)
     if load_format != "dummy":
         weight_files(folder)
     module = MODELS.get(architecture, FOREIGN) if impl != "transformers" else FOREIGN
@@ -135,3 +128,23 @@ def read_model(
         config = family.describe(raw, folder)
     ends = end_tokens(folder, raw, config.vocab_size, texts)
     return dataclasses.replace(config, eos_token_ids=ends, load_format=load_format)
+
+
+def check_architecture(raw: Raw, folder: Path | str, impl: str = "auto") -> str:
+    """The architecture's name. Raises ConfigError for one that config.json alone shows not to be served.
+
+    `folder`: what the error names.
+    """
+    with reading(folder):
+        architecture = next(iter(words(raw, "architectures")), "(none named)")
+        why = "" if architecture in MODELS else unserved.reason(raw)
+    if why:
+        raise ConfigError(f"architecture {architecture} of {folder} is not supported: {why}")
+    if impl == "eyas" and architecture not in MODELS:
+        known = ", ".join(sorted(MODELS))
+        raise ConfigError(
+            f"architecture {architecture} of {folder} is not supported ({known} are): "
+            "a server lets transformers compute it if it can (--model-impl auto); else it takes a file and a "
+            "line in a table, as docs/adding-a-model.md says"
+        )
+    return architecture

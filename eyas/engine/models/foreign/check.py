@@ -13,8 +13,8 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.models.foreign.classes import ITSELF, OWN_FILE
 from eyas.engine.models.foreign.products import row_by_row
+from eyas.engine.models.unserved import ITSELF, OWN_FILE
 
 ROWS, TOLERANCE = 6, 0.02
 """Rows that are compared, and by which part of the largest number they may differ."""

@@ -13,9 +13,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.quantized import QUANTIZED
 from eyas.engine.checkpoint.values import Raw, said, words
 from eyas.engine.models.table import MODELS
-
-ITSELF = "transformers itself runs it (`transformers serve`)"
-OWN_FILE = "or give it a file (docs/adding-a-model.md)"
+from eyas.engine.models.unserved import ITSELF, NO_DECODER, OWN_FILE
 
 _MORE_THAN_TEXT = f"it reads more than text: its language model has no file here, {ITSELF}, {OWN_FILE}"
 
@@ -36,9 +34,8 @@ def model_class(raw: Raw, folder: Path) -> tuple[Any, Any]:
     decoders = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     kind = raw.get("model_type") or next((key for key, n in decoders.items() if n == architecture), None)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING or architecture != decoders.get(kind):
-        seq2seq = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
         own = [key for key, name in decoders.items() if name == architecture]
-        refuse(raw, folder, _stranger(raw, architecture, own, architecture in seq2seq.values()))
+        refuse(raw, folder, _stranger(raw, architecture, own))
     try:
         config = CONFIG_MAPPING[str(kind)].from_dict(_settings(raw))
         found = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -70,7 +67,7 @@ def _settings(raw: Raw) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if name not in _IDLE and not name.startswith("_")}
 
 
-def _stranger(raw: Raw, architecture: str, own: Sequence[str], seq2seq: bool) -> str:
+def _stranger(raw: Raw, architecture: str, own: Sequence[str]) -> str:
     """Why an architecture is none of transformers' decoders. `own`: the model types that are computed by it
     there.
     """
@@ -78,8 +75,6 @@ def _stranger(raw: Raw, architecture: str, own: Sequence[str], seq2seq: bool) ->
 
     if not words(raw, "architectures"):
         return "config.json has no architectures: the model's card says which it is"
-    if seq2seq or raw.get("is_encoder_decoder") is True:
-        return f"it is an encoder-decoder, and Eyas serves decoders alone: take one of those; {ITSELF}"
     if raw.get("auto_map"):
         return (
             "its equations are code in its own repository (auto_map), which Eyas never runs: "
@@ -91,7 +86,7 @@ def _stranger(raw: Raw, architecture: str, own: Sequence[str], seq2seq: bool) ->
         return f"model_type {said(raw.get('model_type'))} is another model's: it must be {' or '.join(own)}"
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return f"transformers {__version__} has no such decoder either: try a newer transformers, {OWN_FILE}"
-    return "it does not write text token by token (a decoder's name ends in ForCausalLM): take a decoder"
+    return NO_DECODER
 
 
 def _unserved(raw: Raw, config: Any, found: Any) -> str:

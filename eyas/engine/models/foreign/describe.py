@@ -20,10 +20,11 @@ from eyas.engine.checkpoint.config import (
     ModelConfig,
 )
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, NO_ROPE
-from eyas.engine.models.foreign.classes import ITSELF, OWN_FILE, model_class, refuse
+from eyas.engine.models.foreign.classes import model_class, refuse
 from eyas.engine.models.foreign.probe import LayerCall, Unserved, judge
 from eyas.engine.models.keys import MOST_COLUMNS, MOST_HEADS, MOST_LAYERS
 from eyas.engine.models.refusal import HEAD_DIMS
+from eyas.engine.models.unserved import ITSELF, OWN_FILE
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 _FOLLOWING = ("dynamic", "longrope")
