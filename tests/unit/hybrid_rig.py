@@ -58,6 +58,12 @@ MULTIPLIED: dict[str, Any] = {
     "attention_multiplier": 0.2,
     "shared_intermediate_size": 48,
 }
+CONVOLUTIONS: dict[str, Any] = {
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": None,
+}
 HYBRIDS = {
     "bamba": Sample("BambaForCausalLM", "BambaConfig", 1.0, SPACES | {"attn_layer_indices": [2]}),
     "granite_hybrid": Sample(
@@ -100,6 +106,25 @@ HYBRIDS = {
             "bos_token_id": None,
         },
     ),
+    "lfm2": Sample(
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        1.0,
+        CONVOLUTIONS | {"intermediate_size": 90, "block_ffn_dim_multiplier": 1.5, "block_multiple_of": 16},
+    ),
+    "lfm2_moe": Sample(
+        "Lfm2MoeForCausalLM",
+        "Lfm2MoeConfig",
+        1.0,
+        CONVOLUTIONS
+        | {
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "qwen3_next": Sample(
         "Qwen3NextForCausalLM", "Qwen3NextConfig", 0.0, STATES | EXPERTS | {"mlp_only_layers": [1]}
     ),
@@ -138,7 +163,7 @@ def write_hybrid(folder: Path, name: str, **changes: Any) -> Any:
                 )
                 weight.normal_(mean=gain, std=0.2)
         for tensor, bias in model.named_buffers():
-            if tensor.endswith("e_score_correction_bias"):
+            if tensor.endswith(("e_score_correction_bias", "expert_bias")):
                 bias.normal_(std=0.2)
     model.save_pretrained(folder)
     return model

@@ -156,10 +156,7 @@ def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
 
 
 def _mixer(layer: LayerSpec, hidden: int) -> int:
-    if (delta := layer.delta) is None:
-        return _attention(layer.attention, hidden)
-    values = delta.value_heads * delta.value_size
-    return hidden * (delta.row_width + 2 * values)  # what a row is made of; the gate, and the way back
+    return _attention(layer.attention, hidden) if layer.delta is None else layer.delta.weights(hidden)
 
 
 def _attention(spec: AttentionSpec, hidden: int) -> int:

@@ -212,7 +212,7 @@ def _weights(hidden: int, layer: LayerSpec) -> int:
     """The weights of one layer that a row meets."""
     spec, delta = layer.attention, layer.delta
     if delta is not None:
-        attention = hidden * (delta.row_width + 2 * delta.value_heads * delta.value_size)
+        attention = delta.weights(hidden)
     elif isinstance(spec, LatentSpec):
         rank, rotated = spec.query_rank, spec.rotated_dim
         per_head = (rank or hidden) * (spec.plain_dim + rotated)

@@ -19,6 +19,7 @@ from eyas.engine.checkpoint.config import ApartSpec, ExpertsSpec, LatentSpec, La
 from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.norm import Gain, LayerNorm, load_gain, load_norm
+from eyas.engine.models.convolution_mixer import ConvolutionMixer
 from eyas.engine.models.delta_mixer import DeltaMixer
 from eyas.engine.models.experts_apart import ExpertsApart
 from eyas.engine.models.feed_forward import GatedFeedForward, Mixture, NoFeedForward, gain_left
@@ -28,6 +29,7 @@ from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import ExpertsPart, OutPart
 from eyas.engine.models.token_vectors import TokenHalf
+from eyas.engine.states.shape import ConvolutionShape
 
 
 class Mixer(Protocol):
@@ -229,7 +231,10 @@ def _mixer(
     prefix, columns = f"{prefix}.linear_attn", spec.delta.value_heads * spec.delta.value_size
     name = f"{prefix}.out_proj.weight"
     back = blocks.loader([name]).columns(name, (blocks.config.hidden_size, columns))
-    return DeltaMixer(blocks, spec.delta, prefix, gain), OutPart(back)
+    out = OutPart(back)
+    if isinstance(spec.delta, ConvolutionShape):
+        return ConvolutionMixer(blocks, spec.delta, prefix, gain), out
+    return DeltaMixer(blocks, spec.delta, prefix, gain), out
 
 
 def _attention(

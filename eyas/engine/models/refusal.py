@@ -77,8 +77,8 @@ def _layer_refusal(layer: LayerSpec) -> str:
 
 
 def _state_refusal(shape: DeltaShape) -> str:
-    if not shape.corrects:
-        return "layers with a state of Mamba-2"
+    if type(shape) is not DeltaShape:
+        return f"layers with {shape.kind} (GPUs have kernels for the gated delta rule alone)"
     sizes = {"keys": shape.key_size, "values": shape.value_size}
     for name, size in sizes.items():
         if size < SIDE or size & (size - 1):

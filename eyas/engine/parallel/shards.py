@@ -51,7 +51,7 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
             sizes["shared expert's columns"] = layer.feed_forward.shared_width
         if layer.delta is not None and not layer.delta.corrects and ranks > 1:
             flag = "tensor-parallel-size"
-            text = f"--{flag}: {config.folder.name}: ranks cannot divide norms over all heads of a state"
+            text = f"--{flag}: {config.folder.name}: ranks cannot divide layers with {layer.delta.kind}"
             raise ConfigError(text, param=flag)
         if layer.delta is not None:
             sizes |= {"key heads of states": layer.delta.key_heads, "value heads": layer.delta.value_heads}

@@ -21,8 +21,9 @@ EPS = 1e-6
 
 
 class DeltaRows(NamedTuple):
-    """n rows before the convolution: `inputs` [n, inputs], and each value head's logarithm of its decay and
-    its share of the correction, or the factor of what it adds: `decay` and `beta` float32 [n, value heads].
+    """n rows before the convolution: `inputs` [n, inputs], and each value head's logarithm of its decay (or
+    those of its key elements) and its share of the correction, or the factor of what it adds: `decay` and
+    `beta` float32, [n, each of shape.gate_counts].
     """
 
     inputs: torch.Tensor
@@ -93,14 +94,15 @@ class DeltaRule:
         order = [row for level in levels for row in level]
         here = _index(order, start.state)
         q, k, v = (part[here] for part in self._heads(start, rows, parents))
-        q, k, beta, decay = q[..., None], k[..., None], rows.beta[here][..., None], rows.decay[here].exp()
+        q, k, beta = q[..., None], k[..., None], rows.beta[here][..., None]
+        decay = rows.decay[here].exp().unflatten(1, (self.shape.value_heads, -1))[..., None]
         reads, states = torch.empty_like(v), decay.new_empty(len(order) if behind else 0, *self.shape.state)
         state, before = start.state, [-1 - i for i in range(start.state.shape[0])]
         read, stored, first = frozenset(at), frozenset(behind), 0
         for level in levels:
             mine, first = slice(first, first + len(level)), first + len(level)
             state = _following(state, before, [parents[row] for row in level])
-            state = state * decay[mine, :, None, None]
+            state = state * decay[mine]
             added = v[mine] - _summed(state * k[mine]) if self.shape.corrects else v[mine]
             state.add_(k[mine] * (added * beta[mine])[..., None, :])
             if not read.isdisjoint(level):
@@ -120,7 +122,9 @@ class DeltaRule:
         """Queries, keys and values of all rows, by value heads: [n, value heads, size]."""
         shape = self.shape
         sizes = (shape.key_heads * shape.key_size,) * 2
-        q, k, v = self._convolved(start, rows, parents).split((*sizes, shape.inputs - sum(sizes)), 1)
+        made = self._convolved(start, rows, parents)
+        made.div_((-made).exp_().add_(1.0))
+        q, k, v = made.split((*sizes, shape.inputs - sum(sizes)), 1)
         q, k = (each.view(-1, shape.key_heads, shape.key_size) for each in (q, k))
         if shape.corrects:
             q, k = _normed(q).mul_(shape.key_size**-0.5), _normed(k)
@@ -128,7 +132,7 @@ class DeltaRule:
         return q, k, v.view(-1, shape.value_heads, shape.value_size)
 
     def _convolved(self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]) -> torch.Tensor:
-        """silu of the convolution along each row's path, float32 [n, inputs]."""
+        """The convolution along each row's path, float32 [n, inputs]."""
         tail = self.shape.kernel - 1
         before = torch.cat((start.tail.flatten(0, 1), rows.inputs.to(start.tail.dtype))).float()
         first = start.tail.shape[0] * tail
@@ -141,7 +145,7 @@ class DeltaRule:
             made += before[newest_first[:, back]] * self.filters[:, tail - back]
         if self.bias is not None:
             made += self.bias
-        return made.div_((-made).exp_().add_(1.0))
+        return made
 
 
 def _levels(parents: Sequence[int]) -> list[list[int]]:

@@ -21,7 +21,7 @@ def recur(
     Folds certain rows into each sequence's state up to where it must stand, and stores the rows from there
     on.
     """
-    new = DeltaRows(inputs, *gates.split(rule.shape.value_heads, 1))
+    new = DeltaRows(inputs, *gates.split(rule.shape.gate_counts, 1))
     sequences = list(_sequences(rows, stored, new))
     parents: list[int] = []
     at: list[int] = []
@@ -76,6 +76,7 @@ class _Sequence:
 def _sequences(rows: StateRows, stored: LayerStates, new: DeltaRows) -> Iterator[_Sequence]:
     """The sequences that have rows in the forward."""
     numbers = (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
+    counts = [new.decay.shape[1], new.beta.shape[1]]
     before = rows.before.tolist()
     for slot, first, count, start, bound, fold in zip(*(each.tolist() for each in numbers), strict=True):
         if not count:
@@ -84,7 +85,7 @@ def _sequences(rows: StateRows, stored: LayerStates, new: DeltaRows) -> Iterator
         if not bound:
             state = DeltaState(*map(torch.zeros_like, state))
         places, ring = range(first, first + count), torch.arange(bound, start) % stored.inputs.shape[1]
-        old = DeltaRows(stored.inputs[slot, ring], *stored.gates[slot, ring].chunk(2, 1))
+        old = DeltaRows(stored.inputs[slot, ring], *stored.gates[slot, ring].split(counts, 1))
         own = new.some(slice(first, first + count))
         every = DeltaRows(*(torch.cat(pair) for pair in zip(old, own, strict=True)))
         parents = [*range(-1, start - bound - 1), *(before[place] - bound for place in places)]

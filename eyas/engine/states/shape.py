@@ -41,6 +41,11 @@ class DeltaShape:
     kernel: int
 
     @property
+    def kind(self) -> str:
+        """What it is, in a few words."""
+        return "a state of the gated delta rule"
+
+    @property
     def corrects(self) -> bool:
         """Whether a row corrects what its state has for its key, or adds to it."""
         return True
@@ -51,9 +56,18 @@ class DeltaShape:
         return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
 
     @property
+    def gate_counts(self) -> tuple[int, int]:
+        """A row's float32 numbers behind them: logarithms of decays by value heads, and each one's factor."""
+        return self.value_heads, self.value_heads
+
+    @property
     def gates(self) -> int:
-        """A row's float32 numbers behind them: each value head's log decay, then each one's factor."""
-        return 2 * self.value_heads
+        """Their sum."""
+        return sum(self.gate_counts)
+
+    def weights(self, hidden: int) -> int:
+        """Elements of a layer's matrices: of what a row is made of, the gate, and the way back."""
+        return hidden * (self.row_width + 2 * self.value_heads * self.value_size)
 
     @property
     def row_width(self) -> int:
@@ -115,6 +129,47 @@ class SpaceShape(DeltaShape):
     norm_groups: int = 1
 
     @property
+    def kind(self) -> str:
+        """What it is, in a few words."""
+        return "a state of Mamba-2"
+
+    @property
     def corrects(self) -> bool:
         """A row adds to the state."""
         return False
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionShape(DeltaShape):
+    """A layer with a convolution alone: its state is empty, and what it needs are the rows just before one.
+    The one value head of `value_size` columns is convolved, without an activation.
+    """
+
+    @classmethod
+    def of_columns(cls, columns: int, kernel: int) -> ConvolutionShape:
+        """The shape of a convolution of so many columns."""
+        return cls(key_heads=0, value_heads=1, key_size=0, value_size=columns, kernel=kernel)
+
+    @property
+    def kind(self) -> str:
+        """What it is, in a few words."""
+        return "short convolutions"
+
+    @property
+    def corrects(self) -> bool:
+        """There is nothing to correct."""
+        return False
+
+    @property
+    def gate_counts(self) -> tuple[int, int]:
+        """None."""
+        return 0, 0
+
+    def weights(self, hidden: int) -> int:
+        """Of what is convolved, what multiplies it before and behind, and the way back."""
+        return 4 * hidden * self.value_size
+
+    def complaints(self) -> Iterator[str]:
+        """Finds impossible numbers; a sentence for each."""
+        if not 2 <= self.kernel <= SPAN:
+            yield f"conv_L_cache {self.kernel} is not between 2 and {SPAN}"

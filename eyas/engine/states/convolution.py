@@ -1,0 +1,25 @@
+"""A convolution without a state behind it: what a row reads are the inputs of the rows just before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from eyas.engine.states.delta import DeltaRows, DeltaRule, DeltaState
+
+
+class ShortConvolution(DeltaRule):
+    """The rule of a layer of a `ConvolutionShape`."""
+
+    def walk(
+        self,
+        start: DeltaState,
+        rows: DeltaRows,
+        parents: Sequence[int],
+        at: Sequence[int],
+        behind: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of `DeltaRule`: what rows `at` these numbers read, [n, 1, columns], and empty states."""
+        made = self._convolved(start, rows, parents)[list(at), None]
+        return made, made.new_empty(len(behind), *self.shape.state)

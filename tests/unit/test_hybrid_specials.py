@@ -1,0 +1,54 @@
+"""Each special of a hybrid counts: a decoder that leaves it out gives other logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.models.refusal import refusal
+from eyas.engine.states.shape import DeltaShape
+from tests.unit.hybrid_rig import HybridRig, described, write_hybrid
+from tests.unit.test_model_families import CLOSE, Change, attention, feed_forward, prompt
+
+
+def states(**fields: Any) -> Change:
+    """Of all layers with a state."""
+
+    def changed(config: ModelConfig) -> ModelConfig:
+        layers = [
+            dataclasses.replace(layer, delta=layer.delta and dataclasses.replace(layer.delta, **fields))
+            for layer in config.layers
+        ]
+        return dataclasses.replace(config, layers=tuple(layers))
+
+    return changed
+
+
+SPECIALS: dict[str, dict[str, Change]] = {
+    "lfm2": {"norms of heads": attention(head_norms=False)},
+    "lfm2_moe": {"correction": feed_forward(corrected=False), "scale": feed_forward(scale=1.0)},
+}
+
+
+@pytest.mark.parametrize("name", SPECIALS)
+def test_without_its_special_a_hybrid_is_another_model(name: str, tmp_path: Path) -> None:
+    """Of a state that no kernel computes, the refusal names the kind."""
+    write_hybrid(tmp_path, name)
+    config, tokens = described(tmp_path, name), prompt(70)
+
+    def logits(config: ModelConfig) -> torch.Tensor:
+        rig = HybridRig(tmp_path, dataclasses.replace(config, unread=("",)))
+        made: torch.Tensor = rig.step([(rig.text(), tokens, None)])[0]
+        return made
+
+    assert config.delta is not None
+    if type(config.delta) is not DeltaShape:
+        assert config.delta.kind in refusal(config, 16)
+    whole = logits(config)
+    for special, change in SPECIALS[name].items():
+        assert (logits(change(config)) - whole).abs().max() > 10 * CLOSE, special
