@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -181,10 +182,11 @@ def described(folder: Path, name: str) -> ModelConfig:
 
 @dataclasses.dataclass
 class Text:
-    """A sequence on pages and in a slot of its own; its first `rows` are certain."""
+    """A sequence on pages and in a slot of its own, for one `stay`; its first `rows` are certain."""
 
     pages: list[int]
     slot: int
+    stay: int
     rows: int = 0
     bound: int = 0
 
@@ -203,10 +205,11 @@ class HybridRig(Rig):
             for part in (layer.states, layer.tails, layer.inputs, layer.gates):
                 part.fill_(float("nan"))
         self._slots = list(range(slots))
+        self._stays = itertools.count()
 
     def text(self, rows: int = 512) -> Text:
         """A new sequence."""
-        return Text(self.table(rows), self._slots.pop())
+        return Text(self.table(rows), self._slots.pop(), next(self._stays))
 
     def free(self, text: Text) -> None:
         """Ends a sequence; its pages and its slot stay as they are."""
@@ -285,4 +288,5 @@ def _state_rows(
         before=words(before),
         positions=words(positions),
         most=max(counts),
+        stays=tuple(text.stay for text, _, _ in steps),
     )

@@ -172,3 +172,23 @@ def test_a_fault_is_seen(
 def test_a_state_of_another_prefix_of_the_same_length_is_seen(rig: HybridRig, whole: torch.Tensor) -> None:
     assert not _differs(rig, whole)
     assert _differs(rig, whole, swapped=True)
+
+
+@pytest.mark.parametrize("own_stay", [True, False])
+def test_what_ran_in_a_slot_before_is_not_gone_on_from(
+    rig: HybridRig, whole: torch.Tensor, own_stay: bool
+) -> None:
+    """A state comes to a slot from elsewhere, as pulls bring it; its stay alone says that it is another's."""
+    tokens, others = _tokens(LENGTH), _tokens(LENGTH, 4)
+    text, other = rig.text(LENGTH), rig.text(LENGTH)
+    for each, ids in ((text, tokens), (other, others)):
+        for part in (ids[:90], ids[90:91]):
+            rig.step([(each, part, None)])
+    rig.store._memory[other.slot] = rig.store._memory[text.slot]
+    text.slot, other.slot = other.slot, text.slot
+    if not own_stay:
+        text.stay, other.stay = other.stay, text.stay
+    [logits] = rig.step([(text, tokens[91:99], None)])
+    assert torch.equal(logits, whole[91:99]) is own_stay
+    for each in (text, other):
+        rig.free(each)

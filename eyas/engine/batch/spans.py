@@ -8,11 +8,14 @@ from typing import NamedTuple
 
 
 class StatePlace(NamedTuple):
-    """Where a sequence's state is, in its slot: at position `bound` before a step, at `fold` behind it."""
+    """Where a sequence's state is, in its slot: at position `bound` before a step, at `fold` behind it.
+    `stay`: a number of the sequence's stay there that no other one has; -1: none.
+    """
 
     slot: int
     bound: int
     fold: int
+    stay: int = -1
 
 
 @dataclass(frozen=True)

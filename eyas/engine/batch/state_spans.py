@@ -31,6 +31,7 @@ def state_rows(spans: Sequence[QuerySpan], device: str) -> StateRows | None:
         before=words(before),
         positions=words(positions),
         most=max(counts),
+        stays=tuple(place.stay for place in places),
     )
 
 

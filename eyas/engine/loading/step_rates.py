@@ -13,7 +13,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
@@ -152,12 +152,12 @@ class _StepTimer:
         """Seconds from the end of a step to that of the next one: launched before it, if the runner does
         that.
         """
-        before = self._runner.launch(works)
         if not self._runner.ahead:
-            before.land()
+            self._runner.launch([_before(work) for work in works]).land()
             began = time.monotonic()
             self._runner.launch(works).land()
             return time.monotonic() - began
+        before = self._runner.launch(works)
         after = self._runner.launch(works)
         before.land()
         began = time.monotonic()
@@ -185,6 +185,11 @@ class _StepTimer:
             seq.state, seq.bound = number % self._slots, computed // SPAN * SPAN
         seq.slot, seq.occupancy = number, next(self._occupancies)
         return seq
+
+
+def _before(work: SequenceWork) -> SequenceWork:
+    """The round before a round, from which its state goes on; a chunk again."""
+    return replace(work, start=work.start - 1) if work.round and work.start > work.seq.bound else work
 
 
 def context_of_a_row(model: ModelConfig) -> float:

@@ -259,7 +259,9 @@ def _picked(work: SequenceWork, first: int, count: int) -> list[int]:
 def _span(work: SequenceWork) -> QuerySpan:
     tree = work.tree
     pages, *others = (table.pages for table in work.seq.tables)
-    state = StatePlace(work.seq.state, work.seq.bound, work.fold) if work.seq.state >= 0 else None
+    state = None
+    if work.seq.state >= 0:
+        state = StatePlace(work.seq.state, work.seq.bound, work.fold, work.occupancy)
     if tree is None or tree.is_chain:
         return QuerySpan(pages, work.start, len(work.tokens), others=tuple(others), state=state)
     root = (work.start,)

@@ -19,7 +19,7 @@ class ShortConvolution(DeltaRule):
         parents: Sequence[int],
         at: Sequence[int],
         behind: Sequence[int] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """As of `DeltaRule`: what rows `at` these numbers read, [n, 1, columns], and empty states."""
         made = self._convolved(start, rows, parents)[list(at), None]
-        return made, made.new_empty(len(behind), *self.shape.state)
+        return made, [made.new_empty(self.shape.state) for _ in behind]

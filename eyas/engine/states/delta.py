@@ -76,7 +76,8 @@ class DeltaRule:
         """The states behind as many rows of each sequence, those of the first sequence first."""
         each = len(rows.decay) // start.state.shape[0]
         parents = [i - 1 if i % each else -1 - i // each for i in range(len(rows.decay))]
-        _, state = self.walk(start, rows, parents, (), range(each - 1, len(parents), each))
+        _, states = self.walk(start, rows, parents, (), range(each - 1, len(parents), each))
+        state = torch.stack(states)
         inputs = rows.inputs.view(len(state), each, -1).to(start.tail.dtype)
         tail = torch.cat((start.tail, inputs), 1)[:, -start.tail.shape[1] :]
         return DeltaState(state, tail.contiguous())
@@ -88,15 +89,17 @@ class DeltaRule:
         parents: Sequence[int],
         at: Sequence[int],
         behind: Sequence[int] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What rows `at` these numbers read, as of `run`, and the states behind rows `behind` these."""
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """What rows `at` these numbers read, as of `run`, and the states behind rows `behind` these, each
+        float32 [*shape.state].
+        """
         levels = _levels(parents)
         order = [row for level in levels for row in level]
         here = _index(order, start.state)
         q, k, v = (part[here] for part in self._heads(start, rows, parents))
         q, k, beta = q[..., None], k[..., None], rows.beta[here][..., None]
         decay = rows.decay[here].exp().unflatten(1, (self.shape.value_heads, -1))[..., None]
-        reads, states = torch.empty_like(v), decay.new_empty(len(order) if behind else 0, *self.shape.state)
+        reads, states = torch.empty_like(v), dict[int, torch.Tensor]()
         state, before = start.state, [-1 - i for i in range(start.state.shape[0])]
         read, stored, first = frozenset(at), frozenset(behind), 0
         for level in levels:
@@ -107,14 +110,14 @@ class DeltaRule:
             state.add_(k[mine] * (added * beta[mine])[..., None, :])
             if not read.isdisjoint(level):
                 reads[mine] = _summed(state * q[mine])
-            if not stored.isdisjoint(level):
-                states[mine] = state
+            for row in stored.intersection(level):
+                states[row] = state[level.index(row)]
             before = level
         if self.skip is not None:
             reads += v * self.skip[:, None]
         places = {row: place for place, row in enumerate(order)}
-        some, last = (_index([places[row] for row in numbers], reads) for numbers in (at, behind))
-        return reads[some], states[last]
+        some = _index([places[row] for row in at], reads)
+        return reads[some], [states[row] for row in behind]
 
     def _heads(
         self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]

@@ -22,7 +22,8 @@ class StateRows:
     below `folds[b]` are certain. At 0 a state and the inputs before it are zeros, whatever the slot has.
     `before` [m]: the sequence's own row that precedes each row of the forward on its path (-1: it is row 0).
     `positions` [m]: of each row on its path; they differ from row numbers in trees.
-    `most`: no sequence has more rows in this forward. Padding sequences have a count of 0.
+    `most`: no sequence has more rows in this forward. Padding sequences have a count of 0. `stays`: a number
+    of each sequence's stay in its slot that no other stay has, -1: it has none; plain torch alone reads them.
     """
 
     slots: torch.Tensor
@@ -34,6 +35,7 @@ class StateRows:
     before: torch.Tensor
     positions: torch.Tensor
     most: int
+    stays: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

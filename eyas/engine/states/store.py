@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -39,18 +39,29 @@ class StateFormat:
         return len(self.layers) * self.layer_bytes
 
 
+class RunningState(NamedTuple):
+    """The state behind a sequence's first `row` rows, float32 [value heads, key size, value size]. `stay`:
+    of the sequence in its slot.
+    """
+
+    stay: int
+    row: int
+    state: torch.Tensor
+
+
 @dataclass(frozen=True)
 class LayerStates:
     """The slots of one layer: `states` float32 [slots, value heads, key size, value size], `tails` [slots,
     kernel - 1, inputs], and the ring: `inputs` [slots, ring, inputs], `gates` float32 [slots, ring, gates].
 
-    The first dimension is not dense.
+    The first dimension is not dense. `running`: by slot, what plain torch goes on from; it never travels.
     """
 
     states: torch.Tensor
     tails: torch.Tensor
     inputs: torch.Tensor
     gates: torch.Tensor
+    running: dict[int, RunningState] = field(default_factory=dict, init=False)
 
 
 class RingRows(Protocol):
