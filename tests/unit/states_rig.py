@@ -153,8 +153,11 @@ class Scene:
         sources = torch.tensor(path, device=DEVICE) + start
         targets = torch.arange(start, start + len(path), device=DEVICE)
         slots = torch.full_like(sources, sequence)
-        for rows in (self.store, self.twin, self.solved):
-            rows.move(slots, sources, targets)
+        for store in (self.store, self.twin):
+            store.move(slots, sources, targets)
+        ring = self.solved.keys.shape[1]
+        for rows in vars(self.solved).values():
+            rows[slots, targets % ring] = rows[slots, sources % ring]
         self.lengths[sequence] = start + len(path)
 
 

@@ -161,12 +161,27 @@ def test_who_takes_a_slot_is_told_once_with_or_without_drafts() -> None:
     for occupancy, tree in enumerate((DraftTree((7, 8), (-1, 0)), None)):
         seq = Sequence(1, Generation(request, 1, GenerationKind.ATTACH, 0.0, 1.0), 0, (1, 2), [9])
         seq.slot, seq.occupancy, seq.pages = 2, occupancy, [3]
-        writes, _ = seats.tell([SequenceWork(seq, 2, [9], tree, sample=True, round=True)])
+        writes, *_ = seats.tell([SequenceWork(seq, 2, [9], tree, sample=True, round=True)])
         places = writes.array()[0].tolist()
         assert len(places) == len(set(places))
         apply(tables, writes)
         assert tables.drafts[2].tolist() == ([7, 8, -1] if tree else [-1] * 3)
         assert (int(tables.root[2]), int(tables.length[2])) == (9, 2)
+
+
+def test_rows_behind_a_state_that_no_step_made_are_told_once() -> None:
+    """Of a prompt that came from elsewhere, if it does not end where its state stands."""
+    state: Any = SimpleNamespace(
+        tables=SlotTables(SIZES, "cpu"), drafter=None, lookup=None, tap=None, trees=False
+    )
+    seats = SlotTable(state, StepLayout(16, 4, 16), ())
+    request = GenerationRequest("a", (1,) * 70, SamplingParams(), speculative=False)
+    for occupancy, rows in enumerate((70, 64)):
+        seq = Sequence(1, Generation(request, 1, GenerationKind.ATTACH, 0.0, 1.0), 0, (1,) * rows, [9])
+        seq.slot, seq.occupancy, seq.pages, seq.state, seq.bound = 2, occupancy, list(range(5)), 6, 64
+        work = SequenceWork(seq, rows, [9], None, sample=True, round=True)
+        told = [seats.tell([work])[2] for _ in range(2)]
+        assert told == [[(6, 64, 70)] if rows == 70 else [], []]
 
 
 def test_a_slot_knows_the_limits_of_its_request() -> None:
@@ -177,7 +192,7 @@ def test_a_slot_knows_the_limits_of_its_request() -> None:
         request = GenerationRequest("a", (1, 2), SamplingParams(), draft_limits=limits)
         seq = Sequence(1, Generation(request, 1, GenerationKind.LOCAL, 0.0, 1.0), 0, (1, 2), [9])
         seq.slot, seq.occupancy, seq.pages, seq.draft_len = 2, occupancy, [3], 2
-        writes, _ = seats.tell([SequenceWork(seq, 2, [9], None, sample=True, round=True)])
+        writes, *_ = seats.tell([SequenceWork(seq, 2, [9], None, sample=True, round=True)])
         apply(tables, writes)
         found = [int(table[2]) for table in (tables.speculative, tables.most_topk, tables.most_nodes)]
         assert found == ([3, 2, 8] if limits.steps else [MOST_STEPS, 0, 0])

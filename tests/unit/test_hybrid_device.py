@@ -11,8 +11,10 @@ import torch
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, Role
+from eyas.common.types import GenerationRequest, RequestChoice, Role
+from eyas.engine.device.executor import StepExecutor
 from eyas.engine.loading.spec import EngineSpec
+from kv_transfer import puller
 from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.loopback import Loopback, wait_all
 
@@ -59,23 +61,31 @@ def on_device(config: EngineConfig, **changes: Any) -> EngineConfig:
     return replace(config, overlap_schedule=True, **triton, **changes)
 
 
-def answers(config: EngineConfig) -> tuple[list[list[int]], int]:
+def answers(*configs: EngineConfig, choices: int = 1) -> tuple[list[dict[int, list[int]]], int]:
     """Of two prompts that begin alike, together, then of one that goes on from there; and how many of them
     resumed from a state. Nothing is left behind.
     """
     draw = torch.Generator().manual_seed(1)
     text = torch.randint(0, VOCAB, (80,), generator=draw).tolist()
-    params = SamplingParams(temperature=0.0, max_tokens=6)
-    cluster, tokens = Loopback(config), []
+    params = SamplingParams(temperature=0.0 if choices == 1 else 0.8, seed=7, max_tokens=6)
+    each = tuple(map(RequestChoice, range(choices)))
+    cluster, tokens = Loopback(*configs), []
     for cuts in ((61, 75), (77,)):
-        made = [GenerationRequest(str(cut), tuple(text[:cut]), params) for cut in cuts]
-        results = [cluster.submit(one, split=False) for one in made]
+        made = [GenerationRequest(str(cut), tuple(text[:cut]), params, each) for cut in cuts]
+        results = [cluster.submit(one, split=len(configs) > 1) for one in made]
         wait_all(results, WAIT_S)
-        tokens += [result.tokens[0] for result in results]
-    states = cluster.workers["unified"].engine._scheduler.cache.states
+        tokens += [result.tokens for result in results]
     cluster.close()
-    assert not states.pool.used
-    return tokens, states.hits
+    every = [worker.engine._scheduler.cache.states for worker in cluster.workers.values()]
+    assert not any(states.pool.used for states in every)
+    return tokens, sum(states.hits for states in every)
+
+
+def split(config: EngineConfig) -> tuple[EngineConfig, EngineConfig]:
+    return (
+        replace(config, roles=(Role.PREFILL,), worker="prefill"),
+        replace(config, roles=(Role.DECODE,), worker="decode"),
+    )
 
 
 @pytest.mark.slow
@@ -89,11 +99,33 @@ def test_the_device_gives_the_plain_engines_tokens(
     assert answers(on_device(plain, speculation=speculation)) == (expected, hits)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("choices", [1, 2])
+def test_a_state_that_came_from_elsewhere_is_read(
+    plain: EngineConfig, choices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulled behind a prompt whose last rows are in no state yet, alone and for two choices."""
+    monkeypatch.setattr(puller, "RELEASE_S", WAIT_S)
+    expected, _ = answers(plain, choices=choices)
+    found, _ = answers(*split(on_device(plain, speculation=CHAIN)), choices=choices)
+    assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_without_what_follows_from_its_rows_a_state_is_misread(
+    plain: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puller, "RELEASE_S", WAIT_S)
+    monkeypatch.setattr(StepExecutor, "_remake", lambda *_: None)
+    assert answers(*split(on_device(plain)))[0] != answers(plain)[0]
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
-        ({"roles": (Role.DECODE,)}, "--roles"),
         ({"speculation": SpeculationConfig(3, 2, 8, ngram=True)}, "--spec-topk"),
     ],
 )

@@ -28,7 +28,7 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.device import calls
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.rank0_executor import Rank0Executor
-from eyas.engine.device.step import JoinBatch, StepInput, StepShape
+from eyas.engine.device.step import ArrivedState, JoinBatch, StepInput, StepShape
 from eyas.engine.loading import build, follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_rates import StepLimits, measure
@@ -250,9 +250,11 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
     writes = numbers.integers(-9, 9, (2, 7 * chunks)).astype(np.int32)
     spans = [QuerySpan(list(range(i, 3 * i + 1)), 16 * i, 48) for i in range(chunks)]
     held = list(range(2, 2 + chunks))
-    step = StepInput(shape, data, writes, spans=spans, scored=chunks == 3, drafted_slots=held)
+    new = [ArrivedState(i, 64 * i, 64 * i + 5) for i in range(chunks)]
+    step = StepInput(shape, data, writes, spans=spans, scored=chunks == 3, drafted_slots=held, arrived=new)
     found = calls.step_of(calls.begin(step))
-    assert (found.shape, found.spans, found.scored, found.drafted_slots) == (shape, spans, step.scored, held)
+    assert (found.shape, found.spans, found.scored) == (shape, spans, step.scored)
+    assert (found.drafted_slots, found.arrived) == (held, new)
     assert np.array_equal(found.data, data) and np.array_equal(found.writes, writes)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.spans import QuerySpan
-from eyas.engine.device.step import CatchUp, JoinBatch, StepInput, StepShape
+from eyas.engine.device.step import ArrivedState, CatchUp, JoinBatch, StepInput, StepShape
 from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
@@ -24,18 +24,20 @@ COPY_PAGE = "copy_page"
 
 def begin(step: StepInput) -> RankCall:
     """The numbers: the step's shape; how many words of `data` are its array, its pokes, its spans, the slots
-    whose drafts are wanted; and whether it is scored.
+    whose drafts are wanted, its new states; and whether it is scored.
     """
-    parts = (step.data, step.writes.reshape(-1), _flat(step.spans), np.array(step.drafted_slots, np.int32))
+    slots, arrived = (np.array(each, np.int32).reshape(-1) for each in (step.drafted_slots, step.arrived))
+    parts = (step.data, step.writes.reshape(-1), _flat(step.spans), slots, arrived)
     numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), int(step.scored))
     return RankCall(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
 def step_of(call: RankCall) -> StepInput:
     """Decodes the step that `begin` encoded, on the rank that receives it."""
-    *sizes, words, writes, spans, _, scored = call.numbers
+    *sizes, words, writes, spans, slots, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
-    data, poked, spanned, drafted = np.split(array, np.cumsum([words, writes, spans]))
+    parts = np.split(array, np.cumsum([words, writes, spans, slots]))
+    data, poked, spanned, drafted, arrived = parts
     return StepInput(
         StepShape(*sizes),
         data,
@@ -43,6 +45,7 @@ def step_of(call: RankCall) -> StepInput:
         spans=_spans(spanned.tolist()),
         scored=bool(scored),
         drafted_slots=drafted.tolist(),
+        arrived=[ArrivedState(*each) for each in arrived.reshape(-1, 3).tolist()],
     )
 
 

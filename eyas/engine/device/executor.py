@@ -21,8 +21,9 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows
-from eyas.engine.device.step import CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
+from eyas.engine.device.step import ArrivedState, CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
 from eyas.engine.kernels.launch.launching import CAPTURE
+from eyas.engine.kernels.states.rings import remake
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import TokenScores, score_slices
 
@@ -128,6 +129,8 @@ class StepExecutor:
         """Everything up to the logits."""
         self._turn = (self._turn + 1) % IN_FLIGHT
         self._send(step)
+        if step.arrived:
+            self._remake(step.arrived)
         if step.drafted_slots:
             self._read_drafts(step.drafted_slots)
         self._rows = None
@@ -141,6 +144,10 @@ class StepExecutor:
         else:
             self._program = captured.program
             captured.forward.replay()
+
+    def _remake(self, arrived: SequenceOf[ArrivedState]) -> None:
+        words = _pinned(np.array(arrived, np.int32).T.copy(), self.state.device)
+        remake(self.state.state_layers, words.to(self.state.device, non_blocking=True))
 
     def drafts(self) -> np.ndarray:
         """The drafts that the step in progress verifies for each of its `drafted_slots`, and their parents,
@@ -318,6 +325,12 @@ class StepExecutor:
     def rehearse_catch_up(self, count: int, width: int) -> None:
         """Let `count` sequences of padding catch up."""
         self._catch_up(CatchUp.padding(count, width, self.tables.padding_slot))
+        self.wait()
+
+    @torch.inference_mode()
+    def rehearse_arrival(self) -> None:
+        """Make again what follows from a slot without rows."""
+        self._remake([ArrivedState(0, 0, 0)])
         self.wait()
 
     def wait(self) -> None:

@@ -22,6 +22,7 @@ from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.exchange import mailbox, row_ring
 from eyas.engine.kernels.sampling import sample
 from eyas.engine.kernels.states.groups import decoded
+from eyas.engine.kernels.states.order import DeltaLayer
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DecoderModel
 from eyas.engine.parallel.group import ProcessGroup
@@ -38,7 +39,8 @@ class DeviceState:
     `drafter`: a head that proposes in the same step, if there is one. `tap`: where drafts come from
     elsewhere, which wants features. `lookup`: looks drafts up in the step, if any are wanted. `prompts`:
     attends the chunks that it plans, if there is one; all others, and those of every graph, the tile kernel
-    does. `sharers`: attention ranks, if there are several; each has steps of the same shape.
+    does. `state_layers`: those that have states. `sharers`: attention ranks, if there are several;
+    each has steps of the same shape.
     """
 
     model: DecoderModel[ForwardRows]
@@ -51,6 +53,7 @@ class DeviceState:
     prompts: PromptPlan | None = None
     lookup: DeviceLookup | None = None
     tap: DeviceTap | None = None
+    state_layers: tuple[DeltaLayer, ...] = ()
     sharers: ProcessGroup | None = None
 
     @property

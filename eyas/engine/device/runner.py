@@ -35,6 +35,7 @@ from eyas.engine.device.flight import (
 from eyas.engine.device.slot_table import SlotOccupant, SlotTable, without_singles
 from eyas.engine.device.special import DraftNodes, SpecialReport, SpecialRows, StepMasks, padding_rows
 from eyas.engine.device.step import (
+    ArrivedState,
     CatchUp,
     FeatureRequest,
     PlacedBatch,
@@ -78,7 +79,7 @@ class DeviceRunner:
     def launch(self, works: SequenceOf[SequenceWork]) -> LaunchedStep:
         """Starts a step; `land` of the result waits for it."""
         mine = self._by_rank(works)
-        writes, joining = self._tell(mine)
+        writes, joining, arrived = self._tell(mine)
         depth, buckets = self._depth(works)
         if any(joining):  # they are told, and drafted for, before the step
             writes = self._join(joining, writes, buckets.width)
@@ -96,9 +97,10 @@ class DeviceRunner:
                 any(to_score),
                 features,
                 slots,
+                states,
             )
-            for rank, each, own_writes, slots in zip(
-                self._ranks, placed, writes, filled(grammar_slots, self._padding_slot), strict=True
+            for rank, each, own_writes, slots, states in zip(
+                self._ranks, placed, writes, filled(grammar_slots, self._padding_slot), arrived, strict=True
             )
         ]
         self._executor.begin(*steps)
@@ -120,12 +122,13 @@ class DeviceRunner:
 
     def _tell(
         self, mine: SequenceOf[SequenceOf[SequenceWork]]
-    ) -> tuple[list[np.ndarray], list[list[SequenceWork]]]:
-        """Updates each rank's tables with the step, or before it; gives the writes and the sequences that
-        join.
+    ) -> tuple[list[np.ndarray], list[list[SequenceWork]], list[list[ArrivedState]]]:
+        """Updates each rank's tables with the step, or before it; gives the writes, the sequences that join,
+        and the states that are new.
         """
         updates = [rank.tell(own, self.draft_wait_s) for rank, own in zip(self._ranks, mine, strict=True)]
-        return [writes.array() for writes, _ in updates], [joining for _, joining in updates]
+        writes, joining, arrived = zip(*updates, strict=True)
+        return [own.array() for own in writes], list(joining), list(arrived)
 
     def _join(
         self, joining: SequenceOf[list[SequenceWork]], writes: SequenceOf[np.ndarray], width: int

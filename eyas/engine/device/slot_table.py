@@ -16,7 +16,7 @@ from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.special import occupy_special, reads_text
-from eyas.engine.device.step import JoinBatch, PlacedBatch, StepLayout, StepShape, tiles_for
+from eyas.engine.device.step import ArrivedState, JoinBatch, PlacedBatch, StepLayout, StepShape, tiles_for
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.exchange.mailbox import polls_in
 
@@ -60,12 +60,23 @@ class SlotTable:
 
     def tell(
         self, works: SequenceOf[SequenceWork], draft_wait_s: float = 0.0
-    ) -> tuple[TableWrites, list[SequenceWork]]:
+    ) -> tuple[TableWrites, list[SequenceWork], list[ArrivedState]]:
         """Updates the tables for these sequences; also gives those that join before the step: something is
-        drafted for them from now on, and nothing has been. `draft_wait_s`: as of `StepRunner`.
+        drafted for them from now on, and nothing has been; and states that are new here. `draft_wait_s`: as
+        of `StepRunner`.
         """
         writes, polls = TableWrites(self._state.tables), polls_in(draft_wait_s)
-        return writes, [work for work in works if self._tell(work, writes, polls)]
+        arrived = [
+            ArrivedState(work.seq.state, work.seq.bound, work.start)
+            for work in works
+            if work.round and work.start > work.seq.bound and work.seq.state >= 0 and self._is_new(work)
+        ]
+        return writes, [work for work in works if self._tell(work, writes, polls)], arrived
+
+    def _is_new(self, work: SequenceWork) -> bool:
+        """Whether the sequence was not in its slot before."""
+        occupant, seq = self._occupants.get(work.seq.slot), work.seq
+        return occupant is None or (occupant.occupancy, occupant.choice) != (seq.occupancy, seq.choice)
 
     def joined(self, joining: SequenceOf[SequenceWork], width: int, writes: np.ndarray) -> JoinBatch:
         """`width`: rows of the rounds in the step that follows; `writes`: what the tables are told before."""
@@ -134,7 +145,7 @@ class SlotTable:
         seq, joins = work.seq, False
         tree = self._drafts_of(work) if self._elsewhere else self._forced(work)
         occupant = self._occupants.get(seq.slot)
-        if occupant is None or (occupant.occupancy, occupant.choice) != (seq.occupancy, seq.choice):
+        if occupant is None or self._is_new(work):
             joins = self._joins(work)
             seq.draft_len += joins and self._drafts
             occupant = self._occupants[seq.slot] = self._occupy(work, writes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -137,6 +138,16 @@ class FeatureRequest:
     rows: SequenceOf[int]
 
 
+class ArrivedState(NamedTuple):
+    """A slot of states whose rows came from elsewhere, or from another slot: where its state stands, and the
+    end of its rows.
+    """
+
+    slot: int
+    bound: int
+    end: int
+
+
 @dataclass(frozen=True)
 class StepInput:
     """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `SlotTables.apply`.
@@ -144,6 +155,7 @@ class StepInput:
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
     `scored`: more of its rows will be asked for than those that give a token. `feature_request`: None: no
     features. `drafted_slots`: slots whose drafts the host wants to know, as `StepExecutor.drafts` tells them.
+    `arrived`: slots of states that are new to the device, as `kernels.states.rings.remake` takes them.
     """
 
     shape: StepShape
@@ -153,6 +165,7 @@ class StepInput:
     scored: bool = False
     feature_request: FeatureRequest | None = None
     drafted_slots: SequenceOf[int] = ()
+    arrived: SequenceOf[ArrivedState] = ()
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepLayout, StepShape
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
-from eyas.engine.kernels.states.order import SolvedRows
+from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
+from eyas.engine.kernels.states.rings import SolvedStore
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
 from eyas.engine.loading.draft_channels import from_gpu_to_gpu
@@ -203,10 +204,6 @@ def build_state(
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(loaded.pool(group) for group in groups)
-    if (states := pools[0].states) is not None:
-        states.beside = {
-            layer: SolvedRows.on(one, states.format.shape) for layer, one in states.layers.items()
-        }
     drafter, elsewhere, spec = None, None, loaded.config.speculation
     if tap is not None and head is not None:
         drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=pdl_of(loaded.config), ring=ring)
@@ -218,8 +215,18 @@ def build_state(
         prompts=prompts,
         lookup=None if elsewhere else _lookup(loaded, tables, drafter),
         tap=elsewhere,
+        state_layers=_state_layers(model, pools[0]),
         sharers=ranks if loaded.config.dp_attention > 1 else None,
     )
+
+
+def _state_layers(model: DecoderModel[ForwardRows], pool: KvPool) -> tuple[DeltaLayer, ...]:
+    """The layers with states, for whose rings kernels get memory of their own."""
+    if (states := pool.states) is None:
+        return ()
+    assert isinstance(model, Decoder)
+    states.beside = kept = SolvedStore.on(states)
+    return tuple(DeltaLayer(rule, states.layers[i], kept.layers[i]) for i, rule in model.rules.items())
 
 
 def _lookup(loaded: EngineSpec, tables: SlotTables, drafter: DeviceDrafter | None) -> DeviceLookup | None:
@@ -260,7 +267,7 @@ def _state_bytes(loaded: EngineSpec) -> int:
     """Bytes of all slots of states, and of what kernels keep beside their rings."""
     if (states := loaded.states) is None:
         return 0
-    beside = len(states.layers) * SolvedRows.slot_bytes(states.shape, states.ring, states.dtype.itemsize)
+    beside = len(states.layers) * SolvedRows.slot_bytes(states.shape, states.ring, states.dtype)
     return loaded.state_slots * (states.slot_bytes + beside)
 
 
@@ -363,6 +370,8 @@ def _warm_up(executor: StepExecutor, shapes: Iterable[StepShape]) -> float:
             if shape.chunk and isinstance(executor.state.prompts, ExpandedPrompts):
                 executor.rehearse(shape, spans=made_up(shape.chunk, executor.state.pool.page_size))
         slowest = max(slowest, time.monotonic() - began)
+    if executor.state.state_layers:
+        executor.rehearse_arrival()
     if executor.state.drafter is not None:
         executor.rehearse_join(program)
         if executor.state.drafter.adaptive:

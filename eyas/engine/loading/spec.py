@@ -24,7 +24,7 @@ from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPl
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.groups import GRAIN, KvGroups, one_group, page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.loading.state_limits import check_states, staying
+from eyas.engine.loading.state_limits import check_states
 from eyas.engine.models.heads import head_spelling, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
@@ -71,7 +71,6 @@ class EngineSpec:
             head = with_token_map(head, target, config)
         check_experts(target, config.dp_attention)
         check_states(target, config)
-        config = staying(target, config)
         _check_kv_dtype(target, config)
         if head is not None:
             _check_stages(head, config.tensor_parallel_size)

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.types import Role
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.states.shape import SPAN
-from kv_transfer.backends.table import NONE
-
-
-def staying(target: ModelConfig, config: EngineConfig) -> EngineConfig:
-    """The configuration by which states stay where they cannot travel."""
-    stays = target.delta is not None and config.attention_backend != "torch"
-    return dataclasses.replace(config, transfer=NONE) if stays else config
 
 
 def check_states(target: ModelConfig, config: EngineConfig) -> None:
@@ -35,14 +25,12 @@ def check_states(target: ModelConfig, config: EngineConfig) -> None:
         ),
     }
     if config.attention_backend != "torch":
-        whole = set(config.roles) == set(Role)
         refused |= {
             "tensor-parallel-size": (config.tensor_parallel_size > 1, "GPUs do not share them yet"),
             "spec-topk": (
                 config.speculates and config.speculation.topk > 1,
                 "on a GPU drafts are chains (1)",
             ),
-            "roles": (not whole, "they do not leave a GPU yet, so that a worker has all roles (unified)"),
         }
     for flag, (asked, why) in refused.items():
         if asked:

@@ -25,6 +25,7 @@ from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks, Machine
 from eyas.engine.models.token_vectors import TokenVectors
 from eyas.engine.parallel.shards import config_of_rank
+from eyas.engine.states.delta import DeltaRule
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 POSITIONS = "model.embed_positions.weight"
@@ -84,6 +85,11 @@ class Decoder(Generic[ProjectionT]):
         if config.positions:
             self._positions = _positions(config, weights)
         _check_layers(config, weights)
+
+    @property
+    def rules(self) -> dict[int, DeltaRule]:
+        """The rules of the layers that have states, by number."""
+        return {i: layer.rule for i, layer in enumerate(self.layers) if layer.rule is not None}
 
     @torch.inference_mode()
     def forward(

@@ -56,6 +56,11 @@ class DeltaMixer(Generic[ProjectionT]):
         """Its weights."""
         return (self._part.projection,)
 
+    @property
+    def rule(self) -> DeltaRule:
+        """The rule of its states, of this rank's heads."""
+        return self._part.rule
+
     def attend(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> torch.Tensor:
         """-> what value heads read of their states, behind its norm and gate, [m, heads * size]."""
         return ops.delta(read, self._part, layer)

@@ -29,6 +29,7 @@ from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import ExpertsPart, OutPart
 from eyas.engine.models.token_vectors import TokenHalf
+from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.shape import ConvolutionShape
 
 
@@ -113,6 +114,11 @@ class DecoderLayer(Generic[ProjectionT]):
         """The part of its experts, if it has some."""
         mixed = self._feed_forward
         return mixed.part if isinstance(mixed, Mixture | ExpertsApart) else None
+
+    @property
+    def rule(self) -> DeltaRule | None:
+        """The rule of its states, if it has some."""
+        return self._attention.rule if isinstance(self._attention, DeltaMixer) else None
 
     @property
     def norm(self) -> row_kernels.NormInput | LayerNorm | None:

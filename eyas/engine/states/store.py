@@ -6,15 +6,17 @@ inputs of the rows just before it, and a ring of the rows from there on that are
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from eyas.engine.states.shape import FLOATS, DeltaShape, aligned
+
+RING = ("inputs", "gates")
+"""The parts of a slot that have rows."""
 
 
 @dataclass(frozen=True)
@@ -64,50 +66,40 @@ class LayerStates:
     running: dict[int, RunningState] = field(default_factory=dict, init=False)
 
 
-class RingRows(Protocol):
-    """What kernels keep beside the rows of one layer's rings."""
-
-    def move(self, slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """As `StateStore.move`."""
-
-    def copy(self, source: int, target: int) -> None:
-        """Copies a slot's."""
-
-
 class StateStore:
-    """Views of uint8 `memory` [slots, bytes], in which each slot begins with what `format` says. `layers`: by
-    their numbers in the model. `beside`: what kernels keep of these, by the same numbers.
+    """Views of uint8 `memory` [slots, bytes], in which each slot begins with what `format` says. `parts`: by
+    the names of `LayerStates`, each [slots, layers, ..]; `layers`: by their numbers in the model. `beside`:
+    what kernels keep of the rows in rings, which they make again where a slot is new.
     """
 
     def __init__(self, format: StateFormat, memory: torch.Tensor) -> None:
         self.format = format
         self._memory = memory
-        self.beside: dict[int, RingRows] = {}
+        self.beside: object = None
+        self.parts = dict(self._parts())
         self.layers = {
-            layer: LayerStates(**dict(self._parts(place))) for place, layer in enumerate(format.layers)
+            layer: LayerStates(**{name: part[:, place] for name, part in self.parts.items()})
+            for place, layer in enumerate(format.layers)
         }
 
-    def _parts(self, place: int) -> Iterator[tuple[str, torch.Tensor]]:
-        first = place * self.format.layer_bytes
-        for name, sizes in self.format.shape.parts(self.format.ring).items():
-            dtype = torch.float32 if name in FLOATS else self.format.dtype
+    def _parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        form, first = self.format, 0
+        each = self._memory[:, : form.slot_bytes].unflatten(1, (len(form.layers), form.layer_bytes))
+        for name, sizes in form.shape.parts(form.ring).items():
+            dtype = torch.float32 if name in FLOATS else form.dtype
             count = math.prod(sizes) * dtype.itemsize
-            yield name, self._memory[:, first : first + count].view(dtype).unflatten(1, sizes)
+            yield name, each[:, :, first : first + count].view(dtype).unflatten(2, sizes)
             first += aligned(count)
 
     def copy(self, source: int, target: int) -> None:
         """Copies a slot to another one."""
         self._memory[target] = self._memory[source]
-        for rows in self.beside.values():
-            rows.copy(source, target)
 
     def move(self, slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Moves rows `sources` int64 [n] of `slots` [n] to rows `targets`; all are read before any is
-        written.
+        """Moves rows `sources` int64 [n] of `slots` [n] to rows `targets` of the rings; all are read before
+        any is written.
         """
         ring = self.format.ring
-        for layer, name in itertools.product(self.layers.values(), ("inputs", "gates")):
-            rows = getattr(layer, name)
-            rows[slots, targets % ring] = rows[slots, sources % ring]
-        for beside in self.beside.values():
-            beside.move(slots, sources, targets)
+        for name in RING:
+            rows = self.parts[name]
+            rows[slots, :, targets % ring] = rows[slots, :, sources % ring]

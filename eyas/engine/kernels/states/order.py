@@ -22,6 +22,7 @@ Rows of float32 are multiplied in float32 (the CPU's interpreter; on a GPU slow)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +45,7 @@ class SolvedRows:
     keys [slots, ring, key heads, key size], convolved and normed, of the rows' dtype; misses float32 [slots,
     ring, value heads, value size]; solved float32 [slots, ring, value heads, SPAN]; sums int64 [slots,
     ring, value heads]: of log decays. They follow from the ring's rows, and a prompt's kernels make them
-    again; rows of an accepted path move with those of the ring.
+    again; rows of an accepted path move with those of the ring (`rings`).
     """
 
     keys: torch.Tensor
@@ -52,37 +53,29 @@ class SolvedRows:
     solved: torch.Tensor
     sums: torch.Tensor
 
+    @staticmethod
+    def row(shape: DeltaShape, dtype: torch.dtype) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Of each part its dtype and a row's sides; `dtype`: of the rows."""
+        heads = shape.value_heads
+        return {
+            "keys": (dtype, (shape.key_heads, shape.key_size)),
+            "misses": (torch.float32, (heads, shape.value_size)),
+            "solved": (torch.float32, (heads, SPAN)),
+            "sums": (torch.int64, (heads,)),
+        }
+
     @classmethod
     def on(cls, states: LayerStates, shape: DeltaShape) -> SolvedRows:
         """Allocates for a layer's slots."""
-        slots, ring = states.inputs.shape[:2]
-        heads, device = shape.value_heads, states.states.device
-        return cls(
-            states.inputs.new_zeros(slots, ring, shape.key_heads, shape.key_size),
-            torch.zeros(slots, ring, heads, shape.value_size, device=device),
-            torch.zeros(slots, ring, heads, SPAN, device=device),
-            torch.zeros(slots, ring, heads, dtype=torch.int64, device=device),
-        )
+        like, slots = states.inputs, states.inputs.shape[:2]
+        parts = cls.row(shape, like.dtype).items()
+        return cls(**{name: like.new_zeros(*slots, *sides, dtype=dtype) for name, (dtype, sides) in parts})
 
-    def copy(self, source: int, target: int) -> None:
-        """Copies a slot to another one."""
-        for rows in (self.keys, self.misses, self.solved, self.sums):
-            rows[target] = rows[source]
-
-    @staticmethod
-    def slot_bytes(shape: DeltaShape, ring: int, itemsize: int) -> int:
-        """Bytes of a slot; `itemsize`: of the rows' dtype."""
-        heads = shape.value_heads
-        values = 4 * (shape.value_size + SPAN) + 8
-        return ring * (shape.key_heads * shape.key_size * itemsize + heads * values)
-
-    def move(self, slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Moves rows `sources` int64 [n] of `slots` [n] to rows `targets`; all are read before any is
-        written.
-        """
-        for rows in (self.keys, self.misses, self.solved, self.sums):
-            ring = rows.shape[1]
-            rows[slots, targets % ring] = rows[slots, sources % ring]
+    @classmethod
+    def slot_bytes(cls, shape: DeltaShape, ring: int, dtype: torch.dtype) -> int:
+        """Bytes of a slot; `dtype`: of the rows."""
+        parts = cls.row(shape, dtype).values()
+        return ring * sum(kind.itemsize * math.prod(sides) for kind, sides in parts)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kernels.states.gates import gated_norm, rule_gates
-from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
+from eyas.engine.kernels.states.order import DeltaLayer
 from eyas.engine.kernels.states.recur import recur
+from eyas.engine.kernels.states.rings import SolvedStore
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.models.ops import expert_products
@@ -116,10 +117,10 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     def recur(self, inputs: torch.Tensor, gates: torch.Tensor, rule: DeltaRule, layer: int) -> torch.Tensor:
         groups, states, decoded = self.step.rows.states, self.pool.states, self.step.rows.rounds
         assert groups is not None and states is not None
-        kept = states.beside[layer]
-        assert isinstance(kept, SolvedRows)
+        kept = states.beside
+        assert isinstance(kept, SolvedStore)
         tree = decoded is not None and decoded.mask is not None
-        one = DeltaLayer(rule, states.layers[layer], kept)
+        one = DeltaLayer(rule, states.layers[layer], kept.layers[layer])
         return recur(inputs, gates, one, groups, tree, self.step.context.launch.pdl)
 
     def delta(self, read: ReadT, part: DeltaPart[Projection], layer: int) -> torch.Tensor:
