@@ -59,9 +59,9 @@ def _chunk(number: int, start: int, count: int, bound: int) -> SequenceWork:
 
 def test_chunks_are_told_by_sequence_and_by_span() -> None:
     works = [_chunk(0, 0, 100, 0), _chunk(1, 70, 3, 64), _chunk(2, 128, 64, 128)]
-    shape, layout = StepShape(2, WIDTH, 192, 6, 1), StepLayout(16, 9, 64)
+    shape, layout = StepShape(2, WIDTH, 192, 6, 1), StepLayout(16, 9, 64, stated=True)
     data = pack(PlacedBatch((), (), works), shape, layout)
-    part = {name: data[first : first + count] for name, (first, count) in shape.sections.items()}
+    part = {name: data[first : first + count] for name, (first, count) in shape.stated_sections.items()}
     columns = dict(zip(STATES, part["states"].reshape(len(STATES), -1), strict=True))
     first = shape.round_rows
     assert columns["slots"][:3].tolist() == [30, 31, 32]
@@ -78,7 +78,7 @@ def test_chunks_are_told_by_sequence_and_by_span() -> None:
 
 def test_a_step_without_chunks_of_its_own_leaves_the_tables_of_sequences() -> None:
     shape = StepShape(1, WIDTH, 64, 2, 1)
-    data = pack(PlacedBatch((), (), ()), shape, StepLayout(16, 9, 64))
-    first, count = shape.sections["states"]
+    data = pack(PlacedBatch((), (), ()), shape, StepLayout(16, 9, 64, stated=True))
+    first, count = shape.stated_sections["states"]
     columns = data[first : first + count].reshape(len(STATES), -1)
     assert set(columns[STATES.index("tables")].tolist()) == {9}

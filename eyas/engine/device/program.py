@@ -119,7 +119,8 @@ class StepProgram:
         self._shape = shape
         self._room = None if logits is None else logits[: shape.sampled]
         self._planned = planned
-        self._part = {name: inputs[first : first + count] for name, (first, count) in shape.sections.items()}
+        parts = shape.parts(state.pool.states is not None)
+        self._part = {name: inputs[first : first + count] for name, (first, count) in parts.items()}
         rounds, singles, ends = shape.result_ends
         path_rows = state.path_rows(shape.width)
         self.result_words = ends + shape.batch * path_rows

@@ -57,6 +57,10 @@ class StepShape:
         """Rows that give a token: all of a round's, then the chunks' ends."""
         return self.round_rows + self.ends
 
+    def parts(self, stated: bool) -> dict[str, tuple[int, int]]:
+        """`sections`, or `stated_sections` of a model whose layers have states."""
+        return self.stated_sections if stated else self.sections
+
     @cached_property
     def sections(self) -> dict[str, tuple[int, int]]:
         """First word and number of words of each part of a step's array.
@@ -67,7 +71,23 @@ class StepShape:
         `eyas.engine.kernels.attention.prefill`. `end_slots`, `end_positions`, `end_rows`: of the chunks'
         ends, whose tokens stand one further; the rows counted from the first chunk row.
         """
+        return sections(self._counts)
+
+    @cached_property
+    def stated_sections(self) -> dict[str, tuple[int, int]]:
+        """`sections`, and behind them what layers with states need of the chunks: `states`, a column of
+        `STATES` for each sequence; `spans` and `span_ends`, as `StateGroups` has its table and ends.
+        """
         counts = {
+            "states": len(STATES) * self.chunk_sequences,
+            "spans": 2 * self.state_spans,
+            "span_ends": self.chunk_sequences,
+        }
+        return sections(self._counts | counts)
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        return {
             "slots": self.batch,
             "single_slots": self.singles,
             "tokens": self.rows,
@@ -81,11 +101,7 @@ class StepShape:
             "end_slots": self.ends,
             "end_positions": self.ends,
             "end_rows": self.ends,
-            "states": len(STATES) * self.chunk_sequences,
-            "spans": 2 * self.state_spans,
-            "span_ends": self.chunk_sequences,
         }
-        return sections(counts)
 
     @property
     def chunk_sequences(self) -> int:
@@ -150,7 +166,7 @@ class ArrivedState(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInput:
-    """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `SlotTables.apply`.
+    """`data`: int32, the `shape.parts`. `writes`: int32 [2, n] for `SlotTables.apply`.
 
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
     `scored`: more of its rows will be asked for than those that give a token. `feature_request`: None: no
@@ -216,13 +232,14 @@ class StepLayout:
     """The parameters of packing.
 
     `tile_rows`: prompt rows in a tile. `first_page`: of the pool that packed rows lie in, as the scheduler
-    counts pages.
+    counts pages. `stated`: layers have states.
     """
 
     page_size: int
     padding_slot: int
     tile_rows: int
     first_page: int = 0
+    stated: bool = False
 
 
 def tiles_for(counts: SequenceOf[int], layout: StepLayout) -> int:
@@ -232,8 +249,9 @@ def tiles_for(counts: SequenceOf[int], layout: StepLayout) -> int:
 
 def pack(placed: PlacedBatch, shape: StepShape, layout: StepLayout) -> np.ndarray:
     """The step's array: what was placed, in order, padded to `shape`."""
-    data = np.zeros(shape.sections["all"][1], np.int32)
-    part = {name: data[first : first + count] for name, (first, count) in shape.sections.items()}
+    parts = shape.parts(layout.stated)
+    data = np.zeros(parts["all"][1], np.int32)
+    part = {name: data[first : first + count] for name, (first, count) in parts.items()}
     part["slots"][:] = layout.padding_slot
     part["slots"][: len(placed.rounds)] = [work.seq.slot for work in placed.rounds]
     part["single_slots"][:] = layout.padding_slot
@@ -247,7 +265,7 @@ def pack(placed: PlacedBatch, shape: StepShape, layout: StepLayout) -> np.ndarra
     part["kv_rows"][:] = -1
     part["end_rows"][:] = shape.chunk
     _pack_chunks(placed.chunks, part, shape, layout)
-    if shape.chunk:
+    if shape.chunk and layout.stated:
         _pack_states(placed.chunks, part, shape, layout)
     return data
 
@@ -259,7 +277,7 @@ def _pack_states(
     columns, spans = part["states"].reshape(len(STATES), -1), part["spans"].reshape(-1, 2)
     columns[STATES.index("tables")] = layout.padding_slot
     row, end = shape.round_rows, 0
-    for number, work in enumerate(chunks if chunks and chunks[0].seq.state >= 0 else ()):
+    for number, work in enumerate(chunks):
         seq, count = work.seq, len(work.tokens)
         columns[:, number] = seq.state, seq.slot, row, count, work.start, seq.bound, work.fold
         for first in range(seq.bound, work.start + count, SPAN):

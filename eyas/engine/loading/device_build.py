@@ -148,7 +148,12 @@ def build_device(
     else:
         rank = build_rank(loaded, start, leader.group, partial(Rank0Executor, leader=leader))
     loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
-    layout = StepLayout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
+    layout = StepLayout(
+        loaded.config.page_size,
+        state.tables.padding_slot,
+        rank.buckets.tile_rows,
+        stated=state.pool.states is not None,
+    )
     pages, ranks = state.pool.shape.pages, loaded.config.dp_attention
     layouts = [replace(layout, first_page=pages * number) for number in range(ranks)]
     adaptive = pacing_of(loaded.config) if by_depth(loaded) and ranks == 1 else None

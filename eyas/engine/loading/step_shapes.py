@@ -105,7 +105,9 @@ def check_words(loaded: EngineSpec, buckets: GraphBuckets) -> None:
     """Raises ConfigError if the largest step, or what all ranks find in it, cannot be told at once."""
     shape = largest(loaded, buckets)
     result_words = ProcessGroup.exchanged(shape.result_ends[-1] + shape.batch * shape.width)
-    words = max(shape.sections["all"][1], loaded.config.dp_attention * result_words)
+    words = max(
+        shape.parts(loaded.target.delta is not None)["all"][1], loaded.config.dp_attention * result_words
+    )
     if words > WORDS:
         raise ConfigError(
             f"steps of {shape.batch} sequences with {shape.width} rows each and {shape.chunk} prompt rows "
