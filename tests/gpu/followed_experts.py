@@ -22,7 +22,7 @@ from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.parts import Routed, RouterPart
 
 TIE = 0.4  # of the standard deviation of a row's merits: a nearer one may go either way
-WEIGHT = 0.05  # of a row's weights together: one that is further off is followed too
+WEIGHT = 0.05  # of the sizes of a row's weights together: one that is further off is followed too
 FEW = 0.15  # of a run's rows, over all layers, that may follow
 
 
@@ -94,7 +94,7 @@ def followed(own: ChosenExperts, taken: TakenRows) -> tuple[ChosenExperts, int]:
     instead = merit.masked_fill(~mine | theirs, torch.inf).amin(1)
     gaps = (left - instead).clamp(min=0) / merit.std(1)
     assert float(gaps.max()) <= TIE, f"a row left an expert that was better by {float(gaps.max()):.2f}"
-    off = (found - expected).abs().amax(1) > WEIGHT * expected.sum(1)
+    off = (found - expected).abs().amax(1) > WEIGHT * expected.abs().sum(1)
     experts = torch.where(off[:, None], before.experts, own.experts)
     return ChosenExperts(experts, torch.where(off[:, None], before.weights, own.weights)), int(off.sum())
 
