@@ -3,10 +3,10 @@
     python -m tests.gpu.time_start --out FILE [--shape llama-3.1-8b] [--folder DIR] [--seconds 120]
 
 Writes Llama's shape as compressed-tensors packs it (pack-quantized, groups of 128), with numbers that mean
-nothing, and then: what Python takes to import the engine; what a process takes to load the weights, and the
-functions that take it; and `eyas serve`, three times: when it may have to compile kernels, again, and with
-the files out of the page cache. Of each start the seconds to healthy, to the first answer, and the engine's
-own phases. A line of JSON is in FILE as soon as it is known.
+nothing, and then: `eyas serve`, when it may have to compile kernels, again, and with the files out of the page
+cache: the seconds to healthy, to the first answer, and the engine's own phases; between these what a process
+takes to load the weights, and the functions that take it; and what Python takes to import the engine. What
+begins when the time is over is left out. A line of JSON is in FILE as soon as it is known.
 """
 
 from __future__ import annotations
@@ -156,6 +156,46 @@ def load(folder: Path, device: str) -> None:
     print(json.dumps({"s": round(seconds, 2), "functions": found}))
 
 
+READING = """
+import os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+began, files = time.monotonic(), sorted(Path(sys.argv[1]).glob("*.safetensors"))
+def ahead(number, piece=8 << 20):
+    read = bytearray(piece)
+    for path in files:
+        with path.open("rb") as file:
+            for first in range(number * piece, path.stat().st_size, 2 * piece):
+                os.preadv(file.fileno(), [read], first)
+if sys.argv[2] == "ahead":
+    for number in range(2):
+        Thread(target=ahead, args=(number,), daemon=True).start()
+import torch, eyas.engine.loading.build
+imported = time.monotonic()
+from safetensors import safe_open
+def read(path):
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():
+            torch.empty_like(tensor := file.get_slice(name)[...]).copy_(tensor)
+with ThreadPoolExecutor(4) as readers:
+    list(readers.map(read, files))
+print(round(imported - began, 2), round(time.monotonic() - imported, 2))
+"""
+"""Imports the engine, then reads a folder, of which threads have read some meanwhile; says both's seconds."""
+
+
+def reading(folder: Path) -> dict[str, Any]:
+    """What threads that read ahead spare a process that imports the engine and then reads files."""
+    found = {}
+    for how in ("plain", "ahead"):
+        let_go(folder)
+        command = [sys.executable, "-c", READING, str(folder), how]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        found[how] = f"{done.stdout.strip()} s"
+    return found
+
+
 def loading(folder: Path, device: str) -> dict[str, Any]:
     """`load` in a process of its own: files are in memory."""
     command = [sys.executable, "-m", "tests.gpu.time_start", "--load", str(folder), "--device", device]
@@ -239,11 +279,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary) / "model"
         report.run("written", lambda: _written(SHAPES[args.shape], folder))
-        report.run("imports", imports)
         server = Server(folder, args.device, tuple(args.flags.split()))
         report.run("start, kernels may be compiled", lambda: server.start(report.left))
         report.run("start, again", lambda: server.start(report.left))
         report.run("weights", lambda: loading(folder, args.device))
+        report.run("imports", imports)
+        report.run("imports, then files from a disk", lambda: reading(folder))
         let_go(folder)
         report.run("start, files out of the cache", lambda: server.start(report.left))
     return int(report.failed > 0)
