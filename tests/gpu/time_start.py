@@ -3,10 +3,10 @@
     python -m tests.gpu.time_start --out FILE [--shape llama-3.1-8b] [--folder DIR] [--seconds 120]
 
 Writes Llama's shape as compressed-tensors packs it (pack-quantized, groups of 128), with numbers that mean
-nothing, and then: `eyas serve`, when it may have to compile kernels, again, and with the files out of the page
-cache: the seconds to healthy, to the first answer, and the engine's own phases; between these what a process
-takes to load the weights, and the functions that take it; and what Python takes to import the engine. What
-begins when the time is over is left out. A line of JSON is in FILE as soon as it is known.
+nothing, and then: `eyas serve`, when it may have to compile kernels, again, and with the files out of the
+page cache: the seconds to healthy, to the first answer, and the phases of the engine; between these what a
+process takes to load the weights, and the functions that take it; and what Python takes to import the engine.
+What begins when the time is over is left out. A line of JSON is in FILE as soon as it is known.
 """
 
 from __future__ import annotations
