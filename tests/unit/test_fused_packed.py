@@ -4,6 +4,7 @@ plain ones.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from eyas.engine.checkpoint.sizes import weight_bytes
+from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.formats.dense import DenseProjection
-from eyas.engine.formats.packed import PackedProjection
+from eyas.engine.formats.packed import PackedLoader, PackedProjection
+from eyas.engine.formats.table import loader_of
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.products import skinny
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.fp4_formats import FP4
@@ -22,6 +27,7 @@ from tests.unit.tiny import edit
 
 SIZES = {"vocab_size": 128, "num_hidden_layers": 1, "hidden_size": 192, "intermediate_size": 320}
 FEW, MANY = FIRST.values()
+PAIR = ("gate", "up")
 ALL = PACKINGS | FP4
 FORMS = [
     ("llama", "w8a16"),
@@ -58,6 +64,24 @@ def test_a_scale_that_is_too_large_is_widened(tmp_path: Path) -> None:
     edit(folder, {name: scale})
     model = same_forwards(folder, FEW)
     assert {each for layer in model.layers for each in layer.formats} == {PackedProjection, DenseProjection}
+
+
+def test_many_rows_read_a_copy_of_the_widened_matrix(tmp_path: Path) -> None:
+    folder, names = served(tmp_path, "llama", "w8a16"), [f"model.layers.0.mlp.{n}_proj.weight" for n in PAIR]
+    config, x = read_model(folder), torch.randn(skinny.MAX_ROWS + 1, SIZES["hidden_size"])
+    products = GroupedProducts(skinny.ProductLaunch.on("cpu", pdl=False))
+    with FolderWeights(folder, config.spelling, quantized=config.quantized) as weights:
+        loader = loader_of(weights, names, exact=False)
+        assert isinstance(loader, PackedLoader)
+        made = [each.rows(names, [320, 320], 192) for each in (loader, replace(loader, copies=True))]
+    order = torch.arange(639, -1, -1)
+    for plain, copied in (made, [each.in_order(order) for each in made]):
+        assert isinstance(copied, PackedProjection) and copied.copy is not None
+        assert torch.equal(copied.apply(x, products), plain.apply(x, products))
+        few = [each.apply(x[:3], products) for each in (copied, plain)]
+        copied.copy.zero_()
+        assert not copied.apply(x, products).any() and not copied.weight.stored.any()
+        assert torch.equal(*few) and torch.equal(few[0], copied.apply(x[:3], products)), "few rows do not"
 
 
 @pytest.mark.parametrize(("name", "of_32"), [("w8a16", 32), ("mxfp4", 17), ("nvfp4", 18), ("gptq", 16)])

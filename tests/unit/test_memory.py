@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from eyas.common.errors import ConfigError
-from eyas.engine.loading.memory import FEWEST_PAGES, DeviceMemory, MemoryDemand, pool_pages
+from eyas.engine.loading.memory import (
+    FEWEST_PAGES,
+    CopiesDemand,
+    DeviceMemory,
+    MemoryDemand,
+    pool_pages,
+)
 
 GIB = 2**30
 H200 = DeviceMemory(total=140 * GIB, free=123 * GIB, allocated=16 * GIB)
@@ -48,3 +54,12 @@ def test_next_to_nothing_is_an_error(free: int) -> None:
         pool_pages(replace(H200, free=free), 0.88, replace(LLAMA, context_length=16))
     with pytest.raises(ConfigError, match="room for 0 KV pages"):
         pool_pages(H200, 0.05, LLAMA)
+
+
+def test_copies_of_packed_weights_fit_where_they_are_small_and_pages_are_left() -> None:
+    """Those of Llama-3.1-8B beside 16 GiB of pages for a request of full length."""
+    demand = CopiesDemand(weights=6 * GIB, copies=13 * GIB, longest=16 * GIB)
+    assert demand.fits(140 * GIB, 0.88)
+    assert not demand.fits(80 * GIB, 0.88), "more than an eighth"
+    assert not demand.fits(140 * GIB, 0.35), "one request alone would have pages"
+    assert not replace(demand, longest=64 * GIB).fits(140 * GIB, 0.88)

@@ -17,7 +17,7 @@ from eyas.engine.checkpoint.fp4 import Fp4Matrices, Mxfp4Experts, Mxfp4Matrices
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.dense import DenseProjection
-from eyas.engine.formats.packed import PackedLoader, joined
+from eyas.engine.formats.packed import PackedLoader
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import ExpertWeight, GateActivation
@@ -128,7 +128,7 @@ class DenseFp4Loader(PackedLoader):
         packed = [_dense(part, dtype) for part in parts]
         if any(each is None for each in packed):
             return self._widened(parts)
-        return joined([each for each in packed if each is not None])
+        return self._joined([each for each in packed if each is not None])
 
 
 def _dense(part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight | None:

@@ -13,7 +13,7 @@ from typing import Self
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.packed import PackedLoader, in_order, joined
+from eyas.engine.formats.packed import PackedLoader, in_order
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import int4
 from eyas.engine.kernels.products.skinny_tiles import MOST_STRETCHES
@@ -51,7 +51,7 @@ class Int4Loader(PackedLoader):
             return self._widened(parts)
         stretch = self._stretch(parts[0].numbers.shape[1])
         packed = [int4.packed(part.numbers, part.zeros, part.scales, dtype, stretch) for part in parts]
-        return joined(packed)
+        return self._joined(packed)
 
     def _stretch(self, k: int) -> int:
         """Columns that are of whole groups; 0: no matter."""

@@ -13,7 +13,7 @@ from typing import Self
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.packed import PackedLoader, in_order, joined
+from eyas.engine.formats.packed import PackedLoader, in_order
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import int8
 
@@ -38,7 +38,7 @@ class Int8Loader(PackedLoader):
         parts = [in_order(part) for part in parts]
         if not all(map(_is_served, parts)):
             return self._widened(parts)
-        return joined([int8.packed(part.numbers, part.zeros, part.scales, dtype) for part in parts])
+        return self._joined([int8.packed(part.numbers, part.zeros, part.scales, dtype) for part in parts])
 
 
 def _is_served(part: PackedNumbers) -> bool:

@@ -24,11 +24,12 @@ from eyas.engine.kernels.products.rows import act_mul
 
 @dataclass(frozen=True)
 class PackedProjection(Projection):
-    """Any `PackedWeight`. Products of few rows widen numbers in registers; those of many widen the matrix
-    first, and are cuBLAS's.
+    """Any `PackedWeight`. Products of few rows widen numbers in registers; those of many are cuBLAS's, with
+    the matrix `copy` [n, k] that was widened once, or without one widen it first.
     """
 
     packed: PackedWeight
+    copy: torch.Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -36,12 +37,16 @@ class PackedProjection(Projection):
 
     @property
     def weight(self) -> StoredWeight:
-        """The whole matrix, widened at every call."""
-        return StoredWeight(self.packed.widened())
+        return StoredWeight(self._wide)
 
     @property
     def matrix(self) -> PackedWeight:
         return self.packed
+
+    @property
+    def _wide(self) -> torch.Tensor:
+        """The whole matrix."""
+        return self.packed.widened() if self.copy is None else self.copy
 
     def folded(self, gain: torch.Tensor) -> torch.Tensor:
         return gain
@@ -49,7 +54,7 @@ class PackedProjection(Projection):
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
         if x.shape[0] > skinny.MAX_ROWS and not products.launch.exact:
-            return product(x, self.packed.widened(), bias)
+            return product(x, self._wide, bias)
         if x.shape[0] > skinny.MAX_ROWS:
             made = self._exact_product(x, products, "linear")
             return made if bias is None else made.add_(bias)
@@ -60,7 +65,7 @@ class PackedProjection(Projection):
     def gated(self, x: Rows, products: GroupedProducts, gate: GateActivation) -> Rows:
         assert isinstance(x, torch.Tensor)
         if x.shape[0] > skinny.MAX_ROWS and not products.launch.exact:
-            return act_mul(product(x, self.packed.widened()), gate.gelu, products.launch.pdl)
+            return act_mul(product(x, self._wide), gate.gelu, products.launch.pdl)
         if x.shape[0] > skinny.MAX_ROWS:
             raw, ones = self._exact_product(x, products, "gated"), x.new_ones(x.shape[0], dtype=torch.float32)
             return exact_wide.act_mul(raw, ones, gate.gelu, products.launch.pdl)
@@ -70,17 +75,21 @@ class PackedProjection(Projection):
 
     def exact_shares(self, x: Rows, products: GroupedProducts, kind: str, span: int) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
-        return exact_wide.shares(x, self.packed.widened(), products.launch, kind, span)
+        return exact_wide.shares(x, self._wide, products.launch, kind, span)
 
     def _exact_product(self, x: torch.Tensor, products: GroupedProducts, kind: str) -> torch.Tensor:
         """By kernels of our own: cuBLAS has been tried for weights that are fused alone."""
-        return exact_wide.product(x, self.packed.widened(), replace(products.launch, cublas=False), kind)
+        return exact_wide.product(x, self._wide, replace(products.launch, cublas=False), kind)
 
     def below(self, lower: Self) -> Self:
-        return type(self)(self.packed.below(lower.packed))
+        return self._like(self.packed.below(lower.packed))
 
     def in_order(self, rows: torch.Tensor) -> Self:
-        return type(self)(self.packed.in_order(rows.to(self.packed.words.device)))
+        return self._like(self.packed.in_order(rows.to(self.packed.words.device)))
+
+    def _like(self, packed: PackedWeight) -> Self:
+        """Of another matrix, with a copy if this one has it."""
+        return type(self)(packed, None if self.copy is None else packed.widened())
 
     @property
     def of_experts(self) -> ExpertWeight:
@@ -96,9 +105,12 @@ class PackedProjection(Projection):
 
 @dataclass(frozen=True)
 class PackedLoader(ABC):
-    """A `ProjectionLoader` of packed numbers of one format, once its `of` has taken them."""
+    """A `ProjectionLoader` of packed numbers of one format, once its `of` has taken them. `copies`: whether
+    what it makes has a widened copy.
+    """
 
     weights: WeightSource
+    copies: bool = False
 
     def rows(self, names: list[str], rows: list[int], columns: int) -> Projection:
         parts = zip(names, rows, strict=True)
@@ -114,15 +126,15 @@ class PackedLoader(ABC):
     def _made(self, parts: list[PackedNumbers]) -> Projection:
         """Of matrices, one below the other."""
 
+    def _joined(self, parts: Sequence[PackedWeight]) -> PackedProjection:
+        """Matrices of the format, one below the other."""
+        packed = reduce(lambda upper, lower: upper.below(lower), parts)
+        return PackedProjection(packed, packed.widened() if self.copies else None)
+
     def _widened(self, parts: list[PackedNumbers]) -> Projection:
         """The same, for what no kernel reads as it is."""
         dtype = self.weights.placement.dtype
         return DenseProjection(StoredWeight(torch.cat([part.widened().to(dtype) for part in parts])))
-
-
-def joined(parts: Sequence[PackedWeight]) -> PackedProjection:
-    """Matrices of one format, one below the other."""
-    return PackedProjection(reduce(lambda upper, lower: upper.below(lower), parts))
 
 
 def in_order(part: PackedNumbers) -> PackedNumbers:

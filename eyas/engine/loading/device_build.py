@@ -19,12 +19,14 @@ import torch
 
 from eyas.common.config import RESERVE_BYTES, EngineConfig
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
-from eyas.common.types import GenerationRequest, KvKind
+from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.tables import SlotTables, TableSizes
+from eyas.engine.checkpoint.packed import PackedConfig
+from eyas.engine.checkpoint.sizes import ITEMSIZE, page_bytes, parameters, weight_bytes
 from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.program import DeviceState
@@ -40,7 +42,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
 from eyas.engine.loading.draft_channels import from_gpu_to_gpu
 from eyas.engine.loading.foreign_graphs import capture_if_possible
-from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
+from eyas.engine.loading.memory import CopiesDemand, DeviceMemory, MemoryDemand, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.engine.loading.step_shapes import (
@@ -333,7 +335,8 @@ def _models(
     if loaded.target.foreign is not None:
         return _foreign(loaded, attentions[KvKind.TARGET]), None, None
     with loaded.weights(KvKind.TARGET) as weights:
-        model = Decoder(loaded.target, weights, machine(KvKind.TARGET, arithmetic.products))
+        kernels = replace(machine(KvKind.TARGET, arithmetic.products), copies=_has_copies(loaded))
+        model = Decoder(loaded.target, weights, kernels)
     if loaded.uniform_experts:
         log = logging.getLogger("eyas.engine")
         log.warning("chance chooses experts (--uniform-experts): answers mean nothing")
@@ -346,6 +349,29 @@ def _models(
         if not loaded.drafts_here:
             return model, tap, None
         return model, tap, load_draft(loaded.head, weights, model.ends, beside)
+
+
+def _has_copies(loaded: EngineSpec) -> bool:
+    """Whether packed matrices have a widened copy, where prompts are computed on a GPU: it spares every step
+    of many rows the time to widen them.
+    """
+    target, config = loaded.target, loaded.config
+    computes = config.device.startswith("cuda") and Role.PREFILL in config.roles
+    if not computes or not isinstance(target.quantized, PackedConfig):
+        return False
+    ranks, matrices, one = config.tensor_parallel_size, parameters(target), ITEMSIZE[config.dtype]
+    page = page_bytes(target, config.page_size, config.dtype, ranks)
+    demand = CopiesDemand(
+        weights=weight_bytes(target, config.dtype, config.device, config.deterministic).of_rank(
+            ranks, config.dp_attention
+        ),
+        copies=(matrices.rest - matrices.as_stored) * one // ranks,
+        longest=pages_for(target.context_length, config.page_size) * page,
+    )
+    fits = demand.fits(torch.cuda.mem_get_info(config.device)[1], config.mem_fraction_static)
+    how = "copied" if fits else "widened in every step"
+    logging.getLogger("eyas.engine").info("packed weights are %s for prompts", how)
+    return fits
 
 
 def _foreign(loaded: EngineSpec, attention: RowAttention) -> DecoderModel[ForwardRows]:

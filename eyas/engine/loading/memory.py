@@ -1,6 +1,7 @@
-"""Measures and computes the number of KV pages that fit on a device next to the weights.
+"""Measures and computes the number of KV pages that fit on a device next to the weights, and whether copies
+of packed weights fit.
 
-It is measured once, after the weights are loaded and before a pool exists.
+Pages are measured once, after the weights are loaded and before a pool exists.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.kv.groups import ONE_GROUP, KvGroups, pages_of_longest
 
 FEWEST_PAGES = 64
+COPIES_PART = 8  # copies take at most an eighth of a device
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,22 @@ class MemoryDemand:
     def longest(self) -> int:
         """Pages of a request that fills the context."""
         return pages_of_longest(self.groups, self.context_length, self.page_size, self.rows_ahead)
+
+
+@dataclass(frozen=True)
+class CopiesDemand:
+    """The bytes of packed weights, of widened copies, and of the pages of a request of full length."""
+
+    weights: int
+    copies: int
+    longest: int
+
+    def fits(self, total: int, fraction: float) -> bool:
+        """True if copies take a small part of a device of `total` bytes, of which `fraction` may be used, and
+        leave pages for two requests of full length.
+        """
+        left = int(total * fraction) - self.weights - self.copies
+        return self.copies * COPIES_PART <= total and left >= 2 * self.longest
 
 
 def pool_pages(memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> int:

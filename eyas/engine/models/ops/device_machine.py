@@ -10,6 +10,7 @@ import torch
 
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.packed import PackedLoader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels.drafts import newest
@@ -35,15 +36,20 @@ SIDE = 16
 class DeviceMachine(Machine[Projection]):
     """Weights in any format that there is. A router's are of the model's type, its sums float32.
 
-    `context`: of the layers that run here. Draft heads' are never exact.
+    `context`: of the layers that run here. Draft heads' are never exact. `copies`: whether packed matrices
+    that are no experts' have a widened copy, for products of many rows.
     """
 
     context: LayerContext
+    copies: bool = False
     groups_experts = True
 
     def loader(self, weights: WeightSource, names: list[str]) -> ProjectionLoader[Projection]:
         launch = self.context.launch
-        return loader_of(weights, names, launch.exact, launch.packed)
+        loader = loader_of(weights, names, launch.exact, launch.packed)
+        if isinstance(loader, PackedLoader) and not any(".experts." in name for name in names):
+            return replace(loader, copies=self.copies)
+        return loader
 
     def router(self, weights: WeightSource, name: str, shape: tuple[int, int]) -> tuple[torch.Tensor, Table]:
         stored = weights.take(name, shape)
