@@ -8,6 +8,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.models.foreign.check import check_rows
 from eyas.engine.models.foreign.decoder import ForeignDecoder, ForeignOutline
+from eyas.engine.models.foreign.norms import fuse_norms
 from eyas.engine.models.foreign.pages import PagesMachine
 from eyas.engine.models.foreign.weights import load
 
@@ -24,5 +25,7 @@ def foreign_model(
         target.architecture,
     )
     model = load(target, placement)
+    if placement.device != "cpu":
+        fuse_norms(model)
     check_rows(target, model, placement.device)
     return ForeignDecoder(target, model, machine)
