@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from eyas.engine.attention.forward import build_batch
 from eyas.engine.batch.spans import QuerySpan
@@ -168,6 +169,20 @@ def write_hybrid(folder: Path, name: str, **changes: Any) -> Any:
                 bias.normal_(std=0.2)
     model.save_pretrained(folder)
     return model
+
+
+def add_mtp_layer(folder: Path, attends: str, hidden: int) -> dict[str, torch.Tensor]:
+    """Stores an MTP layer of random numbers beside a target's, like the one whose tensors' names have
+    `attends`; gives its tensors.
+    """
+    stored, random = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(5)
+    layer = {key: tensor for key, tensor in stored.items() if attends in key and "visual" not in key}
+    head = {f"mtp.layers.0.{key.partition(attends)[2]}": tensor for key, tensor in layer.items()}
+    joins = {"fc": 2, "pre_fc_norm_embedding": 1, "pre_fc_norm_hidden": 1, "norm": 1}
+    head |= {f"mtp.{key}.weight": torch.empty([hidden, 2 * hidden][:sides]) for key, sides in joins.items()}
+    head = {key: 0.2 * torch.randn(tensor.shape, generator=random) for key, tensor in head.items()}
+    save_file(stored | head, folder / "model.safetensors", {"format": "pt"})
+    return head
 
 
 def described(folder: Path, name: str) -> ModelConfig:

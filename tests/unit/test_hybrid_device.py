@@ -12,10 +12,11 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, Role
+from eyas.engine.device import program
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.loading.spec import EngineSpec
 from kv_transfer import puller
-from tests.unit.hybrid_rig import write_hybrid
+from tests.unit.hybrid_rig import add_mtp_layer, write_hybrid
 from tests.unit.loopback import Loopback, wait_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,12 +39,18 @@ SIZES: dict[str, Any] = {
     "eos_token_id": None,
 }
 CHAIN = SpeculationConfig(steps=3, ngram=True)
+HEADS = {
+    "chain": SpeculationConfig(steps=2),
+    "tree": SpeculationConfig(steps=2, topk=8, draft_tokens=12),  # half of all ids: many are right
+    "both": SpeculationConfig(steps=2, topk=2, draft_tokens=4, ngram=True),
+}
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = tmp_path_factory.mktemp("hybrid")
     write_hybrid(folder / "model", "qwen3_5", **SIZES)
+    add_mtp_layer(folder / "model", "layers.1.", SIZES["hidden_size"])
     return EngineConfig(
         model=str(folder / "model"),
         draft=None,
@@ -101,6 +108,25 @@ def test_the_device_gives_the_plain_engines_tokens(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("drafts", HEADS)
+def test_its_mtp_layer_drafts_in_the_step(plain: EngineConfig, drafts: str) -> None:
+    """Chains and trees, whose accepted rows move in the rings, across a position of a state."""
+    expected, _ = answers(plain)
+    assert answers(on_device(plain, draft=plain.model, speculation=HEADS[drafts]))[0] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_rows_of_a_path_that_stay_where_they_were_drafted_are_misread(
+    plain: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "keep_path", lambda *_: None)
+    device = on_device(plain, draft=plain.model, speculation=HEADS["tree"])
+    assert answers(device)[0] != answers(plain)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("choices", [1, 2])
 def test_a_state_that_came_from_elsewhere_is_read(
     plain: EngineConfig, choices: int, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +152,6 @@ def test_without_what_follows_from_its_rows_a_state_is_misread(
     ("changes", "named"),
     [
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
-        ({"speculation": SpeculationConfig(3, 2, 8, ngram=True)}, "--spec-topk"),
     ],
 )
 def test_what_is_not_there_on_a_gpu_is_refused_by_name(

@@ -17,26 +17,19 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.mtp_names import expected_prefixes
 from tests.unit.family_sample import VOCAB
-from tests.unit.hybrid_rig import HYBRIDS, HybridRig, described, write_hybrid
+from tests.unit.hybrid_rig import HYBRIDS, HybridRig, add_mtp_layer, described, write_hybrid
 from tests.unit.model_rig import HeadRig
 from tests.unit.test_hybrid_engine import Served, config_of, prompts
 
 ATTENDS = "layers.2."  # the sample's layer that attends
 N = 70
-JOINS = {"fc": 2, "pre_fc_norm_embedding": 1, "pre_fc_norm_hidden": 1, "norm": 1}
 TOKENS = torch.randint(VOCAB, (N + 1,), generator=torch.Generator().manual_seed(3))
 
 
 def _with_head(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """Stores an MTP layer of random numbers beside the target's; gives its tensors."""
     write_hybrid(folder, name)
-    stored, random = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(5)
-    layer = {key: tensor for key, tensor in stored.items() if ATTENDS in key and "visual" not in key}
-    head = {f"mtp.layers.0.{key.partition(ATTENDS)[2]}": tensor for key, tensor in layer.items()}
-    head |= {f"mtp.{key}.weight": torch.empty([64, 128][:sides]) for key, sides in JOINS.items()}
-    head = {key: 0.2 * torch.randn(tensor.shape, generator=random) for key, tensor in head.items()}
-    save_file(stored | head, folder / "model.safetensors", {"format": "pt"})
-    return head
+    return add_mtp_layer(folder, ATTENDS, 64)
 
 
 def _theirs(folder: Path, name: str, head: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,12 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.step import STATES, PlacedBatch, StepLayout, StepShape, pack
+from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch, RoundVerdicts
+from eyas.engine.kernels.states.accepted import keep_path
 from eyas.engine.kernels.states.groups import decoded
-from eyas.engine.states.shape import SPAN
+from eyas.engine.kernels.states.rings import SolvedStore
+from eyas.engine.states.shape import SPAN, DeltaShape, ring_rows
+from eyas.engine.states.store import StateFormat, StateStore
 from tests.unit.states_rig import DEVICE
 
 WIDTH = 5
@@ -46,6 +50,59 @@ def test_rounds_are_chains_as_far_as_there_are_drafts() -> None:
         assert tables.bound[slot].item() == fold
     assert tables.bound[[1, 2, 4, 6]].tolist() == [bounds[slot] for slot in (1, 2, 4, 6)]
     assert rows.most == WIDTH and torch.equal(rows.before, positions - 1)
+
+
+def test_rounds_are_trees_with_gaps() -> None:
+    """What is left out of a tree has no children, and stands beside the root."""
+    tables = SlotTables(TableSizes(slots=3, max_pages=4, width=6), DEVICE)
+    tables.length[:2] = torch.tensor([70, 200])
+    tables.state[:2] = torch.tensor([8, 9])
+    tables.drafts[0] = torch.tensor([5, -1, 6, 7, -1])
+    tables.parents[0] = torch.tensor([-1, -1, 0, 2, 2])
+    tables.drafts[1] = torch.tensor([5, -1, -1, -1, -1])
+    tables.parents[1] = torch.tensor([-1, 0, 0, 0, 0])
+    slots = torch.tensor([1, 0, 2], dtype=torch.int32, device=DEVICE)
+    positions = torch.arange(100, 120, dtype=torch.int32, device=DEVICE)
+    rows = decoded(tables, slots, 6, 2, positions, trees=True)
+    assert rows.counts.tolist() == [2, 5, 0]
+    before, at = rows.before.tolist(), rows.positions.tolist()
+    assert before[2:4] == [199, 200] and at[2:4] == [102, 103]
+    assert before[8:13] == [69, 70, 69, 71, 73] and at[8:13] == [108, 109, 70, 111, 112]
+    assert at[:2] == [100, 101] and positions.tolist() == list(range(100, 120))
+
+
+def test_rows_of_an_accepted_path_move_in_every_layer() -> None:
+    """By a chain, by branches whose targets are sources, in a ring that begins anew; of nobody else."""
+    form = StateFormat((1, 4), DeltaShape(1, 2, 16, 16, 4), ring_rows(8), torch.float16)
+    memory = torch.randint(0, 255, (4, form.slot_bytes), dtype=torch.uint8).to(DEVICE)
+    states, twin = StateStore(form, memory), StateStore(form, memory.clone())
+    kept = SolvedStore.on(states)
+    for part in kept.parts.values():
+        part.copy_(torch.randint(-99, 99, part.shape))
+    expected = {name: part.clone() for name, part in kept.parts.items()}
+    tables = SlotTables(TableSizes(slots=4, max_pages=4, width=8), DEVICE)
+    starts, paths = [124, 64, 9, 0], [[0, 3, 4, 7], [0, 1, 2, -1], [0, 2, -1, -1], [0, -1, -1, -1]]
+    tables.state[:3] = torch.tensor([2, 0, 3])
+    result = torch.full((4, FACTS + 8), -1, dtype=torch.int32, device=DEVICE)
+    for b, (start, path) in enumerate(zip(starts, paths, strict=True)):
+        result[b, 0] = sum(node >= 0 for node in path)
+        tables.length[b] = start + result[b, 0]
+        moved = [(node, i) for i, node in enumerate(path) if node > i]
+        if moved:
+            slots = torch.full((len(moved),), int(tables.state[b]), device=DEVICE)
+            sources, targets = (
+                start + torch.tensor(each, device=DEVICE) for each in zip(*moved, strict=True)
+            )
+            twin.move(slots, sources, targets)
+            for part in expected.values():
+                part[:, slots, targets % form.ring] = part[:, slots, sources % form.ring]
+    batch = RoundBatch(tables, torch.arange(4, dtype=torch.int32, device=DEVICE), 16)
+    keep_path(
+        batch, RoundVerdicts(result, torch.tensor(paths, dtype=torch.int32, device=DEVICE)), states, kept
+    )
+    for name, part in states.parts.items():
+        assert torch.equal(part.nan_to_num(), twin.parts[name].nan_to_num())
+    assert all(torch.equal(kept.parts[name], part) for name, part in expected.items())
 
 
 def _chunk(number: int, start: int, count: int, bound: int) -> SequenceWork:

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.engine.batch.tables import SlotTables, TableSizes
+from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch, RoundVerdicts
 from eyas.engine.kernels.launch.warm import KernelWarmup
+from eyas.engine.kernels.states.accepted import keep_path
 from eyas.engine.kernels.states.few import recur_few
+from eyas.engine.kernels.states.groups import decoded
 from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
+from eyas.engine.kernels.states.rings import SolvedStore
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateRows
 from eyas.engine.states.shape import DeltaShape, ring_rows
@@ -41,6 +46,15 @@ def prompts() -> None:
     recur_chunks(*_given(256, 256), Chunks(int32(6, 2), int32(2)))
 
 
+def path() -> None:
+    """Rows of an accepted path move."""
+    format = StateFormat((0, 1), SHAPE, ring_rows(16), torch.bfloat16)
+    states = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8))
+    batch = RoundBatch(SlotTables(TableSizes(slots=3, max_pages=4, width=16), "meta"), int32(2), 16, pdl=True)
+    keep_path(batch, RoundVerdicts(int32(2, FACTS + 16), int32(2, 6)), states, SolvedStore.on(states))
+    decoded(batch.tables, int32(2), 16, 0, int32(32), trees=True)
+
+
 def _given(m: int, most: int) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, StateRows]:
     format = StateFormat((0,), SHAPE, ring_rows(16), torch.bfloat16)
     stored = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8)).layers[0]
@@ -50,7 +64,7 @@ def _given(m: int, most: int) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, S
     return empty(m, SHAPE.inputs), gates, DeltaLayer(rule, stored, SolvedRows.on(stored, SHAPE)), rows
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("few", 8), ("prompts", 4)])
+@pytest.mark.parametrize(("recipe", "kernels"), [("few", 8), ("prompts", 4), ("path", 2)])
 def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone

@@ -21,8 +21,10 @@ from eyas.engine.kernels.drafts import landing, paths
 from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.exchange import mailbox, row_ring
 from eyas.engine.kernels.sampling import sample
+from eyas.engine.kernels.states.accepted import keep_path
 from eyas.engine.kernels.states.groups import decoded
 from eyas.engine.kernels.states.order import DeltaLayer
+from eyas.engine.kernels.states.rings import SolvedStore
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DecoderModel
 from eyas.engine.parallel.group import ProcessGroup
@@ -175,7 +177,8 @@ class StepProgram:
         positions = part["positions"]
         rounds = singles = chunks = table = ends = None
         if shape.batch:
-            rounds = decoded(tables, part["slots"], shape.width, 0, positions)
+            trees = self._state.trees and shape.width > 1
+            rounds = decoded(tables, part["slots"], shape.width, 0, positions, trees=trees)
         if shape.singles:
             first = shape.batch * shape.width
             singles = decoded(tables, part["single_slots"], 1, first, positions)
@@ -286,6 +289,9 @@ class StepProgram:
         if state.trees:
             for table in (state.tables.pages, *state.tables.other_pages):
                 paths.compact(batch, verdicts, state.pool.tensor, table)
+            if (states := state.pool.states) is not None:
+                assert isinstance(states.beside, SolvedStore)
+                keep_path(batch, verdicts, states, states.beside)
         return verdicts
 
     def _land(self, chosen: torch.Tensor) -> None:

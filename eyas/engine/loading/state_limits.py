@@ -27,10 +27,6 @@ def check_states(target: ModelConfig, config: EngineConfig) -> None:
     if config.attention_backend != "torch":
         refused |= {
             "tensor-parallel-size": (config.tensor_parallel_size > 1, "GPUs do not share them yet"),
-            "spec-topk": (
-                config.speculates and config.speculation.topk > 1,
-                "on a GPU drafts are chains (1)",
-            ),
         }
     for flag, (asked, why) in refused.items():
         if asked:

@@ -13,30 +13,52 @@ from eyas.engine.states.shape import SPAN
 
 
 def decoded(
-    tables: SlotTables, slots: torch.Tensor, width: int, first: int, positions: torch.Tensor
+    tables: SlotTables,
+    slots: torch.Tensor,
+    width: int,
+    first: int,
+    positions: torch.Tensor,
+    *,
+    trees: bool = False,
 ) -> StateRows:
     """Those of rounds of `width` rows, the first at row `first` of the forward: chains, as far as there are
-    drafts. From here on the tables say that the states stand where they will behind the forward.
+    drafts, or `trees`, up to the last draft: what is none before it stands beside the root, and is nobody's
+    parent. From here on the tables say that the states stand where they will behind the forward.
 
     `slots` int32 [B]; `positions` int32 [m]: of all rows of the forward.
     """
     out = slots.new_empty(6, slots.shape[0])
+    before = positions - 1
+    if trees:
+        positions = positions.clone()
     _decoded[(slots.shape[0],)](
-        *(slots, tables.length, tables.state, tables.bound, tables.drafts, out),
+        *(
+            slots,
+            tables.length,
+            tables.state,
+            tables.bound,
+            tables.drafts,
+            tables.parents,
+            out,
+            before,
+            positions,
+        ),
         *(slots.shape[0], tables.padding_slot, tables.drafts.shape[1], first),
         WIDTH=width,
         BLOCK=power_of_2(width),
         SPAN_ROWS=SPAN,
+        TREES=trees,
         num_warps=1,
     )
     slots, firsts, counts, starts, bounds, folds = out
-    return StateRows(slots, firsts, counts, starts, bounds, folds, positions - 1, positions, width)
+    return StateRows(slots, firsts, counts, starts, bounds, folds, before, positions, width)
 
 
 @kernel(do_not_specialize=["first"])
 def _decoded(
-    slots, length, state, bound, drafts, out, count, padding, drafts_stride, first,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPAN_ROWS: tl.constexpr,
+    slots, length, state, bound, drafts, parents, out, before, positions,
+    count, padding, drafts_stride, first,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPAN_ROWS: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
     """Grid (B). `out` [6, B]: slots, firsts, counts, starts, bounds, folds."""
     sequence = tl.program_id(0)
@@ -46,7 +68,15 @@ def _decoded(
     fold = start // SPAN_ROWS * SPAN_ROWS
     node = tl.arange(0, BLOCK)
     draft = tl.load(drafts + slot * drafts_stride + node, mask=node < WIDTH - 1, other=-1)
-    rows = 1 + tl.min(tl.where(draft < 0, node, BLOCK), 0)
+    if TREES:
+        rows = 1 + tl.max(tl.where(draft < 0, 0, node + 1), 0)
+        above = tl.load(parents + slot * drafts_stride + node, mask=node < WIDTH - 1, other=-1)
+        row, inside = first + sequence * WIDTH + node + 1, real & (node < WIDTH - 1)
+        tl.store(before + row, tl.where(draft < 0, start - 1, start + 1 + above), mask=inside)
+        tl.store(positions + row, start, mask=inside & (draft < 0))
+        tl.store(before + row - 1, start - 1, mask=real & (node == 0))
+    else:
+        rows = 1 + tl.min(tl.where(draft < 0, node, BLOCK), 0)
     rows = tl.where(real, tl.minimum(rows, WIDTH), 0)
     out += sequence
     tl.store(out, tl.where(real, tl.load(state + slot), 0))
