@@ -19,6 +19,7 @@ from eyas.engine.attention.forward import build_batch
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.models.keys import reading
+from eyas.engine.models.table import MODELS
 from eyas.engine.states.rows import StateRows
 from eyas.engine.states.shape import SPAN, ring_rows
 from eyas.engine.states.store import StateFormat, StateStore
@@ -52,6 +53,19 @@ SPACES: dict[str, Any] = {
     "pad_token_id": None,
     "bos_token_id": None,
 }
+MULTIPLIERS: dict[str, Any] = {
+    "mamba_d_ssm": 96,
+    "num_hidden_layers": 3,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9375,
+    "embedding_multiplier": 5.65,
+    "key_multiplier": 0.6,
+    "lm_head_multiplier": 0.3,
+    "mlp_multipliers": [0.88, 0.7],
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.7, 0.9, 0.6, 0.5, 0.8],
+    "ssm_out_multiplier": 0.8,
+}
 MULTIPLIED: dict[str, Any] = {
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "embedding_multiplier": 3.0,
@@ -68,6 +82,10 @@ CONVOLUTIONS: dict[str, Any] = {
 }
 HYBRIDS = {
     "bamba": Sample("BambaForCausalLM", "BambaConfig", 1.0, SPACES | {"attn_layer_indices": [2]}),
+    "falcon_h1": Sample("FalconH1ForCausalLM", "FalconH1Config", 1.0, SPACES | MULTIPLIERS),
+    "falcon_h1_norm": Sample(
+        "FalconH1ForCausalLM", "FalconH1Config", 1.0, SPACES | MULTIPLIERS | {"mamba_rms_norm": True}
+    ),
     "granite_hybrid": Sample(
         "GraniteMoeHybridForCausalLM",
         "GraniteMoeHybridConfig",
@@ -187,9 +205,7 @@ def add_mtp_layer(folder: Path, attends: str, hidden: int) -> dict[str, torch.Te
 
 def described(folder: Path, name: str) -> ModelConfig:
     """The model of a stored sample."""
-    family = importlib.import_module(
-        f"eyas.engine.models.{name.removesuffix('_with_eyes').removesuffix('_dense')}"
-    )
+    family = importlib.import_module(f"eyas.engine.models.{MODELS[HYBRIDS[name].model]}")
     with reading(folder):
         model: ModelConfig = family.describe(json.loads((folder / "config.json").read_text()), folder)
     return model

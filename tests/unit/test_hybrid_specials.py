@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.fused_tensors import FusedTensor
+from eyas.engine.checkpoint.multiplied_tensors import MultipliedTensor
 from eyas.engine.models.refusal import refusal
 from eyas.engine.states.shape import DeltaShape
 from tests.unit.hybrid_rig import HybridRig, described, write_hybrid
+from tests.unit.test_dense_families import layers
 from tests.unit.test_model_families import CLOSE, Change, attention, feed_forward, prompt
 
 
@@ -29,7 +32,26 @@ def states(**fields: Any) -> Change:
     return changed
 
 
+def unmultiplied(name: str) -> Change:
+    """Without the numbers of a stored tensor."""
+
+    def changed(config: ModelConfig) -> ModelConfig:
+        fused = [
+            FusedTensor(each.name, tuple((part, count) for part, count, _ in each.parts))
+            if isinstance(each, MultipliedTensor) and each.name == name
+            else each
+            for each in config.fused
+        ]
+        return dataclasses.replace(config, fused=tuple(fused))
+
+    return changed
+
+
+MULTIPLIED = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj", "gate_proj", "down_proj")
 SPECIALS: dict[str, dict[str, Change]] = {
+    "falcon_h1": {name: unmultiplied(name) for name in MULTIPLIED}
+    | {"attention beside the state": layers(lambda i, each: dataclasses.replace(each, both=i > 0))},
+    "falcon_h1_norm": {"before the gate": states(norm_first=False), "groups": states(norm_groups=1)},
     "lfm2": {"norms of heads": attention(head_norms=False)},
     "lfm2_moe": {"correction": feed_forward(corrected=False), "scale": feed_forward(scale=1.0)},
 }

@@ -229,7 +229,7 @@ class LayerSpec:
     layer. `token_width`: of a third half behind these, whose gate is multiplied by a vector of this width
     that a token has for each layer (0: there is none). `scaled`: what leaves the layer is multiplied by a
     stored number. `delta`: the state that it has instead of keys and values; its attention is then that of
-    the others (None: it attends).
+    the others (None: it attends). `both`: it has keys and values beside that, and adds what both give.
     """
 
     attention: AttentionSpec
@@ -240,6 +240,12 @@ class LayerSpec:
     token_width: int = 0
     scaled: bool = False
     delta: DeltaShape | None = None
+    both: bool = False
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has keys and values, its own or another layer's."""
+        return self.delta is None or self.both
 
     def complaints(self) -> Iterator[str]:
         """Finds impossible numbers; a sentence for each."""
@@ -423,7 +429,7 @@ class ModelConfig:
     @property
     def _attentions(self) -> dict[int, AttentionSpec]:
         """The attention of each layer that attends, by its number."""
-        return {i: layer.attention for i, layer in enumerate(self.layers) if layer.delta is None}
+        return {i: layer.attention for i, layer in enumerate(self.layers) if layer.attends}
 
     @property
     def num_layers(self) -> int:

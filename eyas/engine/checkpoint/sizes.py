@@ -146,7 +146,7 @@ def _is_read(model: ModelConfig, name: str) -> bool:
 
 
 def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
-    part, attention = layer.feed_forward, _mixer(layer, hidden)
+    part, attention = layer.feed_forward, mixer_elements(layer, hidden)
     attention, matrices = attention + 2 * hidden * layer.token_width, 3 if part.gated else 2
     if isinstance(part, ExpertsSpec):
         router = hidden * part.experts
@@ -155,8 +155,10 @@ def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
     return WeightBytes(0, attention + matrices * hidden * part.width)
 
 
-def _mixer(layer: LayerSpec, hidden: int) -> int:
-    return _attention(layer.attention, hidden) if layer.delta is None else layer.delta.weights(hidden)
+def mixer_elements(layer: LayerSpec, hidden: int) -> int:
+    """Elements of the matrices of a layer's attention and state."""
+    attention = _attention(layer.attention, hidden) if layer.attends else 0
+    return attention if layer.delta is None else attention + layer.delta.weights(hidden)
 
 
 def _attention(spec: AttentionSpec, hidden: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, View
+from eyas.engine.checkpoint.multiplied_tensors import MultipliedTensor
 from eyas.engine.checkpoint.turned_tensors import GroupsTensor, TransposedTensor
 
 
@@ -66,7 +67,7 @@ class RowTensor:
         yield stored, partial(ExpertPart, StackedTensor(self.name, (self.name,)), 0, 0)
 
 
-JoinedTensor = FusedTensor | StackedTensor | RowTensor | TransposedTensor | GroupsTensor
+JoinedTensor = FusedTensor | StackedTensor | RowTensor | TransposedTensor | GroupsTensor | MultipliedTensor
 """Kinds of tensors that models ask for by other names or shapes than they are stored in."""
 
 

@@ -111,7 +111,7 @@ _Sizes = tuple[int, int, str, tuple[int, int, int]]
 
 def _attention(layer: LayerSpec, hidden: int) -> Iterator[_Sizes]:
     spec, none = layer.attention, (0, 0, 0)
-    if spec.latent or layer.delta is not None:
+    if spec.latent or not layer.attends:
         return
     heads, own, dim = spec.num_heads, spec.num_kv_heads if spec.shared_from is None else 0, spec.head_dim
     apart = spec.row_norms or spec.centred_heads or spec.value_norms or not own

@@ -20,7 +20,8 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepRates, StepTimes
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
-from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.sizes import mixer_elements
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.states.shape import SPAN
 from kv_transfer.layout import pages_for
@@ -209,24 +210,13 @@ def context_of_a_row(model: ModelConfig) -> float:
 def _attended(layer: LayerSpec) -> int:
     """Elements of keys and values that a row's heads read of one token."""
     spec = layer.attention
-    bounded = spec.window or spec.chunk or layer.delta is not None
+    bounded = spec.window or spec.chunk or not layer.attends
     return 0 if bounded else spec.num_heads * (spec.head_dim + (spec.latent or spec.head_dim))
 
 
 def _weights(hidden: int, layer: LayerSpec) -> int:
     """The weights of one layer that a row meets."""
-    spec, delta = layer.attention, layer.delta
-    if delta is not None:
-        attention = delta.weights(hidden)
-    elif isinstance(spec, LatentSpec):
-        rank, rotated = spec.query_rank, spec.rotated_dim
-        per_head = (rank or hidden) * (spec.plain_dim + rotated)
-        per_head += spec.kv_rank * (spec.plain_dim + spec.value_dim) + spec.value_dim * hidden
-        attention = hidden * (rank + spec.kv_rank + rotated) + spec.num_heads * per_head
-    else:
-        own = spec.num_kv_heads if spec.shared_from is None else 0
-        attention = hidden * spec.head_dim * (2 * (spec.num_heads + own) + spec.num_heads * spec.gated)
-    return attention + 3 * hidden * _width(layer.feed_forward)
+    return mixer_elements(layer, hidden) + 3 * hidden * _width(layer.feed_forward)
 
 
 def _width(spec: FeedForwardSpec) -> int:

@@ -42,7 +42,9 @@ class DeltaMixer(Generic[ProjectionT]):
             return weights.take_rows(f"{prefix}.{name}", (shape.value_heads,), torch.float32)
 
         rate, step_bias = of_heads("A_log").exp().neg(), of_heads("dt_bias")
-        gains = weights.take(f"{prefix}.norm.weight", (shape.value_size if shape.corrects else values,))
+        gains = None
+        if not isinstance(shape, SpaceShape) or shape.norm_groups:
+            gains = weights.take(f"{prefix}.norm.weight", (shape.value_size if shape.corrects else values,))
         rule = DeltaRule(
             shape.of_rank(weights.placement.ranks), _convolution(weights, shape, prefix, "weight")
         )

@@ -8,7 +8,7 @@ rows are the same on all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Generic, Protocol
@@ -30,7 +30,7 @@ from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import ExpertsPart, OutPart
 from eyas.engine.models.token_vectors import TokenHalf
 from eyas.engine.states.delta import DeltaRule
-from eyas.engine.states.shape import ConvolutionShape
+from eyas.engine.states.shape import ConvolutionShape, DeltaShape
 
 
 class Mixer(Protocol):
@@ -74,9 +74,11 @@ class DecoderLayer(Generic[ProjectionT]):
 
     def __init__(self, blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: Gain | None) -> None:
         self.spec = spec
-        self._attention, out = _mixer(blocks, spec, prefix, gain)
         post = _post(blocks, prefix, spec.norms.after_attention)
-        self._out = replace(out, post=post, scale=spec.residual_scale)
+        self._mixers = [
+            (mixer, replace(out, post=post, scale=spec.residual_scale))
+            for mixer, out in _mixers(blocks, spec, prefix, gain)
+        ]
         before, after = spec.norms.before_feed_forward, spec.norms.after_feed_forward
         gains = _gain(blocks, prefix, before), _post(blocks, prefix, after)
         self._feed_forward: FeedForward
@@ -91,7 +93,8 @@ class DecoderLayer(Generic[ProjectionT]):
         self._tokens = TokenHalf(blocks, spec, prefix) if spec.token_width else None
         self._number = blocks.weights.take(f"{prefix}.layer_scalar", (1,)) if spec.scaled else None
         if isinstance(self._feed_forward, GatedFeedForward) and not spec.parallel:
-            self._out = replace(self._out, gain=gain_left(self._feed_forward.norm))
+            mixer, out = self._mixers[-1]
+            self._mixers[-1] = mixer, replace(out, gain=gain_left(self._feed_forward.norm))
 
     def read_by(self, norm: row_kernels.NormInput | LayerNorm | None) -> None:
         """Names the norm that reads the residual behind this layer, before the layer is called."""
@@ -100,9 +103,11 @@ class DecoderLayer(Generic[ProjectionT]):
 
     @property
     def mixing(self) -> tuple[AnyProjection, ...]:
-        """The weights of its attention, with the way back."""
-        beside = () if self._tokens is None else self._tokens.projections
-        return (*self._attention.projections, self._out.projection, *beside)
+        """The weights of its attention and its state, with the ways back."""
+        mixing: list[AnyProjection] = []
+        for mixer, out in self._mixers:
+            mixing += (*mixer.projections, out.projection)
+        return (*mixing, *(() if self._tokens is None else self._tokens.projections))
 
     @property
     def formats(self) -> tuple[type[AnyProjection], ...]:
@@ -118,12 +123,12 @@ class DecoderLayer(Generic[ProjectionT]):
     @property
     def rule(self) -> DeltaRule | None:
         """The rule of its states, if it has some."""
-        return self._attention.rule if isinstance(self._attention, DeltaMixer) else None
+        return next((mixer.rule for mixer, _ in self._mixers if isinstance(mixer, DeltaMixer)), None)
 
     @property
     def norm(self) -> row_kernels.NormInput | LayerNorm | None:
         """The norm of what attention reads; None: there is none."""
-        return self._attention.norm
+        return self._mixers[0][0].norm
 
     def __call__(
         self,
@@ -136,12 +141,12 @@ class DecoderLayer(Generic[ProjectionT]):
         """The residual after this layer, whose attention reads `read` and is over the pool's `layer`-th.
         `vectors` [m, width]: of the rows' tokens for this layer, if it reads some.
         """
-        attended = self._attention.attend(read, layer, ops)
+        attended = [(mixer.attend(read, layer, ops), out) for mixer, out in self._mixers]
         if not self.spec.parallel:
-            residual = ops.add(residual, attended, self._out)
+            residual = _added(residual, attended, ops)
         inner, residual = self._feed_forward.inner(residual, ops)
         if self.spec.parallel:
-            residual = ops.add(residual, attended, self._out)
+            residual = _added(residual, attended, ops)
         residual = self._feed_forward.add(residual, inner, ops)
         if self._tokens is not None:
             assert vectors is not None
@@ -150,7 +155,8 @@ class DecoderLayer(Generic[ProjectionT]):
 
     def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> None:
         """The same as far as it writes the rows' KV."""
-        self._attention.keep(read, layer, ops)
+        for mixer, _ in self._mixers:
+            mixer.keep(read, layer, ops)
 
 
 def load_layers(blocks: Blocks[ProjectionT]) -> list[DecoderLayer[ProjectionT]]:
@@ -228,19 +234,32 @@ def _post(blocks: Blocks[ProjectionT], prefix: str, name: str) -> torch.Tensor |
     return load_gain(blocks.config, blocks.weights, whole, blocks.config.hidden_size) if name else None
 
 
-def _mixer(
+def _added(residual: Any, attended: list[tuple[torch.Tensor, OutPart[Any]]], ops: Ops[Any, Any, Any]) -> Any:
+    """The residual with the last products of what mixers gave added."""
+    for mixed, out in attended:
+        residual = ops.add(residual, mixed, out)
+    return residual
+
+
+def _mixers(
     blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: Gain | None
+) -> Iterator[tuple[Mixer, OutPart[ProjectionT]]]:
+    """What is over other rows, and the ways back."""
+    if spec.delta is not None:
+        yield _state(blocks, spec.delta, f"{prefix}.linear_attn", gain)
+    if spec.attends:
+        yield _attention(blocks, spec, f"{prefix}.self_attn", gain)
+
+
+def _state(
+    blocks: Blocks[ProjectionT], shape: DeltaShape, prefix: str, gain: Gain | None
 ) -> tuple[Mixer, OutPart[ProjectionT]]:
-    """What is over other rows, and the way back."""
-    if spec.delta is None:
-        return _attention(blocks, spec, f"{prefix}.self_attn", gain)
-    prefix, columns = f"{prefix}.linear_attn", spec.delta.value_heads * spec.delta.value_size
-    name = f"{prefix}.out_proj.weight"
-    back = blocks.loader([name]).columns(name, (blocks.config.hidden_size, columns))
-    out = OutPart(back)
-    if isinstance(spec.delta, ConvolutionShape):
-        return ConvolutionMixer(blocks, spec.delta, prefix, gain), out
-    return DeltaMixer(blocks, spec.delta, prefix, gain), out
+    """The block of this shape, and the way back; their tensors are those below `prefix`."""
+    name, columns = f"{prefix}.out_proj.weight", shape.value_heads * shape.value_size
+    out = OutPart(blocks.loader([name]).columns(name, (blocks.config.hidden_size, columns)))
+    if isinstance(shape, ConvolutionShape):
+        return ConvolutionMixer(blocks, shape, prefix, gain), out
+    return DeltaMixer(blocks, shape, prefix, gain), out
 
 
 def _attention(

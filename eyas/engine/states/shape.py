@@ -120,13 +120,14 @@ class SpaceShape(DeltaShape):
     """A layer of a state space model (Mamba-2, arXiv 2405.21060): keys and queries are its B and C, which are
     taken as the convolution gives them, and values its x; a row adds to the state.
 
-    `limits`: of a step. `bias`: the convolution has one. `norm_groups`: of the norm behind the gate, equal
-    parts of all heads together.
+    `limits`: of a step. `bias`: the convolution has one. `norm_groups`: of the norm behind the gate, or with
+    `norm_first` before it, equal parts of all heads together (0: there is no norm).
     """
 
     limits: tuple[float, float] = (0.0, math.inf)
     bias: bool = True
     norm_groups: int = 1
+    norm_first: bool = False
 
     @property
     def kind(self) -> str:

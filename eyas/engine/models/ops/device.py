@@ -129,6 +129,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         made = self.product(read, part.projection)
         inputs, gate, shares, steps = made.split((shape.inputs, values, heads, heads), 1)
         gates = rule_gates(steps, shares, part.step_bias, part.rate, pdl)
+        assert part.gain is not None
         return gated_norm(self.recur(inputs, gates, part.rule, layer), gate, part.gain, self.eps, pdl)
 
     def gated(self, read: ReadT, part: GatedPart[Projection]) -> Rows:

@@ -58,14 +58,14 @@ class DeltaPart(Generic[ProjectionT]):
 
     Behind a step stands `step_bias`, and the decay's logarithm is its softplus times `rate`: both float32
     [value heads]. `gain`: of the norm of each head before its gate [value size], or behind it of equal groups
-    of all heads [values].
+    of all heads [values] (None: there is no norm).
     """
 
     projection: ProjectionT
     rule: DeltaRule
     rate: torch.Tensor
     step_bias: torch.Tensor
-    gain: torch.Tensor
+    gain: torch.Tensor | None
 
 
 @dataclass(frozen=True)

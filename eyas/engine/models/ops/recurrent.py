@@ -32,8 +32,19 @@ def gated(made: torch.Tensor, gate: torch.Tensor, part: DeltaPart[Any], eps: flo
     shape, wide = part.rule.shape, gate.float()
     weights = wide.neg().exp_().add_(1.0).reciprocal_().mul_(wide)
     if isinstance(shape, SpaceShape):
-        groups = (made.float() * weights).unflatten(1, (shape.norm_groups, -1))
-        normed = rms_norm(groups, torch.ones_like(groups[0, 0]), eps).flatten(1)
-        return normed.to(made.dtype).mul_(part.gain)
+        return _of_all_heads(made, weights, part, shape, eps)
+    assert part.gain is not None
     normed = rms_norm(made.unflatten(1, (shape.value_heads, -1)), part.gain, eps).flatten(1)
     return weights.mul_(normed).to(made.dtype)
+
+
+def _of_all_heads(
+    made: torch.Tensor, weights: torch.Tensor, part: DeltaPart[Any], shape: SpaceShape, eps: float
+) -> torch.Tensor:
+    """made [m, values] times `weights` [m, values], and their norm by groups, one before the other."""
+    wide = made.float() if shape.norm_first else made.float() * weights
+    if part.gain is not None:
+        groups = wide.unflatten(1, (shape.norm_groups, -1))
+        wide = rms_norm(groups, torch.ones_like(groups[0, 0]), eps).flatten(1)
+        wide = wide.to(made.dtype).mul_(part.gain)
+    return (wide.float() * weights if shape.norm_first else wide).to(made.dtype)
