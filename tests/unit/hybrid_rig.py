@@ -37,6 +37,9 @@ STATES: dict[str, Any] = {
     "pad_token_id": None,
     "bos_token_id": None,
 }
+THIRDS = STATES | {"linear_num_key_heads": 3}
+"""transformers writes the filters of queries, keys and values as equal thirds, whatever they are."""
+
 EXPERTS: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -77,6 +80,23 @@ MULTIPLIED: dict[str, Any] = {
 CONVOLUTIONS: dict[str, Any] = {
     "layer_types": ["conv", "conv", "full_attention", "conv"],
     "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": None,
+}
+CHANNELS: dict[str, Any] = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_head_dim": 16,
+    "linear_num_heads": 3,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "model_max_length": 512,
     "pad_token_id": None,
     "bos_token_id": None,
 }
@@ -126,6 +146,42 @@ HYBRIDS = {
             "bos_token_id": None,
         },
     ),
+    "jamba": Sample(
+        "JambaForCausalLM",
+        "JambaConfig",
+        1.0,
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 5,
+            "pad_token_id": None,
+            "bos_token_id": None,
+        },
+    ),
+    "kimi_linear": Sample(
+        "KimiLinearForCausalLM",
+        "KimiLinearConfig",
+        1.0,
+        CHANNELS | {"num_expert_group": 4, "topk_group": 2},
+        without=("head_dim", "max_position_embeddings"),
+    ),
+    "olmo_hybrid": Sample(
+        "OlmoHybridForCausalLM",
+        "OlmoHybridConfig",
+        1.0,
+        THIRDS | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+        without=("head_dim",),
+    ),
+    "olmo_hybrid_rotated": Sample(
+        "OlmoHybridForCausalLM",
+        "OlmoHybridConfig",
+        1.0,
+        THIRDS | {"linear_allow_neg_eigval": False},
+        without=("head_dim",),
+    ),
     "lfm2": Sample(
         "Lfm2ForCausalLM",
         "Lfm2Config",
@@ -161,6 +217,7 @@ def write_hybrid(folder: Path, name: str, **changes: Any) -> Any:
     """Stores the sample, with `changes` to its configuration; gives transformers' model, float32, eager."""
     sample = HYBRIDS[name]
     sizes = copy.deepcopy(SIZES | sample.changes | changes)  # transformers writes into what it reads
+    sizes = {name: size for name, size in sizes.items() if name not in sample.without}
     kind = getattr(transformers, sample.config)
     if sample.model.endswith("ForConditionalGeneration"):
         config = kind(text_config=sizes, vision_config=dict(EYES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.multiplied_tensors import MultipliedTensor
+from eyas.engine.checkpoint.rope import NO_ROPE
 from eyas.engine.models.refusal import refusal
 from eyas.engine.states.shape import DeltaShape
 from tests.unit.hybrid_rig import HybridRig, described, write_hybrid
-from tests.unit.test_dense_families import layers
+from tests.unit.test_dense_families import ROPE, layers
 from tests.unit.test_model_families import CLOSE, Change, attention, feed_forward, prompt
 
 
@@ -52,6 +54,14 @@ SPECIALS: dict[str, dict[str, Change]] = {
     "falcon_h1": {name: unmultiplied(name) for name in MULTIPLIED}
     | {"attention beside the state": layers(lambda i, each: dataclasses.replace(each, both=i > 0))},
     "falcon_h1_norm": {"before the gate": states(norm_first=False), "groups": states(norm_groups=1)},
+    "jamba": {
+        "norms of steps, keys and queries": states(normed=False),
+        "rotates nothing": attention(rope=ROPE),
+        "weights as they are": feed_forward(normalised=True),
+    },
+    "kimi_linear": {"rotates nothing": attention(rope=ROPE), "groups": feed_forward(topk_groups=4)},
+    "olmo_hybrid": {"reach": states(reach=1.0), "rotates nothing": attention(rope=ROPE)},
+    "olmo_hybrid_rotated": {"reach": states(reach=2.0), "rotates": attention(rope=NO_ROPE)},
     "lfm2": {"norms of heads": attention(head_norms=False)},
     "lfm2_moe": {"correction": feed_forward(corrected=False), "scale": feed_forward(scale=1.0)},
 }
@@ -69,8 +79,41 @@ def test_without_its_special_a_hybrid_is_another_model(name: str, tmp_path: Path
         return made
 
     assert config.delta is not None
-    if type(config.delta) is not DeltaShape:
+    if type(config.delta) is not DeltaShape or config.delta.reach != 1.0:
         assert config.delta.kind in refusal(config, 16)
     whole = logits(config)
     for special, change in SPECIALS[name].items():
         assert (logits(change(config)) - whole).abs().max() > 10 * CLOSE, special
+
+
+PUBLISHED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "kimi_linear": (
+        ("layer_types", "mlp_layer_types", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"),
+        {
+            "linear_attn_config": {
+                "full_attn_layers": [3],
+                "kda_layers": [1, 2, 4],
+                "head_dim": 16,
+                "num_heads": 3,
+                "short_conv_kernel_size": 4,
+            },
+            "first_k_dense_replace": 1,
+            "mla_use_nope": True,
+        },
+    ),
+    "lfm2": (
+        ("layer_types", "intermediate_size"),
+        {"full_attn_idxs": [2], "block_ff_dim": 90, "intermediate_size": 8192},
+    ),
+}
+"""The keys by which a published config.json says what transformers writes by others."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_says_the_same(name: str, tmp_path: Path) -> None:
+    write_hybrid(tmp_path, name)
+    expected, path = described(tmp_path, name), tmp_path / "config.json"
+    without, keys = PUBLISHED[name]
+    stated = {key: value for key, value in json.loads(path.read_text()).items() if key not in without}
+    path.write_text(json.dumps(stated | keys))
+    assert described(tmp_path, name) == expected

@@ -46,10 +46,10 @@ class DeltaMixer(Generic[ProjectionT]):
         if not isinstance(shape, SpaceShape) or shape.norm_groups:
             gains = weights.take(f"{prefix}.norm.weight", (shape.value_size if shape.corrects else values,))
         rule = DeltaRule(
-            shape.of_rank(weights.placement.ranks), _convolution(weights, shape, prefix, "weight")
+            shape.of_rank(weights.placement.ranks), convolution(weights, shape, prefix, "weight")
         )
         if isinstance(shape, SpaceShape):
-            bias = _convolution(weights, shape, prefix, "bias") if shape.bias else None
+            bias = convolution(weights, shape, prefix, "bias") if shape.bias else None
             rule = replace(rule, bias=bias, skip=of_heads("D"))
         self._part = DeltaPart(projection, rule, rate, step_bias, gains)
 
@@ -72,7 +72,7 @@ class DeltaMixer(Generic[ProjectionT]):
         ops.delta(read, self._part, layer)
 
 
-def _convolution(weights: WeightSource, shape: DeltaShape, prefix: str, kind: str) -> torch.Tensor:
+def convolution(weights: WeightSource, shape: DeltaShape, prefix: str, kind: str) -> torch.Tensor:
     """The convolution's factors of this rank's columns, float32 [inputs, kernel], or its bias [inputs]."""
     keys, values = shape.key_heads * shape.key_size, shape.value_heads * shape.value_size
     sides = (1, shape.kernel) if kind == "weight" else ()

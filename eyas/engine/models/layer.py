@@ -19,6 +19,7 @@ from eyas.engine.checkpoint.config import ApartSpec, ExpertsSpec, LatentSpec, La
 from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.norm import Gain, LayerNorm, load_gain, load_norm
+from eyas.engine.models.channel_mixer import ChannelMixer
 from eyas.engine.models.convolution_mixer import ConvolutionMixer
 from eyas.engine.models.delta_mixer import DeltaMixer
 from eyas.engine.models.experts_apart import ExpertsApart
@@ -28,9 +29,10 @@ from eyas.engine.models.latent_attention import LatentMixer
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import ExpertsPart, OutPart
+from eyas.engine.models.selective_mixer import SelectiveMixer
 from eyas.engine.models.token_vectors import TokenHalf
 from eyas.engine.states.delta import DeltaRule
-from eyas.engine.states.shape import ConvolutionShape, DeltaShape
+from eyas.engine.states.shape import ChannelShape, ConvolutionShape, DeltaShape, SelectiveShape
 
 
 class Mixer(Protocol):
@@ -259,6 +261,10 @@ def _state(
     out = OutPart(blocks.loader([name]).columns(name, (blocks.config.hidden_size, columns)))
     if isinstance(shape, ConvolutionShape):
         return ConvolutionMixer(blocks, shape, prefix, gain), out
+    if isinstance(shape, ChannelShape):
+        return ChannelMixer(blocks, shape, prefix, gain), out
+    if isinstance(shape, SelectiveShape):
+        return SelectiveMixer(blocks, shape, prefix, gain), out
     return DeltaMixer(blocks, shape, prefix, gain), out
 
 

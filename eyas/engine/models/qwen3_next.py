@@ -60,21 +60,24 @@ def attention(raw: values.Raw) -> AttentionSpec:
 
 
 def hybrid(raw: values.Raw, folder: Path, layers: list[LayerSpec]) -> ModelConfig:
-    """The decoder of these layers, of which `layer_types` says which have a state; without it all but every
-    `full_attention_interval`-th.
-    """
-    interval = values.whole(raw, "full_attention_interval", 4, least=1)
-    kinds = values.words(raw, "layer_types") or [
-        KINDS[(number + 1) % interval == 0] for number in range(len(layers))
-    ]
-    if len(kinds) != len(layers) or set(kinds) - set(KINDS):
-        raise ConfigError(f"layer_types {values.said(kinds)} are not {' or '.join(KINDS)} for each layer")
+    """The decoder of these layers, of which some have a state."""
     shape = delta(raw)
     made = [
-        dataclasses.replace(layer, delta=shape if kind == KINDS[0] else None)
-        for layer, kind in zip(layers, kinds, strict=True)
+        dataclasses.replace(layer, delta=shape if recurs else None)
+        for layer, recurs in zip(layers, recurring(raw), strict=True)
     ]
     return dataclasses.replace(keys.decoder(raw, folder, made), norm_offset=1.0)
+
+
+def recurring(raw: values.Raw) -> list[bool]:
+    """Which layers have a state: as `layer_types` says, or all but every `full_attention_interval`-th."""
+    count, interval = keys.count(raw), values.whole(raw, "full_attention_interval", 4, least=1)
+    kinds = values.words(raw, "layer_types") or [
+        KINDS[(number + 1) % interval == 0] for number in range(count)
+    ]
+    if len(kinds) != count or set(kinds) - set(KINDS):
+        raise ConfigError(f"layer_types {values.said(kinds)} are not {' or '.join(KINDS)} for each layer")
+    return [kind == KINDS[0] for kind in kinds]
 
 
 def delta(raw: values.Raw) -> DeltaShape:

@@ -77,8 +77,8 @@ def _layer_refusal(layer: LayerSpec) -> str:
 
 
 def _state_refusal(shape: DeltaShape) -> str:
-    if type(shape) is not DeltaShape:
-        return f"layers with {shape.kind} (GPUs have kernels for the gated delta rule alone)"
+    if type(shape) is not DeltaShape or shape.reach != 1.0 or shape.norm_eps:
+        return f"layers with {shape.kind} (GPUs have kernels for Qwen's gated delta rule alone)"
     sizes = {"keys": shape.key_size, "values": shape.value_size}
     for name, size in sizes.items():
         if size < SIDE or size & (size - 1):

@@ -58,6 +58,8 @@ MODELS = {
     "HeliumForCausalLM": "helium",
     "HunYuanDenseV1ForCausalLM": "hunyuan",
     "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
+    "JambaForCausalLM": "jamba",
+    "KimiLinearForCausalLM": "kimi_linear",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "Llama4ForCausalLM": "llama4",
@@ -75,6 +77,7 @@ MODELS = {
     "NemotronHForCausalLM": "nemotron_h",  # Nemotron 3 as well
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
+    "OlmoHybridForCausalLM": "olmo_hybrid",
     "OlmoeForCausalLM": "olmoe",
     "OPTForCausalLM": "opt",
     "Phi3ForCausalLM": "phi3",  # Phi-4 and Phi-4-mini as well

@@ -49,7 +49,7 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
             raise ConfigError(text, param=flag)
         if isinstance(layer.feed_forward, ExpertsSpec):
             sizes["shared expert's columns"] = layer.feed_forward.shared_width
-        if layer.delta is not None and not layer.delta.corrects and ranks > 1:
+        if layer.delta is not None and not layer.delta.divisible and ranks > 1:
             flag = "tensor-parallel-size"
             text = f"--{flag}: {config.folder.name}: ranks cannot divide layers with {layer.delta.kind}"
             raise ConfigError(text, param=flag)

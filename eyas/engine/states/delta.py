@@ -50,11 +50,23 @@ class DeltaState(NamedTuple):
         return cls(state, torch.zeros(count, *shape.tail, dtype=dtype, device=device))
 
 
+class MovingRows(NamedTuple):
+    """What n rows move states by: queries and keys [n, value heads, key size, 1], values [n, value heads,
+    value size]; and decays and factors, with sides of 1 where they are the same for all.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor
+
+
 @dataclass(frozen=True)
 class DeltaRule:
     """The rule of one layer. `filters` float32 [inputs, kernel]: of the convolution of each column, the
-    factor of a row itself the last of them; `bias` [inputs] is added to it. `skip` [value heads]: what a row
-    reads grows by its value times that.
+    factor of a row itself the last of them; `bias` [inputs] is added to it. `skip` [value heads], or of each
+    element of a value: what a row reads grows by its value times that.
     """
 
     shape: DeltaShape
@@ -96,16 +108,14 @@ class DeltaRule:
         levels = _levels(parents)
         order = [row for level in levels for row in level]
         here = _index(order, start.state)
-        q, k, v = (part[here] for part in self._heads(start, rows, parents))
-        q, k, beta = q[..., None], k[..., None], rows.beta[here][..., None]
-        decay = rows.decay[here].exp().unflatten(1, (self.shape.value_heads, -1))[..., None]
+        q, k, v, decay, beta = (part[here] for part in self._moving(start, rows, parents))
         reads, states = torch.empty_like(v), dict[int, torch.Tensor]()
         state, before = start.state, [-1 - i for i in range(start.state.shape[0])]
         read, stored, first = frozenset(at), frozenset(behind), 0
         for level in levels:
             mine, first = slice(first, first + len(level)), first + len(level)
             state = _following(state, before, [parents[row] for row in level])
-            state = state * decay[mine]
+            state = state * self._kept(decay[mine])
             added = v[mine] - _summed(state * k[mine]) if self.shape.corrects else v[mine]
             state.add_(k[mine] * (added * beta[mine])[..., None, :])
             if not read.isdisjoint(level):
@@ -114,25 +124,36 @@ class DeltaRule:
                 states[row] = state[level.index(row)]
             before = level
         if self.skip is not None:
-            reads += v * self.skip[:, None]
+            reads += v * self.skip.view(self.shape.value_heads, -1)
         places = {row: place for place, row in enumerate(order)}
         some = _index([places[row] for row in at], reads)
         return reads[some], [states[row] for row in behind]
 
-    def _heads(
-        self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values of all rows, by value heads: [n, value heads, size]."""
+    def _moving(self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]) -> MovingRows:
+        """What each row moves its state by."""
+        q, k, v = self._heads(self._activated(start, rows, parents))
+        decay = rows.decay.exp().unflatten(1, (self.shape.value_heads, -1))[..., None]
+        return MovingRows(q[..., None], k[..., None], v, decay, rows.beta[..., None])
+
+    def _kept(self, decay: torch.Tensor) -> torch.Tensor:
+        """The share of a state that rows keep of it, of some of `MovingRows.decay`."""
+        return decay
+
+    def _heads(self, made: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """made [n, inputs] -> queries, keys and values, by value heads: [n, value heads, size]."""
         shape = self.shape
         sizes = (shape.key_heads * shape.key_size,) * 2
-        made = self._convolved(start, rows, parents)
-        made.div_((-made).exp_().add_(1.0))
         q, k, v = made.split((*sizes, shape.inputs - sum(sizes)), 1)
         q, k = (each.view(-1, shape.key_heads, shape.key_size) for each in (q, k))
         if shape.corrects:
             q, k = _normed(q).mul_(shape.key_size**-0.5), _normed(k)
         q, k = (each.repeat_interleave(shape.value_heads // shape.key_heads, 1) for each in (q, k))
         return q, k, v.view(-1, shape.value_heads, shape.value_size)
+
+    def _activated(self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]) -> torch.Tensor:
+        """silu of the convolution, float32 [n, inputs]."""
+        made = self._convolved(start, rows, parents)
+        return made.div_((-made).exp_().add_(1.0))
 
     def _convolved(self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]) -> torch.Tensor:
         """The convolution along each row's path, float32 [n, inputs]."""

@@ -31,7 +31,8 @@ class DeltaShape:
     """A layer of the gated delta rule (arXiv 2412.06464), or of its kind.
 
     A state is float32 [value_heads, key_size, value_size]; value heads share keys in groups, as queries do in
-    grouped attention. `kernel`: rows that the convolution before it reads, its own the last of them.
+    grouped attention. `kernel`: rows that the convolution before it reads, its own the last of them. `reach`:
+    the largest share of a correction. `norm_eps`: of the norm behind it (0.0: as of all others).
     """
 
     key_heads: int
@@ -39,11 +40,18 @@ class DeltaShape:
     key_size: int
     value_size: int
     kernel: int
+    reach: float = 1.0
+    norm_eps: float = 0.0
 
     @property
     def kind(self) -> str:
         """What it is, in a few words."""
-        return "a state of the gated delta rule"
+        return "a state of the gated delta rule" + f", reaching {self.reach:g}," * (self.reach != 1.0)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether ranks can divide its heads."""
+        return type(self) is DeltaShape
 
     @property
     def corrects(self) -> bool:
@@ -116,6 +124,31 @@ class DeltaShape:
 
 
 @dataclasses.dataclass(frozen=True)
+class ChannelShape(DeltaShape):
+    """A layer of Kimi Delta Attention (arXiv 2510.26692): each element of a key decays by itself. `rank`: of
+    the two factors by which decays are made, and of those that make gates.
+    """
+
+    rank: int = 0
+
+    @property
+    def kind(self) -> str:
+        """What it is, in a few words."""
+        return "a state of Kimi Delta Attention"
+
+    @property
+    def gate_counts(self) -> tuple[int, int]:
+        """Logarithms of the decays of key elements, and each head's factor."""
+        return self.value_heads * self.key_size, self.value_heads
+
+    def weights(self, hidden: int) -> int:
+        """Of what a row is made of, the factors of decays and gates, and the way back."""
+        decays, values = self.value_heads * self.key_size, self.value_heads * self.value_size
+        rows = self.inputs + self.value_heads + 2 * self.rank + values
+        return hidden * rows + self.rank * (decays + values)
+
+
+@dataclasses.dataclass(frozen=True)
 class SpaceShape(DeltaShape):
     """A layer of a state space model (Mamba-2, arXiv 2405.21060): keys and queries are its B and C, which are
     taken as the convolution gives them, and values its x; a row adds to the state.
@@ -174,3 +207,40 @@ class ConvolutionShape(DeltaShape):
         """Finds impossible numbers; a sentence for each."""
         if not 2 <= self.kernel <= SPAN:
             yield f"conv_L_cache {self.kernel} is not between 2 and {SPAN}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveShape(DeltaShape):
+    """A layer of a selective state space model (Mamba, arXiv 2312.00752): one head of `value_size` columns,
+    each element of whose state decays by itself. Its steps, its keys and its queries are products of what the
+    convolution gives: rows are stored before it, and nothing beside them. `rank`: of the steps' two factors.
+    `normed`: steps, keys and queries pass norms. `bias`: the convolution has one.
+    """
+
+    rank: int = 1
+    normed: bool = False
+    bias: bool = True
+
+    @property
+    def kind(self) -> str:
+        """What it is, in a few words."""
+        return "a state of Mamba (1)"
+
+    @property
+    def corrects(self) -> bool:
+        """A row adds to the state."""
+        return False
+
+    @property
+    def gate_counts(self) -> tuple[int, int]:
+        """None."""
+        return 0, 0
+
+    def weights(self, hidden: int) -> int:
+        """Of what a row is made of and the gate, of steps, keys and queries, and the way back."""
+        return self.value_size * (3 * hidden + 2 * self.rank + 2 * self.key_size)
+
+    def complaints(self) -> Iterator[str]:
+        """Finds impossible numbers; a sentence for each."""
+        if not 2 <= self.kernel <= SPAN:
+            yield f"mamba_d_conv {self.kernel} is not between 2 and {SPAN}"

@@ -21,7 +21,7 @@ def gates(numbers: Sequence[torch.Tensor], part: DeltaPart[Any]) -> torch.Tensor
     steps, shape = softplus(numbers[-1].float() + part.step_bias), part.rule.shape
     if isinstance(shape, SpaceShape):
         steps = steps.clamp_(*shape.limits)
-    factors = sigmoid(numbers[0].float()) if shape.corrects else steps
+    factors = sigmoid(numbers[0].float()).mul_(shape.reach) if shape.corrects else steps
     return torch.cat((steps * part.rate, factors), 1)
 
 
@@ -34,8 +34,13 @@ def gated(made: torch.Tensor, gate: torch.Tensor, part: DeltaPart[Any], eps: flo
     if isinstance(shape, SpaceShape):
         return _of_all_heads(made, weights, part, shape, eps)
     assert part.gain is not None
-    normed = rms_norm(made.unflatten(1, (shape.value_heads, -1)), part.gain, eps).flatten(1)
+    normed = normed_heads(made, part.gain, shape.norm_eps or eps)
     return weights.mul_(normed).to(made.dtype)
+
+
+def normed_heads(made: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    """made [m, heads * size], each head normed, times gain [size]."""
+    return rms_norm(made.unflatten(1, (-1, len(gain))), gain, eps).flatten(1)
 
 
 def _of_all_heads(
