@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from eyas.engine.checkpoint.rope import NO_ROPE
 from eyas.engine.models.refusal import refusal
 from eyas.engine.states.shape import DeltaShape
 from tests.unit.hybrid_rig import HybridRig, described, write_hybrid
-from tests.unit.test_dense_families import ROPE, layers
+from tests.unit.test_dense_families import ROPE, every, layers
 from tests.unit.test_model_families import CLOSE, Change, attention, feed_forward, prompt
 
 
@@ -50,7 +51,15 @@ def unmultiplied(name: str) -> Change:
 
 
 MULTIPLIED = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj", "gate_proj", "down_proj")
+WITHOUT_LIMITS = states(limits=(0.0, math.inf))
 SPECIALS: dict[str, dict[str, Change]] = {
+    "bamba": {"a part rotates": attention(rope=ROPE)},
+    "granite_hybrid": {"rotates nothing": attention(rope=ROPE), "residual": every(residual_scale=1.0)},
+    "granite_hybrid_dense": {"limits of steps": WITHOUT_LIMITS, "rotates": attention(rope=NO_ROPE)},
+    "nemotron_h": {"limits of steps": WITHOUT_LIMITS, "groups of the norm": states(norm_groups=1)},
+    "qwen3_next": {"a part rotates": attention(rope=ROPE), "norms of heads": attention(head_norms=False)},
+    "qwen3_5": {"a part rotates": attention(rope=ROPE)},
+    "qwen3_5_moe": {"a part rotates": attention(rope=ROPE)},
     "falcon_h1": {name: unmultiplied(name) for name in MULTIPLIED}
     | {"attention beside the state": layers(lambda i, each: dataclasses.replace(each, both=i > 0))},
     "falcon_h1_norm": {"before the gate": states(norm_first=False), "groups": states(norm_groups=1)},
