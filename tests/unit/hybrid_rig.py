@@ -100,6 +100,27 @@ CHANNELS: dict[str, Any] = {
     "pad_token_id": None,
     "bos_token_id": None,
 }
+BLOCKS: dict[str, Any] = {
+    "layers_block_type": [
+        *("linear_attention", "moe", "linear_attention", "full_attention", "mlp"),
+        *("linear_attention", "moe"),
+    ],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 64,
+    "time_step_min": 0.3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+    "pad_token_id": None,
+    "bos_token_id": None,
+}
 HYBRIDS = {
     "bamba": Sample("BambaForCausalLM", "BambaConfig", 1.0, SPACES | {"attn_layer_indices": [2]}),
     "falcon_h1": Sample("FalconH1ForCausalLM", "FalconH1Config", 1.0, SPACES | MULTIPLIERS),
@@ -120,31 +141,12 @@ HYBRIDS = {
         | MULTIPLIED
         | {"num_local_experts": 0, "position_embedding_type": "rope", "time_step_limit": (0.3, 1.5)},
     ),
-    "nemotron_h": Sample(
+    "nemotron_h": Sample("NemotronHForCausalLM", "NemotronHConfig", 1.0, BLOCKS),
+    "nemotron_h_latent": Sample(
         "NemotronHForCausalLM",
         "NemotronHConfig",
         1.0,
-        {
-            "layers_block_type": [
-                *("linear_attention", "moe", "linear_attention", "full_attention", "mlp"),
-                *("linear_attention", "moe"),
-            ],
-            "mamba_num_heads": 6,
-            "mamba_head_dim": 16,
-            "n_groups": 2,
-            "ssm_state_size": 16,
-            "chunk_size": 64,
-            "time_step_min": 0.3,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "n_group": 4,
-            "topk_group": 2,
-            "moe_intermediate_size": 32,
-            "moe_shared_expert_intermediate_size": 48,
-            "routed_scaling_factor": 2.5,
-            "pad_token_id": None,
-            "bos_token_id": None,
-        },
+        BLOCKS | {"moe_latent_size": 24},
     ),
     "jamba": Sample(
         "JambaForCausalLM",
@@ -187,6 +189,12 @@ HYBRIDS = {
         "Lfm2Config",
         1.0,
         CONVOLUTIONS | {"intermediate_size": 90, "block_ffn_dim_multiplier": 1.5, "block_multiple_of": 16},
+    ),
+    "lfm2_with_eyes": Sample(
+        "Lfm2VlForConditionalGeneration",
+        "Lfm2VlConfig",
+        1.0,
+        CONVOLUTIONS | {"block_auto_adjust_ff_dim": False},
     ),
     "lfm2_moe": Sample(
         "Lfm2MoeForCausalLM",

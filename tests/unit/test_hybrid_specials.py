@@ -57,6 +57,8 @@ SPECIALS: dict[str, dict[str, Change]] = {
     "granite_hybrid": {"rotates nothing": attention(rope=ROPE), "residual": every(residual_scale=1.0)},
     "granite_hybrid_dense": {"limits of steps": WITHOUT_LIMITS, "rotates": attention(rope=NO_ROPE)},
     "nemotron_h": {"limits of steps": WITHOUT_LIMITS, "groups of the norm": states(norm_groups=1)},
+    "nemotron_h_latent": {"limits of steps": WITHOUT_LIMITS},
+    "lfm2_with_eyes": {"norms of heads": attention(head_norms=False)},
     "qwen3_next": {"a part rotates": attention(rope=ROPE), "norms of heads": attention(head_norms=False)},
     "qwen3_5": {"a part rotates": attention(rope=ROPE)},
     "qwen3_5_moe": {"a part rotates": attention(rope=ROPE)},

@@ -259,7 +259,7 @@ def test_every_field_of_a_specification_is_known() -> None:
         ModelConfig: "folder architecture vocab_size hidden_size norm_eps layers context_length tied_head "
         "norm_offset centred norm_bias head_bias positions position_offset token_rows embedding_scale "
         "logit_scale logit_soft_cap quantized unread renamed fused foreign eos_token_ids load_format",
-        LayerSpec: "attention feed_forward norms residual_scale parallel token_width scaled delta",
+        LayerSpec: "attention feed_forward norms residual_scale parallel token_width scaled delta both",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
         "output_bias head_norms row_norms sinks norms_behind centred_heads adjacent "
         "temper chunk bare_norms value_norms keys_as_values shared_from gated",

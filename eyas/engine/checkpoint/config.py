@@ -147,7 +147,9 @@ class ExpertsSpec(FeedForwardSpec):
     its `group_best` best scores. The weights of the chosen are their scores, divided by their sum if
     `normalised`, times `scale`; they multiply what experts make, or, by `weighs_input`, what the one expert
     of a row reads. `shared_width`: of a feed-forward that every row takes (0: there is none); `shared_share`:
-    of what it makes a row takes the share that the sigmoid of its product with a stored row says.
+    of what it makes a row takes the share that the sigmoid of its product with a stored row says. `latent`:
+    experts read rows of this width, a product of what the router reads, and another product takes their sum
+    back (0: they read the same rows).
     """
 
     experts: int
@@ -163,6 +165,7 @@ class ExpertsSpec(FeedForwardSpec):
     weighs_input: bool = False
     shared_width: int = 0
     shared_share: bool = False
+    latent: int = 0
 
     def complaints(self) -> Iterator[str]:
         """Finds numbers that do not go together; a sentence for each."""

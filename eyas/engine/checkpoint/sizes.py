@@ -149,9 +149,9 @@ def _layer(layer: LayerSpec, hidden: int) -> WeightBytes:
     part, attention = layer.feed_forward, mixer_elements(layer, hidden)
     attention, matrices = attention + 2 * hidden * layer.token_width, 3 if part.gated else 2
     if isinstance(part, ExpertsSpec):
-        router = hidden * part.experts
-        beside = router + matrices * hidden * part.shared_width
-        return WeightBytes(matrices * hidden * part.width * part.experts, attention + beside)
+        router, read = hidden * part.experts, part.latent or hidden
+        beside = router + matrices * hidden * part.shared_width + 2 * hidden * part.latent
+        return WeightBytes(matrices * read * part.width * part.experts, attention + beside)
     return WeightBytes(0, attention + matrices * hidden * part.width)
 
 

@@ -130,7 +130,7 @@ class Mixture(Generic[ProjectionT]):
         joined = _is_alike(blocks, spec, loaders, shared)
         self.router = _router(blocks, spec, f"{prefix}.gate", joined)
         names = [*(every[i] for i in self.router.own), *[shared] * joined]
-        gate_up, down = _experts((config.hidden_size, spec.width), names, loaders)
+        gate_up, down = _experts((spec.latent or config.hidden_size, spec.width), names, loaders)
         bias, down_bias = _biases(blocks, spec, names)
         activation = activation_of(blocks, spec, prefix)
         gated = GatedPart(gate_up, activation, gate_of(spec, down), False, bias)
@@ -148,7 +148,9 @@ class Mixture(Generic[ProjectionT]):
                 )
             beside = BesidePart(GatedPart(forth, gated.activation, gate_of(plain, back), False), back, share)
         out = OutPart(down, down_bias, post, layer.residual_scale)
-        self.part = ExpertsPart(gated, out, spec.per_row + joined, beside, spec.weighs_input)
+        latent = _latent(blocks, spec, prefix)
+        self.projections += latent or ()
+        self.part = ExpertsPart(gated, out, spec.per_row + joined, beside, spec.weighs_input, latent)
         rounding = gate_up.rounding if len(self.router.own) == spec.experts else None
         self.norm: Norm = gain if isinstance(gain, LayerNorm) else None
         if isinstance(gain, torch.Tensor):
@@ -163,6 +165,22 @@ class Mixture(Generic[ProjectionT]):
         """The residual with what the experts make of those rows added."""
         rows, routed = inner
         return ops.mix(residual, rows, routed, self.part)
+
+
+def _latent(
+    blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str
+) -> tuple[ProjectionT, ProjectionT] | None:
+    """The products before and behind experts that read narrower rows than the router."""
+    if not spec.latent:
+        return None
+    hidden, (into, out) = (
+        blocks.config.hidden_size,
+        (f"{prefix}.latent_{part}.weight" for part in ("in", "out")),
+    )
+    return (
+        blocks.loader([into]).whole(into, (spec.latent, hidden)),
+        blocks.loader([out]).whole(out, (hidden, spec.latent)),
+    )
 
 
 def _router(blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, shared: bool) -> RouterPart:
@@ -210,6 +228,7 @@ def _is_alike(
         or not spec.gated
         or spec.shared_share
         or spec.weighs_input
+        or spec.latent
     ):
         return False
     return GatedLoaders.of(blocks.loader, [shared]) == loaders

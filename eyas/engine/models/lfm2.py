@@ -1,4 +1,6 @@
-"""LFM2: most layers have a short convolution, the others attend."""
+"""LFM2, alone or in a checkpoint that reads images too: most layers have a short convolution, the others
+attend.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ DEFAULTS = {
 
 KINDS = ("conv", "full_attention")
 RENAMED = (
+    *keys.TEXT_NAMES,
     (".conv.conv.", ".linear_attn.conv."),
     (".conv.in_proj.", ".linear_attn.in_proj."),
     (".conv.out_proj.", ".linear_attn.out_proj."),
@@ -41,7 +44,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """The width of feed-forwards is computed of the one that is stated, unless
     `block_auto_adjust_ff_dim` is off.
     """
-    raw = DEFAULTS | dict(raw)
+    raw = DEFAULTS | dict(keys.text_of(raw))
     stated = keys.width_of(raw, "block_ff_dim" if "block_ff_dim" in raw else "intermediate_size")
     part = keys.feed_forward(raw | {"intermediate_size": _adjusted(raw, stated)}, "silu")
     return decoder(raw, folder, [part] * keys.count(raw))

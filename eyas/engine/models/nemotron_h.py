@@ -39,6 +39,8 @@ ENDS = (
     ("backbone.", "model."),
     ("model.embeddings.", "model.embed_tokens."),
     ("model.norm_f.", "model.norm."),
+    (".fc1_latent_proj.", ".latent_in."),
+    (".fc2_latent_proj.", ".latent_out."),
 )
 STACKED = (
     StackedTensor("experts.up_proj", ("up_proj.weight",)),
@@ -50,8 +52,10 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """Nothing is rotated. `hybrid_override_pattern` has a letter for each block."""
     raw = DEFAULTS | dict(raw)
     raw |= {"rms_norm_eps": raw["layer_norm_epsilon"], "hidden_act": raw["mlp_hidden_act"]}
-    if raw.get("moe_latent_size") is not None or values.switch(raw, "attention_bias", False):
-        raise ConfigError(f"config.json of {folder}: moe_latent_size and attention_bias are not supported")
+    if values.switch(raw, "attention_bias", False):
+        raise ConfigError(f"config.json of {folder}: attention_bias is not supported")
+    if raw.get("moe_latent_size") is not None and values.switch(raw, "mlp_bias", False):
+        raise ConfigError(f"config.json of {folder}: mlp_bias beside moe_latent_size is not supported")
     kinds, states = _kinds(raw), _states(raw, folder)
     attention = keys.attention(raw, NO_ROPE)
     halves = _halves(kinds)
@@ -97,7 +101,12 @@ def _feed_forward(raw: values.Raw, kind: str) -> FeedForwardSpec:
     experts: ExpertsSpec = deepseek.corrected_experts(dict(raw) | {"hidden_act": "silu"})
     shared = keys.width_of(raw, "moe_shared_expert_intermediate_size")
     return dataclasses.replace(
-        experts, activation=dense.activation, gated=False, shared_width=shared, bias=dense.bias
+        experts,
+        activation=dense.activation,
+        gated=False,
+        shared_width=shared,
+        bias=dense.bias,
+        latent=values.whole(raw, "moe_latent_size", 0, most=keys.MOST_COLUMNS),
     )
 
 

@@ -68,6 +68,8 @@ def _layer_refusal(layer: LayerSpec) -> str:
     if layer.delta is not None:
         if why := _state_refusal(layer.delta):
             return why
+        if layer.both:
+            return "layers that attend beside a state"
     elif isinstance(attention, LatentSpec):
         if why := _latent_refusal(attention):
             return why
@@ -93,6 +95,8 @@ def _experts_refusal(spec: ExpertsSpec) -> str:
         return f"{spec.per_row} of {spec.experts} experts ({MOST_CHOSEN} of {MOST_EXPERTS} at most)"
     if not spec.gated:
         return "experts without gates"
+    if spec.latent:
+        return "experts that read a latent"
     if spec.shared_width % SIDE:
         return f"a shared expert of {spec.shared_width} columns (a multiple of {SIDE} is needed)"
     return ""

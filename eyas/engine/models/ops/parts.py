@@ -168,7 +168,8 @@ class ExpertsPart(Generic[ProjectionT]):
     [experts, hidden, width] with a bias [experts, hidden], if there are such.
 
     `per_row`: how many a row takes. `beside`: the feed-forward that every row takes, if there is one that is
-    not among them. `weighs_input`: weights multiply what experts read.
+    not among them. `weighs_input`: weights multiply what experts read. `latent`: the product that they read
+    of a row, and the one behind their sum, if there are such.
     """
 
     gated: GatedPart[ProjectionT]
@@ -176,6 +177,7 @@ class ExpertsPart(Generic[ProjectionT]):
     per_row: int
     beside: BesidePart[ProjectionT] | None = None
     weighs_input: bool = False
+    latent: tuple[ProjectionT, ProjectionT] | None = None
 
     @property
     def known(self) -> bool:

@@ -213,12 +213,15 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         """Adds what a row's experts give in the order in which it chose them: it does not matter which
         rank an expert is on.
         """
+        read = rows if part.latent is None else part.latent[0](rows)
         if part.weighs_input:
-            read = rows * routed.weights.to(rows.dtype)
+            read = read * routed.weights.to(read.dtype)
             mixed = made_by_experts(read, routed.experts, part, self._ranks)[:, 0]
         else:
-            made = made_by_experts(rows, routed.experts, part, self._ranks)
-            mixed = in_order((made.float() * routed.weights[..., None]).unbind(1)).to(rows.dtype)
+            made = made_by_experts(read, routed.experts, part, self._ranks)
+            mixed = in_order((made.float() * routed.weights[..., None]).unbind(1)).to(read.dtype)
+        if part.latent is not None:
+            mixed = part.latent[1](mixed)
         if part.beside is not None:
             mixed = mixed.add_(_made_beside(rows, part.beside))
         return self.plus(residual, scaled(mixed, part.out), part.out.post)
