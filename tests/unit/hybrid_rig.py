@@ -100,6 +100,11 @@ CHANNELS: dict[str, Any] = {
     "pad_token_id": None,
     "bos_token_id": None,
 }
+ALONE: dict[str, Any] = {"state_size": 8, "num_hidden_layers": 3, "pad_token_id": None, "bos_token_id": None}
+NOT_ALONE = (
+    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    "max_position_embeddings",
+)
 BLOCKS: dict[str, Any] = {
     "layers_block_type": [
         *("linear_attention", "moe", "linear_attention", "full_attention", "mlp"),
@@ -183,6 +188,15 @@ HYBRIDS = {
         1.0,
         THIRDS | {"linear_allow_neg_eigval": False},
         without=("head_dim",),
+    ),
+    "mamba": Sample("MambaForCausalLM", "MambaConfig", 1.0, ALONE, without=NOT_ALONE),
+    "falcon_mamba": Sample("FalconMambaForCausalLM", "FalconMambaConfig", 1.0, ALONE, without=NOT_ALONE),
+    "mamba2": Sample(
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        1.0,
+        ALONE | {"num_heads": 6, "head_dim": 16, "n_groups": 1, "time_step_limit": (0.3, 1.5)},
+        without=tuple(name for name in NOT_ALONE if name != "head_dim"),
     ),
     "lfm2": Sample(
         "Lfm2ForCausalLM",

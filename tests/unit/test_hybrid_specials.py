@@ -66,7 +66,7 @@ SPECIALS: dict[str, dict[str, Change]] = {
     | {"attention beside the state": layers(lambda i, each: dataclasses.replace(each, both=i > 0))},
     "falcon_h1_norm": {"before the gate": states(norm_first=False), "groups": states(norm_groups=1)},
     "jamba": {
-        "norms of steps, keys and queries": states(normed=False),
+        "norms of steps, keys and queries": states(norms="bare"),
         "rotates nothing": attention(rope=ROPE),
         "weights as they are": feed_forward(normalised=True),
     },

@@ -360,8 +360,6 @@ class ModelConfig:
                 complaints.append("centred norms behind the halves of a layer are not supported")
         if len({layer.delta for layer in self.layers} - {None}) > 1:
             complaints.append("layers differ in the shape of their states")
-        if not self._attentions:
-            complaints.append("no layer attends, and positions of pages are those of keys and values")
         if self.context_length > MOST_CONTEXT:
             complaints.append(f"a context of {self.context_length} tokens is longer than {MOST_CONTEXT}")
         if complaints:
@@ -431,8 +429,13 @@ class ModelConfig:
 
     @property
     def _attentions(self) -> dict[int, AttentionSpec]:
-        """The attention of each layer that attends, by its number."""
-        return {i: layer.attention for i, layer in enumerate(self.layers) if layer.attends}
+        """The attention of each layer that has a place in pages, by its number: of those that attend.
+
+        Where none does, the first one has a place that nobody writes: pages count positions, and slots of
+        states travel as pages.
+        """
+        attends = {i: layer.attention for i, layer in enumerate(self.layers) if layer.attends}
+        return attends or {0: self.layers[0].attention}
 
     @property
     def num_layers(self) -> int:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, SomeRows, View
 
@@ -54,12 +52,11 @@ class MultipliedRows:
         """The shape of the part."""
         return self._rows.get_shape()
 
-    def __getitem__(self, part: Any) -> torch.Tensor:
+    def __getitem__(self, part: Any) -> Any:
         """float32. Raises ConfigError for numbers that mean nothing without their scales."""
         if self.get_dtype() not in _WIDE:
             raise ConfigError(f"weights in {self.get_dtype()} that a model multiplies are not supported")
-        numbers: torch.Tensor = self._rows[part]
-        return numbers.float() * self._factor
+        return self._rows[part].float() * self._factor
 
     def numbers(self, part: Any = ()) -> Any:
         """Raises ConfigError: a packed tensor of this kind is not read."""

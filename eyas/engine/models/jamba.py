@@ -11,7 +11,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig, NormNames
 from eyas.engine.checkpoint.rope import NO_ROPE
-from eyas.engine.models import keys
+from eyas.engine.models import keys, mamba
 from eyas.engine.states.shape import SelectiveShape
 
 DEFAULTS = {
@@ -23,10 +23,6 @@ DEFAULTS = {
     "expert_layer_offset": 1,
     "attn_layer_period": 8,
     "attn_layer_offset": 4,
-    "mamba_d_state": 16,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_dt_rank": "auto",
 }
 """What a config.json may leave out."""
 
@@ -73,16 +69,14 @@ def _is_nth(raw: values.Raw, name: str, number: int) -> bool:
 
 
 def _states(raw: values.Raw) -> SelectiveShape:
-    hidden = keys.width_of(raw, "hidden_size")
-    if raw["mamba_dt_rank"] == "auto":
-        raw = dict(raw) | {"mamba_dt_rank": -(-hidden // 16)}
-    return SelectiveShape(
-        key_heads=0,
-        value_heads=1,
-        key_size=values.whole(raw, "mamba_d_state", least=1, most=keys.MOST_HEADS),
-        value_size=values.whole(raw, "mamba_expand", least=1, most=keys.MOST_HEADS) * hidden,
-        kernel=values.whole(raw, "mamba_d_conv", least=1),
-        rank=values.whole(raw, "mamba_dt_rank", least=1, most=keys.MOST_COLUMNS),
-        normed=True,
-        bias=values.switch(raw, "mamba_conv_bias", True),
+    named = {
+        "state_size": "mamba_d_state",
+        "conv_kernel": "mamba_d_conv",
+        "expand": "mamba_expand",
+        "time_step_rank": "mamba_dt_rank",
+        "use_conv_bias": "mamba_conv_bias",
+    }
+    shape = mamba.shape(
+        {"hidden_size": raw["hidden_size"]} | {name: raw.get(there) for name, there in named.items()}
     )
+    return dataclasses.replace(shape, norms="gains")

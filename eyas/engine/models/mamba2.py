@@ -1,4 +1,4 @@
-"""Layers of Mamba-2 in a config.json as Bamba and Granite write it, and their tensors."""
+"""Mamba-2, alone; and its layers in the config.json of a hybrid as Bamba and Granite write it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
-from eyas.engine.models import keys
+from eyas.engine.models import keys, mamba
 from eyas.engine.states.shape import SpaceShape
 
 DEFAULTS = {
@@ -27,6 +27,29 @@ DEFAULTS = {
 """What a config.json may leave out."""
 
 OLD_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+ALONE = {
+    "mamba_n_heads": "num_heads",
+    "mamba_d_head": "head_dim",
+    "mamba_n_groups": "n_groups",
+    "mamba_d_state": "state_size",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_proj_bias": "use_bias",
+    "time_step_limit": "time_step_limit",
+}
+"""The keys of hybrids, and of a model of such layers alone."""
+
+
+def describe(raw: values.Raw, folder: Path) -> ModelConfig:
+    """The norm behind a gate has as many groups as there are of keys, as the authors' own code has it."""
+    usual = {"num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128}
+    raw = usual | {name: value for name, value in raw.items() if value is not None}
+    states = shape({here: raw.get(there) for here, there in ALONE.items()}, folder)
+    states = dataclasses.replace(states, norm_groups=states.key_heads)
+    plain = mamba.alone(raw, folder, states)
+    return dataclasses.replace(plain, fused=joined(states))
 
 
 def shape(raw: values.Raw, folder: Path) -> SpaceShape:

@@ -41,10 +41,6 @@ class SelectiveMixer(Generic[ProjectionT]):
         self._second = matrix("x_proj", (sum(self._counts), columns))
         self._steps = matrix("dt_proj", (columns, shape.rank))
         self.norm = None if gain is None else blocks.norm_before(gain, self._first)
-        self._gains: list[torch.Tensor] = []
-        if shape.normed:
-            sizes = zip(("dt", "b", "c"), self._counts, strict=True)
-            self._gains = [weights.take(f"{prefix}.{part}_layernorm.weight", (n,)) for part, n in sizes]
 
         def of_columns(name: str, *sides: int) -> torch.Tensor:
             return weights.take(f"{prefix}.{name}", (columns, *sides), torch.float32)
@@ -53,6 +49,12 @@ class SelectiveMixer(Generic[ProjectionT]):
         filters = of_columns("conv1d.weight", 1, shape.kernel)[:, 0].contiguous()
         bias = of_columns("conv1d.bias") if shape.bias else None
         rates = of_columns("A_log", shape.key_size).exp().neg().t().contiguous()
+        self._gains: list[torch.Tensor] = []
+        if shape.norms == "gains":
+            sizes = zip(("dt", "b", "c"), self._counts, strict=True)
+            self._gains = [weights.take(f"{prefix}.{part}_layernorm.weight", (n,)) for part, n in sizes]
+        elif shape.norms == "bare":
+            self._gains = [filters.new_ones(n, dtype=self._dtype) for n in self._counts]
         self._rule = SelectiveRule(shape, filters, bias, of_columns("D"), rates)
 
     @property
@@ -74,6 +76,6 @@ class SelectiveMixer(Generic[ProjectionT]):
     def _selected(self, ops: Ops[Any, Any, Any], made: torch.Tensor) -> Selected:
         parts = list(ops.product_of(made.to(self._dtype), self._second).split(self._counts, 1))
         for number, gain in enumerate(self._gains):
-            parts[number] = rms_norm(parts[number], gain, ops.eps)
+            parts[number] = rms_norm(parts[number], gain, self._rule.shape.norm_eps or ops.eps)
         steps = ops.product_of(parts[0].contiguous(), self._steps).float() + self._step_bias
         return Selected(softplus(steps), parts[1].float(), parts[2].float())

@@ -33,6 +33,7 @@ MODELS = {
     "Exaone4ForCausalLM": "exaone4",
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",
+    "FalconMambaForCausalLM": "mamba",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -66,6 +67,8 @@ MODELS = {
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
+    "Mamba2ForCausalLM": "mamba2",
+    "MambaForCausalLM": "mamba",
     "MiMoForCausalLM": "qwen2",  # its MTP layer is a draft head's
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "Ministral3ForCausalLM": "ministral3",

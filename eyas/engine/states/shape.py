@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 ALIGNMENT = 256
 """Bytes at whose multiples the parts of a slot begin."""
@@ -32,7 +33,7 @@ class DeltaShape:
 
     A state is float32 [value_heads, key_size, value_size]; value heads share keys in groups, as queries do in
     grouped attention. `kernel`: rows that the convolution before it reads, its own the last of them. `reach`:
-    the largest share of a correction. `norm_eps`: of the norm behind it (0.0: as of all others).
+    the largest share of a correction. `norm_eps`: of the norms in it (0.0: as of all others).
     """
 
     key_heads: int
@@ -214,11 +215,11 @@ class SelectiveShape(DeltaShape):
     """A layer of a selective state space model (Mamba, arXiv 2312.00752): one head of `value_size` columns,
     each element of whose state decays by itself. Its steps, its keys and its queries are products of what the
     convolution gives: rows are stored before it, and nothing beside them. `rank`: of the steps' two factors.
-    `normed`: steps, keys and queries pass norms. `bias`: the convolution has one.
+    `norms`: that steps, keys and queries pass, with stored gains or "bare". `bias`: the convolution has one.
     """
 
     rank: int = 1
-    normed: bool = False
+    norms: Literal["", "gains", "bare"] = ""
     bias: bool = True
 
     @property
