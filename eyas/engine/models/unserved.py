@@ -11,24 +11,10 @@ ITSELF = "transformers itself runs it (`transformers serve`)"
 OWN_FILE = "or give it a file (docs/adding-a-model.md)"
 NO_DECODER = "it does not write text token by token (a decoder's name ends in ForCausalLM): take a decoder"
 
-STATE_SPACE = frozenset({"falcon_mamba", "mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm"})
-"""Model types none of whose layers attends."""
+STATE_SPACE = frozenset({"rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm"})
+"""Model types none of whose layers attends, and that have no file here."""
 
-HYBRIDS = frozenset(
-    {
-        "falcon_h1",
-        "jamba",
-        "kimi_linear",
-        "lfm2",
-        "lfm2_moe",
-        "minimax",
-        "olmo_hybrid",
-        "recurrent_gemma",
-        "zamba",
-        "zamba2",
-        "zaya",
-    }
-)
+HYBRIDS = frozenset({"minimax", "recurrent_gemma", "zamba", "zamba2", "zaya"})
 """Model types some of whose layers keep a state, and that have no file here."""
 
 ENCODER_DECODERS = frozenset(
@@ -39,7 +25,8 @@ ENCODER_DECODERS = frozenset(
 
 MISTRALS_OWN = "Mistral's own format (params.json, consolidated*.safetensors), which is not read"
 
-_SERVED_HYBRIDS = "Bamba, Granite 4, Nemotron-H, Qwen3-Next or Qwen3.5"
+_SERVED_HYBRIDS = "Falcon-H1, Granite 4, Jamba, Kimi-Linear, LFM2, Nemotron-H or Qwen3.5"
+_SERVED_STATES = "Falcon-Mamba, Mamba or Mamba-2"
 _NO_TEXT = ("Classification", "ForMaskedLM", "ForPreTraining", "Model", "QuestionAnswering")
 _LARGE_3 = "MistralLarge3ForCausalLM"
 
@@ -58,9 +45,8 @@ def reason(raw: Raw) -> str:
         )
     if kind in STATE_SPACE:
         return (
-            f"none of its layers attends (a state-space model, {kind}), and Eyas computes such layers only "
-            f"beside others that attend: take {_SERVED_HYBRIDS}, or a decoder that attends in every layer; "
-            f"{ITSELF}"
+            f"none of its layers attends (a state-space model, {kind}), and no file here has its states: "
+            f"take {_SERVED_STATES}, or a decoder that attends; {ITSELF}, {OWN_FILE}"
         )
     if kind in HYBRIDS:
         return (
