@@ -101,13 +101,15 @@ class BackendSite:
     """The surroundings of a backend. `pool_dir`: the folder where areas of this host lie.
 
     `devices`: the pool, where it is in the memory of devices, one per rank; `area` is then the staging beside
-    it, whose slots hold pages of any peer at any moment, and without a path if there is none.
+    it, whose slots hold pages of any peer at any moment, and without a path if there is none. `host`: how
+    other hosts name this one.
     """
 
     area: PoolArea
     pool_dir: str
     wire: TransferWire
     devices: tuple[DeviceArea, ...] = ()
+    host: str = "127.0.0.1"
 
 
 class TransferBackend(ABC):

@@ -2,8 +2,8 @@
 
 The owner's side is its agent alone, which the library's own thread serves. The puller's side adds a peer's
 agent when the first copy from it begins. All calls of the library are made by one thread of this backend;
-the engine's loop hands it commands. What becomes of a copy is in `nixl_reads`, and so is that a device's
-pages must be staged by their owner first.
+the engine's loop hands it commands. What becomes of a copy is in `nixl_reads`; that a device's pages must be
+staged by their owner first, in `staged_reads`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.wire.pool import Export
-from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
+from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
 from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, RemotePages, load
-from kv_transfer.backends.nixl_reads import NixlReads, StagedCopies
+from kv_transfer.backends.nixl_reads import NixlReads
+from kv_transfer.backends.staged_reads import ReadingBackend, ReadSource
 from kv_transfer.copy_thread import CopyDone
 
 AGENT_S = 30.0  # an agent that is not made by then is none
@@ -35,19 +36,17 @@ _log = logging.getLogger("eyas.pulls")
 Command = Callable[[NixlReads], None]
 
 
-class NixlBackend(TransferBackend):
+class NixlBackend(ReadingBackend):
     """Reads the pages of other agents. `bindings` gives the library's, or raises ConfigError."""
 
     name = "nixl"
 
     def __init__(self, site: BackendSite, bindings: Callable[[], Any] = load) -> None:
-        self._area = site.area
-        self._is_staging = bool(site.devices)  # (UCX of the wheel would read a device by TCP)
+        super().__init__(site)  # (a device's pool by its staging: UCX of the wheel would read it by TCP)
         self._bindings = bindings
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[CopyDone[CopyJob]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._staged = StagedCopies(site.wire, self._area.pages.shape[1], self._read, self._stop)
 
     def export(self, rank: int = 0) -> Export | None:
         """Makes the agent, and waits for that up to AGENT_S."""
@@ -58,7 +57,7 @@ class NixlBackend(TransferBackend):
                 agent = reads.export()
                 memory = _MEMORY.pack(agent.memory.address, agent.memory.pages)
                 export = {"agent": agent.name.encode(), "metadata": agent.metadata(), "memory": memory}
-                made.set_result({**export, "staged": b"1"} if self._is_staging else export)
+                made.set_result({**export, "staged": b"1"} if self.exports_staging else export)
             except EyasError as error:
                 made.set_exception(error)
 
@@ -78,27 +77,8 @@ class NixlBackend(TransferBackend):
             raise ConfigError(f"what the peer exports is not a NIXL agent's: {error!r}") from error
         if not 0 < pages <= _MOST_PAGES:
             raise ConfigError(f"what the peer exports has {pages} pages")
-        memory = NixlMemory(address, self._area.pages.shape[1], pages)
+        memory = NixlMemory(address, self.area.pages.shape[1], pages)
         return NixlPeer(RemotePages(agent, metadata, memory), is_staging="staged" in export)
-
-    def start(self, source: PeerSource, job: CopyJob) -> None:
-        assert isinstance(source, NixlPeer)
-        if source.is_staging:
-            self._staged.start(source, job)
-        else:
-            self._read(source, job)
-
-    def poll(self) -> list[CopyResult]:
-        stopped = [self._done.get() for _ in range(self._done.qsize())]
-        done = [one for one in stopped if not self._staged.stopped(one)] + self._staged.poll()
-        return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
-
-    def cancel(self, job: CopyJob) -> None:
-        self._staged.cancel(job)
-        self._stop(job)
-
-    def checksum(self, proof: CopyJob) -> int:
-        return self._area.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:
         if self._thread is None:
@@ -107,12 +87,15 @@ class NixlBackend(TransferBackend):
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
-    def _read(self, source: PeerSource, job: CopyJob) -> None:
+    def _read(self, source: ReadSource, job: CopyJob) -> None:
         assert isinstance(source, NixlPeer)
         self._tell(lambda reads: reads.add(source, job, time.monotonic()))
 
     def _stop(self, job: CopyJob) -> None:
         self._tell(lambda reads: reads.cancel(job))
+
+    def _stopped(self) -> list[CopyDone[CopyJob]]:
+        return [self._done.get() for _ in range(self._done.qsize())]
 
     def _tell(self, command: Command) -> None:
         self._commands.put(command)
@@ -121,7 +104,7 @@ class NixlBackend(TransferBackend):
             self._thread.start()
 
     def _run(self) -> None:
-        reads = NixlReads(lambda: NixlAgent(self._bindings(), self._area))
+        reads = NixlReads(lambda: NixlAgent(self._bindings(), self.area))
         active = time.monotonic()  # when something last happened
         while reads.busy or not reads.closing:
             heard = self._obey(reads, _pause(reads, time.monotonic() - active))

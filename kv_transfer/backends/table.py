@@ -21,10 +21,11 @@ BACKENDS = {
     "cuda_ipc": "kv_transfer.backends.cuda_ipc:CudaIpcBackend",
     "shm": "kv_transfer.backends.shm:ShmBackend",
     "nixl": "kv_transfer.backends.nixl:NixlBackend",
+    "tcp": "kv_transfer.backends.tcp:TcpBackend",
     "grpc": "kv_transfer.backends.stream:StreamBackend",
 }
 
-IN_PLAIN = ("nixl",)  # they leave the host, and what they move is not encrypted
+IN_PLAIN = ("nixl", "tcp")  # they leave the host, and what they move is not encrypted
 
 _LIBRARIES = {"nixl": "nixl"}  # by backend: a module that not every machine has, also the name of its extra
 

@@ -4,7 +4,7 @@
     near   10.77.0.2   Redis, decode, draft, gateway, and this program
 
 The hosts are network namespaces (`namespaces`); their workers have pools in folders of their own, as if there
-were no common memory, so KV pages must come by gRPC, or by NIXL with `--transfer nixl`. Every text is
+were no common memory, so KV pages must come by gRPC, or as `--transfer` says. Every text is
 compared with what one worker alone says.
 """
 
@@ -217,7 +217,7 @@ def run(cut_s: float, transfer: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cut", type=float, default=20.0, metavar="SECONDS", help="without the cable (20)")
-    parser.add_argument("--transfer", choices=["grpc", "nixl"], default="grpc", help="how pages move (grpc)")
+    parser.add_argument("--transfer", choices=["grpc", "nixl", "tcp"], default="grpc", help="how pages move (grpc)")
     args = parser.parse_args()
     if reason := problem():
         print(f"two hosts cannot be made here: {reason}", file=sys.stderr)

@@ -59,7 +59,9 @@ class RealWorker:
         link = LocalFront()
         self.front = WorkerFront(self._config, link)
         self.address = await self.front.start()
-        config = dataclasses.replace(self._config.engine, worker=self.address)
+        config = dataclasses.replace(
+            self._config.engine, worker=self.address, encrypted=self._config.tls_dir is not None
+        )
         with unwarmed(timed=self._timed):
             self.engine: Any = build_engine(config, LocalEngine(link))
         self._thread = threading.Thread(target=self.engine.run, daemon=True)

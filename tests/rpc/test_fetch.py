@@ -45,13 +45,13 @@ def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def two_hosts(config: EngineConfig, tmp_path: Path) -> Any:
-    """A prefill and a decode worker that see nothing of each other's memory."""
+    """A prefill and a decode worker that share no memory, and no sockets but gRPC's."""
 
     @contextlib.asynccontextmanager
     async def start(**changes: Any) -> AsyncIterator[Any]:
         async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "here")) as a:
             there = {"pool_dir": str(tmp_path / "there"), "registry": f"static:{a.address}"}
-            async with real_worker(config, Role.DECODE, **there, **changes) as b:
+            async with real_worker(config, Role.DECODE, **{"transfer": "grpc", **there, **changes}) as b:
                 yield a, b
 
     return start
@@ -65,7 +65,7 @@ def request(id: str = "r", prompt: tuple[int, ...] = PROMPT) -> GenerationReques
     ("transfer_by", "there", "path"),
     [
         ("auto", "here", "shm"),
-        ("auto", "there", "grpc"),
+        ("auto", "there", "tcp"),
         pytest.param("shm", "here", "shm", marks=pytest.mark.slow),
         pytest.param("grpc", "here", "grpc", marks=pytest.mark.slow),
     ],
@@ -118,7 +118,7 @@ async def test_draft_pages_come_the_same_way(
             if arrivals:
                 break
         handle, path, pages = arrivals[0]
-        assert path == "grpc" and handle.group == "draft"
+        assert path == "tcp" and handle.group == "draft"
         assert pages == a.engine._parts.pools[1].tensor[list(handle.shards[0].pages)].numpy().tobytes()
 
 

@@ -131,7 +131,7 @@ async def test_pulls_that_are_open_go_on(
     monkeypatch.setattr(Gated, "may", asyncio.Event())
     monkeypatch.setattr(transfer, "TransferServicer", Gated)
     async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path / "here")) as a:
-        there = {"pool_dir": str(tmp_path / "there"), "registry": f"static:{a.address}"}
+        there = {"pool_dir": str(tmp_path / "there"), "registry": f"static:{a.address}", "transfer": "grpc"}
         async with real_worker(config, Role.DECODE, **there) as b, decoding(b) as decode:
             decode.attach(request(), await prefill(a, request()))
             await asyncio.wait_for(Gated.asked.wait(), PATIENCE_S)

@@ -65,12 +65,12 @@ NOT_OFFERED = "does not offer its KV by cuda_ipc"
     ("place", "transfer_by", "path", "reasons"),
     [
         ("here", "auto", "shm", {"cuda_ipc": NOT_OFFERED}),
-        ("there", "auto", "grpc", {"cuda_ipc": NOT_OFFERED, "shm": "is not a file in"}),
+        ("there", "auto", "tcp", {"cuda_ipc": NOT_OFFERED, "shm": "is not a file in"}),
         pytest.param(
             "here",
             "grpc",
             "grpc",
-            {"cuda_ipc": "transfer is grpc", "shm": "transfer is grpc"},
+            {"cuda_ipc": "transfer is grpc", "shm": "transfer is grpc", "tcp": "transfer is grpc"},
             marks=pytest.mark.slow,
         ),
     ],
@@ -136,7 +136,7 @@ async def test_a_worker_whose_pages_stay_says_so(config: EngineConfig, tmp_path:
 async def test_no_page_of_a_request_is_taken_or_written(pair: Any) -> None:
     """Cached pages make room; with every page in use, nothing is measured."""
     async with pair("there") as (a, b):
-        assert await pulled(a, b) == "grpc"
+        assert await pulled(a, b) == "tcp"
         await b.idle()
         pool, cache = b.engine._parts.scheduler.pool, b.engine._parts.scheduler.cache
         poison = Poison(b)
@@ -175,7 +175,7 @@ async def test_a_probe_that_does_not_end_is_given_up_and_harms_no_request(
 ) -> None:
     monkeypatch.setattr(probe, "LIMIT_S", 0.3)
     monkeypatch.setattr(transfer, "TransferServicer", Stuck)
-    async with pair("there") as (a, b), decoding(b) as decode:
+    async with pair("there", transfer="grpc") as (a, b), decoding(b) as decode:
         running = asyncio.create_task(links(b, a.address))
         decode.session.submit(request(), attempt=1, attach=False)
         await decode.next(message.StepReply)

@@ -226,7 +226,7 @@ def test_a_dead_peer_ends_a_copy_or_is_not_opened(ends: Ends) -> None:
     source = ends.open()
     ends.owners.close(time.monotonic() + 5.0)
     Path(ends.owner.path).unlink()
-    if ends.name in ("cuda_ipc", "shm", "grpc"):
+    if ends.name in ("cuda_ipc", "shm", "tcp", "grpc"):
         ends.backend.start(source, job((1,), (1,)))
         assert isinstance(wait_for(ends.backend.poll, 1)[0].error, TransferFailed)
     if ends.name != "grpc":  # nothing but the wire finds that out
@@ -265,7 +265,7 @@ def test_the_checksum_is_that_of_the_page_which_came(ends: Ends) -> None:
     assert [ends.backend.checksum(one) for one in (proof, other)] == [ends.owner.checksum(n) for n in (7, 8)]
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("cuda_ipc", "nixl")])
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("cuda_ipc", "nixl", "tcp")])
 def test_staging_beside_a_device_is_told_to_nobody(name: str) -> None:
     """Its slots are no pages of the pool: only what asks the owner first leads to those."""
     ends = Ends(name)
@@ -316,7 +316,7 @@ def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
 
 
 def test_the_table_and_the_names_agree() -> None:
-    assert list(BACKENDS) == ["cuda_ipc", "shm", "nixl", "grpc"]
+    assert list(BACKENDS) == ["cuda_ipc", "shm", "nixl", "tcp", "grpc"]
     for name in MAKERS:
         ends = Ends(name)
         assert ends.backend.name == name

@@ -136,7 +136,7 @@ def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _P
         return _of_ranks(spec, group, pool, wire)
     if pool.area is None:
         return _beside(spec, group, pool, wire)
-    site = BackendSite(pool.area, spec.config.pool_dir, wire)
+    site = BackendSite(pool.area, spec.config.pool_dir, wire, host=_host(spec))
     return _PoolRoute(wire, _backends(spec, site), (pool.checksum,), pool.area.path)
 
 
@@ -165,7 +165,7 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
     staging = PageStaging(pool, new_path(group.value, Path(spec.config.pool_dir)), out + back)
     text = "staging of %s KV: %d pages to leave and %d to come, %.0f MiB in %s"
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
-    site = BackendSite(staging.area, spec.config.pool_dir, wire, (pool.device_area(),))
+    site = BackendSite(staging.area, spec.config.pool_dir, wire, (pool.device_area(),), _host(spec))
     return _PoolRoute(
         wire,
         _backends(spec, site),
@@ -174,6 +174,11 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
         StagingOutlet(staging, SlotAllocator(range(out)), proof=pool.shape.all_pages),
         StagingInlet(staging, SlotAllocator(range(out, out + back)), window),
     )
+
+
+def _host(spec: EngineSpec) -> str:
+    """As handles name it, without the port."""
+    return spec.config.worker.rpartition(":")[0].strip("[]")
 
 
 def _backends(spec: EngineSpec, site: BackendSite) -> dict[str, TransferBackend]:

@@ -1,0 +1,199 @@
+"""READs of a peer's memory: backends whose puller reads an area, or the staging beside a device's pool.
+
+Staging's slots are filled, read, and given back, in turn.
+
+    REQUESTED ──its slots──> READING ──all came──> CONFIRMING ──they are intact──> the next window, or over
+        └──────────────────────failed: over, once nothing of it runs──────────────────────^
+
+A READ is one-sided: that its bytes came says nothing about what they were. So a window counts only when the
+peer says afterwards that nothing else was written to its slots.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from eyas.common.errors import Cancelled, EyasError, TransferFailed
+from eyas.common.types import RankPages
+from kv_transfer.backends.base import (
+    BackendSite,
+    CopyJob,
+    CopyResult,
+    PeerSource,
+    TransferBackend,
+    TransferWire,
+)
+from kv_transfer.copy_thread import CopyDone
+from kv_transfer.layout import window_pages
+
+
+class ReadSource(PeerSource):
+    """A peer whose memory is read. `is_staging`: its owner must copy pages there first."""
+
+    is_staging: bool
+
+
+class ReadingBackend(TransferBackend):
+    """A subclass reads memory (`_read`, `_stop`, `_stopped`); whether it is staging is decided here."""
+
+    def __init__(self, site: BackendSite) -> None:
+        self.area = site.area
+        self.exports_staging = bool(site.devices)
+        self._staged = StagedCopies(site.wire, self.area.pages.shape[1], self._read, self._stop)
+
+    @abstractmethod
+    def _read(self, source: ReadSource, job: CopyJob) -> None:
+        """Begins to read a job, whose source pages are places in the peer's memory. One `CopyDone`
+        follows."""
+
+    @abstractmethod
+    def _stop(self, job: CopyJob) -> None:
+        """Ends it early; jobs that are over, or none of this, are no-ops."""
+
+    @abstractmethod
+    def _stopped(self) -> list[CopyDone[CopyJob]]:
+        """The READs that have stopped since the last call."""
+
+    def start(self, source: PeerSource, job: CopyJob) -> None:
+        assert isinstance(source, ReadSource)
+        if source.is_staging:
+            self._staged.start(source, job)
+        else:
+            self._read(source, job)
+
+    def poll(self) -> list[CopyResult]:
+        done = [one for one in self._stopped() if not self._staged.stopped(one)] + self._staged.poll()
+        return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
+
+    def cancel(self, job: CopyJob) -> None:
+        self._staged.cancel(job)
+        self._stop(job)
+
+    def checksum(self, proof: CopyJob) -> int:
+        return self.area.checksum(proof.dst_pages[0])
+
+
+class StagedPhase(enum.Enum):
+    """The state of a job; the module's picture shows the ways between them."""
+
+    REQUESTED = "asked"
+    READING = "reading"
+    CONFIRMING = "confirming"
+
+
+@dataclass(eq=False)
+class _StagedRead:
+    """A job's READs. `windows`: those left, the current one first. `owns_slots`: slots may still be ours."""
+
+    source: ReadSource
+    job: CopyJob
+    windows: deque[CopyJob]
+    phase: StagedPhase = StagedPhase.REQUESTED
+    owns_slots: bool = True
+    bytes: int = 0
+    seconds: float = 0.0
+    error: EyasError | None = None
+
+
+class StagedCopies:
+    """`read` begins a READ of a job whose pages are slots, `stop` asks for its end; `stopped` hears of it."""
+
+    def __init__(
+        self,
+        wire: TransferWire,
+        page_bytes: int,
+        read: Callable[[ReadSource, CopyJob], None],
+        stop: Callable[[CopyJob], None],
+    ) -> None:
+        self._wire = wire
+        self._page_bytes = page_bytes
+        self._read = read
+        self._stop = stop
+        self._jobs: dict[tuple[int, int], _StagedRead] = {}
+        self._over: list[CopyDone[CopyJob]] = []
+
+    def start(self, source: ReadSource, job: CopyJob) -> None:
+        """`poll` gives its one result."""
+        pages, size = job.source.pages, window_pages(self._page_bytes)
+        windows = deque(
+            replace(
+                job,
+                source=RankPages(job.source.rank, pages[i : i + size]),
+                dst_pages=job.dst_pages[i : i + size],
+            )
+            for i in range(0, len(pages), size)
+        )
+        self._jobs[job.name] = _StagedRead(source, job, windows)
+        self._wire.stage(windows[0])
+
+    def cancel(self, job: CopyJob) -> None:
+        """Jobs that are over, or none of this, are no-ops."""
+        if job.name in self._jobs:
+            self._fail(self._jobs[job.name], Cancelled("the copy was given up"))
+
+    def stopped(self, done: CopyDone[CopyJob]) -> bool:
+        """A READ has stopped: whether it was one of these."""
+        job = self._jobs.get(done.job.name)
+        if job is None:
+            return False
+        job.phase = StagedPhase.CONFIRMING
+        job.bytes += done.bytes
+        job.seconds += done.seconds
+        if done.error is not None:
+            self._fail(job, done.error)
+        elif job.error is None:
+            self._wire.read(job.windows[0])
+        self._settle(job)
+        return True
+
+    def poll(self) -> list[CopyDone[CopyJob]]:
+        """Handles the peer's messages; returns the jobs that have stopped since the last call."""
+        if self._jobs:
+            for window, slots in self._wire.staged():
+                self._staged(self._jobs[window.name], window, slots)
+            for done in self._wire.let_go():
+                self._let_go(self._jobs[done.job.name], done)
+        over, self._over = self._over, []
+        return over
+
+    def _staged(self, job: _StagedRead, window: CopyJob, slots: tuple[int, ...]) -> None:
+        if job.error is not None:
+            return
+        if len(slots) != len(window.dst_pages):
+            self._fail(job, TransferFailed(f"the owner staged {len(slots)} pages of {len(window.dst_pages)}"))
+            return
+        job.phase = StagedPhase.READING
+        self._read(job.source, replace(window, source=RankPages(window.source.rank, slots)))
+
+    def _let_go(self, job: _StagedRead, done: CopyDone[CopyJob]) -> None:
+        job.owns_slots = False
+        if done.error is not None:
+            self._fail(job, done.error)
+        elif job.phase is not StagedPhase.CONFIRMING:
+            self._fail(job, TransferFailed("the owner let go of slots that were not read yet"))
+        elif job.error is None:
+            job.windows.popleft()
+            if job.windows:
+                job.phase, job.owns_slots = StagedPhase.REQUESTED, True
+                self._wire.stage(job.windows[0])
+        self._settle(job)
+
+    def _fail(self, job: _StagedRead, error: EyasError) -> None:
+        """Ends it as soon as nothing of it runs."""
+        job.error = job.error or error
+        if job.owns_slots:
+            self._wire.stop(job.windows[0])
+        if job.phase is StagedPhase.READING:
+            self._stop(job.windows[0])
+
+    def _settle(self, job: _StagedRead) -> None:
+        if job.owns_slots or job.phase is StagedPhase.READING:
+            return
+        if job.error is not None or not job.windows:
+            del self._jobs[job.job.name]
+            moved = 0 if job.error else job.bytes
+            self._over.append(CopyDone(job.job, moved, job.seconds, job.error))

@@ -1,0 +1,146 @@
+"""The owner's side of `tcp`: a listener whose threads send pages of one area to whoever has its token.
+
+    puller                                      owner
+    MAGIC, token                     ->
+                                     <-         pages, bytes of a page      (of a wrong token: it hangs up)
+    runs, then first and count each  ->
+                                     <-         XXH3-64 of all bytes, the bytes
+    the next runs                    ->         ..
+
+All numbers are little-endian. What pages hold, and until when, is not known here: a lease is judged after all
+bytes have come. The kernel sends them out of the area's file, past this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import secrets
+import socket
+import struct
+import threading
+from typing import BinaryIO
+
+import xxhash
+
+from kv_transfer.area import PoolArea
+
+MAGIC = b"eyas-kv1"
+HELLO, AREA = struct.Struct("<8s32s"), struct.Struct("<QQ")
+COUNT, RUN, DIGEST = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<Q")
+MOST_RUNS = 1024  # of a request
+MOST_CONNECTIONS = 256
+HELLO_S, IDLE_S, SEND_S = 5.0, 120.0, 20.0  # for the token; between requests; for the kernel to take more
+
+_log = logging.getLogger("eyas.pulls")
+
+
+class PageServer:
+    """Sends pages of `area`, which lies in a file. It listens on `host` where that is this machine's, else
+    everywhere, and tells pullers `host`. Raises OSError if it cannot listen.
+    """
+
+    def __init__(self, area: PoolArea, host: str) -> None:
+        self.token = secrets.token_bytes(32)
+        self.host = host
+        self._area = area
+        self._listener = _listener(host)
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, name="tcp-listen", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """Its port, chosen by the system."""
+        return int(self._listener.getsockname()[1])
+
+    def close(self) -> None:
+        """Hangs up on everyone."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        with self._lock:
+            for connection in self._connections:
+                _hang_up(connection)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._free.acquire(blocking=False):
+                _log.warning("tcp: more than %d connections for KV pages", MOST_CONNECTIONS)
+                connection.close()
+                continue
+            threading.Thread(target=self._connected, args=(connection,), daemon=True).start()
+
+    def _connected(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            with connection, open(self._area.path, "rb") as file:
+                self._serve(connection, file)
+        except (OSError, ValueError) as error:  # the puller is gone, or is none
+            _log.debug("tcp: a connection for KV pages ended: %s", error)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            self._free.release()
+
+    def _serve(self, connection: socket.socket, file: BinaryIO) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(HELLO_S)
+        if not hmac.compare_digest(received(connection, HELLO.size), HELLO.pack(MAGIC, self.token)):
+            return
+        connection.sendall(AREA.pack(*self._area.pages.shape))
+        while True:
+            connection.settimeout(IDLE_S)
+            runs = self._runs(connection)
+            connection.settimeout(SEND_S)
+            self._send(connection, file, runs)
+
+    def _runs(self, connection: socket.socket) -> list[tuple[int, int]]:
+        """The next request. Raises ValueError for pages that are none."""
+        (count,) = COUNT.unpack(received(connection, COUNT.size))
+        if not 0 < count <= MOST_RUNS:
+            raise ValueError(f"a request of {count} runs")
+        runs = list(RUN.iter_unpack(received(connection, count * RUN.size)))
+        if any(first + pages > len(self._area.pages) for first, pages in runs):
+            raise ValueError("a request for pages that the area does not have")
+        return runs
+
+    def _send(self, connection: socket.socket, file: BinaryIO, runs: list[tuple[int, int]]) -> None:
+        digest, size = xxhash.xxh3_64(), self._area.pages.shape[1]
+        for first, pages in runs:
+            digest.update(self._area.pages[first : first + pages].data)
+        connection.sendall(DIGEST.pack(digest.intdigest()))
+        for first, pages in runs:
+            if connection.sendfile(file, first * size, pages * size) < pages * size:
+                raise ValueError("the area's file is shorter than the area")
+
+
+def received(connection: socket.socket, count: int) -> bytes:
+    """`count` bytes. Raises ConnectionError if it ends before them, TimeoutError if they are late."""
+    data = bytearray()
+    while len(data) < count:
+        some = connection.recv(count - len(data))
+        if not some:
+            raise ConnectionResetError("the connection was closed")
+        data += some
+    return bytes(data)
+
+
+def _listener(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), family=family, backlog=64)
+    except OSError:  # a name that others dial, such as a container's host's
+        return socket.create_server(("", 0), family=family, backlog=64)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
