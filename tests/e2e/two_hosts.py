@@ -217,7 +217,8 @@ def run(cut_s: float, transfer: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cut", type=float, default=20.0, metavar="SECONDS", help="without the cable (20)")
-    parser.add_argument("--transfer", choices=["grpc", "nixl", "tcp"], default="grpc", help="how pages move (grpc)")
+    ways = ["grpc", "nixl", "tcp"]
+    parser.add_argument("--transfer", choices=ways, default="grpc", help="how pages move (grpc)")
     args = parser.parse_args()
     if reason := problem():
         print(f"two hosts cannot be made here: {reason}", file=sys.stderr)
