@@ -27,11 +27,11 @@ from eyas.engine.kernels.experts.grouped_task import ExpertWeight, GateActivatio
 from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of, most_blocks, tile_for
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.products.blocks import StoredWeight
-from eyas.engine.kernels.products.fp4 import STEP, UNIT, Fp4Weight
+from eyas.engine.kernels.products.fp4 import PARTS, UNIT, Fp4Weight
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.gpu.report import Report
 
-HIDDEN, PER_ROW, SETS = 2880, 4, 8
+HIDDEN, PER_ROW, SETS, STEP = 2880, 4, 8, PARTS * UNIT
 BYTES_PER_S, WORST = 4.3e12, 6e-3
 GATE = GateActivation(clamped=True)
 

@@ -180,3 +180,24 @@ def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, nor
     untouched = expected == 7.0
     assert torch.equal(pool[untouched], expected[untouched])
     assert torch.equal(pool[:, LAYER, 1], expected[:, LAYER, 1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bias_that_the_product_left_out(dtype: torch.dtype) -> None:
+    """To the bit as one that it added."""
+    heads, kv_heads, dim = 3, 2, 48
+    qkv, bias = random(2, 7 * dim, dtype=dtype), random(7 * dim, dtype=dtype)
+    cos, sin = (t.to(DEVICE) for t in tables(RopeConfig(theta=100.0), dim, 64))
+    rotation = RotaryInput(cos, sin, torch.tensor([63, 5], dtype=torch.int32, device=DEVICE))
+    norms = HeadNorms(random(2, dim, dtype=dtype), EPS)
+
+    def written(x: torch.Tensor, left: torch.Tensor | None) -> list[torch.Tensor]:
+        pool = torch.zeros(6, 2, PAGE, kv_heads, dim, dtype=dtype, device=DEVICE)
+        q = torch.empty(2, heads, dim, dtype=dtype, device=DEVICE)
+        place = KvRows(pool, torch.tensor([9, 0], dtype=torch.int32, device=DEVICE))
+        rows.rope_write(x, rows.HeadLayout(heads, kv_heads, dim, norms, left), q, rotation, place)
+        return [q, pool]
+
+    for found, expected in zip(written(qkv, bias), written(qkv + bias, None), strict=True):
+        assert torch.equal(found, expected)
+    assert not torch.equal(written(qkv, bias.roll(dim))[1], written(qkv + bias, None)[1])

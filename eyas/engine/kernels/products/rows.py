@@ -188,12 +188,15 @@ def _start_act_mul(
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """The division of a row of q, k and v into heads, and the norms before they are rotated."""
+    """The division of a row of q, k and v into heads, and the norms before they are rotated; before those a
+    bias [(q + 2 kv) * dim], if the product that made the row has left it out.
+    """
 
     q: int
     kv: int
     dim: int
     norms: HeadNorms | None = None
+    bias: torch.Tensor | None = None
 
 
 def rope_write(
@@ -214,7 +217,7 @@ def rope_write(
     gains = (None, None, 0.0) if norms is None else (*norms.gains, norms.eps)
     _rope_write[(qkv.shape[0], programs)](
         *(qkv, q, kv.layer, kv.layer.stride(0), kv.rows),
-        *(rotation.cos, rotation.sin, rotation.positions, *gains),
+        *(rotation.cos, rotation.sin, rotation.positions, heads.bias, *gains),
         HEADS=heads.q,
         KV_HEADS=heads.kv,
         DIM=heads.dim,
@@ -358,6 +361,7 @@ def _rope_write(
     cos,
     sin,
     positions,
+    bias,
     q_gain,
     k_gain,
     eps,
@@ -383,12 +387,12 @@ def _rope_write(
     s = tl.load(sin + angle + half, mask=half < DIM // 2, other=0.0)[None, :]
     if block < q_blocks:
         at, inside = _heads_at(block, HEADS, DIM, BLOCK, HALF)
-        low, high = _head_norm(of_row, at, inside, q_gain, eps, DIM, HALF)
+        low, high = _head_norm(of_row, bias, at, inside, q_gain, eps, DIM, HALF)
         low, high = rotated(low, high, c, s)
         store_halves(q_out + row * HEADS * DIM + at, low, high, inside, DIM // 2)
     elif block < q_blocks + kv_blocks:
         at, inside = _heads_at(block - q_blocks, KV_HEADS, DIM, BLOCK, HALF)
-        low, high = _head_norm(of_row + HEADS * DIM, at, inside, k_gain, eps, DIM, HALF)
+        low, high = _head_norm(of_row, bias, HEADS * DIM + at, inside, k_gain, eps, DIM, HALF)
         low, high = rotated(low, high, c, s)
         head = (block - q_blocks) * BLOCK + tl.arange(0, BLOCK)
         to = stored + _places(head, SHARE, HALF)
@@ -397,8 +401,7 @@ def _rope_write(
         store_scaled(to, scales, low, high, inside & (place >= 0), stored_heads, DIM // 2)
     else:
         at, inside = _heads_at(block - q_blocks - kv_blocks, KV_HEADS, DIM, BLOCK, HALF)
-        values = of_row + (HEADS + KV_HEADS) * DIM
-        low, high = _head_norm(values, at, inside, None, eps, DIM, HALF)
+        low, high = _head_norm(of_row, bias, (HEADS + KV_HEADS) * DIM + at, inside, None, eps, DIM, HALF)
         head = (block - q_blocks - kv_blocks) * BLOCK + tl.arange(0, BLOCK)
         to = stored + PAGE * KV_HEADS * SHARE + _places(head, SHARE, HALF)
         scales = pool_scale(layer, place, 1, head, page_stride, PAGE, KV_HEADS, DIM)
@@ -421,10 +424,17 @@ def _heads_at(block, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _head_norm(source, at, inside, gain, eps, DIM: tl.constexpr, HALF: tl.constexpr):
-    """Both halves of the heads in float32; with a gain, normalised and rounded as by a kernel of its own."""
+def _head_norm(source, bias, at, inside, gain, eps, DIM: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of the heads in float32: with a bias, and with a gain normalised, each rounded as by a
+    kernel of its own.
+    """
     low = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(source + at + DIM // 2, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        low += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+        high += tl.load(bias + at + DIM // 2, mask=inside, other=0.0).to(tl.float32)
+        low = low.to(source.dtype.element_ty).to(tl.float32)
+        high = high.to(source.dtype.element_ty).to(tl.float32)
     if gain is not None:
         half = tl.arange(0, HALF)
         real = half < DIM // 2

@@ -6,6 +6,8 @@ residual is stored as its kernels read it is a way's own: `few_rows`, `many_rows
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
@@ -81,6 +83,13 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product of rows that another verb gave, which may be rounded."""
         return self.step.product(x, projection, bias)
+
+    def qkv(self, read: ReadT, part: QkvPart[Projection], layer: int) -> torch.Tensor:
+        """A product that adds no bias of its own leaves it to the kernel that rotates."""
+        if part.bias is None or part.normed_apart or part.projection.matrix is not None:
+            return super().qkv(read, part, layer)
+        made, heads = self.product(read, part.projection), replace(part.heads, bias=part.bias)
+        return self.kept(made, replace(part, heads=heads), layer)
 
     def store(self, made: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         heads, rows = part.heads, self.rows_of(layer)
