@@ -1,11 +1,13 @@
-"""A hybrid on a GPU, in graphs: transformers' greedy tokens, from cached states, with chains, and preempted.
+"""A hybrid on a GPU, in graphs: transformers' greedy tokens, from cached states, with drafts of every kind,
+preempted, and split between two workers on one GPU.
 
 A token is right if transformers in float32 gives no other a logit that is higher by more than `SLACK`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
-from tests.unit.hybrid_rig import write_hybrid
+from eyas.common.types import GenerationRequest, Role
+from tests.unit.hybrid_rig import add_mtp_layer, write_hybrid
 from tests.unit.loopback import Loopback, wait_all
 
 pytestmark = [
@@ -40,10 +42,16 @@ SIZES: dict[str, Any] = {
     "linear_value_head_dim": 64,
     "max_position_embeddings": 2048,
 }
-WAYS = {
+CHAIN = {"speculation": SpeculationConfig(steps=3, draft_tokens=4, ngram=True)}
+TREE = {"speculation": SpeculationConfig(steps=2, topk=6, draft_tokens=12, ngram=True)}
+WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "chain": {"speculation": SpeculationConfig(steps=3, draft_tokens=4, ngram=True)},
+    "chain": CHAIN,
     "preempted": {"num_pages": 40, "state_slots": 4, "context_length": 600},
+    "mtp chain": CHAIN,
+    "mtp tree": TREE,
+    "split": CHAIN,
+    "split mtp tree": TREE,
 }
 
 
@@ -55,29 +63,45 @@ def prompts() -> list[tuple[int, ...]]:
     return [tuple(text[:cut] + pattern[:7]) for cut in (3, 64, 100, 300, 301, 500)]
 
 
-def config_of(folder: Path, **changes: Any) -> EngineConfig:
-    asked = {"draft": None, "num_pages": 512, "pool_dir": str(folder), "max_running": 8, "chunk_tokens": 256}
-    return resolve_engine("cuda", model=str(folder / "model"), **asked | changes)
+def configs(folder: Path, pools: str, way: str) -> list[EngineConfig]:
+    asked = {"num_pages": 512, "pool_dir": pools, "max_running": 8, "chunk_tokens": 256}
+    head = str(folder / "model") if "mtp" in way else None
+    whole = resolve_engine("cuda", model=str(folder / "model"), draft=head, **asked | WAYS[way])
+    if not way.startswith("split"):
+        return [replace(whole, worker="unified")]
+    drafts = () if head is None else (Role.DRAFT,)
+    return [
+        replace(whole, roles=(Role.PREFILL,), worker="prefill", transfer="cuda_ipc"),
+        replace(whole, roles=(Role.DECODE, *drafts), worker="decode", transfer="cuda_ipc"),
+    ]
+
+
+@pytest.fixture
+def pools() -> Iterator[str]:
+    """A folder whose sockets have short names."""
+    with tempfile.TemporaryDirectory(prefix="eyas", dir="/dev/shm") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tokens_are_transformers_own(tmp_path: Path, way: str) -> None:
+def test_tokens_are_transformers_own(tmp_path: Path, pools: str, way: str) -> None:
     model = write_hybrid(tmp_path / "model", "qwen3_5", **SIZES).cuda()
-    cluster = Loopback(replace(config_of(tmp_path, **WAYS[way]), worker="unified"))
+    add_mtp_layer(tmp_path / "model", "layers.2.", SIZES["hidden_size"])
+    cluster = Loopback(*configs(tmp_path, pools, way))
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
     try:
         for turn in range(2):  # the second time from states that the first one left
             made = [GenerationRequest(f"{turn} {i}", prompt, params) for i, prompt in enumerate(prompts())]
-            results = [cluster.submit(one, split=False) for one in made]
+            results = [cluster.submit(one, split=way.startswith("split")) for one in made]
             wait_all(results, 120)
             for one, result in zip(made, results, strict=True):
                 _judge(model, one.prompt_ids, result.tokens[0])
-        scheduler = cluster.workers["unified"].engine._scheduler
-        assert scheduler.cache.states.hits
-        assert scheduler.preemptions or way != "preempted"
+        every = [worker.engine._scheduler for worker in cluster.workers.values()]
+        assert every[0].cache.states.hits
+        assert every[0].preemptions or way != "preempted"
     finally:
         cluster.close()
-    assert not scheduler.cache.states.pool.used
+    assert not any(scheduler.cache.states.pool.used for scheduler in every)
 
 
 def _judge(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> None:
