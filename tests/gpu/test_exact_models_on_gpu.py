@@ -17,6 +17,7 @@ from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
+from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.tiny_deepseek import WHOLE, write_tiny_deepseek
 
 pytestmark = [
@@ -50,6 +51,22 @@ def said(folder: Path, exact: bool = True) -> list[str]:
 @pytest.mark.parametrize("family", ["llama", "llama_biases", "gemma2", "mixtral", "qwen3_moe"])
 def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: str) -> None:
     write_family(tmp_path, family, **SIZES)
+    assert said(tmp_path) == []
+
+
+STATES = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_key_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 128,
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_nor_do_those_of_a_hybrid(tmp_path: Path, name: str) -> None:
+    write_hybrid(tmp_path, name, **SIZES | STATES)
     assert said(tmp_path) == []
 
 

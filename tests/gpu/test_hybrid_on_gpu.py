@@ -18,8 +18,9 @@ import torch
 from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
+from eyas.engine.loading import arithmetic
 from tests.unit.hybrid_rig import add_mtp_layer, write_hybrid
-from tests.unit.loopback import Loopback, wait_all
+from tests.unit.loopback import Loopback, Result, wait_all
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,8 +64,8 @@ def prompts() -> list[tuple[int, ...]]:
     return [tuple(text[:cut] + pattern[:7]) for cut in (3, 64, 100, 300, 301, 500)]
 
 
-def configs(folder: Path, pools: str, way: str) -> list[EngineConfig]:
-    asked = {"num_pages": 512, "pool_dir": pools, "max_running": 8, "chunk_tokens": 256}
+def configs(folder: Path, pools: str, way: str, **changes: Any) -> list[EngineConfig]:
+    asked = {"num_pages": 512, "pool_dir": pools, "max_running": 8, "chunk_tokens": 256} | changes
     head = str(folder / "model") if "mtp" in way else None
     whole = resolve_engine("cuda", model=str(folder / "model"), draft=head, **asked | WAYS[way])
     if not way.startswith("split"):
@@ -102,6 +103,35 @@ def test_tokens_are_transformers_own(tmp_path: Path, pools: str, way: str) -> No
     finally:
         cluster.close()
     assert not any(scheduler.cache.states.pool.used for scheduler in every)
+
+
+def test_no_way_changes_a_bit_of_exact_answers(
+    tmp_path: Path, pools: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens at a temperature, and the bits of their log-probabilities; refused until that is seen."""
+    monkeypatch.setattr(arithmetic, "_check", lambda loaded: None)
+    write_hybrid(tmp_path / "model", "qwen3_5", **SIZES)
+    add_mtp_layer(tmp_path / "model", "layers.2.", SIZES["hidden_size"])
+    params = SamplingParams(temperature=0.7, seed=5, max_tokens=NEW, ignore_eos=True, logprobs=1)
+    told: dict[str, list[Any]] = {}
+    for way in ("plain", "chain", "preempted", "mtp tree", "split"):
+        cluster = Loopback(*configs(tmp_path, pools, way, deterministic=True, dtype="bfloat16"))
+        try:
+            for turn in range(2):
+                made = [GenerationRequest(f"{turn} {i}", text, params) for i, text in enumerate(prompts())]
+                results = [cluster.submit(one, split=way.startswith("split")) for one in made]
+                wait_all(results, 120)
+                told[f"{way} {turn}"] = [(result.tokens[0], _logprobs(result)) for result in results]
+        finally:
+            cluster.close()
+    differing = {
+        way: sum(a != b for a, b in zip(found, told["plain 0"], strict=True)) for way, found in told.items()
+    }
+    assert not any(differing.values()), differing
+
+
+def _logprobs(result: Result) -> list[float]:
+    return [one.logprob for entry in result.entries for one in entry.logprobs or () if one is not None]
 
 
 def _judge(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> None:

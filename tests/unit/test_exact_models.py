@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit import tensor_core
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
+from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.packed_formats import PACKINGS, write_packed
 from tests.unit.tiny_deepseek import SMALL, write_tiny_deepseek
 
@@ -111,6 +113,31 @@ def test_packed_weights_change_nothing_of_that(tmp_path: Path, family: str, form
     model = Model(tmp_path / "packed", True, HALF)
     assert {each for layer in model.layers for each in layer.formats} == {PackedProjection}
     assert said(tmp_path / "packed", WIDE) == []
+
+
+HYBRID: dict[str, Any] = {
+    "vocab_size": 128,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "head_dim": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_nor_do_those_of_a_hybrid(tmp_path: Path, name: str) -> None:
+    """Chunks that end inside a span and behind it, single rows and a chain over the next position."""
+    write_hybrid(tmp_path, name, **HYBRID)
+    with tensor_core.hopper(folds=True):
+        assert said(tmp_path, WIDE) == []
 
 
 LATENT: dict[str, list[Step]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,14 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, Role
 from eyas.engine.device import program
+from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.device.executor import StepExecutor
+from eyas.engine.device.step import StepShape
+from eyas.engine.loading import device_build, follower
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.parallel.ranks import RankChannel, RankInfo
 from kv_transfer import puller
+from tests.unit import interpreted
 from tests.unit.hybrid_rig import add_mtp_layer, write_hybrid
 from tests.unit.loopback import Loopback, wait_all
 
@@ -108,6 +114,23 @@ def test_the_device_gives_the_plain_engines_tokens(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_steps_with_prompts_may_be_as_large_as_a_graphs(
+    plain: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds, prompt rows, spans and sequences of padding change nothing."""
+    placed = []
+
+    def noted(*args: Any) -> GraphBuckets:
+        placed.append(GraphBuckets(1, 16, (4,), (4,), 32, 32))
+        return placed[0]
+
+    monkeypatch.setattr(device_build, "buckets_of", noted)
+    assert answers(on_device(plain)) == answers(plain)
+    assert placed[0].shape(1, 20, 2, 1) == StepShape(4, 1, 32, 10, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("drafts", HEADS)
 def test_its_mtp_layer_drafts_in_the_step(plain: EngineConfig, drafts: str) -> None:
     """Chains and trees, whose accepted rows move in the rings, across a position of a state."""
@@ -148,14 +171,35 @@ def test_without_what_follows_from_its_rows_a_state_is_misread(
     assert answers(*split(on_device(plain)))[0] != answers(plain)[0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
-    ],
-)
-def test_what_is_not_there_on_a_gpu_is_refused_by_name(
-    plain: EngineConfig, changes: dict[str, Any], named: str
+RANKS = {
+    "vocab_size": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+def _interpreted(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
+    """A follower whose kernels are interpreted as this process's are."""
+    interpreted.install()
+    follower.main(loaded, rank_info, channel)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_ranks_divide_the_heads_of_states(
+    plain: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=named):
-        EngineSpec.of(on_device(plain, **changes))
+    """Each copies its share of a slot, and folds it."""
+    write_hybrid(tmp_path / "model", "qwen3_5", **SIZES | RANKS)
+    own = replace(plain, model=str(tmp_path / "model"))
+    expected = answers(own)
+    monkeypatch.setattr(follower, "main", _interpreted)
+    shared = on_device(own, tensor_parallel_size=2, transfer="none", speculation=CHAIN)
+    assert answers(shared) == expected
+
+
+def test_heads_that_ranks_cannot_divide_are_refused_by_name(plain: EngineConfig) -> None:
+    with pytest.raises(ConfigError, match="--tensor-parallel-size: .* 1 query heads cannot be divided"):
+        EngineSpec.of(on_device(plain, tensor_parallel_size=2))

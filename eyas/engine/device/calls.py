@@ -20,6 +20,7 @@ FINISH = "finish"
 JOIN = "join"
 CATCH_UP = "catch_up"
 COPY_PAGE = "copy_page"
+COPY_STATE = "copy_state"
 
 
 def begin(step: StepInput) -> RankCall:
@@ -113,6 +114,11 @@ def finish() -> RankCall:
 def copy_page(source: int, target: int) -> RankCall:
     """Page `source` is copied to page `target`, in every pool."""
     return RankCall(COPY_PAGE, (source, target))
+
+
+def copy_state(source: int, target: int) -> RankCall:
+    """Slot `source` of states is copied to slot `target`."""
+    return RankCall(COPY_STATE, (source, target))
 
 
 def _flat(spans: SequenceOf[QuerySpan]) -> np.ndarray:

@@ -81,6 +81,11 @@ class Rank0Executor(StepExecutor):
                 self._leader.tell(call)
             super().copy_page(source, target)
 
+    def copy_state(self, source: int, target: int) -> None:
+        with self._leader.together():
+            self._leader.tell(calls.copy_state(source, target))
+            super().copy_state(source, target)
+
     def wait(self) -> None:
         if self.state.device != "cpu":
             event = torch.cuda.Event()

@@ -45,6 +45,7 @@ class FollowerRank:
             calls.JOIN: self._join,
             calls.CATCH_UP: self._catch_up,
             calls.COPY_PAGE: self._copy_page,
+            calls.COPY_STATE: self._copy_state,
         }
 
     def _begin(self, call: RankCall) -> None:
@@ -72,3 +73,6 @@ class FollowerRank:
 
     def _copy_page(self, call: RankCall) -> None:
         self._executor.copy_page(*call.numbers)
+
+    def _copy_state(self, call: RankCall) -> None:
+        self._executor.copy_state(*call.numbers)

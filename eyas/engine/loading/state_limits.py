@@ -24,10 +24,6 @@ def check_states(target: ModelConfig, config: EngineConfig) -> None:
             f"a round has at most {SPAN} rows, drafts and the one before them",
         ),
     }
-    if config.attention_backend != "torch":
-        refused |= {
-            "tensor-parallel-size": (config.tensor_parallel_size > 1, "GPUs do not share them yet"),
-        }
     for flag, (asked, why) in refused.items():
         if asked:
             raise ConfigError(f"--{flag}: {target.architecture} has recurrent states: {why}", param=flag)

@@ -32,8 +32,7 @@ def buckets_of(loaded: EngineSpec) -> GraphBuckets:
         return GraphBuckets(loaded.width, rows, (), (), *tokens)
     batches = config.cuda_graph_bs or default_batches(most)
     mixed = tuple(b for b in MIXED_BATCHES if b < most) + (most,)
-    chunks = config.mixed_tokens and loaded.states is None  # spans of states differ with where chunks begin
-    return GraphBuckets(loaded.width, rows, batches, mixed if chunks else (), *tokens)
+    return GraphBuckets(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens)
 
 
 def by_depth(loaded: EngineSpec) -> dict[int, GraphBuckets]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -17,33 +15,19 @@ from eyas.engine.states.store import RING, StateStore
 _BLOCK = 1024  # words of a row that one program moves, for all rows of a path
 
 
-@dataclass(frozen=True)
-class RingLayout:
-    """The kernel's compile-time parameters, in words of 32 bits: of each part the stride of a layer and of a
-    slot, and the width of a row.
-    """
-
-    ring: int
-    inputs: tuple[int, int, int]
-    gates: tuple[int, int, int]
-    keys: tuple[int, int, int]
-    misses: tuple[int, int, int]
-    solved: tuple[int, int, int]
-    sums: tuple[int, int, int]
-
-
 def keep_path(batch: RoundBatch, verdicts: RoundVerdicts, states: StateStore, kept: SolvedStore) -> None:
     """Moves the row of each accepted node i from start + path[i] to start + i, in all layers' rings, after
     the verdict. All sources are read before any row is written.
     """
-    words = {name: _words(states.parts[name].transpose(0, 1)) for name in RING}
-    words |= {name: _words(part) for name, part in kept.parts.items()}
     tables, path = batch.tables, verdicts.path
-    strides = {name: (part.stride(0), part.stride(1), part.shape[3]) for name, part in words.items()}
-    layers, widest = words["inputs"].shape[0], max(part.shape[3] for part in words.values())
-    _keep_path[(batch.size, layers, cdiv(widest, _BLOCK))](
-        *(batch.slots, tables.length, tables.state, verdicts.result, path, *words.values()),
-        *(tables.padding_slot, verdicts.result.shape[1], RingLayout(states.format.ring, **strides)),
+    rings = (*(states.parts[name].transpose(0, 1) for name in RING), *kept.parts.values())
+    parts = tuple(part.flatten(3).view(torch.int32) for part in rings if part.numel())
+    strides = tuple((part.stride(0), part.stride(1), part.shape[3]) for part in parts)
+    _keep_path[(batch.size, parts[0].shape[0], cdiv(max(part.shape[3] for part in parts), _BLOCK))](
+        *(batch.slots, tables.length, tables.state, verdicts.result, path, parts),
+        *(tables.padding_slot, verdicts.result.shape[1]),
+        STRIDES=strides,
+        RING_ROWS=states.format.ring,
         PATH=path.shape[1],
         PATH_BLOCK=power_of_2(path.shape[1]),
         BLOCK=_BLOCK,
@@ -53,18 +37,15 @@ def keep_path(batch: RoundBatch, verdicts: RoundVerdicts, states: StateStore, ke
     )
 
 
-def _words(part: torch.Tensor) -> torch.Tensor:
-    """[layers, slots, ring, ..] -> [layers, slots, ring, words of 32 bits]."""
-    return part.flatten(3).view(torch.int32)
-
-
 @kernel(do_not_specialize=["padding", "result_stride"])
 def _keep_path(
-    slots, length, state, result, path, inputs, gates, keys, misses, solved, sums, padding, result_stride,
-    layout: tl.constexpr, PATH: tl.constexpr, PATH_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    slots, length, state, result, path, parts, padding, result_stride,
+    STRIDES: tl.constexpr, RING_ROWS: tl.constexpr, PATH: tl.constexpr, PATH_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B, layers, blocks of the widest row)."""
+    """Grid (B, layers, blocks of the widest row). `STRIDES`, in words of 32 bits: of each part that of a
+    layer, that of a slot, and the width of a row.
+    """
     after_previous(PDL)
     sequence = tl.program_id(0)
     slot = tl.load(slots + sequence)
@@ -74,22 +55,18 @@ def _keep_path(
     if tl.max(moved.to(tl.int32), 0) > 0:
         start = tl.load(length + slot) - tl.load(result + sequence * result_stride)
         own = tl.load(state + slot).to(tl.int64)
-        source, target = (start + node) % layout.ring, (start + index) % layout.ring
-        _move(inputs, own, source, target, moved, layout.inputs, BLOCK)
-        _move(gates, own, source, target, moved, layout.gates, BLOCK)
-        _move(keys, own, source, target, moved, layout.keys, BLOCK)
-        _move(misses, own, source, target, moved, layout.misses, BLOCK)
-        _move(solved, own, source, target, moved, layout.solved, BLOCK)
-        _move(sums, own, source, target, moved, layout.sums, BLOCK)
+        source, target = (start + node) % RING_ROWS, (start + index) % RING_ROWS
+        for number in tl.static_range(len(STRIDES)):
+            layer_stride, slot_stride, width = STRIDES[number]
+            rows = parts[number] + tl.program_id(1).to(tl.int64) * layer_stride + own * slot_stride
+            _move(rows, source * width, target * width, moved, width, BLOCK)
 
 
 @triton.jit
-def _move(part, slot, source, target, moved, strides: tl.constexpr, BLOCK: tl.constexpr):
+def _move(rows, source, target, moved, width, BLOCK: tl.constexpr):
     """A program's block of the rows of one part."""
-    WIDTH: tl.constexpr = strides[2]
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    there = moved[:, None] & (column < WIDTH)[None, :]
-    part += tl.program_id(1).to(tl.int64) * strides[0] + slot * strides[1]
-    taken = tl.load(part + source[:, None] * WIDTH + column[None, :], mask=there)
+    there = moved[:, None] & (column < width)[None, :]
+    taken = tl.load(rows + source[:, None] + column[None, :], mask=there)
     tl.debug_barrier()  # another thread's target may be this one's source
-    tl.store(part + target[:, None] * WIDTH + column[None, :], taken, mask=there)
+    tl.store(rows + target[:, None] + column[None, :], taken, mask=there)

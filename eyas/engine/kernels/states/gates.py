@@ -11,6 +11,7 @@ import triton.language as tl
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.products.halving import halving_sum
+from eyas.engine.kernels.products.skinny import empty_padded
 
 _ELEMENTS = 2048  # of a program of `gated_norm`
 
@@ -36,7 +37,7 @@ def gated_norm(
     silu(gate) [m, heads * size], rows of any stride.
     """
     (m, width), size = made.shape, gain.shape[0]
-    out = torch.empty_like(made)
+    out = empty_padded(m, width, like=made)
     heads = min(power_of_2(width // size), max(1, _ELEMENTS // size))
     sizes = {"HEADS": width // size, "SIZE": size, "TILE": heads, "PDL": pdl, "launch_pdl": pdl}
     grid = (m, cdiv(width // size, heads))

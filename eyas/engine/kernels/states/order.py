@@ -45,7 +45,7 @@ class SolvedRows:
     keys [slots, ring, key heads, key size], convolved and normed, of the rows' dtype; misses float32 [slots,
     ring, value heads, value size]; solved float32 [slots, ring, value heads, SPAN]; sums int64 [slots,
     ring, value heads]: of log decays. They follow from the ring's rows, and a prompt's kernels make them
-    again; rows of an accepted path move with those of the ring (`rings`).
+    again; rows of an accepted path move with those of the ring (`accepted`).
     """
 
     keys: torch.Tensor
