@@ -110,7 +110,7 @@ def test_weights_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytes
     [
         ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM of .* is not supported"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads"),
-        ({"rope_scaling": {"rope_type": "spiral"}}, "rope type 'spiral' is not supported"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "rope_type 'spiral' is not supported"),
         ({"quantization_config": {"quant_method": "quip"}}, "quant_method 'quip' is not supported"),
         ({}, "--context-length: 4096 is more than the 2048 tokens"),
     ],

@@ -99,7 +99,7 @@ def test_end_tokens_come_from_both_configs(folder: Path) -> None:
         ({"architectures": None}, "architecture"),
         ({"hidden_size": None}, "has no hidden_size"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide"),
-        ({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral'"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type 'spiral'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "has no short_factor"),
         ({"rope_parameters": {"rope_type": "linear"}}, "has no factor"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eyas.common.errors import ConfigError
-from eyas.engine.models.table import read_model
+from eyas.engine.models.table import MODELS, read_model
 from eyas.engine.models.unserved import ENCODER_DECODERS, HYBRIDS, STATE_SPACE
 
 STATED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -67,5 +67,6 @@ def test_a_command_says_so_without_torch(tmp_path: Path) -> None:
     assert ran.stdout.split()[1:] == ["False", "False"]
 
 
-def test_no_type_is_of_two_kinds() -> None:
+def test_no_type_is_of_two_kinds_or_has_a_file() -> None:
+    assert not (STATE_SPACE | HYBRIDS | ENCODER_DECODERS) & set(MODELS.values())
     assert not STATE_SPACE & HYBRIDS | STATE_SPACE & ENCODER_DECODERS | HYBRIDS & ENCODER_DECODERS

@@ -339,7 +339,7 @@ class ModelConfig:
             "max_position_embeddings": self.context_length,
         }
         complaints = [f"{name} {size} must be 1 or more" for name, size in sizes.items() if size < 1]
-        if not 0 <= self.norm_eps < math.inf:
+        if not 0 <= self.norm_eps < 1:
             complaints.append(f"rms_norm_eps {self.norm_eps} is no small number")
         if not 0 < self.embedding_scale < math.inf:
             complaints.append(f"embedded tokens are scaled by {self.embedding_scale}")

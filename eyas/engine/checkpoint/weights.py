@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -281,7 +282,19 @@ class FolderWeights(WeightSource):
     def _complain(self, broken: list[str]) -> None:
         """Called at the end if any tensor that was taken has NaN or infinity."""
         others = f", as {len(broken) - 1} others do" if broken[1:] else ""
-        raise ConfigError(f"tensor {broken[0]} of {self._folder} holds NaN or infinity{others}")
+        raise ConfigError(f"tensor {self._named(broken[0])} of {self._folder} holds NaN or infinity{others}")
+
+    def _named(self, name: str) -> str:
+        """A tensor's name for an error, and how the files call it or what it is a part of."""
+        stored = self._home[name].name if name in self._home else name
+        return name if stored == name else f"{name} (stored as {stored})"
+
+    def _missing(self, name: str) -> str:
+        """The name of a tensor that is not there, and how the files call that of another layer or expert."""
+        alike = re.compile(re.sub(r"\d+", r"\\d+", re.escape(name)))
+        stored = (self._home[there].name for there in self._home if alike.fullmatch(there))
+        other = next((each for each in stored if not alike.fullmatch(each)), None)
+        return name if other is None else f"{name} (of the kind that is stored as {other})"
 
     def __contains__(self, name: str) -> bool:
         return name in self._home
@@ -311,7 +324,7 @@ class FolderWeights(WeightSource):
             wide = fp8.widened(read[:], self._scales(name, shape))[part]
             return self._as(dtype, name, self._place(wide.to(dtype)))
         if dtype.is_floating_point:
-            check_meaning(name, read, PLAIN)
+            check_meaning(self._named(name), read, PLAIN)
         return self._as(dtype, name, self._place(read[part]))
 
     def _as(self, dtype: torch.dtype, name: str, stored: torch.Tensor) -> torch.Tensor:
@@ -388,14 +401,15 @@ class FolderWeights(WeightSource):
         """A reader of a stored tensor, or of slices of it."""
         stored = self._shape(name)
         if stored != shape:
-            raise ConfigError(f"tensor {name} of {self._folder} is {stored}, its config says {shape}")
+            named = self._named(name)
+            raise ConfigError(f"tensor {named} of {self._folder} is {stored}, its config says {shape}")
         self._seen.add(name)
         self._progress.advance(self._task)
         return self._home[name].read()
 
     def _shape(self, name: str) -> Shape:
         if name not in self._home:
-            raise ConfigError(f"{self._folder} has no tensor {name}")
+            raise ConfigError(f"{self._folder} has no tensor {self._missing(name)}")
         return tuple(self._home[name].read().get_shape())
 
 

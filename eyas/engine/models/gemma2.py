@@ -59,7 +59,7 @@ def decoder(raw: values.Raw, folder: Path, attentions: list[AttentionSpec]) -> M
     """The decoder that all Gemmas have in common, around each layer's attention."""
     if raw.get("use_bidirectional_attention"):
         raise ConfigError(f"config.json of {folder}: use_bidirectional_attention of a Gemma is not supported")
-    feed_forward = keys.feed_forward(raw, raw.get("hidden_activation") or "gelu_pytorch_tanh")
+    feed_forward = keys.feed_forward(raw, activation(raw))
     layers = [LayerSpec(attention, feed_forward, NORMS) for attention in attentions]
     plain = keys.decoder(raw, folder, layers, tied=True)
     return dataclasses.replace(
@@ -68,3 +68,9 @@ def decoder(raw: values.Raw, folder: Path, attentions: list[AttentionSpec]) -> M
         embedding_scale=plain.hidden_size**0.5,
         logit_soft_cap=values.number(raw, "final_logit_softcapping", 0.0),
     )
+
+
+def activation(raw: values.Raw) -> str:
+    """What `hidden_activation` names, as it stands there."""
+    stated = raw.get("hidden_activation")
+    return "gelu_pytorch_tanh" if stated is None else stated

@@ -135,16 +135,17 @@ def _feed_forward(raw: values.Raw, attention: AttentionSpec) -> FeedForwardSpec:
     """By `use_double_wide_mlp` it is twice as wide where keys and values are another layer's; by
     `enable_moe_block` there are experts beside it.
     """
-    plain = keys.feed_forward(raw, raw.get("hidden_activation") or "gelu_pytorch_tanh")
+    plain = keys.feed_forward(raw, gemma2.activation(raw))
     if values.switch(raw, "use_double_wide_mlp", False) and attention.shared_from is not None:
         plain = dataclasses.replace(plain, width=2 * plain.width)
     if not values.switch(raw, "enable_moe_block", False):
         return plain
+    experts = values.whole(raw, "num_experts", least=1, most=keys.MOST_HEADS)
     return ApartSpec(
         width=keys.width_of(raw, "moe_intermediate_size"),
         activation=plain.activation,
-        experts=values.whole(raw, "num_experts", most=keys.MOST_HEADS),
-        per_row=values.whole(raw, "top_k_experts"),
+        experts=experts,
+        per_row=values.whole(raw, "top_k_experts", least=1, most=experts),
         scores="softmax",
         normalised=True,
         shared_width=plain.width,

@@ -89,9 +89,12 @@ def attention(raw: Raw, rope: RopeConfig | None = None) -> AttentionSpec:
 
 def feed_forward(raw: Raw, activation: str | None = None) -> FeedForwardSpec:
     """A gated one; `activation`: its name, if "hidden_act" does not hold it. ConfigError if it is unknown."""
-    name = activation or raw.get("hidden_act", "silu")
+    name = raw.get("hidden_act", "silu") if activation is None else activation
     if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise ConfigError(f"hidden_act {said(name)} is not supported ({' and '.join(_ACTIVATIONS)} are)")
+        field = next(
+            (key for key in ("hidden_act", "hidden_activation") if raw.get(key) == name), "hidden_act"
+        )
+        raise ConfigError(f"{field} {said(name)} is not supported ({' and '.join(_ACTIVATIONS)} are)")
     return FeedForwardSpec(width_of(raw, "intermediate_size"), _ACTIVATIONS[name])
 
 
@@ -237,7 +240,7 @@ def one_of_both(parameters: Any, scaling: Any) -> Raw:
     Raises ConfigError if they differ in more than a theta that the second leaves out: readers of config.json
     disagree on which of them counts.
     """
-    newer, older = (_spelt(given or {}) for given in (parameters, scaling))
+    newer, older = _spelt("rope_parameters", parameters), _spelt("rope_scaling", scaling)
     if newer and older:
         keys = dict.fromkeys((*older, *(key for key in newer if key != "rope_theta")))
         if odd := [key for key in keys if newer.get(key) != older.get(key)]:
@@ -247,13 +250,12 @@ def one_of_both(parameters: Any, scaling: Any) -> Raw:
     return newer or older
 
 
-def _spelt(scaling: Raw) -> Raw:
-    """The scaling with the kind under its newer name alone."""
-    if not isinstance(scaling, Mapping):
-        raise ValueError(f"rope_scaling {said(scaling)} must be an object")
-    kind = scaling.get("rope_type") or scaling.get("type")
+def _spelt(name: str, value: Any) -> Raw:
+    """The scaling of that field with the kind under its newer name alone."""
+    scaling = section({name: value}, name)
+    kinds = [scaling[key] for key in ("rope_type", "type") if scaling.get(key) is not None]
     others = {key: value for key, value in scaling.items() if key not in ("rope_type", "type")}
-    return others | ({"rope_type": kind} if kind else {})
+    return others | ({"rope_type": kinds[0]} if kinds else {})
 
 
 def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_THETA) -> RopeConfig:
@@ -269,7 +271,7 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
 
 def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> RopeConfig:
     read = partial(number, scaling, within="rope_scaling")
-    kind = scaling.get("rope_type") or "default"
+    kind = scaling.get("rope_type", "default")
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":
@@ -314,7 +316,7 @@ def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> RopeCon
             long_factors=numbers(scaling, "long_factor"),
         )
     known = "default, linear, dynamic, yarn, llama3, longrope and proportional are"
-    raise ConfigError(f"rope type {said(kind)} is not supported ({known})")
+    raise ConfigError(f"rope_type {said(kind)} is not supported ({known})")
 
 
 def _yarn_attention_factor(scaling: Raw, factor: float) -> float:

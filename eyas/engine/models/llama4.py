@@ -88,7 +88,7 @@ def _attention(raw: values.Raw, rotates: bool) -> AttentionSpec:
 
 def _feed_forwards(raw: values.Raw) -> list[FeedForwardSpec]:
     """Experts are in `moe_layers`, or without them in every `interleave_moe_layer_step`-th layer."""
-    dense = keys.feed_forward(dict(raw) | {"intermediate_size": raw["intermediate_size_mlp"]})
+    dense = keys.feed_forward(dict(raw) | {"intermediate_size": keys.width_of(raw, "intermediate_size_mlp")})
     width, number = keys.width_of(raw, "intermediate_size"), keys.count(raw)
     experts = ExpertsSpec(
         width=width,
