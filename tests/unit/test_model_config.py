@@ -95,7 +95,10 @@ def test_end_tokens_come_from_both_configs(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM .* is not supported"),
+        (
+            {"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"},
+            "architecture RwkvForCausalLM .* is not",
+        ),
         ({"architectures": None}, "architecture"),
         ({"hidden_size": None}, "has no hidden_size"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide"),
