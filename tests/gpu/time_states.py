@@ -21,10 +21,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from eyas.bench.kernels.timing import graph_us, queue_us
 from eyas.engine.kernels.launch.warm import KernelWarmup
-from eyas.engine.kernels.states import few, prompts
+from eyas.engine.kernels.states import prompts
 from eyas.engine.kernels.states.few import recur_few
 from eyas.engine.kernels.states.gates import gated_norm, rule_gates
 from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
@@ -88,7 +89,7 @@ class StepCase:
         each = SHAPE.key_heads * SHAPE.key_size * 2 + SHAPE.value_heads * (SHAPE.value_size * 4 + 8)
         solved = SHAPE.value_heads * 4 * sum(self.behind(s) ** 2 // 2 for s in range(self.batch))
         moved = SHAPE.inputs * 8 + SHAPE.value_heads * SHAPE.value_size * 2
-        return kept * each + solved + self.batch * self.rows * (moved + each + SHAPE.value_heads * SPAN * 8)
+        return kept * each + solved + self.batch * self.rows * (moved + each + SHAPE.value_heads * SPAN * 4)
 
 
 class Step:
@@ -135,7 +136,7 @@ STEPS = [
 PROMPTS = [(1, 1024), (1, 4096), (4, 1024), (1, 16384)]
 
 
-BLOCKS = {few: (16, 32, 64, 128), prompts: (16, 32, 64)}
+BLOCKS, SOLVERS = (16, 32, 64), (2, 4)
 
 
 def recipe() -> None:
@@ -144,12 +145,11 @@ def recipe() -> None:
         step = Step(StepCase(2, rows, tree), 1, "meta")
         for pdl in (False, True):
             step.recur(0, pdl)
-        for block in BLOCKS[few]:
-            with patch.object(few, "_BLOCK", block):
-                if rows < 16:
-                    step.recur(0)
-    for block in BLOCKS[prompts]:
+    for block in BLOCKS:
         with patch.object(prompts, "_BLOCK", block):
+            _prompt(1, 256, "meta")()
+    for warps in SOLVERS:
+        with patch.object(prompts, "_SOLVERS", warps):
             _prompt(1, 256, "meta")()
 
 
@@ -203,20 +203,24 @@ def time_steps() -> Iterator[Record]:
         yield record | {"of_model_ms": us * LAYERS / 1e3}
 
 
-def time_blocks() -> Iterator[Record]:
-    """Of other cuts than the usual: whether the rule should be another."""
-    for case in (StepCase(1), StepCase(32), StepCase(32, 4)):
-        for block in BLOCKS[few]:
-            with patch.object(few, "_BLOCK", block):
-                step = Step(case, 12)
-                us = graph_us([partial(step.recur, layer) for layer in range(12)], replays=5)
-                yield {"time": case.name, "block": block, "us": us}
+def time_kernels() -> Iterator[Record]:
+    """Each kernel of a prompt of 4,096 rows."""
+    for warps in SOLVERS:
+        with patch.object(prompts, "_SOLVERS", warps):
+            run_once = _prompt(1, 4096)
+            run_once()
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                for _ in range(3):
+                    run_once()
+                torch.cuda.synchronize()
+            for kernel in seen.key_averages():
+                yield {"kernel": kernel.key[:40], "solvers": warps, "us": kernel.device_time_total / 3}
 
 
 def time_prompts() -> Iterator[Record]:
     """By a queue of launches, as prompts run."""
     for sequences, count in PROMPTS:
-        for block in BLOCKS[prompts]:
+        for block in BLOCKS:
             with patch.object(prompts, "_BLOCK", block):
                 us = queue_us([_prompt(sequences, count)])
             products = SHAPE.inputs + SHAPE.value_heads * SHAPE.value_size
@@ -266,9 +270,9 @@ def main() -> int:
     parts = {
         "rows": partial(check_rows, "cuda"),
         "steps": time_steps,
+        "kernels": time_kernels,
         "prompts": time_prompts,
         "beside": time_beside,
-        "blocks": time_blocks,
     }
     with asked.out.open("a") as file, torch.inference_mode():
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.nn.functional import silu, softplus
@@ -70,12 +68,12 @@ def test_a_slot_that_came_from_elsewhere() -> None:
 
 
 def test_sizes_that_no_tile_has() -> None:
-    scene = Scene(DeltaShape(1, 1, 16, 24, 4), 1)
-    with pytest.raises(ValueError, match="a power of 2, 16 or more, not 24"):
-        scene.step([Piece(0, text(0, 1))])
-    scene.rule = replace(scene.rule, shape=SHAPE, skip=torch.ones(2))
-    with pytest.raises(ValueError, match="the gated delta rule alone"):
-        scene.step([Piece(0, text(0, 1))])
+    for shape, message in (
+        (DeltaShape(1, 1, 24, 16, 4), "keys of a power of 2, 16 or more, not 24"),
+        (DeltaShape(1, 1, 16, 24, 4), "values of a multiple of 16, not 24"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Scene(shape, 1).step([Piece(0, text(0, 1))])
     with pytest.raises(ValueError, match="65 rows of a sequence are more than 64"):
         Scene(SHAPE, 1).step([Piece(0, text(0, 65))])
 
