@@ -14,6 +14,7 @@ import pytest
 from tests.unit.families import SAMPLES, write_family
 from tests.unit.foreign_families import FOREIGN
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
+from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.packed_formats import PACKINGS, write_packed
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
@@ -254,6 +255,17 @@ def test_packed_weights_have_kernels_of_their_own(
     found = {each for each, _ in told["found"]}
     assert "_widen" in found and ("_packed" in found) == (family == "mixtral")
     assert not found & {"product_kernel", "_by_depth"}
+
+
+def test_layers_with_states_keep_their_numbers(tmp_path: Path, cache: Path) -> None:
+    """Those that are left out have their place in the pools all the same."""
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 64, "linear_num_value_heads": 8}
+    sizes |= {"linear_value_head_dim": 16, "layer_types": kinds * 2, "num_hidden_layers": 8}
+    write_hybrid(tmp_path / "model", "qwen3_5", **sizes)
+    told = _told(LAYERS, json.dumps([str(tmp_path / "model"), []]))
+    assert told["found"] == told["every"]
+    assert {"_decoded", "_gates", "_gated_norm"} <= {name for name, _ in told["found"]}
 
 
 def test_a_model_that_transformers_computes_has_the_kernels_of_its_attention(

@@ -33,6 +33,7 @@ from eyas.engine.kernels.products.few import MOST_ROWS
 from eyas.engine.kernels.products.rows import put_rows
 from eyas.engine.kernels.products.skinny import MAX_ROWS
 from eyas.engine.kernels.sampling.special import COLUMNS, mask_words
+from eyas.engine.kernels.states.rings import remake
 from eyas.engine.loading.arithmetic import prompts_of
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.draft_build import batch_sizes, draft_state
@@ -67,6 +68,8 @@ def launches(config: EngineConfig) -> None:
         if shape.sampled:
             program.sample_special(torch.empty(min(shape.sampled, SLICE), columns, dtype=torch.int32))
         program.rest(program.choose())
+    if state.state_layers:
+        remake(state.state_layers[:1], torch.empty(3, 1, dtype=torch.int32, device="meta"))
     if state.head is not None:  # its taps may be in layers that are not kept
         tapped = rows.new_empty(rows.shape[0], len(state.head.taps), rows.shape[1])
         put_rows(rows, tapped, 0, state.pdl)

@@ -76,6 +76,7 @@ class DecoderLayer(Generic[ProjectionT]):
 
     def __init__(self, blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: Gain | None) -> None:
         self.spec = spec
+        self.number = 0  # among those of its model, whose memory in the pool is by that
         post = _post(blocks, prefix, spec.norms.after_attention)
         self._mixers = [
             (mixer, replace(out, post=post, scale=spec.residual_scale))
@@ -180,7 +181,9 @@ def head_layers(blocks: Blocks[ProjectionT], gain: Gain | None) -> list[DecoderL
 
 
 def _in_turn(layers: list[DecoderLayer[ProjectionT]]) -> list[DecoderLayer[ProjectionT]]:
-    """Layers each of which is read by the next."""
+    """Layers each of which is read by the next, with their numbers."""
+    for number, layer in enumerate(layers):
+        layer.number = number
     for layer, after in pairwise(layers):
         layer.read_by(after.norm)
     return layers
@@ -204,7 +207,8 @@ def run_layers(
         read, residual = ops.norm(residual, layer.norm) if given is None or i else (given, residual)
         if entering is not None:
             entering(i, ops.leave(residual))
-        residual = layer(read, residual, i, ops, None if vectors is None else vectors[:, i])
+        own = None if vectors is None else vectors[:, layer.number]
+        residual = layer(read, residual, layer.number, ops, own)
     del read  # its memory is free for what leaves the last layer
     x = ops.leave(residual)
     if entering is not None:
