@@ -7,6 +7,8 @@ On two GPUs, each with a prefill and a decode worker, so that one of each kind r
 With `--layout auto` the preferences of two workers change every second. `--each 4` on eight GPUs has four of
 each kind.
 
+With `--hybrid` the model has recurrent states, few slots for them and an MTP head, which drafts trees.
+
 With `--heavy` prompts are long, drafts are trees, and two workers have all roles: steps take seconds on two
 cores, and no request may be lost because one is taken for a hang.
 
@@ -20,7 +22,9 @@ import argparse
 import asyncio
 import dataclasses
 import logging
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,17 +33,23 @@ from rich.console import Console
 from rich.table import Table
 
 from eyas.commands import CommandParser
+from eyas.common.config import NANO
 from eyas.configuration import own_config
 from eyas.flags import add_engine
 from eyas.layout_flags import add_layout
 from tests.chaos.campaign import Campaign, Findings, Plan
 from tests.chaos.rig import ENGINE, ON_CPU, WORKERS, Site
 from tests.chaos.streams import heavy_requests, make_requests
+from tests.unit.hybrid_rig import write_with_mtp
 
 REQUESTS, HEAVY_REQUESTS = 64, 8
 HEAVY = (
     *("--layout", "unified", "--num-pages", "1024", "--chunk-tokens", "256"),
     *("--spec-topk", "4", "--spec-steps", "5", "--spec-draft-tokens", "32"),
+)
+HYBRID = (
+    *("--layout", "split", "--state-slots", "10"),
+    *("--spec-topk", "3", "--spec-steps", "3", "--spec-draft-tokens", "8"),
 )
 STOP_S, SHORT_STOP_S = 20.0, 10.0  # how long a stopped worker is: longer than it takes to be given up
 SIZES = ("--num-pages", ENGINE.num_pages, "--chunk-tokens", ENGINE.chunk_tokens)
@@ -54,10 +64,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="repeats the faults of the run that had it")
     parser.add_argument("--out", type=Path, default=Path(".run/chaos.jsonl"), help="(default: %(default)s)")
     parser.add_argument("--heavy", action="store_true", help="long prompts and trees of drafts")
+    parser.add_argument(
+        "--hybrid", action="store_true", help="a model with recurrent states, trees of drafts"
+    )
     parser.add_argument("--each", type=int, default=WORKERS, help="workers of a kind (default: %(default)d)")
     given, serve = parser.parse_known_args()
-    site = read_site([*HEAVY, *serve] if given.heavy else serve, given.each)
-    site = dataclasses.replace(site, heavy=given.heavy)
+    with tempfile.TemporaryDirectory() as scratch:
+        serve = [*HEAVY * given.heavy, *(_hybrid(Path(scratch, "model")) if given.hybrid else ()), *serve]
+        return _tormented(given, dataclasses.replace(read_site(serve, given.each), heavy=given.heavy))
+
+
+def _hybrid(folder: Path) -> Sequence[str]:
+    """The flags for a small random hybrid that is stored there."""
+    write_with_mtp(folder, "qwen3_next", vocab_size=4096, max_position_embeddings=2048)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(NANO / name, folder / name)
+    return (*HYBRID, "--model", str(folder), "--draft", str(folder))
+
+
+def _tormented(given: argparse.Namespace, site: Site) -> int:
+    """Runs the campaign; 1 if anything was lost or is left over."""
     logging.basicConfig(level=logging.ERROR)  # that workers are lost is no news here
     console = Console(width=None if sys.stdout.isatty() else 120)
     given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterator
+import re
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 from eyas.client import AsyncClient
@@ -128,7 +130,9 @@ class Watched(ClusterGeneration):
 
 @dataclasses.dataclass
 class Rig:
-    """`each`: workers of a kind. `saw` is told of every phase of every request of the inner gateway."""
+    """`each`: workers of a kind. `saw` is told of every phase of every request of the inner gateway.
+    `pages`: the ports of the workers' metrics, by name.
+    """
 
     processes: Processes
     gateway: Cluster
@@ -136,6 +140,7 @@ class Rig:
     layout: RequestLayout  # of the inner gateway
     saw: Saw
     each: int
+    pages: Mapping[str, int]
 
     async def start(self, request: GenerationRequest) -> Watched:
         """Admitted by the inner gateway. The caller closes it."""
@@ -167,6 +172,8 @@ class Rig:
             elif info.running or info.waiting or info.pages_used:
                 held = f"{info.running} running, {info.waiting} waiting, {info.pages_used} pages"
                 lines.append(f"{name}: {held}")
+            elif states := await asyncio.to_thread(_states_used, self.pages[name]):
+                lines.append(f"{name}: {states:g} slots of states")
         alive = {pid for front in self.processes.pids.values() for pid in engines(front)}
         for path in self.pool_files():
             if int(path.name.split("-")[1]) not in alive:
@@ -185,6 +192,14 @@ async def _info(address: str) -> WorkerInfo | None:
             return None
 
 
+def _states_used(port: int) -> float:
+    """Slots of states that are not free, and not the prefix cache's."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=INFO_S) as page:
+        found = re.search(r"^eyas_state_slots_used(?:{.*})? (.+)$", page.read().decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 @contextlib.asynccontextmanager
 async def rig(lease_s: float, log: Callable[[str, str], None], site: Site = ON_CPU) -> AsyncIterator[Rig]:
     """A cluster from ready to gone; `log` gets (process, line) for all that its processes say."""
@@ -192,7 +207,14 @@ async def rig(lease_s: float, log: Callable[[str, str], None], site: Site = ON_C
     outer = dataclasses.replace(site.config.gateway, port=next(ports), grpc_port=next(ports))
     engine = dataclasses.replace(site.config.engine, lease_s=lease_s)
     config = dataclasses.replace(site.config, gateway=outer, engine=engine)
-    async with Processes(config, log) as processes, AsyncClient(processes.grpc_address) as client:
+    pages: dict[str, int] = {}
+
+    def heard(name: str, line: str) -> None:
+        if found := re.search(r" metrics-port=(\d+) ", line):
+            pages[name] = int(found[1])
+        log(name, line)
+
+    async with Processes(config, heard) as processes, AsyncClient(processes.grpc_address) as client:
         gateway = Cluster(registry("static:" + ",".join(processes.addresses.values())))
         await gateway.start()
         try:
@@ -200,7 +222,7 @@ async def rig(lease_s: float, log: Callable[[str, str], None], site: Site = ON_C
                 while router.route(gateway.candidates()) is None:
                     await asyncio.sleep(0.05)
             async with _layout(site, gateway) as layout:
-                yield Rig(processes, gateway, client, layout, lambda phase, workers: None, site.each)
+                yield Rig(processes, gateway, client, layout, lambda phase, workers: None, site.each, pages)
         finally:
             await gateway.aclose()
 

@@ -54,7 +54,7 @@ ADVISED = replace(SHORT_TREE, roles=(Role.DECODE,))
 @dataclass(frozen=True)
 class Variant:
     """`quick`: part of `make test`. `fault`: breaks the engines, so that the answers must differ; of a
-    `harmless` one they must not.
+    `harmless` one they must not. `resumes`: so many sequences go on from cached states, or more.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Variant:
     preempts: bool = False
     fault: faults.Fault | None = None
     harmless: bool = False
+    resumes: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class Finding:
             return "no draft was ever accepted"
         if variant.preempts and not answers.preemptions:
             return "nothing was preempted"
+        if answers.resumed < variant.resumes:
+            return f"{answers.resumed} sequences resumed from a state, not {variant.resumes}"
         return ""
 
 
@@ -264,18 +267,23 @@ def report(findings: list[Finding]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for finding in findings:
-        variant, answers = finding.variant, finding.answers
-        table.add_row(
-            f"BROKEN: {variant.name}" if variant.fault and not variant.harmless else variant.name,
-            str(len(answers.tokens)),
-            str(sum(map(len, answers.tokens.values()))),
-            str(len(finding.differing)),
-            f"{answers.acceptance_length:.2f}" if answers.verify_steps else "-",
-            str(answers.preemptions or "-"),
-            f"{finding.seconds:.0f}",
-            finding.problem or ("noticed" if finding.differing else "the same"),
-        )
+        table.add_row(*row(finding))
     return table
+
+
+def row(finding: Finding) -> list[str]:
+    """Its row in the table."""
+    variant, answers = finding.variant, finding.answers
+    return [
+        f"BROKEN: {variant.name}" if variant.fault and not variant.harmless else variant.name,
+        str(len(answers.tokens)),
+        str(sum(map(len, answers.tokens.values()))),
+        str(len(finding.differing)),
+        f"{answers.acceptance_length:.2f}" if answers.verify_steps else "-",
+        str(answers.preemptions or "-"),
+        f"{finding.seconds:.0f}",
+        finding.problem or ("noticed" if finding.differing else "the same"),
+    ]
 
 
 def main(variants: Sequence[Variant], prog: str, prompts: int, reference: Variant = REFERENCE) -> int:

@@ -14,13 +14,17 @@ from unittest import mock
 
 import torch
 
+from eyas.engine.batch.spans import StatePlace
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.kv.states import NO_STATE
 from eyas.engine.sampling.noise import streams
 from eyas.engine.sampling.processors import SampledRow
 from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
 from eyas.engine.speculation.verify import TreeVerdict, walk
+from eyas.engine.states.store import StateStore
 
 Fault = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -83,4 +87,36 @@ def stale_features() -> Iterator[None]:
         post(drafter, shifted)
 
     with mock.patch.object(ColocatedDrafter, "post", late):
+        yield
+
+
+@contextlib.contextmanager
+def ring_rows_stay() -> Iterator[None]:
+    """The rows of accepted drafts that a state is to be made of are left where they were verified."""
+    with mock.patch.object(StateStore, "move", lambda *_: None):
+        yield
+
+
+@contextlib.contextmanager
+def states_of_other_prefixes() -> Iterator[None]:
+    """Who resumes does so from a state that another prefix left."""
+    behind = PrefixCache.state_behind
+
+    def other(cache: PrefixCache, pages: Sequence[int]) -> int:
+        own = behind(cache, pages)
+        others = [node.state for node in cache._nodes.values() if node.state not in (NO_STATE, own)]
+        return others[0] if own != NO_STATE and others else own
+
+    with mock.patch.object(PrefixCache, "state_behind", other):
+        yield
+
+
+@contextlib.contextmanager
+def states_run_on() -> Iterator[None]:
+    """What a sequence left behind in a slot is taken for that of the next one there."""
+
+    def one_stay(slot: int, bound: int, fold: int, stay: int) -> StatePlace:
+        return StatePlace(slot, bound, fold, min(stay, 0))
+
+    with mock.patch("eyas.engine.loop.plain_runner.StatePlace", one_stay):
         yield

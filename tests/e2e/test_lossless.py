@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from tests.e2e.lossless import BROKEN, REFERENCE, VARIANTS, Requests, Variant, differences, make_requests, run
+from tests.e2e.lossless_hybrids import CUTS, Campaign
 from tests.e2e.lossless_packed import PackedModels
 from tests.e2e.lossless_ways import InProcess, Tokens
+from tests.unit.hybrid_rig import write_with_mtp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+WIDEST = "MTP tree and lookups"
 FEW, MORE = 1, 3  # prompts, each under several sets of parameters: of quick variants and of the others
 SEED = 21
 
@@ -55,6 +58,19 @@ def test_nor_does_one_with_a_target_or_a_head_in_four_bits(tmp_path: Path) -> No
     for variants, tokens in ((models.of_the_target(), packed), (models.of_the_head(), expected)):
         *_, last = variants  # a tree of a head in four bits, split
         assert run(last, requests, tokens, lambda: None).problem == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_nor_does_one_of_a_hybrid(tmp_path: Path) -> None:
+    """Of the campaign's ways the widest, with every tenth cut."""
+    write_with_mtp(tmp_path / "model", "qwen3_next")
+    ways = Campaign(tmp_path / "model", tmp_path / "model", range(10, CUTS + 1, 10))
+    requests, before = ways.cached()
+    expected = run(ways.reference(), requests, None, lambda: None).answers.tokens
+    some = [each for each in ways.variants(requests, before) if each.name.startswith(WIDEST)]
+    for variant in (*some, *ways.broken(before)):
+        assert not run(variant, requests, expected, lambda: None).problem, variant.name
 
 
 @pytest.mark.parametrize("variant", each(BROKEN))

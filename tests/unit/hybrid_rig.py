@@ -126,6 +126,9 @@ BLOCKS: dict[str, Any] = {
     "pad_token_id": None,
     "bos_token_id": None,
 }
+ATTENDS = "layers.2."
+"""The layer that attends, of the samples that have an MTP layer."""
+
 HYBRIDS = {
     "bamba": Sample("BambaForCausalLM", "BambaConfig", 1.0, SPACES | {"attn_layer_indices": [2]}),
     "falcon_h1": Sample("FalconH1ForCausalLM", "FalconH1Config", 1.0, SPACES | MULTIPLIERS),
@@ -280,6 +283,12 @@ def add_mtp_layer(folder: Path, attends: str, hidden: int) -> dict[str, torch.Te
     head = {key: 0.2 * torch.randn(tensor.shape, generator=random) for key, tensor in head.items()}
     save_file(stored | head, folder / "model.safetensors", {"format": "pt"})
     return head
+
+
+def write_with_mtp(folder: Path, name: str, **changes: Any) -> dict[str, torch.Tensor]:
+    """Stores the sample, and an MTP layer beside it; gives the layer's tensors."""
+    write_hybrid(folder, name, **changes)
+    return add_mtp_layer(folder, ATTENDS, 64)
 
 
 def described(folder: Path, name: str) -> ModelConfig:

@@ -142,10 +142,12 @@ class Loopback:
             if config.roles == (Role.DRAFT,):  # as a front greets for a draft worker that it has found
                 self.by_role["decode"].send(DraftDown(worker=config.worker))
 
-    def submit(self, request: GenerationRequest, *, split: bool) -> Result:
+    def submit(self, request: GenerationRequest, *, split: bool, at: str | None = None) -> Result:
+        """`at`: the worker that decodes it; None: the last one that can."""
         begun = {choice.index: list(choice.output_ids) for choice in request.choices if choice.output_ids}
         result = self.results[request.id] = Result(len(request.choices), begun)
-        decode, prefill = self.by_role["decode"], self.by_role.get("prefill")
+        decode = self.by_role["decode"] if at is None else self.workers[at]
+        prefill = self.by_role.get("prefill")
         decode.send(SubmitGeneration(request, attempt=1, attach=split))
         if split:
             assert prefill is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.checkpoint.sizes import state_bytes
-from eyas.engine.ipc.messages import FlushCache
+from eyas.engine.ipc.messages import CancelGeneration, FlushCache
 from eyas.engine.kv.states import StateSlots
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
@@ -224,3 +225,26 @@ def test_a_plan_knows_what_the_slots_take(folder: Path) -> None:
 def test_what_states_cannot_do_is_refused_by_name(folder: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         EngineSpec.of(config_of(folder, **changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_two_slots_serve_many_long_prompts(folder: Path, seed: int) -> None:
+    """On both sides of a transfer: more choices than slots, texts that share beginnings, some given up."""
+    draw = random.Random(seed)
+    few = config_of(folder, state_slots=2, page_size=4, num_pages=240, max_running=4, speculation=CHAIN)
+    served, texts = Served(*split_configs(few)[:2]), [draw.choices(range(3, VOCAB), k=400)]
+    results = []
+    for _ in range(24):
+        text = draw.choice(texts)[: draw.randrange(60, 330)] + draw.choices(range(3, VOCAB), k=20)
+        texts.append(text)
+        choices = tuple(map(RequestChoice, range(draw.choice((1, 1, 2, 4)))))
+        request = GenerationRequest(f"{len(texts)}", tuple(text), PARAMS, choices)
+        results.append(served.cluster.submit(request, split=draw.random() < 0.8))
+        if draw.random() < 0.2:
+            results.pop()
+            for worker in served.cluster.workers.values():
+                worker.send(CancelGeneration(request.id))
+        time.sleep(draw.random() * 0.1)
+    wait_all(results, WAIT_S)
+    served.close()

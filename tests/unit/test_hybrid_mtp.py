@@ -17,19 +17,12 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.mtp_names import expected_prefixes
 from tests.unit.family_sample import VOCAB
-from tests.unit.hybrid_rig import HYBRIDS, HybridRig, add_mtp_layer, described, write_hybrid
+from tests.unit.hybrid_rig import ATTENDS, HYBRIDS, HybridRig, described, write_with_mtp
 from tests.unit.model_rig import HeadRig
 from tests.unit.test_hybrid_engine import Served, config_of, prompts
 
-ATTENDS = "layers.2."  # the sample's layer that attends
 N = 70
 TOKENS = torch.randint(VOCAB, (N + 1,), generator=torch.Generator().manual_seed(3))
-
-
-def _with_head(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """Stores an MTP layer of random numbers beside the target's; gives its tensors."""
-    write_hybrid(folder, name)
-    return add_mtp_layer(folder, ATTENDS, 64)
 
 
 def _theirs(folder: Path, name: str, head: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
@@ -63,7 +56,7 @@ def _theirs(folder: Path, name: str, head: dict[str, torch.Tensor], features: to
 
 @pytest.mark.parametrize("name", [name for name in HYBRIDS if name.startswith("qwen")])
 def test_rows_are_those_of_the_equations(name: str, tmp_path: Path) -> None:
-    head = _with_head(tmp_path, name)
+    head = write_with_mtp(tmp_path, name)
     target = HybridRig(tmp_path, described(tmp_path, name))
     rig = HeadRig(tmp_path, target)
     features = torch.randn(N, 64, generator=torch.Generator().manual_seed(6))
@@ -79,7 +72,7 @@ def test_rows_are_those_of_the_equations(name: str, tmp_path: Path) -> None:
 
 
 def test_a_head_of_two_layers_is_refused(tmp_path: Path) -> None:
-    _with_head(tmp_path, "qwen3_5")
+    write_with_mtp(tmp_path, "qwen3_5")
     target = described(tmp_path, "qwen3_5")
     raw = json.loads((tmp_path / "config.json").read_text()) | {"mtp_num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -97,7 +90,7 @@ def test_a_folder_without_tensors_yet_says_where_they_will_be() -> None:
 def test_an_engine_that_drafts_by_it_answers_the_same(tmp_path: Path) -> None:
     """Chains of three, in batches and after cached states; the pages of both pools are freed."""
     (tmp_path / "model").mkdir()
-    _with_head(tmp_path / "model", "qwen3_next")
+    write_with_mtp(tmp_path / "model", "qwen3_next")
     plain = Served(config_of(tmp_path))
     expected = plain.together(prompts()[:3])
     plain.close()
