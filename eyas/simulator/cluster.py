@@ -129,8 +129,7 @@ class _SimulatedCluster:
         if self._auto and now >= self._ask_s:
             self._think(now)
         placement = None
-        hardware = self._shape.hardware
-        if hardware.held(arrival.prompt + arrival.output) <= hardware.pool_tokens:
+        if arrival.prompt + arrival.output <= self._shape.hardware.pool_tokens:
             places = [self._place(index, arrival, now) for index in range(len(self._workers))]
             placement = self._policy(arrival, places)
         if placement is None:
@@ -218,8 +217,7 @@ class _SimulatedCluster:
         hardware = self._shape.hardware
         there = self._workers[job.decode].cache.cached(job.arrival.blocks, job.arrival.prompt)
         last = min(job.arrival.prompt - there, hardware.budget.chunk_tokens)
-        moved = hardware.held(last) * hardware.kv_bytes_per_token + hardware.state_bytes
-        busy = moved / hardware.link_bytes_per_s
+        busy = last * hardware.kv_bytes_per_token / hardware.link_bytes_per_s
         self._links[job.prefill] = max(self._links[job.prefill], now) + busy
         self._at(self._links[job.prefill] + hardware.link_s, job.prefill, job=job)
 

@@ -130,14 +130,12 @@ def page_bytes(
 
 
 def state_bytes(model: ModelConfig, config: EngineConfig) -> int:
-    """One rank's slots of states, and what a GPU keeps of their rows beside them; 0: the model has none."""
+    """One rank's slots of states; 0: the model has none."""
     if model.delta is None:
         return 0
     shape, ring = model.delta.of_rank(config.tensor_parallel_size), ring_rows(config.round_width)
-    each = shape.slot_bytes(ring, ITEMSIZE[config.dtype])
-    if config.device != "cpu":
-        each += shape.solved_bytes(ring, ITEMSIZE[config.dtype])
-    return config.slots_of_states * len(model.state_layers) * each
+    each = len(model.state_layers) * shape.slot_bytes(ring, ITEMSIZE[config.dtype])
+    return config.slots_of_states * each
 
 
 def _is_read(model: ModelConfig, name: str) -> bool:

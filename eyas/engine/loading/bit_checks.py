@@ -74,8 +74,18 @@ def weights_of(target: ModelConfig, ranks: int = 1, *, scaled: bool = False) -> 
     target, outputs = config_of_rank(target, ranks), target.vocab_size // ranks
     hidden, weights = target.hidden_size, []
     for spec in dict.fromkeys(target.layers):
-        attention, mlp = spec.attention, spec.feed_forward
-        if not attention.latent:
+        attention, mlp, delta = spec.attention, spec.feed_forward, spec.delta
+        if delta is not None:
+            values = delta.value_heads * delta.value_size
+            rows = delta.inputs + values + delta.gates
+            weights.append(FoldedWeight("linear", rows, hidden, rows))
+            weights.append(FoldedWeight("linear", hidden, values, hidden))
+        elif attention.gated:
+            inner = attention.num_heads * attention.head_dim
+            rows = 2 * (inner + attention.num_kv_heads * attention.head_dim)
+            weights.append(FoldedWeight("linear", rows, hidden, rows))
+            weights.append(FoldedWeight("linear", hidden, inner, hidden))
+        elif not attention.latent:
             dim, heads = attention.head_dim, attention.num_heads
             rows = (heads + 2 * attention.num_kv_heads) * dim
             weights.append(FoldedWeight(skinny.qkv_kind(attention.head_norms, scaled), rows, hidden, dim))

@@ -63,6 +63,14 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
     def normed(self, read: ScaledRead) -> NormedRows:
         return self._finished(read.x, read.norm)
 
+    def product(
+        self, read: ScaledRead, projection: Projection, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if projection.matrix is None:
+            return super().product(read, projection, bias)
+        made = self.step.exact_product(self.normed(read).plain, projection)
+        return made if bias is None else made.add_(bias)
+
     def plus(self, residual: ScaledRows, added: torch.Tensor, post: torch.Tensor | None) -> ScaledRows:
         """`added`: [m, hidden], or what `exact_wide.shares` gave. It is changed in place."""
         group, x = self.step.context.group, residual.x

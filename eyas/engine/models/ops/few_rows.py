@@ -12,7 +12,6 @@ import torch
 
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts import combine
-from eyas.engine.kernels.experts.one_row import JudgedRow
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
@@ -132,9 +131,12 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """Exact arithmetic norms many rows before it multiplies them, and so these."""
         if (matrix := projection.matrix) is None:
             return super().product(read, projection, bias)
-        return self._product(self._source(read), matrix, bias)
+        exact = self.step.context.launch.exact
+        source = skinny.SkinnyInput(self.normed(read).plain) if exact else self._source(read)
+        return self._product(source, matrix, bias)
 
     def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
         if (matrix := projection.matrix) is None:
@@ -142,22 +144,13 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         assert isinstance(x, torch.Tensor)
         return self._product(skinny.SkinnyInput(x), matrix, bias)
 
-    def chosen(
-        self, read: SourceRead, router: RouterPart, part: Experts
-    ) -> tuple[NormedRows, Routed | JudgedRow]:
+    def chosen(self, read: SourceRead, router: RouterPart, part: Experts) -> tuple[NormedRows, Routed]:
         rows = read.rows
         source = skinny.SkinnyInput(rows.x, rows.sums)
-        row = expert_products.judged(source, read.norm, router, part, self.step)
-        if row is not None:
-            return NormedRows(row.normed), row
         routed = expert_products.routed_at_once(source, read.norm, router, part, self.step)
         return super().chosen(read, router, part) if routed is None else (routed.rows, routed)
 
-    def mix(
-        self, residual: NarrowRows, rows: NormedRows, routed: Routed | JudgedRow, part: Experts
-    ) -> NarrowRows:
-        if isinstance(routed, JudgedRow):
-            return NarrowRows(*expert_products.mixed_row(routed, residual.x, part, self.step))
+    def mix(self, residual: NarrowRows, rows: NormedRows, routed: Routed, part: Experts) -> NarrowRows:
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
         if (
             step.context.group.ranks > 1
