@@ -28,9 +28,11 @@ from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
 
 ROWS = (8, 32, 16, 64, 128)
+FEW = 8  # rows that are an operand from registers
 TIMES = 2  # that a product is searched in a turn
 FEWEST, MOST = 96, 1000  # programs
 CUTS = ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8))  # columns and warps
+SHARING = ((32, 4), (32, 8), (64, 4))  # the same of warps that share k, of up to eight rows
 SPLITS = (1, 2, 4, 8)
 IN_FLIGHT, AHEAD = (3, 5), 128  # of all cuts
 STAGES, AHEADS = (3, 4, 5, 7), (0, 64, 128, 256, 512)
@@ -152,17 +154,19 @@ def ruled(shape: ProductShape, table: Mapping[Key, ProductTile]) -> ProductTile:
 
 
 def cuts(shape: ProductShape) -> list[ProductTile]:
-    """Tiles that differ in columns, warps, parts of k and stages."""
-    tiles = []
-    for (columns, warps), split, stages in itertools.product(CUTS, SPLITS, IN_FLIGHT):
-        programs, rows = shape.n // columns * split, shape.rows
+    """Tiles that differ in columns, warps and what these share, parts of k and stages."""
+    tiles, rows = [], shape.rows
+    sharing = [(*cut, True) for cut in SHARING if rows <= FEW]
+    every = [*((*cut, False) for cut in CUTS), *sharing]
+    for (columns, warps, shares), split, stages in itertools.product(every, SPLITS, IN_FLIGHT):
+        programs = shape.n // columns * split
         if not FEWEST <= programs <= MOST or split * shape.n * rows > MOST_SHARES * skinny.MAX_ROWS:
             continue
-        if warps == 2 and rows > 8 or columns * rows > warps << 11:
+        if warps == 2 and rows > FEW or columns * rows > warps << 11 or shares and split > 2:
             continue
-        if shape.kind == "linear" and columns < 64:  # it leaves more parts of sums than others read at once
+        if shape.kind == "linear" and columns < 64 and not shares:  # it leaves many parts of sums
             continue
-        tiles += _fitting(shape, [ProductTile(columns, 0, warps, stages, split, AHEAD)])
+        tiles += _fitting(shape, [ProductTile(columns, 0, warps, stages, split, AHEAD, shares_k=shares)])
     return list(dict.fromkeys(tiles))
 
 

@@ -53,6 +53,7 @@ def launch(kind: str, weight: Int4Weight, tile: ProductTile, padded: int = 8) ->
 
 
 TILES = [ProductTile(64, 0, 2, 3), ProductTile(64, 0, 4, 2, split=2)]
+SHARED = ProductTile(32, 0, 2, 3, shares_k=True)
 GROUPS = [(128, True), (64, False), (32, True), (512, True)]
 
 
@@ -64,7 +65,7 @@ def test_widened(group: int, asymmetric: bool) -> None:
         assert torch.equal(weight.widened().double(), wide.float().to(HALF).double())
 
 
-@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("tile", [*TILES, SHARED])
 @pytest.mark.parametrize(("group", "asymmetric"), GROUPS)
 def test_linear(group: int, asymmetric: bool, tile: ProductTile) -> None:
     k = 640 if group <= 128 and tile.split == 1 else 512
@@ -95,7 +96,7 @@ def test_gated_of_normed_rows(tile: ProductTile) -> None:
     close(out, F.silu(gate) * up)
 
 
-@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("tile", [*TILES, SHARED])
 def test_qkv(tile: ProductTile) -> None:
     heads, kv, dim, m = 2, 1, 64, 5
     weight, wide = matrix((heads + 2 * kv) * dim, 512, 128, True)
@@ -116,7 +117,8 @@ def test_qkv(tile: ProductTile) -> None:
 
 
 @pytest.mark.parametrize("spoiled", ["the neighbour's scale", "a zero point off by one", "another order"])
-def test_a_spoiled_matrix_is_noticed(spoiled: str) -> None:
+@pytest.mark.parametrize("tile", [TILES[0], SHARED])
+def test_a_spoiled_matrix_is_noticed(spoiled: str, tile: ProductTile) -> None:
     """The power of what stands above."""
     weight, wide = matrix(64, 512, 128, True)
     assert weight.zeros is not None
@@ -127,7 +129,7 @@ def test_a_spoiled_matrix_is_noticed(spoiled: str) -> None:
     else:
         weight = replace(weight, words=weight.words.roll(1, 1))
     x, out = rows(3, 512), torch.empty(3, 64, device=DEVICE, dtype=HALF)
-    skinny.linear(skinny.SkinnyInput(x), weight, out, launch("linear", weight, TILES[0]))
+    skinny.linear(skinny.SkinnyInput(x), weight, out, launch("linear", weight, tile))
     with pytest.raises(AssertionError):
         close(out, x.double() @ wide.t())
 

@@ -20,7 +20,7 @@ from eyas.common.machine.folders import cache_home
 VERSION = 1
 """Of the tiles in the cache: a change of kernels that makes others the fastest is a new one."""
 
-Line = tuple[tuple[Any, ...], dict[str, int], float]
+Line = tuple[tuple[Any, ...], dict[str, Any], float]
 """A tile's key, its fields and its microseconds."""
 
 

@@ -186,8 +186,8 @@ def base_of(dtype: tl.constexpr):
 
 @triton.jit
 def part_of(words, zeros, part: tl.constexpr):
-    """Numbers of words [n, unit], less their rows' zero points [n]: [n, unit] in the type of `zeros`."""
-    less = tl.broadcast_to(zeros[:, None], words.shape)
+    """Numbers of words [.., n, unit], less their rows' zero points [.., n], in the type of `zeros`."""
+    less = tl.broadcast_to(tl.expand_dims(zeros, -1), words.shape)
     if _INTERPRETED or zeros.dtype == tl.float32:
         number = ((words >> 4 * part) & 15).to(tl.float32) + base_of(zeros.dtype)
         made = (number - less.to(tl.float32)).to(zeros.dtype)

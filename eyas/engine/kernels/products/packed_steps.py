@@ -14,8 +14,9 @@ from eyas.engine.kernels.products import fp4, int4, int8
 
 @triton.jit
 def scales_of(scales, beside, column, at, plan: tl.constexpr):
-    """What belongs to the rows `column`, by `by_warps`, in the step of k that begins there: the scales of
-    each group, with its zero points (0 where there are none); of numbers of floating point a word of scales.
+    """What belongs to the rows `column`, by `by_warps`, in the step of k that begins there, or the steps of
+    all warps: the scales of each group, with its zero points (0 where there are none); of numbers of floating
+    point a word of scales.
     """
     STEP: tl.constexpr = plan.step
     SCALED: tl.constexpr = plan.scaled
@@ -28,17 +29,39 @@ def scales_of(scales, beside, column, at, plan: tl.constexpr):
     else:
         for begin in tl.static_range(0, STEP, SCALED):
             group = (at + begin) // plan.scaled
+            if plan.shares_k:
+                group = (at + begin + tl.arange(0, plan.warps)[:, None] * STEP) // plan.scaled
             place, there = group * plan.n + column, column * 0 + group * plan.scaled < plan.k
             if plan.exact:
                 there &= (at + begin >= first) & (at + begin < first + plan.chunk)
             scale = tl.load(scales + place, mask=there, other=0.0)
-            made = made + (tl.reshape(scale, (plan.columns,)),)  # type: ignore[assignment]
+            made = made + (_in_columns(scale, plan),)  # type: ignore[assignment]
             if beside is None:
                 made = made + (0,)  # type: ignore[assignment]
             else:
                 zero = tl.load(beside + place, mask=there, other=0.0)
-                made = made + (tl.reshape(zero, (plan.columns,)),)  # type: ignore[assignment]
+                made = made + (_in_columns(zero, plan),)  # type: ignore[assignment]
     return made
+
+
+@triton.jit
+def _in_columns(numbers, plan: tl.constexpr):
+    """What was loaded by `by_warps`, as the product has it: [columns], or of each warp where they share k."""
+    if plan.shares_k:
+        made = numbers
+    else:
+        made = tl.reshape(numbers, (plan.columns,))
+    return made
+
+
+@triton.jit
+def first_sums(plan: tl.constexpr):
+    """Zeros, [columns, rows]; where warps share k one for each."""
+    if plan.shares_k:
+        sums = tl.full((plan.warps, plan.columns, plan.rows), 0.0, tl.float32)
+    else:
+        sums = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
+    return sums
 
 
 @triton.jit
@@ -71,28 +94,46 @@ def with_step(acc, x, words, of_step, beside, at, plan: tl.constexpr):
 @triton.jit
 def _with_few(acc, rows, words, of_step, beside, plan: tl.constexpr):
     """The same with rows [rows, step], all at once: each part of them is an operand, and no number goes to
-    another thread.
+    another thread. Where warps share k there are rows and words of a step for each, and a product of each.
     """
     GROUPED: tl.constexpr = plan.scaled // plan.unit
     GROUPS: tl.constexpr = plan.parts // GROUPED
+    if plan.shares_k:
+        words = tl.permute(tl.reshape(words, (plan.columns, plan.warps, plan.unit)), (1, 0, 2))
+        rows = tl.permute(tl.reshape(rows, (plan.rows, plan.warps, plan.step)), (1, 0, 2))
     parts = _parted(rows, plan.parts)
     for group in tl.static_range(GROUPS):
         scale, made = of_step[2 * group], tl.zeros_like(acc)
         zero = int4.eights(scale, rows.dtype) if beside is None else of_step[2 * group + 1]
         for part in tl.static_range(group * GROUPED, (group + 1) * GROUPED):
-            numbers = int4.parts_of(words, zero, None, part, 1)
-            made = tl.dot(numbers, parts[part].T, made, input_precision="ieee")
-        acc += made * scale.to(tl.float32)[:, None]
+            numbers = int4.part_of(words, zero, part)
+            made = tl.dot(numbers, _turned(parts[part]), made, input_precision="ieee")
+        acc += made * tl.expand_dims(scale.to(tl.float32), -1)
     return acc
 
 
 @triton.jit
+def _turned(rows):
+    """rows [.., rows, columns] -> [.., columns, rows]."""
+    if len(rows.shape) == 3:
+        turned = tl.permute(rows, (0, 2, 1))
+    else:
+        turned = rows.T
+    return turned
+
+
+@triton.jit
 def _parted(rows, count: tl.constexpr):
-    """The columns of rows in as many equal parts, which stay in their threads."""
+    """The columns [.., columns] of rows in as many equal parts, which stay in their threads."""
     if count == 1:
         parts = (rows,)
     else:
-        low, high = tl.split(tl.permute(tl.reshape(rows, (rows.shape[0], 2, rows.shape[1] // 2)), (0, 2, 1)))
+        HALF: tl.constexpr = rows.shape[-1] // 2
+        if len(rows.shape) == 3:
+            pairs = tl.permute(tl.reshape(rows, (rows.shape[0], rows.shape[1], 2, HALF)), (0, 1, 3, 2))
+        else:
+            pairs = tl.permute(tl.reshape(rows, (rows.shape[0], 2, HALF)), (0, 2, 1))
+        low, high = tl.split(pairs)
         parts = _parted(low, count // 2) + _parted(high, count // 2)
     return parts
 
@@ -100,10 +141,12 @@ def _parted(rows, count: tl.constexpr):
 @triton.jit
 def by_warps(plan: tl.constexpr):
     """Numbers of a tile's rows as the warps of a product of few have them, [times, warps, 16]: what is loaded
-    by them needs no move between warps; of others [columns].
+    by them needs no move between warps; where warps share k [1, columns]; of others [columns].
     """
     TIMES: tl.constexpr = plan.columns // (16 * plan.warps)
-    if not plan.few or TIMES == 0:
+    if plan.shares_k:
+        numbers = tl.arange(0, plan.columns)[None, :]
+    elif not plan.few or TIMES == 0:
         numbers = tl.arange(0, plan.columns)
     else:
         time, warp = tl.arange(0, TIMES)[:, None, None], tl.arange(0, plan.warps)[None, :, None]
@@ -113,7 +156,9 @@ def by_warps(plan: tl.constexpr):
 
 @triton.jit
 def finished(acc, beside, column, plan: tl.constexpr):
-    """A program's sums, times what a format has for each row of the matrix."""
+    """A program's sums [columns, rows], times what a format has for each row of the matrix."""
+    if plan.shares_k:
+        acc = tl.sum(acc, 0)
     if plan.form == "fp4" and beside is not None:
         acc *= tl.load(beside + column)[:, None]
     return acc

@@ -309,6 +309,7 @@ def _plan(
         unit=step.unit,
         parts=step.parts,
         scaled=scaled,
+        shares_k=tile.shares_k,
     )
 
 
@@ -325,7 +326,7 @@ def _read(
     """
     if isinstance(weight, PackedWeight):
         parts = weight.words.view(*heads, -1, plan.stored)
-        blocks = _blocks(parts, [1, heads[1], block[-1]], plan.unit)
+        blocks = _blocks(parts, [1, heads[1], block[-1]], plan.unit * plan.together)
         return _rows(x, plan, plan.step_of_rows), weight.words, blocks, weight.scales, weight.beside
     parts = weight.view(*heads, -1, plan.k) if len(block) > 1 else weight
     return _rows(x, plan, plan.depth), weight, _blocks(parts, block, plan.depth), None, None

@@ -17,7 +17,13 @@ from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.halving import halving_sum, halving_total
-from eyas.engine.kernels.products.packed_steps import by_warps, finished, scales_of, with_step
+from eyas.engine.kernels.products.packed_steps import (
+    by_warps,
+    finished,
+    first_sums,
+    scales_of,
+    with_step,
+)
 from eyas.engine.kernels.products.rope_store import (
     pool_row,
     pool_scale,
@@ -44,6 +50,7 @@ class ProductPlan:
     stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
     `exact`: no sum's order depends on how the product is cut. `form`: of a `PackedWeight`, whose `unit` words
     have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
+    `shares_k`: as of `ProductTile`.
     """
 
     rows: int
@@ -67,6 +74,7 @@ class ProductPlan:
     unit: int = 0
     parts: int = 1
     scaled: int = 0
+    shares_k: bool = False
 
     @property
     def half(self) -> int:
@@ -80,14 +88,19 @@ class ProductPlan:
 
     @property
     def step(self) -> int:
-        """Columns of packed numbers that are read at a time."""
+        """Columns of packed numbers that are read at a time, by each warp where they share k."""
         return self.parts * self.unit
+
+    @property
+    def together(self) -> int:
+        """Steps that are done at a time."""
+        return self.warps if self.shares_k else 1
 
     @property
     def chunk(self) -> int:
         """Elements of k per program; of packed numbers the last may have fewer."""
         if self.unit and not self.exact:
-            return cdiv(self.steps, self.split) * self.step
+            return cdiv(self.steps, self.split * self.together) * self.together * self.step
         return self.k // self.split
 
     @property
@@ -108,7 +121,7 @@ class ProductPlan:
     @property
     def step_of_rows(self) -> int:
         """Columns of the rows that are read at a time beside packed numbers."""
-        return self.step if self.few else self.scaled
+        return self.step * self.together if self.few else self.scaled
 
     @property
     def row_a_thread(self) -> bool:
@@ -422,14 +435,16 @@ def _packed_product(x, words, scales, beside, column, head, offset, following, p
     """`_product` of a `PackedWeight`: rows `column`, by `by_warps`, whose words are the block at `head` and
     `offset`. `following`: the scales of the first step; those of each are loaded a step before.
     """
+    TURN: tl.constexpr = plan.step * plan.together
+    WORDS: tl.constexpr = plan.unit * plan.together
     end = (tl.program_id(1) + 1) * plan.chunk
-    acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
+    acc = first_sums(plan)
     if plan.pdl and not plan.few:
         gdc_launch_dependents()  # soon: what the next kernel asks for takes longer to come than this one
-    for at in range(_first_step(plan), end, plan.step):
+    for at in range(_first_step(plan), end, TURN):
         of_step = following
-        following = scales_of(scales, beside, column, at + plan.step, plan)
-        step = words.load([head, 0, offset, at // plan.parts]).reshape(plan.columns, plan.unit)
+        following = scales_of(scales, beside, column, at + TURN, plan)
+        step = words.load([head, 0, offset, at // plan.parts]).reshape(plan.columns, WORDS)
         acc = with_step(acc, x, step, of_step, beside, at, plan)
     if plan.pdl and plan.few:
         gdc_launch_dependents()  # not sooner: programs that wait would crowd some SMs

@@ -42,6 +42,7 @@ class ProductTile:
     `split` programs share a tile's k. `ahead`: elements of each weight row, a power of two, that L2 is asked
     for while the kernel before still runs. The matrix unit takes 64 weight rows at once; gated, whose columns
     are two blocks, has 128. `folds`: stretches of k that one program adds up side by side, each on its own.
+    `shares_k`: each warp has all columns, and steps of k of its own (packed numbers of four bits, few rows).
     """
 
     columns: int
@@ -51,6 +52,7 @@ class ProductTile:
     split: int = 1
     ahead: int = 0
     folds: int = 1
+    shares_k: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ MEASURED: Table = {
 MEASURED_INT4: Table = {
     ("int4 gated", 8, 28672, 4096): ProductTile(columns=64, depth=256, warps=4, stages=4, ahead=128),
     ("int4 linear", 8, 4096, 4096): ProductTile(
-        columns=128, depth=256, warps=4, stages=5, split=8, ahead=128
+        columns=32, depth=256, warps=4, stages=5, ahead=128, shares_k=True
     ),
     ("int4 linear", 8, 4096, 14336): ProductTile(columns=64, depth=256, warps=2, stages=3, split=8, ahead=64),
     ("int4 qkv", 8, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4, ahead=128),
@@ -185,12 +187,14 @@ def packed_tile_for(
     columns = shape.span if shape.kind == "heads" else math.gcd(tile.columns, shape.span)
     if columns // (2 if shape.kind == "gated" else 1) < _NARROWEST:
         raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
-    stages = min(
-        tile.stages, _SHARED_BYTES // (step.unit * step.size * columns + depth * itemsize * shape.rows)
-    )
-    even = -(-shape.k // depth) % split == 0
+    shares = tile.shares_k and not exact
+    together = tile.warps if shares else 1  # steps
+    a_step = step.unit * step.size * columns + depth * itemsize * shape.rows
+    stages = max(min(tile.stages, _SHARED_BYTES // (a_step * together)), 1)
+    even = -(-shape.k // depth) % (split * together) == 0
     ahead = min(tile.ahead, 1 << (shape.k // split // step.parts).bit_length() - 1) if even else 0
-    return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), split=split, ahead=ahead)
+    made = replace(tile, columns=columns, depth=depth, stages=stages, split=split, ahead=ahead)
+    return replace(made, shares_k=shares)
 
 
 def _packed_rule(shape: ProductShape, step: PackedStep) -> ProductTile:
