@@ -64,6 +64,8 @@ class SpeculationConfig:
         return 1 + self.topk + (self.steps - 1) * self.topk**2
 
 
+FEWEST_SLOTS = 8
+"""Slots of states on a GPU that has no room for more."""
 SPARE_STATES = 32
 """Slots of states beside those of the sequences of a step, where no option says how many."""
 
@@ -149,8 +151,16 @@ class EngineConfig:
 
     @property
     def slots_of_states(self) -> int:
-        """Slots of states of a model that has some: what sequences do not take, the prefix cache may."""
+        """Slots of states of a model that has some: what sequences do not take, the prefix cache may. A GPU
+        has fewer, where these do not fit and were not asked for.
+        """
         return self.state_slots or self.max_running + SPARE_STATES
+
+    @property
+    def fewest_slots(self) -> int:
+        """Slots of states without which there is no start."""
+        fewer = self.state_slots is None and self.num_pages is None and self.device != "cpu"
+        return min(self.slots_of_states, FEWEST_SLOTS) if fewer else self.slots_of_states
 
     @property
     def speculates(self) -> bool:

@@ -13,6 +13,7 @@ from eyas.engine.loading.memory import (
     DeviceMemory,
     MemoryDemand,
     pool_pages,
+    slots_that_fit,
 )
 
 GIB = 2**30
@@ -31,6 +32,17 @@ def test_weights_and_pages_are_the_fraction() -> None:
 def test_the_reserve_stays_free() -> None:
     assert pool_pages(H200, 1.0, LLAMA) == (123 - 4) * 512
     assert pool_pages(replace(H200, free=50 * GIB), 0.88, LLAMA) == (50 - 4) * 512, "others use it too"
+
+
+def test_slots_of_states_take_half_at_most_and_are_named() -> None:
+    """The rest is of pages; who asks for more slots is told what they take."""
+    each = 300 * 2**20
+    slots = slots_that_fit(H200, 0.5, LLAMA, each)
+    assert slots == (70 - 16) * GIB // 2 // each
+    assert slots_that_fit(replace(H200, free=GIB), 0.5, LLAMA, each) == 0
+    assert pool_pages(H200, 0.5, replace(LLAMA, states=slots * each)) == (54 * GIB - slots * each) // 2**21
+    with pytest.raises(ConfigError, match=r"and 53\.0 GiB of slots of states \(--state-slots\)"):
+        pool_pages(H200, 0.5, replace(LLAMA, states=53 * GIB))
 
 
 def test_a_page_is_one_of_every_pool() -> None:

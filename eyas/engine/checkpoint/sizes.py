@@ -130,12 +130,12 @@ def page_bytes(
 
 
 def state_bytes(model: ModelConfig, config: EngineConfig) -> int:
-    """One rank's slots of states; 0: the model has none."""
+    """One rank's slots of states, as many as it must have; 0: the model has none."""
     if model.delta is None:
         return 0
     shape, ring = model.delta.of_rank(config.tensor_parallel_size), ring_rows(config.round_width)
     each = len(model.state_layers) * shape.slot_bytes(ring, ITEMSIZE[config.dtype])
-    return config.slots_of_states * each
+    return config.fewest_slots * each
 
 
 def _is_read(model: ModelConfig, name: str) -> bool:

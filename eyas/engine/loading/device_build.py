@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from eyas.common.config import RESERVE_BYTES, EngineConfig
+from eyas.common.config import FEWEST_SLOTS, RESERVE_BYTES, EngineConfig
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
@@ -42,7 +42,13 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
 from eyas.engine.loading.draft_channels import from_gpu_to_gpu
 from eyas.engine.loading.foreign_graphs import capture_if_possible
-from eyas.engine.loading.memory import CopiesDemand, DeviceMemory, MemoryDemand, pool_pages
+from eyas.engine.loading.memory import (
+    CopiesDemand,
+    DeviceMemory,
+    MemoryDemand,
+    pool_pages,
+    slots_that_fit,
+)
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.engine.loading.step_shapes import (
@@ -209,6 +215,7 @@ def build_state(
     windows = None if tap is None or head is not None else _windows(loaded)
     special = SpecialSampler(tables, loaded.target.vocab_size, pdl=pdl_of(loaded.config))
     if loaded.config.num_pages is None:
+        loaded = _with_slots(loaded, groups, ranks)
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(loaded.pool(group) for group in groups)
     drafter, elsewhere, spec = None, None, loaded.config.speculation
@@ -244,11 +251,32 @@ def _lookup(loaded: EngineSpec, tables: SlotTables, drafter: DeviceDrafter | Non
     return DeviceLookup(tables, loaded.config.speculation, headed=drafter is not None, trees=trees)
 
 
+def _with_slots(loaded: EngineSpec, groups: list[KvKind], ranks: ProcessGroup) -> EngineSpec:
+    """A copy with as many slots of states as fit, if it did not say how many, and if that is fewer."""
+    config, states = loaded.config, loaded.states
+    if states is None or config.state_slots is not None:
+        return loaded
+    demand = replace(_demand(loaded, groups), states=0)
+    memory, each = DeviceMemory.measure(config.device), _state_bytes(loaded) // loaded.state_slots
+    fit = ranks.least(slots_that_fit(memory, config.mem_fraction_static, demand, each))
+    if fit >= loaded.state_slots:
+        return loaded
+    loaded = replace(loaded, config=replace(config, state_slots=max(fit, FEWEST_SLOTS)))
+    text = "states: %d slots of %.1f MiB fit, with what kernels keep of their rows: no more sequences run"
+    logging.getLogger("eyas.engine").warning(text, loaded.state_slots, each / 2**20)
+    return loaded
+
+
 def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
+    config, demand = loaded.config, _demand(loaded, groups)
+    return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
+
+
+def _demand(loaded: EngineSpec, groups: list[KvKind]) -> MemoryDemand:
     config = loaded.config
     proofs = sum(loaded.with_pages(1).shape(group).page_bytes for group in groups)  # one behind each pool
     page_bytes = len(loaded.groups) * proofs
-    demand = MemoryDemand(
+    return MemoryDemand(
         page_bytes=page_bytes,
         page_size=config.page_size,
         context_length=loaded.target.context_length,
@@ -257,10 +285,9 @@ def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
         reserve=RESERVE_BYTES
         + loaded.target.vocab_size * _logit_bytes(loaded)
         + _exchanged_bytes(loaded)
-        + _state_bytes(loaded)
         + proofs,
+        states=_state_bytes(loaded),
     )
-    return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
 
 
 def _logit_bytes(loaded: EngineSpec) -> int:

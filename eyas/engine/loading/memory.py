@@ -40,7 +40,7 @@ class MemoryDemand:
 
     `page_bytes`: one page in all pools together. `page_size`, `context_length`: tokens. `rows_ahead`: rows
     that a request may write beyond its last token. `reserve`: bytes for CUDA graphs and activations.
-    `groups`: of layers; a page is one of each.
+    `groups`: of layers; a page is one of each. `states`: bytes of all slots of states.
     """
 
     page_bytes: int
@@ -49,6 +49,7 @@ class MemoryDemand:
     rows_ahead: int
     reserve: int
     groups: KvGroups = ONE_GROUP
+    states: int = 0
 
     @property
     def longest(self) -> int:
@@ -72,13 +73,23 @@ class CopiesDemand:
         return self.copies * COPIES_PART <= total and left >= 2 * self.longest
 
 
+def slots_that_fit(memory: DeviceMemory, fraction: float, demand: MemoryDemand, each: int) -> int:
+    """Slots of states, of `each` so many bytes, in half of what is there for slots and pages."""
+    return max(_room(memory, fraction, demand), 0) // 2 // each
+
+
+def _room(memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> int:
+    """Bytes for pages."""
+    room = min(int(memory.total * fraction) - memory.allocated, memory.free - demand.reserve)
+    return room - demand.states
+
+
 def pool_pages(memory: DeviceMemory, fraction: float, demand: MemoryDemand) -> int:
     """Pages that fit into `fraction` of the device with the weights, and leave the reserve free.
 
     Raises ConfigError if fewer than FEWEST_PAGES fit, or fewer than a request of full length needs.
     """
-    room = min(int(memory.total * fraction) - memory.allocated, memory.free - demand.reserve)
-    pages = max(room, 0) // demand.page_bytes
+    pages = max(_room(memory, fraction, demand), 0) // demand.page_bytes
     if pages < max(FEWEST_PAGES, demand.longest):
         raise _too_few(pages, memory, fraction, demand)
     return pages
@@ -90,6 +101,8 @@ def _too_few(pages: int, memory: DeviceMemory, fraction: float, demand: MemoryDe
         f"{fraction:g} of the GPU's {total} GiB ({free} free) leaves room for {pages} KV pages "
         f"besides {weights} GiB of weights"
     )
+    if demand.states:
+        message += f" and {demand.states / 2**30:.1f} GiB of slots of states (--state-slots)"
     if pages < FEWEST_PAGES:
         advice = f"{FEWEST_PAGES} is the minimum: raise --mem-fraction-static or share the model (--tp)"
         return ConfigError(f"{message}; {advice}", param="mem-fraction-static")
