@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.experts.grouped_tiles import most_blocks
+from eyas.engine.kernels.experts.row_choice import RowChoice
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 
@@ -58,15 +59,18 @@ class OrderSizes:
 class OneRow:
     """The experts that one row chose, int32 [choices]: there is nothing to put in order. Each is a block of
     its own, in products of packed weights, whose tiles have `rows` rows.
+
+    With `choice`, `chosen` are the row's logits, float32 [experts], and programs find out what they choose.
     """
 
     chosen: torch.Tensor
     rows: int
+    choice: RowChoice | None = None
 
     @property
     def count(self) -> int:
         """Choices."""
-        return self.chosen.shape[0]
+        return self.chosen.shape[0] if self.choice is None else self.choice.per_row
 
     @property
     def most(self) -> int:

@@ -81,9 +81,14 @@ class GroupedProducts:
 
     def walked(self, experts: torch.Tensor, weights: tuple[ExpertWeight, ExpertWeight]) -> ChoiceOrder:
         """The same, or the choices of one row as they are, where both kernels take them; none is -1 then."""
-        if len(experts) > 1 or any(isinstance(weight, StoredWeight) for weight in weights):
+        if len(experts) > 1 or not self.are_packed(weights):
             return self.group(experts, weights)
         return OneRow(experts.view(-1), self.order_sizes(experts.numel(), weights).rows)
+
+    @staticmethod
+    def are_packed(weights: tuple[ExpertWeight, ExpertWeight]) -> bool:
+        """True if `grouped_packed` makes both products."""
+        return not any(isinstance(weight, StoredWeight) for weight in weights)
 
     def gate_up(
         self,
@@ -112,6 +117,13 @@ class GroupedProducts:
         made = self._start(x, weight, RowWalk(grouped, scatter=True), tile, None, bias)
         assert isinstance(made, torch.Tensor)
         return made
+
+    def down_task(
+        self, x: Rows, weight: ExpertWeight, grouped: ChoiceOrder, bias: torch.Tensor | None = None
+    ) -> GroupedTask:
+        """The product that `down` makes, ready for a kernel that does more with it."""
+        walk, tile = RowWalk(grouped, scatter=True), self._tile(weight, grouped, None)
+        return GroupedTask(read_by(weight, x, self.launch.pdl), weight, walk, tile, None, bias)
 
     def each(self, x: Rows, weight: ExpertWeight, grouped: ChoiceOrder, per_row: int) -> torch.Tensor:
         """x [choices / per_row, k], weight [experts, n, k] -> [choices, n], by choice: rows by the weight of

@@ -17,12 +17,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from eyas.engine.kernels.experts.group import OneRow
 from eyas.engine.kernels.experts.grouped_kernels import rows_at, total_of, where
 from eyas.engine.kernels.experts.grouped_task import GroupedTask, RowWalk
+from eyas.engine.kernels.experts.row_choice import RowChoice, choice_at
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products import fp4, int4
 from eyas.engine.kernels.products.activation import passed, with_bias
 from eyas.engine.kernels.products.blocks import StoredWeight
-from eyas.engine.kernels.products.fp4 import PARTS
+from eyas.engine.kernels.products.fp4 import PARTS, Fp4Weight
 from eyas.engine.kernels.products.int4 import Int4Weight
 from eyas.engine.kernels.products.skinny import ProductLaunch
 
@@ -36,7 +37,8 @@ MOST_LINES = 8
 @dataclass(frozen=True)
 class PackedPlan:
     """A kernel's compile-time parameters. `columns`: weight rows of a tile, a gate's and up's together.
-    `unit`: of an `Int4Weight`, of whose columns `scaled` have one scale, or (0) of an `Fp4Weight`.
+    `unit`: of an `Int4Weight`, of whose columns `scaled` have one scale, or (0) of an `Fp4Weight`. `choice`:
+    how one row chooses, if programs find that out.
     """
 
     n: int
@@ -58,6 +60,7 @@ class PackedPlan:
     experts: int
     lines: int
     pdl: bool
+    choice: RowChoice | None = None
 
     @property
     def half(self) -> int:
@@ -97,13 +100,9 @@ class PackedPlan:
 
 def start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`."""
-    weight, plan, tile = task.weight, _plan(task, launch.pdl), task.tile
+    weight, plan, tile = task.weight, plan_of(task, launch.pdl), task.tile
     assert not isinstance(weight, StoredWeight)
-    halves = 2 if plan.gated else 1
-    parts = weight.words.view(plan.experts, halves, plan.outputs, plan.stored)
-    blocks = TensorDescriptor(
-        parts, list(parts.shape), list(parts.stride()), [1, halves, plan.half, plan.unit]
-    )
+    blocks = blocks_of(weight, plan)
     _packed[(task.most * plan.tiles, plan.split)](
         *(
             task.rows[0],
@@ -123,11 +122,20 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
     )
 
 
-def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
+def blocks_of(weight: Fp4Weight | Int4Weight, plan: PackedPlan) -> TensorDescriptor:
+    """The words of a weight, by tiles and steps."""
+    halves = 2 if plan.gated else 1
+    parts = weight.words.view(plan.experts, halves, plan.outputs, plan.stored)
+    return TensorDescriptor(parts, list(parts.shape), list(parts.stride()), [1, halves, plan.half, plan.unit])
+
+
+def plan_of(task: GroupedTask, pdl: bool) -> PackedPlan:
+    """The plan of a product."""
     shape, tile, walk, gate, weight = task.shape, task.tile, task.walk, task.gate, task.weight
     assert not isinstance(weight, StoredWeight)
     unit = weight.unit
     known = walk.scatter or walk.grouped is None
+    choice = walk.grouped.choice if isinstance(walk.grouped, OneRow) else None
     lines = _lines(cdiv(shape.k, PARTS * tile.split)) if pdl and known and tile.rows <= 32 else 0
     return PackedPlan(
         n=shape.n,
@@ -149,6 +157,7 @@ def _plan(task: GroupedTask, pdl: bool) -> PackedPlan:
         experts=shape.experts,
         lines=lines,
         pdl=pdl,
+        choice=choice,
     )
 
 
@@ -196,7 +205,8 @@ def _packed(
     expert, begin, end = _block_at(blocks, block, choices, most, plan)
     inside, source, target = rows_at(order, begin, end, plan.rows, plan.per_row, plan.scatter)
     first = tile * plan.half
-    made = _product(x, tiles, scales, zeros, source, inside, expert, first, plan)
+    part = tl.program_id(1)
+    made = product_of(x, tiles, scales, zeros, source, inside, expert, first, part, plan)
     last = True
     if plan.split > 1:
         made, last = _finished(made, partials, tickets, cell, plan)
@@ -221,7 +231,12 @@ def _block_at(blocks, block, choices, most, plan: tl.constexpr):
     """A block's expert, and where its choices begin and end."""
     expert, begin, end = 0, block * plan.rows, tl.minimum((block + 1) * plan.rows, choices)
     if plan.walk == SINGLE:
-        expert, begin, end = tl.load(blocks + block), block, block + 1
+        begin, end = block, block + 1
+        CHOICE: tl.constexpr = plan.choice
+        if CHOICE is None:
+            expert = tl.load(blocks + block)
+        else:
+            expert, _ = choice_at(blocks, block, CHOICE)
     elif plan.walk == GROUPED:
         expert = tl.load(blocks + block)
         begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
@@ -241,21 +256,27 @@ def _call_ahead(words, blocks, most, plan: tl.constexpr):
     block, tile = where(cell % (count * plan.tiles), count, plan.tiles, plan.group)
     if plan.walk != DENSE:
         expert = tl.minimum(tl.maximum(tl.load(blocks + block, volatile=True), 0), plan.experts - 1)
+    call_rows_ahead(words, expert, tile * plan.half, tl.program_id(1), plan)
+
+
+@triton.jit
+def call_rows_ahead(words, expert, first, part, plan: tl.constexpr):
+    """The first lines of a tile's weight rows in a part of k."""
     pair = tl.arange(0, plan.columns)
-    row = tl.minimum(tile * plan.half + pair % plan.half, plan.outputs - 1) + pair // plan.half * plan.outputs
-    start = tl.program_id(1) * (plan.chunk * plan.unit)
+    row = tl.minimum(first + pair % plan.half, plan.outputs - 1) + pair // plan.half * plan.outputs
+    start = part * (plan.chunk * plan.unit)
     at = tl.minimum(start + tl.arange(0, plan.lines) * plan.line, plan.stored - 1)
     call_ahead(words + (expert * plan.n + row).to(tl.int64)[:, None] * plan.stored + at[None, :])
 
 
 @triton.jit
-def _product(x, tiles, scales, zeros, source, inside, expert, first, plan: tl.constexpr):
-    """This program's part of weight . rows^T, float32 [columns, rows]."""
+def product_of(x, tiles, scales, zeros, source, inside, expert, first, part, plan: tl.constexpr):
+    """A part of k of weight . rows^T, float32 [columns, rows]."""
     pair = tl.arange(0, plan.columns)
     column = first + pair % plan.half
     there = column < plan.outputs
     column += pair // plan.half * plan.outputs
-    start = tl.program_id(1) * plan.chunk
+    start = part * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
     DEEP: tl.constexpr = plan.deep
     for from_step in range(start, start + plan.chunk, DEEP):

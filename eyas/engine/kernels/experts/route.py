@@ -13,13 +13,9 @@ import triton.language as tl
 
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.experts.group import GroupedChoices
+from eyas.engine.kernels.experts.row_choice import CLOSED, LAST, MOST, TINY, by_chance, ranked
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
-
-TINY = tl.constexpr(1e-20)
-LAST = tl.constexpr(0xFFFF)  # no expert has a larger number
-CLOSED = tl.constexpr(-(2**63))  # below whatever is wanted
-MOST = tl.constexpr(1e30)  # of a logit, either way: differences stay numbers
 
 
 @dataclass(frozen=True)
@@ -206,17 +202,6 @@ def _shared_number(kv_rows, row, first_row, end_row, EXPERTS: tl.constexpr, LOCA
 
 
 @triton.jit
-def ranked(merit, expert):
-    """Numbers int64 in the order of what is wanted, float32: one maximum finds the best, and who it is.
-
-    Of equals the first expert's is larger; all are larger than CLOSED.
-    """
-    bits = (merit + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0, its equal
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    return (ordered << 32) - expert.to(tl.int64) + LAST
-
-
-@triton.jit
 def _open_groups(
     merit, there, GROUPS: tl.constexpr, TOPK_GROUPS: tl.constexpr, BEST: tl.constexpr, ROWS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -237,12 +222,3 @@ def _open_groups(
         first = tl.min(tl.where(open_ & (good == best), group, ROWS), 0)
         open_ = open_ & (group != first)
     return tl.where((group < GROUPS) & (open_ == 0), 1, 0)
-
-
-@triton.jit
-def by_chance(logit, row):
-    """A number that nothing but a row's logit and its place decide, int32, not negative."""
-    x = logit.to(tl.uint32, bitcast=True) ^ (row.to(tl.uint32) * 0x9E3779B1)
-    x = (x ^ (x >> 16)) * 0x85EBCA6B
-    x = (x ^ (x >> 13)) * 0xC2B2AE35
-    return ((x ^ (x >> 16)) >> 1).to(tl.int32)

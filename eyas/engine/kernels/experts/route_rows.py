@@ -18,16 +18,8 @@ import triton.language as tl
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.experts.group import GroupedChoices, OrderSizes
 from eyas.engine.kernels.experts.grouped_tiles import most_blocks
-from eyas.engine.kernels.experts.route import (
-    CLOSED,
-    LAST,
-    MOST,
-    TINY,
-    ChosenExperts,
-    Router,
-    by_chance,
-    ranked,
-)
+from eyas.engine.kernels.experts.route import ChosenExperts, Router
+from eyas.engine.kernels.experts.row_choice import CLOSED, LAST, MOST, TINY, by_chance, ranked
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.skinny import ProductLaunch, SkinnyInput, empty_padded

@@ -12,8 +12,11 @@ from dataclasses import replace
 import torch
 
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels.experts import route, route_rows
+from eyas.engine.kernels.experts import one_row, route, route_rows
+from eyas.engine.kernels.experts.one_row import JudgedRow
 from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts, Router
+from eyas.engine.kernels.experts.route_rows import RouterProduct
+from eyas.engine.kernels.experts.row_choice import RowChoice
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
@@ -68,21 +71,60 @@ def routed_at_once(
 ) -> Routed | None:
     """The same of few rows that have not passed their norm, by one launch; None where there is none."""
     (m, hidden), context = source.x.shape, step.context
+    product = _product_at_once(source, norm, part, step)
+    if product is None or not route_rows.can_take(m, part.spec, part.shared, hidden):
+        return None
+    weights = experts.gated.projection.of_experts, experts.out.projection.of_experts
+    order = context.products.order_sizes(m * experts.per_row, weights)
+    normed, chosen = route_rows.take(source, product, order, context.launch)
+    return Routed(NormedRows(normed), chosen)
+
+
+def _product_at_once(
+    source: skinny.SkinnyInput, norm: row_kernels.NormInput | None, part: RouterPart, step: Forward
+) -> RouterProduct | None:
+    """A router's product that norms what it reads, if a kernel knows all that goes with it."""
     if norm is None or norm.gain is None or norm.rounding is not None or source.sums is None:
         return None
     plain = part.factors is None and not part.spec.weighs_input and part.spec.scores in KNOWN_SCORES
-    if not plain or context.launch.exact or step.everyones is not None:
+    if not plain or step.context.launch.exact or step.everyones is not None:
         return None
-    if not route_rows.can_take(m, part.spec, part.shared, hidden):
-        return None
-    order = None
-    if m > 1:  # the choices of one row may need none
-        weights = experts.gated.projection.of_experts, experts.out.projection.of_experts
-        order = context.products.order_sizes(m * experts.per_row, weights)
     router = Router(part.spec, part.correction, part.shared, part.bias)
-    product = route_rows.RouterProduct(part.weight, norm.gain, norm.eps, router, context.uniform_experts)
-    normed, chosen = route_rows.take(source, product, order, context.launch)
-    return Routed(NormedRows(normed), chosen)
+    return RouterProduct(part.weight, norm.gain, norm.eps, router, step.context.uniform_experts)
+
+
+def judged(
+    source: skinny.SkinnyInput,
+    norm: row_kernels.NormInput | None,
+    part: RouterPart,
+    experts: ExpertsPart[Projection],
+    step: Forward,
+) -> JudgedRow | None:
+    """One row and its logits, for `mixed_row`; None where that way is not for these rows or experts."""
+    weights = experts.gated.projection.of_experts, experts.out.projection.of_experts
+    bare = experts.out.post is None and experts.out.scale == 1.0 and experts.beside is None
+    product = _product_at_once(source, norm, part, step)
+    if product is None or not bare or part.shared or step.context.group.ranks > 1:
+        return None
+    if experts.gated.gate is None or not step.context.products.are_packed(weights):
+        return None
+    choice = RowChoice.of(part.spec, step.context.uniform_experts)
+    rows, hidden = source.x.shape
+    if choice is None or not one_row.can_judge(rows, hidden, part.spec):
+        return None
+    return one_row.judge(source, product, choice, step.context.launch.pdl)
+
+
+def mixed_row(
+    row: JudgedRow, residual: torch.Tensor, part: ExpertsPart[Projection], step: Forward
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The residual row plus what its experts make of it, by weight, and its sums of squares."""
+    products, gated, out = step.context.products, part.gated, part.out
+    gate_up, down = gated.projection.of_experts, out.projection.of_experts
+    assert gated.gate is not None
+    order = row.order(products.order_sizes(part.per_row, (gate_up, down)).rows)
+    inner = products.gate_up(row.normed, gate_up, order, part.per_row, gated.gate, gated.bias)
+    return one_row.back_add(products.down_task(inner, down, order, out.bias), row, residual, products.launch)
 
 
 def _gathered(rows: NormedRows, step: Forward) -> NormedRows:

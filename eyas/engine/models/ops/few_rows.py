@@ -12,6 +12,7 @@ import torch
 
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts import combine
+from eyas.engine.kernels.experts.one_row import JudgedRow
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
@@ -144,13 +145,22 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         assert isinstance(x, torch.Tensor)
         return self._product(skinny.SkinnyInput(x), matrix, bias)
 
-    def chosen(self, read: SourceRead, router: RouterPart, part: Experts) -> tuple[NormedRows, Routed]:
+    def chosen(
+        self, read: SourceRead, router: RouterPart, part: Experts
+    ) -> tuple[NormedRows, Routed | JudgedRow]:
         rows = read.rows
         source = skinny.SkinnyInput(rows.x, rows.sums)
+        row = expert_products.judged(source, read.norm, router, part, self.step)
+        if row is not None:
+            return NormedRows(row.normed), row
         routed = expert_products.routed_at_once(source, read.norm, router, part, self.step)
         return super().chosen(read, router, part) if routed is None else (routed.rows, routed)
 
-    def mix(self, residual: NarrowRows, rows: NormedRows, routed: Routed, part: Experts) -> NarrowRows:
+    def mix(
+        self, residual: NarrowRows, rows: NormedRows, routed: Routed | JudgedRow, part: Experts
+    ) -> NarrowRows:
+        if isinstance(routed, JudgedRow):
+            return NarrowRows(*expert_products.mixed_row(routed, residual.x, part, self.step))
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
         if (
             step.context.group.ranks > 1
