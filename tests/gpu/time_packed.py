@@ -50,7 +50,7 @@ class Products:
 
     def _weight(self, n: int) -> Fp4Weight:
         steps = -(-HIDDEN // STEP)
-        words = torch.randint(-32768, 32768, (self.experts, n, steps * UNIT), device=self.device)
+        words = torch.randint(-32768, 32768, (self.experts, steps, n, UNIT), device=self.device)
         scales = torch.randint(243, 248, (self.experts, steps, n, 4), device=self.device, dtype=torch.uint8)
         bits = scales.view(torch.int32)[..., 0].contiguous()
         return Fp4Weight(words.to(torch.int16), bits, HIDDEN, torch.bfloat16)
@@ -58,7 +58,8 @@ class Products:
     def widened(self, which: int, shared: GroupedProducts) -> StoredWeight:
         """Expert by expert, by products with a unit matrix."""
         whole, eye = self.weights[which], torch.eye(HIDDEN, device=self.device, dtype=torch.bfloat16)
-        each = (Fp4Weight(w, s, HIDDEN, whole.dtype) for w, s in zip(whole.words, whole.scales, strict=True))
+        rows = whole.words.transpose(1, 2).flatten(2)
+        each = (Fp4Weight(w, s, HIDDEN, whole.dtype) for w, s in zip(rows, whole.scales, strict=True))
         return StoredWeight(torch.stack([shared.dense(eye, one).t().contiguous() for one in each]))
 
     def choices(self, rows: int, seed: int) -> torch.Tensor:
@@ -103,7 +104,7 @@ def recipe(rows: list[int], experts: list[int]) -> None:
             for tile in tiles(which, height, count):
                 made.call(which, made.weights[which], height, 0, tile)[0]()
             made.call(which, made.weights[which], height, 0, None)[0]()
-            with mock.patch.object(grouped_packed, "MOST_LINES", 0):
+            with mock.patch.object(grouped_packed, "MOST_AHEAD", 0):
                 made.call(which, made.weights[which], height, 0, None)[0]()
 
 
@@ -135,7 +136,7 @@ def times(made: Products, which: int, rows: int) -> dict[str, object]:
             found.append((1e9, f"{tile}: {str(error)[:80]}"))
     rule = found[0]
     found.sort()
-    with mock.patch.object(grouped_packed, "MOST_LINES", 0):
+    with mock.patch.object(grouped_packed, "MOST_AHEAD", 0):
         calls = [made.call(which, made.weights[which], rows, seed, usual)[0] for seed in range(SETS)]
         bare = round(graph_us(calls, 7), 2)
     floor = bytes_ / BYTES_PER_S * 1e6

@@ -126,7 +126,7 @@ def packed() -> None:
     steps = -(-width // (PARTS * UNIT))
     weights = [
         Fp4Weight(
-            empty(experts, n, steps * UNIT, dtype=torch.int16),
+            empty(experts, steps, n, UNIT, dtype=torch.int16),
             empty(experts, steps, n, dtype=torch.int32),
             width,
             torch.bfloat16,

@@ -179,8 +179,10 @@ def test_every_number_and_the_ends_of_scales() -> None:
     """Exact, up to the largest scale that a weight may have."""
     numbers = torch.arange(16, dtype=torch.uint8).repeat(32, 2)
     exponents = torch.arange(fp4.LARGEST - 31, fp4.LARGEST + 1, dtype=torch.int32)[:, None]
-    weight = fp4.packed(numbers, exponents, DTYPE)
-    weight = replace(weight, words=weight.words[None].to(DEVICE), scales=weight.scales[None].to(DEVICE))
+    part = fp4.packed(numbers, exponents, DTYPE)
+    weight = part.room(1)
+    weight.put(0, part)
+    weight = replace(weight, words=weight.words.to(DEVICE), scales=weight.scales.to(DEVICE))
     shared = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL))
     order = shared.group(torch.zeros(32, 1, dtype=torch.int32, device=DEVICE), (weight, weight))
     found = shared.each(torch.eye(32).to(DEVICE, DTYPE), weight, order, 1)

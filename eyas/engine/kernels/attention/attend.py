@@ -17,10 +17,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attention.attend_masks import UNSEEN, lowest_of, masked
 from eyas.engine.kernels.attention.attend_scaled import over_scaled_part
-from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, most_parts, tiling_of
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, most_parts, tiling_of, within
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh, with_sink
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
+from eyas.engine.kernels.launch.sizes import padded_batch
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,9 @@ def attend(
     batch, heads = queries.slots.shape[0], q.shape[1]
     rows = queries.width * heads // kv.kv_heads
     key_bytes = kv.dim * kv.pool.element_size()
-    tiling = tiling or tiling_of(batch, rows, kv.kv_heads, key_bytes, kv.scaled, kv.dim)
+    if tiling is None:
+        tiling = tiling_of(batch, rows, kv.kv_heads, key_bytes, kv.scaled, kv.dim)
+        tiling = within(tiling, kv.rule.window, padded_batch(batch) * kv.kv_heads)
     layout = _layout(heads, kv, queries, tiling, launch.pdl)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

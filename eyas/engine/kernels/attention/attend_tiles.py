@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eyas.engine.kernels.attention.paged import keys_at_a_time
 from eyas.engine.kernels.launch.sizes import cdiv, padded_batch, power_of_2
@@ -13,6 +13,7 @@ _PARTS = ((16, 16), (160, 8), (224, 6), (384, 4), (512, 3))
 NARROW, WIDE_ROWS = 256, 32
 """Values of a head: of wider ones registers have room for these rows of a program."""
 
+_SHORT_WINDOW, _WINDOW_PROGRAMS = 256, 256  # measured with 128 keys at one sequence and at 32
 _PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocessors
 
 
@@ -55,6 +56,15 @@ def tiling_of(
     keys = min(32 if tile == 128 else 64, most_keys)
     many = tile == 128 or dim > NARROW
     return AttentionTiling(tile, keys, parts, 8 if many else 4, 3 if most_keys > 16 else 2)
+
+
+def within(tiling: AttentionTiling, window: int, programs: int) -> AttentionTiling:
+    """The tiling of queries that see `window` keys at most (0: all of them), for so many sequences times key
+    heads. To add up parts takes longer than to read a few more keys, once there is a program for each SM.
+    """
+    if not 0 < window <= _SHORT_WINDOW:
+        return tiling
+    return replace(tiling, parts=min(tiling.parts, max(1, _WINDOW_PROGRAMS // programs)))
 
 
 def most_parts(tile: int) -> int:

@@ -31,7 +31,8 @@ DENSE, SINGLE, GROUPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """Walks: rows as they lie, by one expert; the choices of one row; blocks of an order."""
 
 _LINE = 64  # words of 128 bytes
-MOST_LINES = 8
+MOST_AHEAD = 16
+"""Steps whose words a program prefetches into L2 while it waits."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class PackedPlan:
     gelu: bool
     clamped: bool
     experts: int
-    lines: int
+    ahead: int
     pdl: bool
     choice: RowChoice | None = None
 
@@ -78,9 +79,14 @@ class PackedPlan:
         return PARTS * self.unit
 
     @property
-    def line(self) -> int:
-        """Words of a line."""
-        return _LINE
+    def by_steps(self) -> bool:
+        """Whether words lie step by step, as those of experts do."""
+        return bool(self.walk != DENSE.value)
+
+    @property
+    def together(self) -> int:
+        """Weight rows whose words of a step are one line."""
+        return max(_LINE // self.unit, 1)
 
     @property
     def steps(self) -> int:
@@ -125,8 +131,12 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
 def blocks_of(weight: Fp4Weight | Int4Weight, plan: PackedPlan) -> TensorDescriptor:
     """The words of a weight, by tiles and steps."""
     halves = 2 if plan.gated else 1
-    parts = weight.words.view(plan.experts, halves, plan.outputs, plan.stored)
-    return TensorDescriptor(parts, list(parts.shape), list(parts.stride()), [1, halves, plan.half, plan.unit])
+    if plan.by_steps:
+        parts = weight.words.view(plan.experts, plan.steps, halves, plan.outputs, plan.unit)
+    else:
+        parts = weight.words.view(1, halves, plan.outputs, plan.stored)
+    block = [*[1] * (parts.dim() - 3), halves, plan.half, plan.unit]
+    return TensorDescriptor(parts, list(parts.shape), list(parts.stride()), block)
 
 
 def plan_of(task: GroupedTask, pdl: bool) -> PackedPlan:
@@ -134,9 +144,9 @@ def plan_of(task: GroupedTask, pdl: bool) -> PackedPlan:
     shape, tile, walk, gate, weight = task.shape, task.tile, task.walk, task.gate, task.weight
     assert not isinstance(weight, StoredWeight)
     unit = weight.unit
-    known = walk.scatter or walk.grouped is None
+    known = walk.scatter and tile.rows <= 32
     choice = walk.grouped.choice if isinstance(walk.grouped, OneRow) else None
-    lines = _lines(cdiv(shape.k, PARTS * tile.split)) if pdl and known and tile.rows <= 32 else 0
+    ahead = _ahead(cdiv(shape.k, PARTS * unit * tile.split)) if pdl and known else 0
     return PackedPlan(
         n=shape.n,
         k=shape.k,
@@ -155,16 +165,15 @@ def plan_of(task: GroupedTask, pdl: bool) -> PackedPlan:
         gelu=gate is not None and gate.gelu,
         clamped=gate is not None and gate.clamped,
         experts=shape.experts,
-        lines=lines,
+        ahead=ahead,
         pdl=pdl,
         choice=choice,
     )
 
 
-def _lines(words: int) -> int:
-    """The number of lines of a row with `words` words that a program prefetches into L2 while it waits."""
-    lines = min(cdiv(words, _LINE), MOST_LINES)
-    return 1 << (lines.bit_length() - 1) if lines else 0
+def _ahead(steps: int) -> int:
+    """The number of a program's steps that it prefetches, a power of two."""
+    return min(1 << steps.bit_length() - 1, MOST_AHEAD)
 
 
 def _walk(walk: RowWalk) -> tl.constexpr:
@@ -192,7 +201,7 @@ def _packed(
 ):
     """Grid (blocks * tiles of columns, split): a tile of one block of rows, or a part of its k."""
     if plan.pdl:
-        if plan.lines > 0:
+        if plan.ahead > 0:
             _call_ahead(words, blocks, most, plan)
         gdc_wait()
         gdc_launch_dependents()  # not before: so `down` knows the order of the experts when it calls ahead
@@ -245,7 +254,7 @@ def _block_at(blocks, block, choices, most, plan: tl.constexpr):
 
 @triton.jit
 def _call_ahead(words, blocks, most, plan: tl.constexpr):
-    """The first lines of the weight rows that this program reads first.
+    """The first steps of this program's tile.
 
     What `blocks` says may be old, or anything: it must lead to a weight that exists, and is read past L1
     (volatile), which must not keep it until it is read again after the wait.
@@ -256,17 +265,17 @@ def _call_ahead(words, blocks, most, plan: tl.constexpr):
     block, tile = where(cell % (count * plan.tiles), count, plan.tiles, plan.group)
     if plan.walk != DENSE:
         expert = tl.minimum(tl.maximum(tl.load(blocks + block, volatile=True), 0), plan.experts - 1)
-    call_rows_ahead(words, expert, tile * plan.half, tl.program_id(1), plan)
+    call_steps_ahead(words, expert, tile * plan.half, tl.program_id(1), plan)
 
 
 @triton.jit
-def call_rows_ahead(words, expert, first, part, plan: tl.constexpr):
-    """The first lines of a tile's weight rows in a part of k."""
-    pair = tl.arange(0, plan.columns)
+def call_steps_ahead(words, expert, first, part, plan: tl.constexpr):
+    """The lines of the first steps of a tile in a part of k."""
+    pair = tl.arange(0, plan.columns // plan.together) * plan.together
     row = tl.minimum(first + pair % plan.half, plan.outputs - 1) + pair // plan.half * plan.outputs
-    start = part * (plan.chunk * plan.unit)
-    at = tl.minimum(start + tl.arange(0, plan.lines) * plan.line, plan.stored - 1)
-    call_ahead(words + (expert * plan.n + row).to(tl.int64)[:, None] * plan.stored + at[None, :])
+    step = tl.minimum(part * plan.chunk + tl.arange(0, plan.ahead), plan.steps - 1)
+    lines = ((expert * plan.steps + step).to(tl.int64) * plan.n)[None, :] + row[:, None]
+    call_ahead(words + lines * plan.unit)
 
 
 @triton.jit
@@ -282,7 +291,10 @@ def product_of(x, tiles, scales, zeros, source, inside, expert, first, part, pla
     for from_step in range(start, start + plan.chunk, DEEP):
         for more in tl.static_range(DEEP):
             step = from_step + more  # a row's last may lie beyond it: nothing is there, and counts as zeros
-            tile = tiles.load([expert, 0, first, step * plan.unit]).reshape(plan.columns, plan.unit)
+            if plan.by_steps:
+                tile = tiles.load([expert, step, 0, first, 0]).reshape(plan.columns, plan.unit)
+            else:
+                tile = tiles.load([0, 0, first, step * plan.unit]).reshape(plan.columns, plan.unit)
             if plan.scaled == 0:
                 of_step = scales + (expert * plan.steps + step) * plan.n + column
                 four = tl.load(of_step, mask=there & (step < plan.steps), other=0)

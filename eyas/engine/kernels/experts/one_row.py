@@ -19,7 +19,7 @@ from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.experts.group import OneRow
 from eyas.engine.kernels.experts.grouped_packed import (
     blocks_of,
-    call_rows_ahead,
+    call_steps_ahead,
     plan_of,
     product_of,
 )
@@ -137,8 +137,8 @@ def _back_add(
     slot, part, first = share // plan.split, share % plan.split, tile * plan.columns
     expert, weight = choice_at(logits, slot, choice)
     if plan.pdl:
-        if plan.lines > 0:
-            call_rows_ahead(words, expert, first, part, plan)
+        if plan.ahead > 0:
+            call_steps_ahead(words, expert, first, part, plan)
         gdc_launch_dependents()
         gdc_wait()
     row, column = tl.arange(0, plan.rows), first + tl.arange(0, plan.columns)

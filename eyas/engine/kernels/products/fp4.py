@@ -46,10 +46,10 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no a
 class Fp4Weight(PackedWeight):
     """A matrix [n, k], or one for each expert, [experts, n, k].
 
-    `words`: int16 [..., n, steps * unit], a step being four units of columns. `scales`: int32
-    [..., steps, n], the four scales of a row's step, a byte each, the first one lowest: exponents, plus 253;
-    of NVFP4 exponents, plus 9, above three bits of mantissa. `factors`: float32 [n], of NVFP4; None: it is
-    MXFP4.
+    `words`: int16 [n, steps * unit], a step being four units of columns; of experts [experts, steps, n,
+    unit]. `scales`: int32 [..., steps, n], the four scales of a row's step, a byte each, the first lowest:
+    exponents, plus 253; of NVFP4 exponents, plus 9, above three bits of mantissa. `factors`: float32 [n],
+    of NVFP4; None: it is MXFP4.
     """
 
     words: torch.Tensor
@@ -80,11 +80,11 @@ class Fp4Weight(PackedWeight):
         return self.factors
 
     def room(self, count: int) -> Fp4Weight:
-        words, scales = (each.new_empty(count, *each.shape) for each in (self.words, self.scales))
+        words, scales = (each.new_empty(count, *each.shape) for each in (self.by_steps(), self.scales))
         return replace(self, words=words, scales=scales)
 
     def put(self, place: int, part: Fp4Weight) -> None:
-        self.words[place].copy_(part.words)
+        self.words[place].copy_(part.by_steps())
         self.scales[place].copy_(part.scales)
 
     def below(self, lower: Fp4Weight) -> Fp4Weight:

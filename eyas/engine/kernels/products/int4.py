@@ -43,7 +43,7 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no a
 class Int4Weight(PackedWeight):
     """A matrix [n, k], or one for each expert: all tensors then have that dimension before the others.
 
-    `words`: int16 [n, steps * unit], where a step is four units of columns.
+    `words`: int16 [n, steps * unit], where a step is four units of columns; of experts [steps, n, unit].
 
     `scales`: [groups, n], of any type. `zeros`: [groups, n], the zero points as `_number` takes them, in
     the type of the rows that the weight multiplies; None: eight everywhere.
@@ -85,12 +85,12 @@ class Int4Weight(PackedWeight):
     def room(self, count: int) -> Int4Weight:
         """Room for as many of these. Either all of them have zero points or none has."""
         zeros = None if self.zeros is None else self.zeros.new_empty(count, *self.zeros.shape)
-        words, scales = (each.new_empty(count, *each.shape) for each in (self.words, self.scales))
+        words, scales = (each.new_empty(count, *each.shape) for each in (self.by_steps(), self.scales))
         return replace(self, words=words, scales=scales, zeros=zeros)
 
     def put(self, place: int, part: Int4Weight) -> None:
         """Puts another one into its place of `room`."""
-        self.words[place].copy_(part.words)
+        self.words[place].copy_(part.by_steps())
         self.scales[place].copy_(part.scales)
         if self.zeros is not None:
             self.zeros[place].copy_(part._points())

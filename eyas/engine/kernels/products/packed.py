@@ -13,8 +13,9 @@ from eyas.engine.kernels.products.skinny_tiles import PackedStep
 class PackedWeight(ABC):
     """A matrix [n, k]; Int4Weight and Fp4Weight may have one for each expert, [experts, n, k].
 
-    `words`: [n, steps * unit], a row's numbers. `scales`: what multiplies them. `columns`: k. `dtype`: of the
-    rows that it multiplies.
+    `words`: [n, steps * unit], a row's numbers; of experts [experts, steps, n, unit], so that what a tile
+    reads at a time lies together. `scales`: what multiplies them. `columns`: k. `dtype`: of the rows that it
+    multiplies.
     """
 
     words: torch.Tensor
@@ -25,7 +26,9 @@ class PackedWeight(ABC):
     @property
     def shape(self) -> torch.Size:
         """[n, k], or [experts, n, k]."""
-        return torch.Size((*self.words.shape[:-1], self.columns))
+        if self.words.dim() == 2:
+            return torch.Size((self.words.shape[0], self.columns))
+        return torch.Size((self.words.shape[0], self.words.shape[2], self.columns))
 
     @property
     @abstractmethod
@@ -65,3 +68,8 @@ class PackedWeight(ABC):
     def put(self, place: int, part: Self) -> None:
         """Puts another one into its place of `room`."""
         raise TypeError(f"experts are not packed as {self.step.form}")
+
+    def by_steps(self) -> torch.Tensor:
+        """The words of a matrix as those of an expert lie, a view [steps, n, unit]."""
+        steps: torch.Tensor = self.words.unflatten(1, (-1, self.step.unit))
+        return steps.transpose(0, 1)
