@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -26,13 +24,11 @@ from safetensors import SafetensorError, safe_open
 from eyas.common.errors import ConfigError, EyasError
 from eyas.engine.checkpoint.folder import check_whole, read_config, weight_files
 from eyas.engine.checkpoint.quantized import QUANTIZED
+from eyas.quantize.calibration import Calibration
+from eyas.quantize.flags import GROUP, GROUPED, SEARCHED
 from eyas.quantize.formats import WrittenFormat, written_format
 from eyas.quantize.tensor_file import TensorFile
-
-_LEFT_OUT = re.compile(
-    r"lm_head|head|.*embed.*|wte|wpe|.*norm.*|gate|shared_expert_gate|router|visual|vision.*|.*projector"
-)
-"""The parts of names, between dots, of modules that stay as they are."""
+from eyas.quantize.written import Written, is_left_out, stays
 
 _FLOATS = ("F32", "F16", "BF16")
 _BESIDE = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -41,40 +37,20 @@ _LONGEST_END = "weight_packed"
 _PARTS = 4  # of a matrix, at most
 
 
-@dataclass
-class Written:
-    """The work done: where each tensor is, its bytes before and after, and the matrices of either kind.
-    `stacked`: tensors of many matrices, which stay as they are.
-    """
-
-    files: dict[str, str] = field(default_factory=dict)
-    before: int = 0
-    after: int = 0
-    quantized: int = 0
-    left_out: list[str] = field(default_factory=list)
-    stacked: int = 0
-
-    def add(self, file: str, name: str, tensor: torch.Tensor) -> None:
-        """A tensor that is in that file."""
-        self.files[name] = file
-        self.after += tensor.nbytes
-
-
 def quantize(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code. Raises ConfigError for a folder that it cannot take, and
     EyasError for a disk that does not take what is written: nothing is left then.
     """
-    folder, out = args.folder, args.out
+    folder, out, group = args.folder, args.out, args.group_size or GROUP
+    _check_flags(args)
     raw = _checked(folder)
-    form = written_format(args.format, args.group_size)
+    text = args.calibration and Calibration.by(args.calibration, folder, args.format, group)
     _make(out)
     try:
-        written = _write(folder, out, form)
-        if not written.quantized:
-            raise ConfigError(f"{folder} has no matrix that {args.format} can hold")
+        written, described = text.write(folder, out) if text else _write(folder, out, args.format, group)
         _write_beside(folder, out, written)
-        described = {"quantization_config": form.described(written.left_out)}
-        (out / "config.json").write_text(json.dumps(raw | described, indent=2) + "\n")
+        config = raw | {"quantization_config": described}
+        (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     except BaseException as error:
         shutil.rmtree(out, ignore_errors=True)
         if isinstance(error, OSError):
@@ -86,6 +62,15 @@ def quantize(args: argparse.Namespace) -> int:
         f"were; {written.after / 1e6:,.0f} of {written.before / 1e6:,.0f} MB"
     )
     return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises ConfigError, by name, for a flag that means nothing for the format."""
+    given = {"group-size": (args.group_size, GROUPED), "calibration": (args.calibration, SEARCHED)}
+    for flag, (value, formats) in given.items():
+        if value is not None and args.format not in formats:
+            name = flag.replace("-", "_")
+            raise ConfigError(f"--{flag}: is of {' and '.join(formats)}, not of {args.format}", param=name)
 
 
 def _checked(folder: Path) -> dict[str, Any]:
@@ -106,7 +91,16 @@ def _make(out: Path) -> None:
         raise ConfigError(f"--out: {out} cannot be made: {error.strerror}", param="out") from None
 
 
-def _write(folder: Path, out: Path, form: WrittenFormat) -> Written:
+def _write(folder: Path, out: Path, name: str, group: int) -> tuple[Written, dict[str, Any]]:
+    """Writes the weights, rounded; what they are, and their `quantization_config`."""
+    form = written_format(name, group)
+    written = _rounded(folder, out, form)
+    if not written.quantized:
+        raise ConfigError(f"{folder} has no matrix that {name} can hold")
+    return written, form.described(written.left_out)
+
+
+def _rounded(folder: Path, out: Path, form: WrittenFormat) -> Written:
     written = Written()
     with ExitStack() as stack:
         files = {path: stack.enter_context(_opened(path)) for path in weight_files(folder)}
@@ -147,10 +141,10 @@ def _made(
     tensor = file.get_tensor(name)
     module = name.removesuffix(".weight")
     written.before += tensor.nbytes
-    written.stacked += tensor.dim() == 3 and not any(map(_LEFT_OUT.fullmatch, module.split(".")))
+    written.stacked += tensor.dim() == 3 and not is_left_out(module)
     if module == name or tensor.dim() != 2 or file.get_slice(name).get_dtype() not in _FLOATS:
         yield name, tensor
-    elif any(map(_LEFT_OUT.fullmatch, module.split("."))) or not form.holds(*tensor.shape):
+    elif stays(module, tensor.shape, form):
         written.left_out.append(module)
         yield name, tensor
     elif not tensor.isfinite().all():

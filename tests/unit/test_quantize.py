@@ -18,7 +18,7 @@ from eyas.common.config import NANO
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.models.table import read_model
-from eyas.quantize.flags import FORMATS
+from eyas.quantize.flags import FORMATS, GROUPED
 from eyas.quantize.formats import whole_numbers
 from eyas.quantize.tensor_file import TensorFile
 from tests.unit.families import write_family
@@ -36,6 +36,11 @@ ERROR = {"gptq": 1 / 14.9, "awq": 1 / 14.9, "int4": 1 / 14.9, "int8": 1 / 255, "
 def quantized(folder: Path, out: Path, form: str, *more: str) -> Path:
     assert cli.main(["quantize", str(folder), "--out", str(out), "--format", form, *more]) == 0
     return out
+
+
+def grouped(form: str, size: int) -> tuple[str, ...]:
+    """The flags of a group's size, where a format has any."""
+    return ("--group-size", str(size)) if form in GROUPED else ()
 
 
 class Reader:
@@ -66,7 +71,7 @@ def test_the_embedded_model_goes_on_as_it_did(
     tmp_path: Path, story: tuple[list[int], torch.Tensor], form: str
 ) -> None:
     tokens, expected = story
-    out = quantized(NANO, tmp_path / "out", form, "--group-size", "16")
+    out = quantized(NANO, tmp_path / "out", form, *grouped(form, 16))
     assert (Reader(out).likeliest(tokens) == expected).float().mean() >= AGREE[form]
     beside = {path.name for path in NANO.iterdir()}
     assert {path.name for path in out.iterdir()} == beside
@@ -85,7 +90,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("form", FORMATS)
 def test_numbers_are_the_nearest(tmp_path: Path, plain: Path, form: str) -> None:
     """Each weight is within half a step of what is read; what is left out is as it was."""
-    out = quantized(plain, tmp_path / "out", form, "--group-size", "32")
+    out = quantized(plain, tmp_path / "out", form, *grouped(form, 32))
     config, weights = read_model(out), load_file(plain / "model.safetensors")
     stored = load_file(out / "model.safetensors")
     size = {"int8": 0, "fp8": 0}.get(form, 32)
@@ -199,6 +204,25 @@ def test_what_cannot_be_quantized_is_refused(
     command = ["quantize", str(folder), "--out", str(out), "--format", "gptq", "--group-size", group]
     assert cli.main(command) == 2 and why in capsys.readouterr().err
     assert not out.exists() or [path.name for path in out.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("form", "flag", "value", "formats"),
+    [
+        ("int8", "--group-size", "128", "gptq and awq and int4"),
+        ("fp8", "--group-size", "64", "gptq and awq and int4"),
+        ("mxfp4", "--group-size", "32", "gptq and awq and int4"),
+        ("int4", "--calibration", "text", "gptq and awq"),
+        ("fp8", "--calibration", "text", "gptq and awq"),
+    ],
+)
+def test_a_flag_that_means_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, flag: str, value: str, formats: str
+) -> None:
+    """Before anything is read."""
+    command = ["quantize", str(tmp_path / "none"), "--out", str(tmp_path / "out"), "--format", form]
+    assert cli.main([*command, flag, value]) == 2
+    assert f"{flag}: is of {formats}, not of {form}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
