@@ -46,7 +46,8 @@ class Packing:
     """A format: its words in a config.json, how it writes a weight, and what it quantises to.
 
     `quantise`: another way than `quantised`. `group`: columns with one scale (0: all). `symmetric`: zero
-    points are half the range. `shuffled`: columns are in groups in no order. `whole`: a weight has one scale.
+    points are half the range. `shuffled`: columns are in groups in no order, all of one width in the same.
+    `whole`: a weight has one scale.
     """
 
     told: dict[str, Any]
@@ -66,7 +67,7 @@ def quantised(weight: torch.Tensor, form: Packing, seed: int) -> Quantised:
     generator = np.random.default_rng(seed)
     groups = np.arange(k) // size
     if form.shuffled:
-        generator.shuffle(groups)
+        np.random.default_rng(k).shuffle(groups)
     count = k // size
     wide = torch.stack([weight[:, torch.from_numpy(groups == g)].abs().amax(1) for g in range(count)], 1)
     if form.whole:
@@ -197,6 +198,9 @@ PACKINGS = {
     ),
     "gptq, by activations": Packing(
         gptq(group_size=16, desc_act=True), _gptq(1), group=16, shuffled=True, scales=torch.bfloat16
+    ),
+    "gptq, 8 bits, by activations": Packing(
+        gptq(bits=8, desc_act=True, sym=True), _gptq(1), bits=8, symmetric=True, shuffled=True
     ),
     "gptq_v2": Packing(gptq(checkpoint_format="gptq_v2"), _gptq(0)),
     "gptq, 2 bits": Packing(gptq(bits=2, group_size=16), _gptq(1), bits=2, group=16, symmetric=True),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.engine.formats.dense import DenseProjection
+from eyas.engine.formats.ordered import OrderedProjection
 from eyas.engine.formats.packed import PackedProjection
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.few_rows import FewRows
@@ -39,10 +40,34 @@ def test_experts_are_multiplied_as_they_are_packed(tmp_path: Path, name: str) ->
     assert {each for layer in model.layers for each in layer.formats} == {PackedProjection}
 
 
-def test_columns_in_an_order_of_their_own_are_widened(tmp_path: Path) -> None:
-    write_family(tmp_path / "plain", "llama", std=0.08, **SIZES)
-    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS["gptq, by activations"])
-    model = same_forwards(tmp_path / "packed", FEW)
+ORDERED = ["w4a16, by activations", "gptq, 8 bits, by activations"]
+
+
+def ordered(folder: Path, name: str) -> Path:
+    """A model whose columns are in groups in an order of their own, q, k and v in the same."""
+    write_family(folder / "plain", "llama", std=0.08, **SIZES)
+    write_packed(folder / "packed", folder / "plain", PACKINGS[name])
+    return folder / "packed"
+
+
+@pytest.mark.parametrize("first", [FEW, MANY])
+@pytest.mark.parametrize("name", ORDERED)
+def test_columns_in_an_order_of_their_own_are_packed(tmp_path: Path, name: str, first: int) -> None:
+    model = same_forwards(ordered(tmp_path, name), first)
+    assert {each for layer in model.layers for each in layer.formats} == {OrderedProjection}
+
+
+def test_an_order_that_rows_do_not_take_would_be_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power check: rows as they are."""
+    monkeypatch.setattr(OrderedProjection, "_in_order", lambda _, x: x)
+    with pytest.raises(AssertionError):
+        same_forwards(ordered(tmp_path, ORDERED[0]), FEW)
+
+
+def test_groups_of_16_in_an_order_of_their_own_are_widened(tmp_path: Path) -> None:
+    model = same_forwards(ordered(tmp_path, "gptq, by activations"), FEW)
     assert {each for layer in model.layers for each in layer.formats} == {DenseProjection}
 
 

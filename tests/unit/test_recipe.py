@@ -242,7 +242,10 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
     assert windows == ({True, False} if family == "gemma3" else {False})
 
 
-@pytest.mark.parametrize(("family", "name"), [("mixtral", "gptq"), ("llama", "w4a16, zero points")])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("mixtral", "gptq"), ("llama", "w4a16, zero points"), ("llama", "w4a16, by activations")],
+)
 def test_packed_weights_have_kernels_of_their_own(
     tmp_path: Path, cache: Path, family: str, name: str
 ) -> None:

@@ -1,14 +1,16 @@
 """Weights of four bits as kernels read them: integers with a scale, and perhaps a zero point, per group.
 
 GPTQ, AWQ, AutoRound and compressed-tensors differ in how they pack, and not in what that means: all become
-`Int4Weight`. Rows stay as they are. A matrix that no kernel reads (columns in an order of their own, a
-rank's share that cuts through groups, other sizes) is widened as it is loaded.
+`Int4Weight`. Rows stay as they are. A matrix that no kernel reads (a rank's share that cuts through groups,
+other sizes) is widened as it is loaded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Self
+
+import torch
 
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
@@ -70,6 +72,10 @@ class ExactInt4Loader(Int4Loader):
     @staticmethod
     def _has_experts(config: PackedConfig) -> bool:
         return False
+
+    @staticmethod
+    def _in_order(parts: list[PackedNumbers]) -> tuple[list[PackedNumbers], torch.Tensor | None]:
+        return parts, None
 
     def _made(self, parts: list[PackedNumbers]) -> Projection:
         dtype = self.weights.placement.dtype

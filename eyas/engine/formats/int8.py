@@ -1,8 +1,8 @@
 """Whole numbers of eight bits as kernels read them: GPTQ, compressed-tensors and bitsandbytes become
 `Int8Weight`.
 
-Rows stay as they are. A matrix that no kernel reads (columns in an order of their own, a rank's share that
-cuts through groups, other sizes) is widened as it is loaded, and so are experts.
+Rows stay as they are. A matrix that no kernel reads (a rank's share that cuts through groups, other sizes) is
+widened as it is loaded, and so are experts.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class MetaWeights(WeightSource):
         return self._named.is_quantized(name)
 
     def is_packed(self, name: str) -> bool:
-        return self._named.is_packed(name) and not getattr(self.quantized, "by_activations", False)
+        return self._named.is_packed(name)
 
     def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
         """As the first one, which is read: all are of its types, and have zero points if it has."""
@@ -187,7 +187,8 @@ class MetaWeights(WeightSource):
         if not isinstance(zeros, int):
             zeros = torch.empty(sizes, dtype=zeros.dtype, device="meta")
         values, factor = (None if each is None else each.to("meta") for each in (first.values, first.factor))
-        return PackedNumbers(numbers, zeros, scales, values=values, factor=factor).part(*part)
+        groups = None if first.groups is None else first.groups.new_empty(shape[1], device="meta")
+        return PackedNumbers(numbers, zeros, scales, groups, values, factor).part(*part)
 
     def _row_scale(self, name: str) -> float:
         return 1.0
