@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.sizes import weight_bytes
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.formats.dense import DenseProjection
+from eyas.engine.formats.fp4 import Fp4Projection
 from eyas.engine.formats.packed import PackedLoader, PackedProjection
 from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels.experts.grouped import GroupedProducts
@@ -55,6 +57,29 @@ def test_models_are_the_plain_ones(tmp_path: Path, family: str, name: str, first
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [("w8a16", PackedProjection), ("nvfp4", Fp4Projection)])
+def test_experts_are_multiplied_as_they_are_packed(tmp_path: Path, name: str, kind: type[object]) -> None:
+    model = same_forwards(served(tmp_path, "mixtral", name), FEW)
+    assert {each for layer in model.layers for each in layer.formats} == {PackedProjection, kind}
+
+
+def test_an_expert_with_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """A layer's would be widened: experts are all of one format."""
+    folder = served(tmp_path, "qwen3_moe", "nvfp4")
+    name = "model.layers.0.mlp.experts.1.down_proj"
+    scale = load_file(folder / "model.safetensors")[f"{name}.weight_scale"]
+    scale.view(torch.uint8)[3, 1] = 0x7F
+    edit(folder, {f"{name}.weight_scale": scale})
+    config, why = read_model(folder), "has a scale that is no number: experts stay packed"
+    with (
+        pytest.raises(ConfigError, match=f"tensor {name}.weight {why}"),
+        FolderWeights(folder, quantized=config.quantized) as weights,
+    ):
+        shape = scale.shape[0], scale.shape[1] * 16
+        loader_of(weights, [f"{name}.weight"], exact=False).whole(f"{name}.weight", shape)
+
+
+@pytest.mark.slow
 def test_a_scale_that_is_too_large_is_widened(tmp_path: Path) -> None:
     """Of one matrix, whose neighbours stay packed."""
     folder = served(tmp_path, "llama", "mxfp4")
@@ -82,6 +107,16 @@ def test_many_rows_read_a_copy_of_the_widened_matrix(tmp_path: Path) -> None:
         copied.copy.zero_()
         assert not copied.apply(x, products).any() and not copied.weight.stored.any()
         assert torch.equal(*few) and torch.equal(few[0], copied.apply(x[:3], products)), "few rows do not"
+
+
+@pytest.mark.parametrize(("name", "of_32"), [("w8a16", 32), ("nvfp4", 18), ("mxfp4", 17), ("gptq", 16)])
+def test_memory_of_experts_is_that_of_packed_numbers(tmp_path: Path, name: str, of_32: int) -> None:
+    config = read_model(served(tmp_path, "qwen3_moe", name))
+    wide, packed, exact = (
+        weight_bytes(config, "bfloat16", device, exact)
+        for device, exact in (("cpu", False), ("cuda", False), ("cuda", True))
+    )
+    assert packed.experts * 64 == wide.experts * of_32 and exact.experts == wide.experts > 0
 
 
 @pytest.mark.parametrize(("name", "of_32"), [("w8a16", 32), ("mxfp4", 17), ("nvfp4", 18), ("gptq", 16)])

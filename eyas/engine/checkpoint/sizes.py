@@ -84,17 +84,20 @@ def _bytes_of_32(packed: PackedConfig | None, experts: bool, exact: bool, itemsi
     same as of others, if they are widened.
     """
     made = 32 * itemsize
-    if packed is not None and packed.integers and packed.bits == 4:
-        if not experts or not (exact or getattr(packed, "by_activations", False)):
-            made = 16
+    if packed is None:
+        return made
+    ordered = getattr(packed, "by_activations", False)
+    if packed.integers and packed.bits == 4:
+        widened = (experts and exact) or (ordered and (experts or exact))
+        made = made if widened else 16
     elif exact:
         pass
     elif isinstance(packed, Mxfp4Experts | Mxfp4Matrices):
         made = 17 if experts or isinstance(packed, Mxfp4Matrices) else made
-    elif not experts and isinstance(packed, Nvfp4Matrices):
+    elif isinstance(packed, Nvfp4Matrices):
         made = 18
-    elif not experts and packed is not None and packed.integers and packed.bits == 8:
-        made = 32
+    elif packed.integers and packed.bits == 8:
+        made = made if experts and ordered else 32
     return made
 
 

@@ -2,7 +2,7 @@
 
 Writers store them in different orders; all become `Fp4Weight`. A matrix that no kernel reads (a rank's share
 that cuts through groups, sides of no multiple of 16) is widened as it is loaded, for all experts of a layer
-alike; so are experts in NVFP4.
+alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Self
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.fp4 import Fp4Matrices, Mxfp4Experts, Mxfp4Matrices
+from eyas.engine.checkpoint.fp4 import Fp4Matrices, Mxfp4Experts
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.dense import DenseProjection
@@ -78,14 +78,14 @@ class Fp4Projection(Projection):
 
 @dataclass(frozen=True)
 class Fp4Loader:
-    """A `ProjectionLoader` of experts in MXFP4."""
+    """A `ProjectionLoader` of experts in MXFP4 or NVFP4."""
 
     weights: WeightSource
 
     @classmethod
     def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
-        """None unless all of them are experts' in MXFP4."""
-        if not isinstance(weights.quantized, Mxfp4Experts | Mxfp4Matrices):
+        """None unless all of them are, and are experts'."""
+        if not isinstance(weights.quantized, Mxfp4Experts | Fp4Matrices):
             return None
         return cls(weights) if all(".experts." in n and weights.is_packed(n) for n in names) else None
 
@@ -135,8 +135,13 @@ def _dense(part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight | None:
     """None for what kernels do not have: sizes, a scale that is too large, one that is no number."""
     if part.groups is not None or len(part.numbers) % _SIDE:
         return None
+    return _of_groups(part, dtype)
+
+
+def _of_groups(part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight | None:
+    """None for a scale that kernels do not have."""
     if part.scales.shape[1] * fp4.UNIT == part.numbers.shape[1]:
-        exponents = _exponents(part)
+        exponents = (part.scales.contiguous().view(torch.int32) >> 23) - _ONE
         known = exponents.is_meta or int(exponents.max()) <= fp4.LARGEST
         return fp4.packed(part.numbers, exponents, dtype) if known else None
     assert part.factor is not None
@@ -145,14 +150,8 @@ def _dense(part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight | None:
     return fp4.packed_of_16(part.numbers, scales, part.factor, dtype) if known else None
 
 
-def _exponents(part: PackedNumbers) -> torch.Tensor:
-    return (part.scales.contiguous().view(torch.int32) >> 23) - _ONE
-
-
 def _packed(name: str, part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight:
-    exponents = _exponents(part)
-    if not exponents.is_meta and int(exponents.max()) > fp4.LARGEST:
-        raise ConfigError(
-            f"tensor {name} has a scale above {2**fp4.LARGEST}, the largest of experts in MXFP4"
-        )
-    return fp4.packed(part.numbers, exponents, dtype)
+    if (made := _of_groups(part, dtype)) is not None:
+        return made
+    what = "is no number" if part.factor is not None else f"is above {2**fp4.LARGEST}, the largest in MXFP4"
+    raise ConfigError(f"tensor {name} has a scale that {what}: experts stay packed")

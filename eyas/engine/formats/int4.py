@@ -15,6 +15,7 @@ import torch
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.ordered import by_groups, ordered
 from eyas.engine.formats.packed import PackedLoader, in_order
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import int4
@@ -48,12 +49,17 @@ class Int4Loader(PackedLoader):
 
     def _made(self, parts: list[PackedNumbers]) -> Projection:
         dtype = self.weights.placement.dtype
-        parts = [in_order(part) for part in parts]
+        parts, order = self._in_order([in_order(part) for part in parts])
         if not all(map(self._is_served, parts)):
             return self._widened(parts)
         stretch = self._stretch(parts[0].numbers.shape[1])
         packed = [int4.packed(part.numbers, part.zeros, part.scales, dtype, stretch) for part in parts]
-        return self._joined(packed)
+        return ordered(self._joined(packed), order)
+
+    @staticmethod
+    def _in_order(parts: list[PackedNumbers]) -> tuple[list[PackedNumbers], torch.Tensor | None]:
+        """Columns in the order of their groups, if products may have that, and the order."""
+        return by_groups(parts)
 
     def _stretch(self, k: int) -> int:
         """Columns that are of whole groups; 0: no matter."""

@@ -2,7 +2,7 @@
 `Int8Weight`.
 
 Rows stay as they are. A matrix that no kernel reads (a rank's share that cuts through groups, other sizes) is
-widened as it is loaded, and so are experts.
+widened as it is loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Self
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.ordered import by_groups, ordered
 from eyas.engine.formats.packed import PackedLoader, in_order
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import int8
@@ -26,19 +27,22 @@ class Int8Loader(PackedLoader):
 
     @classmethod
     def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
-        """None unless all of them are packed integers of eight bits, and none an expert's."""
+        """None unless all of them are packed integers of eight bits. Experts' columns must be in their order:
+        what is widened is so for all of them alike.
+        """
         config = weights.quantized
         if not isinstance(config, PackedConfig) or config.bits != _BITS or not config.integers:
             return None
-        dense = all(".experts." not in name and weights.is_packed(name) for name in names)
-        return cls(weights) if dense else None
+        ordered = getattr(config, "by_activations", False) and any(".experts." in name for name in names)
+        return cls(weights) if not ordered and all(map(weights.is_packed, names)) else None
 
     def _made(self, parts: list[PackedNumbers]) -> Projection:
         dtype = self.weights.placement.dtype
-        parts = [in_order(part) for part in parts]
+        parts, order = by_groups([in_order(part) for part in parts])
         if not all(map(_is_served, parts)):
             return self._widened(parts)
-        return self._joined([int8.packed(part.numbers, part.zeros, part.scales, dtype) for part in parts])
+        packed = [int8.packed(part.numbers, part.zeros, part.scales, dtype) for part in parts]
+        return ordered(self._joined(packed), order)
 
 
 def _is_served(part: PackedNumbers) -> bool:

@@ -75,6 +75,11 @@ class OrderedProjection(Projection):
         return x.index_select(1, self.order)
 
 
+def ordered(packed: PackedProjection, order: torch.Tensor | None) -> Projection:
+    """A packed matrix whose columns `by_groups` has put into an order, if it has."""
+    return packed if order is None else OrderedProjection(packed, order)
+
+
 def by_groups(parts: Sequence[PackedNumbers]) -> tuple[list[PackedNumbers], torch.Tensor | None]:
     """Matrices that the same rows meet, with columns in the order of their groups, and that order, int64 [k].
     None: they stay as they are, since each is in order, or groups differ in size or between matrices.

@@ -1,4 +1,4 @@
-"""Products of experts whose numbers have four bits, for any number of rows: they are widened in registers.
+"""Products of experts of packed numbers, for any number of rows: they are widened in registers.
 
 What an expert's few rows wait for is its weight. So weight rows lie on the matrix unit's long side and come
 by the tensor memory accelerator, packed; a gate's rows and those of up share a tile. One row alone needs no
@@ -20,17 +20,17 @@ from eyas.engine.kernels.experts.grouped_task import GroupedTask, RowWalk
 from eyas.engine.kernels.experts.row_choice import RowChoice, choice_at
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
-from eyas.engine.kernels.products import fp4, int4
+from eyas.engine.kernels.products import fp4, int4, int8
 from eyas.engine.kernels.products.activation import passed, with_bias
 from eyas.engine.kernels.products.blocks import StoredWeight
-from eyas.engine.kernels.products.fp4 import PARTS, Fp4Weight
-from eyas.engine.kernels.products.int4 import Int4Weight
+from eyas.engine.kernels.products.fp4 import Fp4Weight
+from eyas.engine.kernels.products.packed import PackedWeight
 from eyas.engine.kernels.products.skinny import ProductLaunch
 
 DENSE, SINGLE, GROUPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """Walks: rows as they lie, by one expert; the choices of one row; blocks of an order."""
 
-_LINE = 64  # words of 128 bytes
+_LINE = 128  # bytes
 MOST_AHEAD = 16
 """Steps whose words a program prefetches into L2 while it waits."""
 
@@ -38,8 +38,9 @@ MOST_AHEAD = 16
 @dataclass(frozen=True)
 class PackedPlan:
     """A kernel's compile-time parameters. `columns`: weight rows of a tile, a gate's and up's together.
-    `unit`: of an `Int4Weight`, of whose columns `scaled` have one scale, or (0) of an `Fp4Weight`. `choice`:
-    how one row chooses, if programs find that out.
+    `parts`, `unit`, `size`: of a step of the weight. `scaled`: columns that have one scale behind the
+    product; 0: scales are in the numbers of an `Fp4Weight`. `choice`: how one row chooses, if programs find
+    that out.
     """
 
     n: int
@@ -47,7 +48,9 @@ class PackedPlan:
     outputs: int
     rows: int
     columns: int
+    parts: int
     unit: int
+    size: int
     scaled: int
     deep: int
     split: int
@@ -76,7 +79,7 @@ class PackedPlan:
     @property
     def step(self) -> int:
         """Columns of a step."""
-        return PARTS * self.unit
+        return self.parts * self.unit
 
     @property
     def by_steps(self) -> bool:
@@ -86,7 +89,7 @@ class PackedPlan:
     @property
     def together(self) -> int:
         """Weight rows whose words of a step are one line."""
-        return max(_LINE // self.unit, 1)
+        return max(_LINE // (self.unit * self.size), 1)
 
     @property
     def steps(self) -> int:
@@ -115,7 +118,7 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
             weight.words,
             blocks,
             weight.scales,
-            weight.zeros,
+            weight.beside,
             task.bias,
             task.made[0],
             *task.order,
@@ -128,7 +131,7 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
     )
 
 
-def blocks_of(weight: Fp4Weight | Int4Weight, plan: PackedPlan) -> TensorDescriptor:
+def blocks_of(weight: PackedWeight, plan: PackedPlan) -> TensorDescriptor:
     """The words of a weight, by tiles and steps."""
     halves = 2 if plan.gated else 1
     if plan.by_steps:
@@ -143,19 +146,21 @@ def plan_of(task: GroupedTask, pdl: bool) -> PackedPlan:
     """The plan of a product."""
     shape, tile, walk, gate, weight = task.shape, task.tile, task.walk, task.gate, task.weight
     assert not isinstance(weight, StoredWeight)
-    unit = weight.unit
+    step, scaled = weight.step, 0 if isinstance(weight, Fp4Weight) else weight.together
     known = walk.scatter and tile.rows <= 32
     choice = walk.grouped.choice if isinstance(walk.grouped, OneRow) else None
-    ahead = _ahead(cdiv(shape.k, PARTS * unit * tile.split)) if pdl and known else 0
+    ahead = _ahead(cdiv(shape.k, step.columns * tile.split)) if pdl and known else 0
     return PackedPlan(
         n=shape.n,
         k=shape.k,
         outputs=shape.outputs,
         rows=tile.rows,
         columns=tile.columns,
-        unit=unit,
-        scaled=weight.group if isinstance(weight, Int4Weight) else 0,
-        deep=max(tile.depth // (PARTS * unit), 1),
+        parts=step.parts,
+        unit=step.unit,
+        size=step.size,
+        scaled=scaled,
+        deep=max(tile.depth // step.columns, 1),
         split=tile.split,
         group=tile.group,
         walk=_walk(walk).value,
@@ -188,7 +193,7 @@ def _packed(
     words,
     tiles,
     scales,
-    zeros,
+    beside,
     bias,
     out,
     order,
@@ -215,7 +220,7 @@ def _packed(
     inside, source, target = rows_at(order, begin, end, plan.rows, plan.per_row, plan.scatter)
     first = tile * plan.half
     part = tl.program_id(1)
-    made = product_of(x, tiles, scales, zeros, source, inside, expert, first, part, plan)
+    made = product_of(x, tiles, scales, beside, source, inside, expert, first, part, plan)
     last = True
     if plan.split > 1:
         made, last = _finished(made, partials, tickets, cell, plan)
@@ -279,7 +284,7 @@ def call_steps_ahead(words, expert, first, part, plan: tl.constexpr):
 
 
 @triton.jit
-def product_of(x, tiles, scales, zeros, source, inside, expert, first, part, plan: tl.constexpr):
+def product_of(x, tiles, scales, beside, source, inside, expert, first, part, plan: tl.constexpr):
     """A part of k of weight . rows^T, float32 [columns, rows]."""
     pair = tl.arange(0, plan.columns)
     column = first + pair % plan.half
@@ -303,30 +308,36 @@ def product_of(x, tiles, scales, zeros, source, inside, expert, first, part, pla
                 acc = tl.dot(numbers, values.T, acc, input_precision="ieee")
             else:
                 acc = _in_groups(
-                    acc, x, tile, scales, zeros, source, inside, expert, column, there, step, plan
+                    acc, x, tile, scales, beside, source, inside, expert, column, there, step, plan
                 )
+    if plan.scaled == 0 and beside is not None:
+        acc *= tl.load(beside + expert * plan.n + column, mask=there, other=0.0)[:, None]
     return acc
 
 
 @triton.jit
 def _in_groups(
-    acc, x, tile, scales, zeros, source, inside, expert, column, there, step, plan: tl.constexpr
+    acc, x, tile, scales, beside, source, inside, expert, column, there, step, plan: tl.constexpr
 ):  # fmt: skip
-    """The sum with a step of an `Int4Weight`, whose groups are scaled in float32."""
+    """The sum with a step of whole numbers, whose groups are scaled in float32."""
     SCALED: tl.constexpr = plan.scaled
     GROUPED: tl.constexpr = SCALED // plan.unit
-    GROUPS: tl.constexpr = 4 // GROUPED
+    GROUPS: tl.constexpr = plan.parts // GROUPED
     for group in tl.static_range(GROUPS):
         at = step * plan.step + group * SCALED
         place = (expert * (plan.k // SCALED) + at // SCALED) * plan.n + column
         known = there & (at < plan.k)
         scale = tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
-        if zeros is None:
-            zero = int4.eights(column, x.dtype.element_ty)
-        else:
-            zero = tl.load(zeros + place, mask=known, other=0.0)
+        zero = None
+        if beside is not None:
+            zero = tl.load(beside + place, mask=known, other=0.0)
         values = _values(x, source, inside, at, SCALED, plan)
-        numbers = int4.parts_of(tile, zero, None, group * GROUPED, GROUPED)
+        if plan.parts == 1:
+            numbers = int8.numbers_of(tile, zero, x.dtype.element_ty)
+        else:
+            if zero is None:
+                zero = int4.eights(column, x.dtype.element_ty)
+            numbers = int4.parts_of(tile, zero, None, group * GROUPED, GROUPED)
         acc += tl.dot(numbers, values.T, input_precision="ieee") * scale[:, None]
     return acc
 

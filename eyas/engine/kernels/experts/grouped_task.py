@@ -19,8 +19,9 @@ from eyas.engine.kernels.experts.grouped_tiles import GroupedShape, GroupedTile
 from eyas.engine.kernels.products.blocks import SIDE, Rows, StoredWeight, count_of, parts_of, room_for
 from eyas.engine.kernels.products.fp4 import Fp4Weight
 from eyas.engine.kernels.products.int4 import Int4Weight
+from eyas.engine.kernels.products.int8 import Int8Weight
 
-ExpertWeight = StoredWeight | Fp4Weight | Int4Weight
+ExpertWeight = StoredWeight | Fp4Weight | Int4Weight | Int8Weight
 """[experts, n, k]: numbers, or packed ones, which `grouped_packed` reads."""
 
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -86,7 +86,7 @@ def back_add(
     out = empty_padded(1, plan.outputs, like=residual)
     sums = torch.empty(plan.tiles, MAX_ROWS, dtype=torch.float32, device=out.device)
     _back_add[(plan.tiles, judged.choice.per_row * plan.split)](
-        *(task.rows[0], weight.words, blocks_of(weight, plan), weight.scales, weight.zeros, task.bias),
+        *(task.rows[0], weight.words, blocks_of(weight, plan), weight.scales, weight.beside, task.bias),
         *(judged.logits, residual, out, sums, launch.partials, launch.tickets),
         plan,
         judged.choice,
@@ -125,7 +125,7 @@ def _judge(
 
 @kernel
 def _back_add(
-    x, words, tiles, scales, zeros, bias, logits, residual, out, sums, partials, tickets,
+    x, words, tiles, scales, beside, bias, logits, residual, out, sums, partials, tickets,
     plan: tl.constexpr, choice: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of columns, choices * split): a part of k of one expert; the last to arrive adds them up.
@@ -144,7 +144,7 @@ def _back_add(
     row, column = tl.arange(0, plan.rows), first + tl.arange(0, plan.columns)
     inside, there = row < 1, column < plan.outputs
     source = tl.where(inside, slot, 0).to(tl.int64)
-    made = product_of(x, tiles, scales, zeros, source, inside, expert, first, part, plan)
+    made = product_of(x, tiles, scales, beside, source, inside, expert, first, part, plan)
     mine = tl.sum(tl.where(inside[None, :], made, 0.0), 1)
     if bias is not None:
         mine += tl.load(bias + expert * plan.n + column, mask=there & (part == 0), other=0.0).to(tl.float32)

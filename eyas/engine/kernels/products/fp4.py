@@ -48,8 +48,8 @@ class Fp4Weight(PackedWeight):
 
     `words`: int16 [n, steps * unit], a step being four units of columns; of experts [experts, steps, n,
     unit]. `scales`: int32 [..., steps, n], the four scales of a row's step, a byte each, the first lowest:
-    exponents, plus 253; of NVFP4 exponents, plus 9, above three bits of mantissa. `factors`: float32 [n],
-    of NVFP4; None: it is MXFP4.
+    exponents, plus 253; of NVFP4 exponents, plus 9, above three bits of mantissa. `factors`: float32
+    [..., n], of NVFP4; None: it is MXFP4.
     """
 
     words: torch.Tensor
@@ -57,10 +57,6 @@ class Fp4Weight(PackedWeight):
     columns: int
     dtype: torch.dtype
     factors: torch.Tensor | None = None
-
-    @property
-    def zeros(self) -> None:
-        """There are no zero points."""
 
     @property
     def unit(self) -> int:
@@ -81,11 +77,14 @@ class Fp4Weight(PackedWeight):
 
     def room(self, count: int) -> Fp4Weight:
         words, scales = (each.new_empty(count, *each.shape) for each in (self.by_steps(), self.scales))
-        return replace(self, words=words, scales=scales)
+        factors = None if self.factors is None else self.factors.new_empty(count, *self.factors.shape)
+        return replace(self, words=words, scales=scales, factors=factors)
 
     def put(self, place: int, part: Fp4Weight) -> None:
         self.words[place].copy_(part.by_steps())
         self.scales[place].copy_(part.scales)
+        if self.factors is not None and part.factors is not None:
+            self.factors[place].copy_(part.factors)
 
     def below(self, lower: Fp4Weight) -> Fp4Weight:
         words, scales = torch.cat((self.words, lower.words)), torch.cat((self.scales, lower.scales), 1)

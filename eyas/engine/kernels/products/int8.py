@@ -28,8 +28,10 @@ _ROWS = 32  # that a program widens
 
 @dataclass(frozen=True)
 class Int8Weight(PackedWeight):
-    """A matrix [n, k]. `words`: int8 [n, steps * unit]. `scales`: [groups, n], of any type. `zeros`: the same
-    of zero points, in `dtype`; None: there are none. A group has `unit` columns.
+    """A matrix [n, k], or one for each expert: all tensors then have that dimension before the others.
+
+    `words`: int8 [n, steps * unit]; of experts [steps, n, unit]. `scales`: [groups, n], of any type. `zeros`:
+    the same of zero points, in `dtype`; None: there are none. A group has `unit` columns.
     """
 
     words: torch.Tensor
@@ -41,7 +43,7 @@ class Int8Weight(PackedWeight):
     @property
     def unit(self) -> int:
         """Columns that have one scale."""
-        return self.columns // self.scales.shape[0]
+        return self.columns // self.scales.shape[-2]
 
     @property
     def step(self) -> PackedStep:
@@ -54,6 +56,21 @@ class Int8Weight(PackedWeight):
     @property
     def beside(self) -> torch.Tensor | None:
         return self.zeros
+
+    def room(self, count: int) -> Self:
+        """Room for as many of these. Either all of them have zero points or none has."""
+        zeros = None if self.zeros is None else self.zeros.new_empty(count, *self.zeros.shape)
+        words, scales = (each.new_empty(count, *each.shape) for each in (self.by_steps(), self.scales))
+        return replace(self, words=words, scales=scales, zeros=zeros)
+
+    def put(self, place: int, part: Self) -> None:
+        """Puts another one into its place of `room`."""
+        self.words[place].copy_(part.by_steps())
+        self.scales[place].copy_(part.scales)
+        if self.zeros is not None:
+            self.zeros[place].copy_(part._points())
+        elif part.zeros is not None:
+            raise ValueError("an expert has zero points, where another has none")
 
     def below(self, lower: Self) -> Self:
         zeros = None

@@ -11,7 +11,7 @@ from eyas.engine.kernels.products.skinny_tiles import PackedStep
 
 
 class PackedWeight(ABC):
-    """A matrix [n, k]; Int4Weight and Fp4Weight may have one for each expert, [experts, n, k].
+    """A matrix [n, k], or one for each expert, [experts, n, k].
 
     `words`: [n, steps * unit], a row's numbers; of experts [experts, steps, n, unit], so that what a tile
     reads at a time lies together. `scales`: what multiplies them. `columns`: k. `dtype`: of the rows that it
@@ -61,13 +61,13 @@ class PackedWeight(ABC):
     def in_order(self, rows: torch.Tensor) -> Self:
         """Its rows, int64 [n], in this order."""
 
+    @abstractmethod
     def room(self, count: int) -> Self:
-        """Room for as many of these."""
-        raise TypeError(f"experts are not packed as {self.step.form}")
+        """Room for as many of these, experts."""
 
+    @abstractmethod
     def put(self, place: int, part: Self) -> None:
         """Puts another one into its place of `room`."""
-        raise TypeError(f"experts are not packed as {self.step.form}")
 
     def by_steps(self) -> torch.Tensor:
         """The words of a matrix as those of an expert lie, a view [steps, n, unit]."""
