@@ -102,14 +102,16 @@ class Calibration:
         model.save_pretrained(out, save_compressed=True)
 
     def _recipe(self, left_out: list[str]) -> list[Any]:
-        """The library's steps. AWQ's numbers have zero points, as its authors' have."""
+        """The library's steps. AWQ's numbers have zero points, as its authors' have. An output head that is
+        the embedding is no tensor of the folder.
+        """
         from llmcompressor.modifiers.gptq import GPTQModifier
         from llmcompressor.modifiers.quantization import QuantizationModifier
         from llmcompressor.modifiers.transform.awq import AWQModifier
 
         numbers = {"num_bits": _BITS, "type": "int", "strategy": "group", "group_size": self.group}
         group = {"targets": ["Linear"], "weights": numbers | {"symmetric": self.algorithm == "gptq"}}
-        what: dict[str, Any] = {"ignore": left_out, "config_groups": {"group_0": group}}
+        what: dict[str, Any] = {"ignore": [*left_out, "lm_head"], "config_groups": {"group_0": group}}
         if self.algorithm == "gptq":
             return [GPTQModifier(**what)]
         return [AWQModifier(), QuantizationModifier(**what)]
