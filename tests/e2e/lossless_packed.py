@@ -2,8 +2,8 @@
 
     python -m tests.e2e.lossless_packed [--prompts 40]
 
-The embedded model and its EAGLE-3 head, as `eyas quantize` writes them. Of a target in four bits the
-reference has four bits as well; a head changes no token of the target that it was made for.
+The embedded model and its EAGLE-3 head, as `eyas quantize` writes them. Of a target in four bits, and of one
+whose KV is in FP8, the reference is so as well; a head changes no token of the target that it was made for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.e2e.lossless_ways import InProcess
 from tests.unit.loopback import split_configs
 
 PROMPTS = 40
+FP8_KV = "fp8_e4m3"
 FORMS = {"target": "gptq", "head": "int4"}
 SHAPES = {"chain 3": SpeculationConfig(3, draft_tokens=4), "tree 12": SHORT_TREE.speculation}
 
@@ -49,9 +50,9 @@ class PackedModels:
                 ["quantize", str(source), "--out", out, "--format", form, "--group-size", "16"]
             )
 
-    def reference(self) -> Variant:
-        """The packed target, alone and without a drafter."""
-        way = InProcess((replace(PLAIN, model=self.target),), 1)
+    def reference(self, kv: str = "auto") -> Variant:
+        """The packed target, alone and without a drafter; `kv`: the type of its KV."""
+        way = InProcess((replace(PLAIN, model=self.target, kv_cache_dtype=kv),), 1)
         return replace(REFERENCE, name="four bits, alone: the reference", way=way)
 
     def of_the_target(self) -> Iterator[Variant]:
@@ -60,6 +61,15 @@ class PackedModels:
         yield Variant("four bits, together", together, speculates=False)
         for name, head in (("a head", str(NANO_HEAD)), ("a head in four bits", self.head)):
             yield from self._drafted(f"four bits, {name}", self.target, head)
+
+    def with_fp8_kv(self) -> Iterator[Variant]:
+        """Ways to answer by the packed target and head with KV in FP8, which pages take from worker to worker."""
+        plain = replace(PLAIN, model=self.target, kv_cache_dtype=FP8_KV)
+        yield Variant("four bits, FP8 KV, together", InProcess((plain,), TOGETHER), speculates=False)
+        spec = SHAPES["chain 3"]
+        engine = replace(plain, draft=self.head, num_pages=640, speculation=spec)
+        yield Variant("four bits, FP8 KV, chain 3, unified", InProcess((engine,), TOGETHER))
+        yield Variant("four bits, FP8 KV, chain 3, split", InProcess(split_configs(engine), TOGETHER))
 
     def of_the_head(self) -> Iterator[Variant]:
         """Ways to answer by the target in 16 bits with the packed head."""
@@ -80,6 +90,7 @@ def _both(prog: str) -> int:
         models = PackedModels(Path(folder))
         models.write()
         failed = main(list(models.of_the_target()), prog, PROMPTS, models.reference())
+        failed |= main(list(models.with_fp8_kv()), prog, PROMPTS, models.reference(FP8_KV))
         return main(list(models.of_the_head()), prog, PROMPTS) or failed
 
 
