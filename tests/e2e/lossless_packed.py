@@ -63,7 +63,7 @@ class PackedModels:
             yield from self._drafted(f"four bits, {name}", self.target, head)
 
     def with_fp8_kv(self) -> Iterator[Variant]:
-        """Ways to answer by the packed target and head with KV in FP8, which pages take from worker to worker."""
+        """Ways to answer by the packed target and head with KV in FP8, also by pages that travel."""
         plain = replace(PLAIN, model=self.target, kv_cache_dtype=FP8_KV)
         yield Variant("four bits, FP8 KV, together", InProcess((plain,), TOGETHER), speculates=False)
         spec = SHAPES["chain 3"]

@@ -153,5 +153,5 @@ def _of_groups(part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight | None:
 def _packed(name: str, part: PackedNumbers, dtype: torch.dtype) -> fp4.Fp4Weight:
     if (made := _of_groups(part, dtype)) is not None:
         return made
-    what = "is no number" if part.factor is not None else f"is above {2**fp4.LARGEST}, the largest in MXFP4"
-    raise ConfigError(f"tensor {name} has a scale that {what}: experts stay packed")
+    what = "that is no number" if part.factor is not None else f"above {2**fp4.LARGEST}, the largest there is"
+    raise ConfigError(f"tensor {name} has a scale {what}: experts stay packed")
