@@ -49,11 +49,11 @@ class Int4Loader(PackedLoader):
 
     def _made(self, parts: list[PackedNumbers]) -> Projection:
         dtype = self.weights.placement.dtype
-        parts, order = self._in_order([in_order(part) for part in parts])
-        if not all(map(self._is_served, parts)):
+        given, order = self._in_order([in_order(part) for part in parts])
+        if not all(map(self._is_served, given)):
             return self._widened(parts)
-        stretch = self._stretch(parts[0].numbers.shape[1])
-        packed = [int4.packed(part.numbers, part.zeros, part.scales, dtype, stretch) for part in parts]
+        stretch = self._stretch(given[0].numbers.shape[1])
+        packed = [int4.packed(part.numbers, part.zeros, part.scales, dtype, stretch) for part in given]
         return ordered(self._joined(packed), order)
 
     @staticmethod

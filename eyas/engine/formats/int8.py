@@ -38,10 +38,10 @@ class Int8Loader(PackedLoader):
 
     def _made(self, parts: list[PackedNumbers]) -> Projection:
         dtype = self.weights.placement.dtype
-        parts, order = by_groups([in_order(part) for part in parts])
-        if not all(map(_is_served, parts)):
+        given, order = by_groups([in_order(part) for part in parts])
+        if not all(map(_is_served, given)):
             return self._widened(parts)
-        packed = [int8.packed(part.numbers, part.zeros, part.scales, dtype) for part in parts]
+        packed = [int8.packed(part.numbers, part.zeros, part.scales, dtype) for part in given]
         return ordered(self._joined(packed), order)
 
 

@@ -29,6 +29,7 @@ from eyas.engine.device.program import StepProgram
 from eyas.engine.device.runner import catch_up_sizes
 from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
+from eyas.engine.formats.packed import in_order
 from eyas.engine.kernels.products.few import MOST_ROWS
 from eyas.engine.kernels.products.rows import put_rows
 from eyas.engine.kernels.products.skinny import MAX_ROWS
@@ -177,7 +178,7 @@ class MetaWeights(WeightSource):
 
     def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
         """As the first one, which is read: all are of its types, and have zero points if it has."""
-        self._packed = self._packed or self._named.take_packed(name, shape, None)
+        self._packed = self._packed or in_order(self._named.take_packed(name, shape, None))
         assert isinstance(self.quantized, PackedConfig)
         first, each = self._packed, self.quantized.group or shape[1]
         sizes = shape[0], shape[1] // each
