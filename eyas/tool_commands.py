@@ -100,6 +100,10 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("cluster").add_argument
     add("--gpus", type=positive, nargs="+", default=[8], metavar="N", help="workers, one per GPU (8)")
     add("--rates", type=Path, metavar="FILE", help="measured rates (Llama-3.1-8B on an H200)")
+    add("--model", type=Path, metavar="DIR", help="whose weights and KV take the memory (that of --rates)")
+    add("--kv-cache-dtype", choices=["auto", "fp8_e4m3"], default="auto", help="of its KV (auto: its own)")
+    add("--state-slots", type=positive, metavar="N", help="of a hybrid (as a worker takes by itself)")
+    add("--gpu-gib", type=_rate, default=140.0, metavar="GIB", help="memory of a GPU, for --model (140)")
     add = parser.add_argument_group("load").add_argument
     add("--input-len", type=positive, default=1024, metavar="N", help="tokens of the longest prompt (1024)")
     add("--output-len", type=positive, default=512, metavar="N", help="tokens of the longest answer (512)")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from eyas.bench import plot_style
 from eyas.bench.plot_style import check_plot
-from eyas.planning.search import LayoutOption, PlanRequest, layouts, needed, read_inquiry
+from eyas.planning.search import LayoutOption, PlanRequest, layouts, needed, read_inquiry, read_memory
 from eyas.simulator.cluster import ClusterLayout
 from gateway.routing.placement import LatencyTargets
 
@@ -27,8 +27,13 @@ def plan(args: argparse.Namespace) -> int:
     """Answers on standard output: 0, or 1 if no layout meets the targets. Raises ConfigError."""
     if args.plot is not None:
         check_plot(args.plot)
-    inquiry = read_inquiry(args)
+    memory = read_memory(args)
+    inquiry = read_inquiry(args, memory)
+    if memory is not None:
+        print("\n".join(memory.lines(inquiry.hardware, args.input_len + args.output_len)))
     print(f"{inquiry.hardware.name}. Simulated, from rates of: {inquiry.hardware.source}")
+    if memory is not None and args.rates is None:
+        print(f"Steps take as long as this model's: give those of {memory.needs.model} by --rates.")
     by_workers: dict[int, list[LayoutOption]] = {}
     for workers in args.gpus:
         options = by_workers[workers] = layouts(inquiry, workers)

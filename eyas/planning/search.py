@@ -15,6 +15,7 @@ from functools import partial
 from eyas.bench.records import LatencySlo
 from eyas.common.errors import ConfigError
 from eyas.common.step_times import prompt_s
+from eyas.planning.memory import ModelMemory
 from eyas.simulator.cluster import ClusterLayout, ClusterShape
 from eyas.simulator.goodput import ATTAINMENT, Draw, GoodputKnee, SearchEffort, best_knee, measure
 from eyas.simulator.hardware import WorkerHardware, example, read_hardware
@@ -155,9 +156,20 @@ class PlanRequest:
         return MeasuredRates(self.hardware.times, self.hardware.budget, self.targets)
 
 
-def read_inquiry(args: argparse.Namespace) -> PlanRequest:
+def read_memory(args: argparse.Namespace) -> ModelMemory | None:
+    """The memory of the model of a command line; None: it names none, and the rates say what fits."""
+    return (
+        None
+        if args.model is None
+        else ModelMemory.of(args.model, args.gpu_gib, args.kv_cache_dtype, args.state_slots)
+    )
+
+
+def read_inquiry(args: argparse.Namespace, memory: ModelMemory | None = None) -> PlanRequest:
     """The inquiry of a command line. Raises ConfigError, naming the flag, for what has no answer."""
     hardware = example() if args.rates is None else read_hardware(args.rates)
+    if memory is not None:
+        hardware = memory.worker(hardware)
     traffic = RandomTraffic(args.input_len, args.output_len, args.range_ratio, args.prefix_share)
     effort = SearchEffort(seconds=args.seconds, seed=args.seed)
     inquiry = PlanRequest(hardware, traffic, parse_targets(args.slo), effort)
@@ -179,7 +191,7 @@ def parse_targets(text: str) -> LatencyTargets:
 def check(inquiry: PlanRequest) -> None:
     """Raises ConfigError for a request that fits no worker, or that is too slow on a worker of its own."""
     hardware, traffic, targets = inquiry.hardware, inquiry.traffic, inquiry.targets
-    if traffic.input_len + traffic.output_len > hardware.pool_tokens:
+    if hardware.held(traffic.input_len + traffic.output_len) > hardware.pool_tokens:
         raise ConfigError(
             f"--input-len: {traffic.input_len} tokens and an answer of {traffic.output_len} do not fit into"
             f" the {hardware.pool_tokens} tokens of a worker",

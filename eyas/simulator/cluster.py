@@ -129,7 +129,8 @@ class _SimulatedCluster:
         if self._auto and now >= self._ask_s:
             self._think(now)
         placement = None
-        if arrival.prompt + arrival.output <= self._shape.hardware.pool_tokens:
+        hardware = self._shape.hardware
+        if hardware.held(arrival.prompt + arrival.output) <= hardware.pool_tokens:
             places = [self._place(index, arrival, now) for index in range(len(self._workers))]
             placement = self._policy(arrival, places)
         if placement is None:
@@ -217,7 +218,8 @@ class _SimulatedCluster:
         hardware = self._shape.hardware
         there = self._workers[job.decode].cache.cached(job.arrival.blocks, job.arrival.prompt)
         last = min(job.arrival.prompt - there, hardware.budget.chunk_tokens)
-        busy = last * hardware.kv_bytes_per_token / hardware.link_bytes_per_s
+        moved = hardware.held(last) * hardware.kv_bytes_per_token + hardware.state_bytes
+        busy = moved / hardware.link_bytes_per_s
         self._links[job.prefill] = max(self._links[job.prefill], now) + busy
         self._at(self._links[job.prefill] + hardware.link_s, job.prefill, job=job)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,21 @@ TEXTS = ("name", "source")
 
 
 @dataclass(frozen=True)
+class WindowedKv:
+    """Layers whose pages are freed behind their window: their part of a token's bytes, and the most tokens
+    of which a sequence holds it.
+    """
+
+    share: float
+    tokens: int
+
+
+@dataclass(frozen=True)
 class WorkerHardware:
     """A worker. `front_s`: what a first token takes outside the engine. `pool_tokens`: KV that fits.
 
-    `link_bytes_per_s`, `link_s`: pages leave a worker at this rate, after this delay.
+    `link_bytes_per_s`, `link_s`: pages leave a worker at this rate, after this delay. `state_bytes`: of a
+    sequence, which leave behind its pages.
     """
 
     name: str
@@ -44,6 +56,18 @@ class WorkerHardware:
     link_bytes_per_s: float
     link_s: float
     front_s: float
+    windows: tuple[WindowedKv, ...] = ()
+    state_bytes: int = 0
+
+    @property
+    def lasting(self) -> float:
+        """The part of a token's bytes that a sequence holds to its end."""
+        return 1 - sum(each.share for each in self.windows)
+
+    def held(self, tokens: int) -> int:
+        """Tokens of KV in all layers that take as much room as a sequence of so many tokens holds."""
+        windowed = sum(each.share * min(tokens, each.tokens) for each in self.windows)
+        return math.ceil(tokens * self.lasting + windowed)
 
 
 def example() -> WorkerHardware:

@@ -20,6 +20,9 @@ from eyas.simulator.workload import BLOCK_TOKENS, SimulatedRequest
 LAUNCHED_AHEAD = 1
 """Steps that the engine has launched behind the one that runs: what comes now is in the one after."""
 
+LEAST_LASTING = 1 / 32
+"""The part of a token's bytes that a cached block takes at least, if all layers have windows."""
+
 GAP_S = 1e-4
 """Gaps between tokens are counted in steps of so much."""
 
@@ -257,7 +260,7 @@ class SimulatedWorker:
         return tuple(rows)
 
     def _admit(self, job: SimulatedJob) -> bool:
-        tokens = job.arrival.prompt if job.apart else job.length
+        tokens = self.hardware.held(job.arrival.prompt if job.apart else job.length)
         running = len(self._decoding) + len(self._prompts)
         if running >= self.hardware.max_running or self._reserved + tokens > self.hardware.pool_tokens:
             return False
@@ -272,11 +275,12 @@ class SimulatedWorker:
         while self._joining:
             job = self._joining[0]
             full = len(self._decoding) + len(self._prompts) >= self.hardware.max_running
-            if full or self._reserved + job.length > self.hardware.pool_tokens:
+            held = self.hardware.held(job.length)
+            if full or self._reserved + held > self.hardware.pool_tokens:
                 return
             self._joining.popleft()
             self.unpledge(job)
-            self._reserved += job.length
+            self._reserved += held
             self._add(job)
 
     def _add(self, job: SimulatedJob) -> None:
@@ -290,12 +294,16 @@ class SimulatedWorker:
         if job.missing:
             return False
         self._prompts.remove(job)
-        self.cache.add(job.arrival.blocks, self.hardware.pool_tokens)
+        self._cache(job, self.hardware.pool_tokens)
         return True
 
     def _free(self, job: SimulatedJob, tokens: int) -> None:
-        self._reserved -= tokens
-        self.cache.add(job.arrival.blocks, self.hardware.pool_tokens - self._reserved)
+        self._reserved -= self.hardware.held(tokens)
+        self._cache(job, self.hardware.pool_tokens - self._reserved)
+
+    def _cache(self, job: SimulatedJob, room: int) -> None:
+        """Holds the blocks of its prompt; of layers with windows next to nothing is cached."""
+        self.cache.add(job.arrival.blocks, int(room / max(self.hardware.lasting, LEAST_LASTING)))
 
     def _step_s(self, times: StepTimes, rows: tuple[tuple[SimulatedJob, int], ...], rounds: int = 1) -> float:
         """Seconds of a step with these prompt rows; without any, of the one in the middle of `rounds`."""

@@ -134,11 +134,18 @@ def page_bytes(
 
 def state_bytes(model: ModelConfig, config: EngineConfig) -> int:
     """One rank's slots of states, as many as it must have; 0: the model has none."""
+    return config.fewest_slots * slot_bytes(model, config)
+
+
+def slot_bytes(model: ModelConfig, config: EngineConfig) -> int:
+    """One rank's slot of states, and what a GPU keeps of its rows beside it; 0: the model has none."""
     if model.delta is None:
         return 0
     shape, ring = model.delta.of_rank(config.tensor_parallel_size), ring_rows(config.round_width)
-    each = len(model.state_layers) * shape.slot_bytes(ring, ITEMSIZE[config.dtype])
-    return config.fewest_slots * each
+    each = shape.slot_bytes(ring, ITEMSIZE[config.dtype])
+    if config.device != "cpu":
+        each += shape.solved_bytes(ring, ITEMSIZE[config.dtype])
+    return len(model.state_layers) * each
 
 
 def _is_read(model: ModelConfig, name: str) -> bool:

@@ -36,7 +36,7 @@ from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepLayout, StepShape
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
-from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
+from eyas.engine.kernels.states.order import DeltaLayer
 from eyas.engine.kernels.states.rings import SolvedStore
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
@@ -301,7 +301,7 @@ def _state_bytes(loaded: EngineSpec) -> int:
     """Bytes of all slots of states, and of what kernels keep beside their rings."""
     if (states := loaded.states) is None:
         return 0
-    beside = len(states.layers) * SolvedRows.slot_bytes(states.shape, states.ring, states.dtype)
+    beside = len(states.layers) * states.shape.solved_bytes(states.ring, states.dtype.itemsize)
     return loaded.state_slots * (states.slot_bytes + beside)
 
 

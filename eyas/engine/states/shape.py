@@ -103,6 +103,24 @@ class DeltaShape:
         sizes = {name: 4 if name in FLOATS else itemsize for name in self.parts(ring)}
         return sum(aligned(math.prod(sides) * sizes[name]) for name, sides in self.parts(ring).items())
 
+    @property
+    def solved(self) -> dict[str, tuple[int, ...]]:
+        """The sides of each part of what a GPU's kernels keep of a row beside its slot: `SolvedRows`."""
+        heads = self.value_heads
+        misses, solved = (self.value_size, SPAN) if self.corrects else (0, 0)
+        return {
+            "keys": (self.key_heads, self.key_size),
+            "added": (heads, self.value_size),
+            "misses": (heads, misses),
+            "solved": (heads, solved),
+            "sums": (heads,),
+        }
+
+    def solved_bytes(self, ring: int, itemsize: int) -> int:
+        """Bytes of that for the rows of a slot; `itemsize`: of the model's dtype."""
+        sizes = {"solved": 4, "sums": 8}
+        return ring * sum(math.prod(sides) * sizes.get(name, itemsize) for name, sides in self.solved.items())
+
     def complaints(self) -> Iterator[str]:
         """Finds impossible numbers; a sentence for each."""
         sizes = {

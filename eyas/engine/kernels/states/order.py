@@ -24,7 +24,6 @@ Rows of float32 are multiplied in float32 (the CPU's interpreter; on a GPU slow)
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -61,15 +60,8 @@ class SolvedRows:
     @staticmethod
     def row(shape: DeltaShape, dtype: torch.dtype) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Of each part its dtype and a row's sides; `dtype`: of the rows."""
-        heads = shape.value_heads
-        misses, solved = (shape.value_size, SPAN) if shape.corrects else (0, 0)
-        return {
-            "keys": (dtype, (shape.key_heads, shape.key_size)),
-            "added": (dtype, (heads, shape.value_size)),
-            "misses": (dtype, (heads, misses)),
-            "solved": (torch.float32, (heads, solved)),
-            "sums": (torch.int64, (heads,)),
-        }
+        kinds = {"solved": torch.float32, "sums": torch.int64}
+        return {name: (kinds.get(name, dtype), sides) for name, sides in shape.solved.items()}
 
     @classmethod
     def on(cls, states: LayerStates, shape: DeltaShape) -> SolvedRows:
@@ -77,12 +69,6 @@ class SolvedRows:
         like, slots = states.inputs, states.inputs.shape[:2]
         parts = cls.row(shape, like.dtype).items()
         return cls(**{name: like.new_zeros(*slots, *sides, dtype=dtype) for name, (dtype, sides) in parts})
-
-    @classmethod
-    def slot_bytes(cls, shape: DeltaShape, ring: int, dtype: torch.dtype) -> int:
-        """Bytes of a slot; `dtype`: of the rows."""
-        parts = cls.row(shape, dtype).values()
-        return ring * sum(kind.itemsize * math.prod(sides) for kind, sides in parts)
 
 
 @dataclass(frozen=True)
