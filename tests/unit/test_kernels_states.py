@@ -8,11 +8,14 @@ from torch.nn.functional import silu, softplus
 
 from eyas.engine.kernels.states.gates import gated_norm, rule_gates
 from eyas.engine.layers.norm import rms_norm
-from eyas.engine.states.shape import DeltaShape
+from eyas.engine.states.shape import ChannelShape, DeltaShape, SpaceShape
 from tests.unit.states_rig import Piece, Scene
 from tests.unit.tensor_core import hopper
 
 SHAPE = DeltaShape(1, 2, 16, 16, 4)
+
+
+SPACE = SpaceShape(2, 4, 16, 48, 4)
 
 
 def text(first: int, count: int) -> list[int]:
@@ -67,10 +70,30 @@ def test_a_slot_that_came_from_elsewhere() -> None:
     scene.step([Piece(0, text(70, 2))])
 
 
+def test_a_state_space_model() -> None:
+    """Prompts, single rows, a chain, and trees; past positions of states."""
+    scene = Scene(SPACE, 3, width=9)
+    scene.step([Piece(0, text(0, 61)), Piece(2, text(100, 130))], prompt=True)
+    scene.step([Piece(2, text(230, 2)), Piece(0, text(61, 2), certain=1)])
+    scene.step([Piece(0, text(300, 9), TREE, certain=0), Piece(2, text(232, 1))])
+    scene.accept(0, 62, [0, 2, 4, 6])
+    scene.step([Piece(0, text(310, 1))])
+
+
+@pytest.mark.parametrize("lost", ["bias", "skip"])
+def test_a_state_space_model_that_loses_a_part(lost: str) -> None:
+    """The comparison sees what a kernel would leave out."""
+    scene = Scene(SPACE, 1)
+    scene.lose(lost)
+    with pytest.raises(AssertionError):
+        scene.step([Piece(0, text(0, 3))])
+
+
 def test_sizes_that_no_tile_has() -> None:
     for shape, message in (
         (DeltaShape(1, 1, 24, 16, 4), "keys of a power of 2, 16 or more, not 24"),
         (DeltaShape(1, 1, 16, 24, 4), "values of a multiple of 16, not 24"),
+        (ChannelShape(1, 1, 16, 16, 4), "one decay per value head, not a state of Kimi Delta Attention"),
     ):
         with pytest.raises(ValueError, match=message):
             Scene(shape, 1).step([Piece(0, text(0, 1))])
@@ -79,12 +102,13 @@ def test_sizes_that_no_tile_has() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a matrix unit of its own")
-def test_bits_follow_from_a_rows_path_alone() -> None:
+@pytest.mark.parametrize("shape", [DeltaShape(1, 1, 16, 16, 4), SpaceShape(1, 1, 16, 16, 4)])
+def test_bits_follow_from_a_rows_path_alone(shape: DeltaShape) -> None:
     """One prompt; one in pieces beside others; single rows; chains and trees, across a state's position."""
     with hopper(folds=True):
-        whole = _scene()
+        whole = _scene(shape)
         [expected] = whole.step([Piece(0, text(0, 70))], prompt=True, twin=False)
-        pieces = _scene()
+        pieces = _scene(shape)
         found = [pieces.step([Piece(0, text(0, 7))], prompt=True, twin=False)[0]]
         for first, count in ((7, 50), (57, 9)):
             others = [Piece(1, text(200 + first, 3)), Piece(0, text(first, count))]
@@ -92,7 +116,7 @@ def test_bits_follow_from_a_rows_path_alone() -> None:
         found += [pieces.step([Piece(0, [row])], twin=False)[0] for row in range(66, 70)]
         assert torch.equal(torch.cat(found), expected)
 
-        chains = _scene()
+        chains = _scene(shape)
         chains.step([Piece(0, text(0, 61)), Piece(1, text(200, 9))], prompt=True, twin=False)
         both = [Piece(1, text(300, 2)), Piece(0, text(61, 6), certain=0)]
         assert torch.equal(chains.step(both, twin=False)[1], expected[61:67])
@@ -107,8 +131,8 @@ def test_bits_follow_from_a_rows_path_alone() -> None:
             assert torch.equal(scene.layer.states[0], whole.layer.states[0])
 
 
-def _scene() -> Scene:
-    return Scene(DeltaShape(1, 1, 16, 16, 4), 2, torch.float16, width=9)
+def _scene(shape: DeltaShape) -> Scene:
+    return Scene(shape, 2, torch.float16, width=9)
 
 
 @pytest.mark.parametrize("heads", [3, 4])
