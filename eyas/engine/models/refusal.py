@@ -16,7 +16,7 @@ from eyas.engine.checkpoint.config import (
     NormNames,
 )
 from eyas.engine.checkpoint.quantized import FP8_SIDE
-from eyas.engine.states.shape import DeltaShape
+from eyas.engine.states.shape import DeltaShape, SpaceShape
 
 HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 SIDE = 16
@@ -79,13 +79,14 @@ def _layer_refusal(layer: LayerSpec) -> str:
 
 
 def _state_refusal(shape: DeltaShape) -> str:
-    if type(shape) is not DeltaShape or shape.reach != 1.0 or shape.norm_eps:
-        return f"layers with {shape.kind} (GPUs have kernels for Qwen's gated delta rule alone)"
-    sizes = {"keys": shape.key_size, "values": shape.value_size}
-    for name, size in sizes.items():
-        if size < SIDE or size & (size - 1):
-            return f"{name} of states of {size} elements (a power of 2, {SIDE} or more, is needed)"
-    if (rows := shape.row_width + shape.value_heads * shape.value_size) % SIDE:
+    if type(shape) not in (DeltaShape, SpaceShape):
+        return f"layers with {shape.kind} (GPUs have kernels for the gated delta rule and Mamba-2 alone)"
+    if shape.key_size < SIDE or shape.key_size & (shape.key_size - 1):
+        return f"keys of states of {shape.key_size} elements (a power of 2, {SIDE} or more, is needed)"
+    if shape.value_size % SIDE:
+        return f"values of states of {shape.value_size} elements (a multiple of {SIDE} is needed)"
+    rows = shape.inputs + shape.value_heads * (shape.value_size + 1 + shape.corrects)
+    if rows % SIDE:
         return f"{rows} rows of the product before states (a multiple of {SIDE} is needed)"
     return ""
 

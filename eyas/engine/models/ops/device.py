@@ -134,6 +134,8 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
 
     def delta(self, read: ReadT, part: DeltaPart[Projection], layer: int) -> torch.Tensor:
         shape, pdl = part.rule.shape, self.step.context.launch.pdl
+        if not shape.corrects or shape.reach != 1.0 or shape.norm_eps:
+            return super().delta(read, part, layer)  # its gates and its norm are not fused yet
         values, heads = shape.value_heads * shape.value_size, shape.value_heads
         made = self.product(read, part.projection)
         inputs, gate, shares, steps = made.split((shape.inputs, values, heads, heads), 1)
