@@ -11,7 +11,7 @@ from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.errors import ConfigError
 from eyas.common.machine.memory import GIB
 from eyas.engine.checkpoint.folder import has_weights
-from eyas.engine.checkpoint.sizes import groups_of
+from eyas.engine.checkpoint.sizes import groups_of, slot_bytes
 from eyas.engine.kv.groups import KvGroups, most_of_window
 from eyas.engine.models.table import read_model
 from eyas.simulator.hardware import WindowedKv, WorkerHardware
@@ -19,12 +19,15 @@ from eyas.simulator.hardware import WindowedKv, WorkerHardware
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """A model on a GPU of `gpu` bytes. `needs`: as of `eyas.cluster.checks`; `config`: the worker's."""
+    """A model on a GPU of `gpu` bytes. `needs`: as of `eyas.cluster.checks`; `config`: the worker's.
+    `state_bytes`: of a sequence's state; 0: it has none.
+    """
 
     config: EngineConfig
     needs: MemoryNeeds
     groups: KvGroups
     gpu: int
+    state_bytes: int = 0
 
     @classmethod
     def of(
@@ -42,11 +45,12 @@ class ModelMemory:
             load_format="auto" if there else "dummy",
         )
         model = read_model(folder, config.load_format)
-        made = cls(config, MemoryNeeds.of(config), groups_of(model, config), int(gpu_gib * GIB))
+        needs, groups, gpu = MemoryNeeds.of(config), groups_of(model, config), int(gpu_gib * GIB)
+        made = cls(config, needs, groups, gpu, slot_bytes(model, config))
         if made.room <= 0:
-            takes = made.needs.weights + made.needs.states
+            takes = needs.weights + made.states
             has = config.mem_fraction_static * gpu_gib
-            fewer = f" ({made.needs.states / GIB:.1f} of it are --state-slots)" if made.needs.states else ""
+            fewer = f" ({made.states / GIB:.1f} of it are --state-slots)" if made.states else ""
             raise ConfigError(
                 f"--model: what {made.needs.model} takes beside its KV is {takes / GIB:.1f} GiB{fewer}, and a"
                 f" worker has {has:.1f} of the {gpu_gib:g} of a GPU (--gpu-gib)",
@@ -55,9 +59,28 @@ class ModelMemory:
         return made
 
     @property
+    def _beside(self) -> int:
+        """Bytes that are left for KV and states."""
+        return int(self.gpu * self.config.mem_fraction_static) - self.needs.weights
+
+    @property
+    def slots(self) -> int:
+        """Slots of states: as many as were asked for, else what half of the room holds, if that is fewer."""
+        config = self.config
+        if not self.state_bytes or config.state_slots is not None:
+            return config.slots_of_states
+        fit = max(self._beside // 2 // self.state_bytes, config.fewest_slots)
+        return min(config.slots_of_states, fit)
+
+    @property
+    def states(self) -> int:
+        """Bytes of all slots."""
+        return self.slots * self.state_bytes
+
+    @property
     def room(self) -> int:
         """Bytes that are left for KV."""
-        return int(self.gpu * self.config.mem_fraction_static) - self.needs.weights - self.needs.states
+        return self._beside - self.states
 
     @property
     def token_bytes(self) -> int:
@@ -65,14 +88,9 @@ class ModelMemory:
         return self.needs.page // self.config.page_size
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of a sequence's state."""
-        return self.needs.states // self.config.slots_of_states
-
-    @property
     def most_running(self) -> int:
         """Sequences that may run at once: each takes a slot, where there are states."""
-        return self.config.slots_of_states if self.needs.states else self.config.max_running
+        return min(self.slots, self.config.max_running)
 
     def worker(self, hardware: WorkerHardware) -> WorkerHardware:
         """A worker as fast as `hardware`, with this memory."""
@@ -95,8 +113,7 @@ class ModelMemory:
             last = " and ".join(f"{span:,}" for span in sorted({each.tokens for each in hardware.windows}))
             share = sum(each.share for each in hardware.windows)
             kv += f", {share:.0%} of them for the last {last} tokens alone"
-        slots = f"{self.config.slots_of_states} slots of states"
-        states = f", {slots} {needs.states / GIB:.1f} GiB" if needs.states else ""
+        states = f", {self.slots} slots of states {self.states / GIB:.1f} GiB" if self.states else ""
         fit = int(hardware.pool_tokens // hardware.held(length))
         few = f" ({hardware.max_running} run at once)" if fit > hardware.max_running else ""
         return [

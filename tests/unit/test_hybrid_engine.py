@@ -213,7 +213,9 @@ def test_a_plan_knows_what_the_slots_take(folder: Path) -> None:
         assert spec.states is not None and spec.state_slots == (config.state_slots or 4 + SPARE_STATES)
         assert state_bytes(spec.target, config) == spec.state_slots * spec.states.slot_bytes
         on_gpu = replace(config, num_pages=None, device="cuda")
-        assert state_bytes(spec.target, on_gpu) == min(config.state_slots or 8, 8) * spec.states.slot_bytes
+        beside = spec.states.shape.solved_bytes(spec.states.ring, spec.states.dtype.itemsize)
+        each = spec.states.slot_bytes + len(spec.states.layers) * beside
+        assert state_bytes(spec.target, on_gpu) == min(config.state_slots or 8, 8) * each
 
 
 @pytest.mark.parametrize(
