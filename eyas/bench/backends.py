@@ -15,7 +15,7 @@ import msgspec
 from eyas.bench.jobs import LoadJob, Prompt
 from eyas.common.errors import ConfigError, EyasError
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 SHOWN = 200  # bytes of a malformed event that its error quotes
 
 
@@ -42,6 +42,7 @@ class ParsedEvent(msgspec.Struct):
     accepted: int | None = None
     rejected: int | None = None
     verify_steps: int | None = None
+    cached_tokens: int | None = None
     timings: dict[str, Any] | None = None
 
 
@@ -69,10 +70,15 @@ class _UsageDetails(msgspec.Struct):
     rejected_prediction_tokens: int | None = None
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class _TokenUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     completion_tokens_details: _UsageDetails | None = None
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 class _ChoiceDelta(msgspec.Struct):
@@ -106,6 +112,8 @@ def _openai(data: bytes) -> ParsedEvent:
             parsed.text = choice.text or ""
     if (usage := event.usage) is not None:
         parsed.prompt_tokens, parsed.output_tokens = usage.prompt_tokens, usage.completion_tokens
+        if usage.prompt_tokens_details is not None:
+            parsed.cached_tokens = usage.prompt_tokens_details.cached_tokens
         if (details := usage.completion_tokens_details) is not None:
             parsed.accepted = details.accepted_prediction_tokens
             parsed.rejected = details.rejected_prediction_tokens
@@ -148,6 +156,7 @@ def _chat(template: RequestTemplate, job: LoadJob, question: Question, max_token
 class _MetaInfo(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cached_tokens: int | None = None
     spec_accept_token_num: int | None = None
     spec_draft_token_num: int | None = None
     spec_verify_ct: int | None = None
@@ -171,6 +180,7 @@ def _generate(data: bytes) -> ParsedEvent:
     if meta.spec_draft_token_num is not None:
         parsed.rejected = meta.spec_draft_token_num - (meta.spec_accept_token_num or 0)
     parsed.verify_steps, parsed.timings = meta.spec_verify_ct, meta.timings
+    parsed.cached_tokens = meta.cached_tokens
     if meta.timings:
         parsed.verify_steps = meta.timings.get("verify_steps")
     return parsed

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eyas.bench.agents import agent_sessions
 from eyas.bench.jobs import JobTurn, LoadJob, draw_ids, poisson
 from eyas.bench.shapes import SHAPES, write_head, write_model
 from eyas.common.config import NANO, ServeConfig
@@ -34,6 +35,7 @@ CASES = {
     "s1k s8k": f"{OPEN_REQUESTS} requests, {POISSON_RATE:g} per second; at most 1,024 or 8,192 tokens in",
     "inf1k": "the requests of s1k, all at once",
     "chatC": "C chats at once, temperature 0, to their end: chat1 chat8 ...",
+    "agentsC": "C sessions of agents at once, of 600 words and 12 turns at most: agents4 ...",
     "CxIxOxN": "C at once, I tokens in, O out, N requests: 4x128x64x16 ...",
 }
 CHATS = (
@@ -46,7 +48,8 @@ CHATS = (
     "Hello! How are you today?",
     "Write a Python function that adds two numbers.",
 )
-ON_CPU = ("chat1", "chat8", "bs1", "bs8")
+SMALL_AGENTS = (600, 12, 0.02)  # words, turns, and the pace of their times to think
+ON_CPU = ("chat1", "chat8", "bs1", "bs8", "agents4")
 ON_GPU = ("bs1", "bs8", "bs32", "s1k", "s8k")
 SHAPE = "llama-3.1-8b"
 MAKE_SHAPE = f"python -m eyas.bench.shapes {SHAPE} M8 --head H8"
@@ -76,6 +79,9 @@ def make_case(name: str, seed: int = 1) -> LoadCase:
         return LoadCase(
             name, tuple(LoadJob((JobTurn(prompt, 128),), may_stop=True) for prompt in prompts), concurrency
         )
+    if agents := re.fullmatch(r"agents([1-9]\d*)", name):
+        jobs_of_agents = agent_sessions(int(agents[1]), *SMALL_AGENTS, seed)
+        return LoadCase(name, tuple(jobs_of_agents), len(jobs_of_agents))
     if shape := re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", name):
         concurrency, prompt, answer, count = map(int, shape.groups())
     elif name in CLOSED:

@@ -11,6 +11,7 @@
 * `trace`: arrivals in Mooncake's format: lines of timestamp (ms), input_length, output_length, hash_ids.
   The same hash id is the same block of 512 tokens, so that prompts share prefixes as the traced ones did.
   The last block of a prompt may be cut.
+* `agents`: sessions of agents, invented (`eyas.bench.agents`) or recorded (`eyas.bench.agent_traces`).
 * `schema`: answers that must follow a JSON schema: a small built-in set, or a file of them. A line of the
   file is {"prompt": text, "schema": object}, and may have "max_tokens". A server that cannot hold output to
   a schema refuses, and that is counted.
@@ -27,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from eyas.bench.agent_traces import RecordedSessions
+from eyas.bench.agents import SESSIONS, WORDS, agent_sessions
 from eyas.bench.jobs import JobTurn, LoadJob, draw_ids, draw_lengths, generator
 from eyas.common.errors import ConfigError
 from eyas.simulator.workload import BLOCK_TOKENS
@@ -37,12 +40,7 @@ SHAREGPT_COUNT = 100
 FEWEST_TOKENS = 2
 PERSON, MODEL = ("human", "user"), ("gpt", "assistant")
 Talk = list[tuple[str, str]]  # who says what
-MULTI_TURN_COUNT = 32
-WORDS = (
-    "the and for that with this from have they will would there their what about which when make like time "
-    "just know take people into year your good some could them see other than then now look only come over "
-    "think also back after use two how our work first well way even new want because any these give day most"
-).split()
+MULTI_TURN_COUNT, MULTI_TURN_TURNS = 32, 4
 SCHEMA_COUNT = 32
 
 
@@ -56,7 +54,8 @@ class DatasetOptions:
     input_len: int = 256
     output_len: int = 128
     range_ratio: float = 0.0
-    turns: int = 4
+    turns: int | None = None
+    agent_context: int = 100_000
     fixed_output_len: int | None = None
     context_len: int | None = None
     tokenizer: Path | None = None
@@ -134,7 +133,7 @@ def sharegpt_jobs(draw: DatasetOptions) -> list[LoadJob]:
 
 
 def whole_conversations(draw: DatasetOptions) -> list[LoadJob]:
-    """Draws at most `draw.count` conversations of at most `draw.turns` requests each. Raises ConfigError."""
+    """Draws at most `draw.count` conversations of `draw.turns` requests at most. Raises ConfigError."""
     count = draw.token_counter()
     selected: list[LoadJob] = []
     for talk in conversations(draw):
@@ -146,7 +145,7 @@ def whole_conversations(draw: DatasetOptions) -> list[LoadJob]:
         lengths = [draw.fixed_output_len or max(1, count(answer)) for _, answer in pairs]
         turns = [JobTurn(said, length) for (said, _), length in zip(pairs, lengths, strict=True)]
         if turns:
-            selected.append(LoadJob(tuple(turns[: draw.turns])))
+            selected.append(LoadJob(tuple(turns[: draw.turns or MULTI_TURN_TURNS])))
         if len(selected) == (draw.count or SHAREGPT_COUNT):
             break
     if not selected:
@@ -186,20 +185,33 @@ def multi_turn_jobs(draw: DatasetOptions) -> list[LoadJob]:
     """`draw.count` conversations of `draw.turns` turns. Raises ConfigError for a malformed file."""
     if draw.path is not None:
         return whole_conversations(draw)
-    count = draw.count or MULTI_TURN_COUNT
+    count, each = draw.count or MULTI_TURN_COUNT, draw.turns or MULTI_TURN_TURNS
     inputs = draw_lengths(
-        generator(draw.seed, "input lengths"), draw.input_len, draw.range_ratio, count * draw.turns
+        generator(draw.seed, "input lengths"), draw.input_len, draw.range_ratio, count * each
     )
     outputs = draw_lengths(
-        generator(draw.seed, "output lengths"), draw.output_len, draw.range_ratio, count * draw.turns
+        generator(draw.seed, "output lengths"), draw.output_len, draw.range_ratio, count * each
     )
     words = generator(draw.seed, "words")
     turns = [JobTurn(_say(words, length), answer) for length, answer in zip(inputs, outputs, strict=True)]
-    return [LoadJob(tuple(turns[i * draw.turns : (i + 1) * draw.turns])) for i in range(count)]
+    return [LoadJob(tuple(turns[i * each : (i + 1) * each])) for i in range(count)]
 
 
 def _say(rng: random.Random, count: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(count))
+
+
+def agent_jobs(draw: DatasetOptions) -> list[LoadJob]:
+    """`draw.count` invented sessions, or the file's first ones. Raises ConfigError for a malformed file."""
+    if draw.path is None:
+        count = draw.count or SESSIONS
+        return agent_sessions(count, draw.agent_context, draw.turns, draw.slowdown, draw.seed)
+    sessions = RecordedSessions(draw.seed, draw.slowdown, draw.refuse)
+    for number, line in draw.json_lines():
+        sessions.add(number, line)
+    if not (jobs := sessions.jobs()):
+        raise ConfigError(f"--dataset-path: {draw.path} has no request", param="dataset-path")
+    return jobs[: draw.count]
 
 
 def trace_jobs(draw: DatasetOptions) -> list[LoadJob]:
@@ -315,5 +327,6 @@ DATASETS = {
     "sharegpt": Dataset("first turns of a ShareGPT file", sharegpt_jobs),
     "multi-turn": Dataset("conversations: invented, or of a ShareGPT file", multi_turn_jobs),
     "trace": Dataset("a file in Mooncake's format, at its own times", trace_jobs),
+    "agents": Dataset("sessions of agents: invented, or recorded", agent_jobs),
     "schema": Dataset("JSON schemas: built-in, or of a file", schema_jobs),
 }

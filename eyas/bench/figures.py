@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from eyas.bench.records import LatencySlo, RequestRecord, RunRecord
+from eyas.bench.turns import by_turn, hit_rate, table
 
 LATENCIES = ("e2e_latency", "ttft", "tpot", "itl")
 CPU_BOUND = 0.7  # of a core
@@ -107,6 +108,8 @@ def _own(run: RunRecord, good: list[RequestRecord], slo: LatencySlo | None) -> d
         **_spread("ttft_with_wait", [record.waited_s + record.ttft_s for record in good]),
         "accepted_tokens": sum(record.accepted for record in good),
         "rejected_tokens": sum(record.rejected for record in good),
+        "cache_hit_rate": hit_rate(good),
+        "turns": by_turn(good),
         "client_cpu": run.client_cpu,
         "client_lag_ms": run.client_lag_ms,
     }
@@ -149,7 +152,8 @@ def summary(figures: dict[str, Any]) -> str:
     width = max(len(name) for name, _ in facts)
     lines = [] if figures["complete"] else ["INCOMPLETE: interrupted; the figures are of what had ended"]
     lines += [f"{name:<{width}}  {value}" for name, value in facts]
-    return "\n".join([*lines, "", *_table(figures)])
+    turns = ["", *table(figures["turns"])] if figures["turns"] else []
+    return "\n".join([*lines, "", *_table(figures), *turns])
 
 
 def warn(run: RunRecord) -> None:
@@ -177,6 +181,7 @@ def _facts(figures: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "requests", f"{figures['request_throughput']:.2f} per second"
     most = figures["max_concurrent_requests"]
     yield "under way", f"{figures['concurrency']:.1f} on average, at most {most} in the same second"
+    yield "cached of prompts", _or_none(figures["cache_hit_rate"], ".1%")
     yield "acceptance length", _or_none(figures["accept_length"], ".2f")
     if "slo" in figures:
         met = f"{figures['goodput']:.2f} good requests per second, {figures['slo_attainment']:.1%} of all"

@@ -20,10 +20,19 @@ Prompt = tuple[int, ...] | str
 
 @dataclass(frozen=True)
 class JobTurn:
-    """One request of a job: token ids or a text, and the most tokens of its answer."""
+    """One request of a job: token ids or a text, and the most tokens of its answer.
+
+    `think_s`: it is sent so long after the answer before it. `subagents`: jobs that run to their ends before,
+    all at once, and begin with the conversation so far. `messages`: what is said instead of the text; if
+    `whole`, all of the conversation, with the answers that were recorded.
+    """
 
     prompt: Prompt
     max_tokens: int
+    think_s: float = 0.0
+    subagents: tuple[LoadJob, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,13 +40,20 @@ class LoadJob:
     """One request, or a conversation whose next turn waits for the answer to the one before.
 
     `due_s`: when it starts, in seconds since the run's zero; None: as the load's arrivals say. `may_stop`:
-    answers may end before `max_tokens`. `schema`: a JSON schema that answers must follow.
+    answers may end before `max_tokens`. `schema`: a JSON schema that answers must follow. `system`: a text
+    before a conversation.
     """
 
     turns: tuple[JobTurn, ...]
     due_s: float | None = None
     may_stop: bool = False
     schema: Mapping[str, Any] | None = None
+    system: str = ""
+
+    @property
+    def requests(self) -> int:
+        """Its requests, and those of its sub-agents."""
+        return sum(1 + sum(each.requests for each in turn.subagents) for turn in self.turns)
 
     @classmethod
     def single(cls, prompt: Prompt, max_tokens: int, due_s: float | None = None) -> LoadJob:

@@ -65,6 +65,7 @@ def make_plan(args: argparse.Namespace) -> LoadPlan:
         output_len=args.random_output_len,
         range_ratio=args.random_range_ratio,
         turns=args.turns,
+        agent_context=args.agent_context,
         fixed_output_len=args.sharegpt_output_len,
         context_len=args.sharegpt_context_len,
         tokenizer=args.tokenizer,
@@ -120,17 +121,30 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
     names = "; ".join(f"{name}: {dataset.text}" for name, dataset in DATASETS.items())
     add("--dataset-name", default="random", metavar="NAME", help=f"(random) {names}")
     add("--dataset-path", type=Path, metavar="FILE", help="its file")
-    count = "how many (100; 32 of multi-turn and schema; a trace has its own)"
+    count = "how many (100; 32 of multi-turn and schema; 8 of agents; a trace has its own)"
     add("--num-prompts", type=positive, metavar="N", help=count)
     add("--random-input-len", type=positive, default=draw.input_len, metavar="N", help="longest prompt (256)")
     add("--random-output-len", type=positive, default=draw.output_len, metavar="N", help="and answer (128)")
     ratio = "shortest length as a share of the longest (0: from 1 token on; 1: all the same)"
     add("--random-range-ratio", type=share, default=draw.range_ratio, metavar="F", help=ratio)
-    add("--turns", type=positive, default=draw.turns, metavar="N", help="per conversation, at most (4)")
+    add("--turns", type=positive, metavar="N", help="per conversation, at most (4; agents: 80)")
+    add(
+        "--agent-context",
+        type=positive,
+        default=draw.agent_context,
+        metavar="N",
+        help="words at which a session of agents ends (100000)",
+    )
     add("--sharegpt-output-len", type=positive, metavar="N", help="of every answer (as long as in the file)")
     add("--sharegpt-context-len", type=positive, metavar="N", help="longer pairs are left out")
     add("--tokenizer", type=Path, metavar="DIR", help="counts a file's tokens (one per 4 characters)")
-    add("--trace-slowdown", type=factor, default=1.0, metavar="F", help="stretches a trace's times (1)")
+    add(
+        "--trace-slowdown",
+        type=factor,
+        default=1.0,
+        metavar="F",
+        help="stretches the times of a trace or of agents (1)",
+    )
 
 
 # --- values ------------------------------------------------------------------------------------------------

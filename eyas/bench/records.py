@@ -41,6 +41,10 @@ class RequestRecord:
     rejected: int = 0
     verify_steps: int | None = None
     """Forward passes that verified drafts; None: the server does not say."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were found in a cache; None: the server does not say."""
+    turn: int = 1
+    """Its place in its conversation, with the turns that a sub-agent begins behind."""
     phases_ms: dict[str, float] = field(default_factory=dict)
     """Times that the server itself reports, by name."""
     text: str = ""

@@ -106,24 +106,55 @@ class _LoadRun:
         return [record for records in self._records for record in records]
 
     async def _job(self, job: LoadJob, due: float, records: list[RequestRecord]) -> None:
-        """One job; `due` is a `time.perf_counter`. After a failure, the turns to come fail too."""
-        history: list[Message] = []
+        """One job; `due` is a `time.perf_counter`."""
         async with self._places:
-            for turn in job.turns:
-                if records and records[-1].error:
-                    record = RequestRecord(error="an earlier turn of the conversation failed")
-                else:
-                    record = await self._turn(job, turn, history)
-                    record.waited_s = max(0.0, record.start_s - due)
-                    due = record.start_s + record.latency_s
-                    record.start_s -= self.zero
-                records.append(record)
-                self._on_record(record)
+            await self._talk(job, due, records, [])
+
+    async def _talk(
+        self,
+        job: LoadJob,
+        due: float,
+        records: list[RequestRecord],
+        history: list[Message],
+        behind: int = 0,
+    ) -> None:
+        """A conversation behind so many turns and their `history`. After a failure the turns to come fail."""
+        if job.system:
+            history.append({"role": "system", "content": job.system})
+        failed = False
+        for place, turn in enumerate(job.turns, behind + 1):
+            if failed:
+                record = RequestRecord(error="an earlier turn of the conversation failed")
+            else:
+                if turn.subagents:
+                    records += await self._subagents(turn.subagents, history, place - 1)
+                    due = time.perf_counter()
+                await asyncio.sleep(turn.think_s)
+                record = await self._turn(job, turn, history)
+                record.waited_s = max(0.0, record.start_s - due - turn.think_s)
+                due = record.start_s + record.latency_s
+                record.start_s -= self.zero
+            failed, record.turn = bool(record.error), place
+            records.append(record)
+            self._on_record(record)
+
+    async def _subagents(
+        self, jobs: Sequence[LoadJob], history: list[Message], behind: int
+    ) -> list[RequestRecord]:
+        """All at once, each to its end; they take none of the places, since their parent waits."""
+        now, records = time.perf_counter(), [list[RequestRecord]() for _ in jobs]
+        talks = (
+            self._talk(job, now, own, [*history], behind) for job, own in zip(jobs, records, strict=True)
+        )
+        await asyncio.gather(*talks)
+        return [record for own in records for record in own]
 
     async def _turn(self, job: LoadJob, turn: JobTurn, history: list[Message]) -> RequestRecord:
         question: Question = turn.prompt
         if self._target.backend.chats:
-            history.append({"role": "user", "content": str(turn.prompt)})
+            if turn.whole:
+                history.clear()
+            history += turn.messages or ({"role": "user", "content": str(turn.prompt)},)
             question = history
         record = await self._target.ask(job, question, turn.max_tokens)
         history.append({"role": "assistant", "content": record.text})
@@ -224,7 +255,10 @@ class AnswerReader:
 
     def _note(self, parsed: ParsedEvent) -> None:
         record = self.record
-        for name in ("prompt_tokens", "output_tokens", "accepted", "rejected", "verify_steps"):
+        for name in (
+            *("prompt_tokens", "output_tokens", "cached_tokens"),
+            *("accepted", "rejected", "verify_steps"),
+        ):
             if (count := getattr(parsed, name)) is not None:
                 setattr(record, name, count)
         if parsed.timings:

@@ -31,6 +31,7 @@ COLUMNS = {
     "TPOT p50, ms": "median_tpot_ms",
     "p99 ": "p99_tpot_ms",
     "tokens per verify step": "accept_length",
+    "cached": "cache_hit_rate",
 }
 BUSY = "**Other work had the cores too: these figures are too slow, and the next ones will differ.**"
 TIMEOUT_S = 10.0

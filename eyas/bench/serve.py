@@ -86,7 +86,7 @@ async def measure(server: MeasuredServer, plan: LoadPlan, output: ResultFile) ->
     measurement = await LoadMeasurement.begin(plan, server)
     if any(isinstance(turn.prompt, tuple) for job in plan.jobs for turn in job.turns):
         print(f"token ids are below {measurement.vocab_size} ({measurement.vocab_from})")
-    with progress(sum(len(job.turns) for job in plan.jobs)) as on_record:
+    with progress(sum(job.requests for job in plan.jobs)) as on_record:
         result = await measurement.run(on_record)
     if result.complete and all(record.error for record in result.records):
         raise EyasError(f"none of {len(result.records)} requests succeeded: {result.records[0].error}")

@@ -157,7 +157,7 @@ class BenchSuite:
         facts = await look(server)
         rows = []
         await self._case(server, facts, WARM_UP, speculative=True)
-        if any(name.startswith("chat") for name in self.names):
+        if any(name.startswith(("chat", "agents")) for name in self.names):
             await self._case(server, facts, WARM_UP_CHATS, speculative=True)
         for name in self.names:
             for speculative in self.drafts:

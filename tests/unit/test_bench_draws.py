@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from eyas.bench.agents import WORDS
 from eyas.bench.cases import make_case
-from eyas.bench.datasets import BLOCK_TOKENS, DATASETS, WORDS, DatasetOptions
+from eyas.bench.datasets import BLOCK_TOKENS, DATASETS, DatasetOptions
 from eyas.bench.jobs import LoadJob, arrivals, draw_lengths, fit, generator, poisson, unlike
 from eyas.common.config import NANO
 from eyas.common.errors import ConfigError
