@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, Role
+from eyas.engine.batch.sequence import Sequence
 from eyas.engine.device import program
 from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.device.executor import StepExecutor
@@ -20,6 +22,7 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.loading import device_build, follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.parallel.ranks import RankChannel, RankInfo
+from eyas.engine.scheduling.scheduler import Scheduler
 from kv_transfer import puller
 from tests.unit import interpreted
 from tests.unit.hybrid_rig import add_mtp_layer, write_hybrid
@@ -160,6 +163,19 @@ def test_its_mtp_layer_drafts_in_the_step(plain: EngineConfig, drafts: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_whoever_is_preempted_resumes_from_a_state(plain: EngineConfig) -> None:
+    """Two sequences that grow over pages' ends while trees are verified, and pages for one and a half."""
+    expected, _ = answers(plain)
+    few = on_device(plain, draft=plain.model, speculation=HEADS["tree"], num_pages=10, state_slots=3)
+    preempted: list[Sequence] = []
+    with mock.patch.object(Scheduler, "_preempt", autospec=True) as preempt:
+        preempt.side_effect = lambda self, seq: preempted.append(seq) or PREEMPT(self, seq)
+        assert answers(few)[0] == expected
+    assert preempted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_rows_of_a_path_that_stay_where_they_were_drafted_are_misread(
     plain: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +207,7 @@ def test_without_what_follows_from_its_rows_a_state_is_misread(
     assert answers(*split(on_device(plain)))[0] != answers(plain)[0]
 
 
+PREEMPT = Scheduler._preempt
 RANKS = {
     "vocab_size": 32,
     "linear_num_key_heads": 2,
