@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
+from eyas.cluster.checks import check_room
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
@@ -235,6 +236,15 @@ def test_two_ranks_divide_the_heads_of_states(
     monkeypatch.setattr(follower, "main", _interpreted)
     shared = on_device(own, tensor_parallel_size=2, transfer="none", speculation=CHAIN)
     assert answers(shared) == expected
+
+
+def test_workers_whose_ranks_differ_are_refused_by_name(plain: EngineConfig, tmp_path: Path) -> None:
+    write_hybrid(tmp_path / "model", "qwen3_5", **SIZES | RANKS)
+    prefill = on_device(plain, model=str(tmp_path / "model"), device="cuda:0", num_pages=None)
+    decode = replace(prefill, tensor_parallel_size=2)
+    check_room({"prefill": prefill, "decode": replace(prefill, worker="decode")}, [], None)
+    with pytest.raises(ConfigError, match="--decode-tp: .* recurrent states, which go between equal ranks"):
+        check_room({"prefill": prefill, "decode": decode}, [], None)
 
 
 def test_heads_that_ranks_cannot_divide_are_refused_by_name(plain: EngineConfig) -> None:
