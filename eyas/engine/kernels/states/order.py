@@ -125,7 +125,9 @@ class DeltaLayout:
         parts = (stored.states, stored.tails, stored.inputs, stored.gates)
         return cls(
             *(shape.key_heads, shape.value_heads, shape.key_size, shape.value_size, shape.kernel),
-            *(shape.corrects, rule.bias is not None, rule.skip is not None),
+            shape.corrects,
+            rule.bias is not None,
+            rule.skip is not None,
             *(stored.inputs.shape[1], min(block, power_of_2(shape.value_size)), width, tree, pdl),
             *(part.stride(0) for part in parts),
         )

@@ -292,19 +292,16 @@ def _solve_step(below, whole, solved):
     thread has its columns of all rows, so that none waits for another.
     """
     own = tl.arange(0, COLUMNS)
-    given = ()
+    rows = ()
     for r in tl.static_range(STEP):
-        given = given + (tl.load(whole + r * COLUMNS + own),)  # type: ignore[assignment]
-    rows = (given[0],)
-    for r in tl.static_range(1, STEP):
-        made = given[r]
+        made = tl.load(whole + r * COLUMNS + own)
         for c in tl.static_range(r):
             factor = tl.load(below + r * COLUMNS + c)
-            made = tl.fma(tl.full(own.shape, factor, tl.float32), rows[c], made)
+            made = tl.fma(tl.full(own.shape, factor, tl.float32), rows[c], made)  # type: ignore[misc]
         rows = rows + (made,)  # type: ignore[assignment]
     for r in tl.static_range(STEP):
-        tl.store(whole + r * COLUMNS + own, rows[r])
-        tl.store(solved + r * COLUMNS + own, rows[r].to(solved.dtype.element_ty))
+        tl.store(whole + r * COLUMNS + own, rows[r])  # type: ignore[misc]
+        tl.store(solved + r * COLUMNS + own, rows[r].to(solved.dtype.element_ty))  # type: ignore[misc]
 
 
 @kernel
