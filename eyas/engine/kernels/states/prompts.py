@@ -297,11 +297,11 @@ def _solve_step(below, whole, solved):
         made = tl.load(whole + r * COLUMNS + own)
         for c in tl.static_range(r):
             factor = tl.load(below + r * COLUMNS + c)
-            made = tl.fma(tl.full(own.shape, factor, tl.float32), rows[c], made)  # type: ignore[misc]
+            made = tl.fma(tl.full(own.shape, factor, tl.float32), rows[c], made)
         rows = rows + (made,)  # type: ignore[assignment]
     for r in tl.static_range(STEP):
-        tl.store(whole + r * COLUMNS + own, rows[r])  # type: ignore[misc]
-        tl.store(solved + r * COLUMNS + own, rows[r].to(solved.dtype.element_ty))  # type: ignore[misc]
+        tl.store(whole + r * COLUMNS + own, rows[r])
+        tl.store(solved + r * COLUMNS + own, rows[r].to(solved.dtype.element_ty))
 
 
 @kernel
