@@ -101,10 +101,7 @@ CHANNELS: dict[str, Any] = {
     "bos_token_id": None,
 }
 ALONE: dict[str, Any] = {"state_size": 8, "num_hidden_layers": 3, "pad_token_id": None, "bos_token_id": None}
-NOT_ALONE = (
-    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    "max_position_embeddings",
-)
+NOT_ALONE = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 BLOCKS: dict[str, Any] = {
     "layers_block_type": [
         *("linear_attention", "moe", "linear_attention", "full_attention", "mlp"),

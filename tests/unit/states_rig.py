@@ -101,13 +101,7 @@ class Scene:
         tokens = torch.tensor(flat, dtype=torch.int64, device=DEVICE)
         wide = torch.cat((self.inputs[tokens], self.inputs[tokens]), 1)[:, : self.shape.inputs + 16]
         inputs, gates = wide[:, : self.shape.inputs], self.gates[tokens]
-        given = (inputs, gates, DeltaLayer(self.rule, self.layer, self.solved), rows)
-        if prompt:
-            ends = [self.lengths[piece.sequence] + len(piece.tokens) for piece in pieces]
-            chunks = Chunks.of([self.bounds[piece.sequence] for piece in pieces] + [0], [*ends, 0], DEVICE)
-            out = recur_chunks(*given, chunks)
-        else:
-            out = recur_few(*given, tree=any(piece.parents is not None for piece in pieces))
+        out = self._computed(pieces, rows, inputs, gates, prompt)
         if twin:
             self._compare(rows, inputs, gates, out)
         folds = rows.folds.tolist()
@@ -116,6 +110,22 @@ class Scene:
             self.bounds[piece.sequence] = fold
             self.lengths[piece.sequence] += certain
         return list(out.split([len(piece.tokens) for piece in pieces]))
+
+    def _computed(
+        self,
+        pieces: Sequence[Piece],
+        rows: StateRows,
+        inputs: torch.Tensor,
+        gates: torch.Tensor,
+        prompt: bool,
+    ) -> torch.Tensor:
+        """What the kernels make of the rows."""
+        given = (inputs, gates, DeltaLayer(self.rule, self.layer, self.solved), rows)
+        if prompt:
+            ends = [self.lengths[piece.sequence] + len(piece.tokens) for piece in pieces]
+            chunks = Chunks.of([self.bounds[piece.sequence] for piece in pieces] + [0], [*ends, 0], DEVICE)
+            return recur_chunks(*given, chunks)
+        return recur_few(*given, tree=any(piece.parents is not None for piece in pieces))
 
     def mixed(self, tree: Piece, single: Piece, prompt: Piece) -> None:
         """Runs a step of three groups with a piece each, and asserts what `step` does."""

@@ -48,6 +48,9 @@ SIZES: dict[str, Any] = {
     "linear_value_head_dim": 16,
     "eos_token_id": None,
 }
+PLAIN = EngineConfig(
+    model="", draft=None, num_pages=64, chunk_tokens=32, max_running=3, state_slots=8, worker="unified"
+)
 CHAIN = SpeculationConfig(steps=3, ngram=True)
 HEADS = {
     "chain": SpeculationConfig(steps=2),
@@ -61,16 +64,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = tmp_path_factory.mktemp("hybrid")
     write_hybrid(folder / "model", "qwen3_5", **SIZES)
     add_mtp_layer(folder / "model", "layers.1.", SIZES["hidden_size"])
-    return EngineConfig(
-        model=str(folder / "model"),
-        draft=None,
-        num_pages=64,
-        chunk_tokens=32,
-        max_running=3,
-        state_slots=8,
-        pool_dir=str(folder),
-        worker="unified",
-    )
+    return replace(PLAIN, model=str(folder / "model"), pool_dir=str(folder))
 
 
 def on_device(config: EngineConfig, **changes: Any) -> EngineConfig:
@@ -250,3 +244,19 @@ def test_workers_whose_ranks_differ_are_refused_by_name(plain: EngineConfig, tmp
 def test_heads_that_ranks_cannot_divide_are_refused_by_name(plain: EngineConfig) -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size: .* 1 query heads cannot be divided"):
         EngineSpec.of(on_device(plain, tensor_parallel_size=2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", ["plain", "chain", "split"])
+def test_short_convolutions_give_the_plain_engines_tokens(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puller, "RELEASE_S", WAIT_S)
+    kinds = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+    write_hybrid(tmp_path / "model", "lfm2", **SIZES | kinds)
+    plain = replace(PLAIN, model=str(tmp_path / "model"), pool_dir=str(tmp_path))
+    expected, hits = answers(plain)
+    device = on_device(plain, speculation=SpeculationConfig() if way == "plain" else CHAIN)
+    found = answers(*split(device)) if way == "split" else answers(device)
+    assert found == (expected, hits) if way != "split" else found[0] == expected

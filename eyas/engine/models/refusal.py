@@ -16,7 +16,7 @@ from eyas.engine.checkpoint.config import (
     NormNames,
 )
 from eyas.engine.checkpoint.quantized import FP8_SIDE
-from eyas.engine.states.shape import DeltaShape, SpaceShape
+from eyas.engine.states.shape import ConvolutionShape, DeltaShape, SpaceShape
 
 HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 SIDE = 16
@@ -79,8 +79,11 @@ def _layer_refusal(layer: LayerSpec) -> str:
 
 
 def _state_refusal(shape: DeltaShape) -> str:
-    if type(shape) not in (DeltaShape, SpaceShape):
-        return f"layers with {shape.kind} (GPUs have kernels for the gated delta rule and Mamba-2 alone)"
+    if isinstance(shape, ConvolutionShape):
+        return "" if shape.value_size % SIDE == 0 else f"convolutions of {shape.value_size} columns"
+    if type(shape) not in (DeltaShape, SpaceShape) or shape.reach != 1.0 or shape.norm_eps:
+        known = "Qwen's gated delta rule, Mamba-2 and short convolutions alone"
+        return f"layers with {shape.kind} (GPUs have kernels for {known})"
     if shape.key_size < SIDE or shape.key_size & (shape.key_size - 1):
         return f"keys of states of {shape.key_size} elements (a power of 2, {SIDE} or more, is needed)"
     if shape.value_size % SIDE:

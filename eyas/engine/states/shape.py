@@ -105,8 +105,10 @@ class DeltaShape:
 
     @property
     def solved(self) -> dict[str, tuple[int, ...]]:
-        """The sides of each part of what a GPU's kernels keep of a row beside its slot: `SolvedRows`."""
-        heads = self.value_heads
+        """The sides of each part of what a GPU's kernels keep of a row beside its slot, of an empty state
+        nothing: `SolvedRows`.
+        """
+        heads = self.value_heads if self.key_size else 0
         misses, solved = (self.value_size, SPAN) if self.corrects else (0, 0)
         return {
             "keys": (self.key_heads, self.key_size),

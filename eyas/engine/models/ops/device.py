@@ -23,6 +23,7 @@ from eyas.engine.kernels.states.gates import gated_norm, rule_gates
 from eyas.engine.kernels.states.order import DeltaLayer
 from eyas.engine.kernels.states.recur import recur
 from eyas.engine.kernels.states.rings import SolvedStore
+from eyas.engine.kernels.states.short import convolve
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.models.ops import expert_products
@@ -37,6 +38,7 @@ from eyas.engine.models.ops.parts import (
     Routed,
     RouterPart,
 )
+from eyas.engine.states.convolution import ShortConvolution
 from eyas.engine.states.delta import DeltaRule
 
 Experts = ExpertsPart[Projection]
@@ -126,9 +128,12 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     def recur(self, inputs: torch.Tensor, gates: torch.Tensor, rule: DeltaRule, layer: int) -> torch.Tensor:
         groups, states, decoded = self.step.rows.states, self.pool.states, self.step.rows.rounds
         assert groups is not None and states is not None
+        tree = decoded is not None and decoded.mask is not None
+        if isinstance(rule, ShortConvolution):
+            stored = states.layers[layer]
+            return convolve(inputs, rule, stored, groups, tree, self.step.context.launch.pdl)
         kept = states.beside
         assert isinstance(kept, SolvedStore)
-        tree = decoded is not None and decoded.mask is not None
         one = DeltaLayer(rule, states.layers[layer], kept.layers[layer])
         return recur(inputs, gates, one, groups, tree, self.step.context.launch.pdl)
 
