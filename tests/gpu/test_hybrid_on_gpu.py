@@ -43,6 +43,12 @@ SIZES: dict[str, Any] = {
     "linear_value_head_dim": 64,
     "max_position_embeddings": 2048,
 }
+OTHERS: dict[str, dict[str, Any]] = {
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"moe_intermediate_size": 64},
+    "falcon_h1": {"mamba_n_heads": 16, "mamba_d_head": 32, "mamba_d_ssm": 512, "mamba_d_state": 64},
+    "mamba2": {"num_heads": 16, "head_dim": 32, "state_size": 64},
+}
 CHAIN = {"speculation": SpeculationConfig(steps=3, draft_tokens=4, ngram=True)}
 TREE = {"speculation": SpeculationConfig(steps=2, topk=6, draft_tokens=12, ngram=True)}
 WAYS: dict[str, dict[str, Any]] = {
@@ -88,7 +94,22 @@ def pools() -> Iterator[str]:
 def test_tokens_are_transformers_own(tmp_path: Path, pools: str, way: str) -> None:
     model = write_hybrid(tmp_path / "model", "qwen3_5", **SIZES).cuda()
     add_mtp_layer(tmp_path / "model", "layers.2.", SIZES["hidden_size"])
-    cluster = Loopback(*configs(tmp_path, pools, way))
+    _serve(tmp_path, pools, way, model)
+
+
+@pytest.mark.parametrize("way", ["chain", "split"])
+@pytest.mark.parametrize("family", OTHERS)
+def test_tokens_of_other_kinds_are_transformers_own(
+    tmp_path: Path, pools: str, family: str, way: str
+) -> None:
+    """Short convolutions; a state beside attention, with multipliers; and layers with states alone."""
+    model = write_hybrid(tmp_path / "model", family, **SIZES | OTHERS[family]).cuda()
+    _serve(tmp_path, pools, way, model)
+
+
+def _serve(folder: Path, pools: str, way: str, model: Any) -> None:
+    """Serves prompts twice, judges every token, and sees that nothing is left."""
+    cluster = Loopback(*configs(folder, pools, way))
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
     try:
         for turn in range(2):  # the second time from states that the first one left

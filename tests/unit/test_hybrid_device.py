@@ -246,17 +246,26 @@ def test_heads_that_ranks_cannot_divide_are_refused_by_name(plain: EngineConfig)
         EngineSpec.of(on_device(plain, tensor_parallel_size=2))
 
 
+SPACES: dict[str, Any] = {"mamba_n_heads": 16, "mamba_d_head": 16, "mamba_d_ssm": 256, "mamba_d_state": 16}
+OTHERS: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "falcon_h1": SPACES | {"mamba_n_groups": 1},
+    "mamba2": {"hidden_size": 32, "expand": 8, "num_heads": 16, "head_dim": 16, "state_size": 16},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("way", ["plain", "chain", "split"])
-def test_short_convolutions_give_the_plain_engines_tokens(
-    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", ["chain", "split"])
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_kinds_of_states_give_the_plain_engines_tokens(
+    tmp_path: Path, family: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Short convolutions; a state beside attention, with multipliers; and layers with states alone."""
     monkeypatch.setattr(puller, "RELEASE_S", WAIT_S)
-    kinds = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
-    write_hybrid(tmp_path / "model", "lfm2", **SIZES | kinds)
+    write_hybrid(tmp_path / "model", family, **SIZES | OTHERS[family])
     plain = replace(PLAIN, model=str(tmp_path / "model"), pool_dir=str(tmp_path))
     expected, hits = answers(plain)
-    device = on_device(plain, speculation=SpeculationConfig() if way == "plain" else CHAIN)
+    device = on_device(plain, speculation=CHAIN)
     found = answers(*split(device)) if way == "split" else answers(device)
     assert found == (expected, hits) if way != "split" else found[0] == expected

@@ -65,15 +65,12 @@ def _layer_refusal(layer: LayerSpec) -> str:
         if kind not in kinds:
             return f"layers whose {part.replace('_', '-')} is a {kind.__name__}"
     attention, mlp = layer.attention, layer.feed_forward
-    if layer.delta is not None:
-        if why := _state_refusal(layer.delta):
-            return why
-        if layer.both:
-            return "layers that attend beside a state"
-    elif isinstance(attention, LatentSpec):
+    if layer.delta is not None and (why := _state_refusal(layer.delta)):
+        return why
+    if layer.attends and isinstance(attention, LatentSpec):
         if why := _latent_refusal(attention):
             return why
-    elif attention.head_dim not in HEAD_DIMS:
+    elif layer.attends and attention.head_dim not in HEAD_DIMS:
         return f"heads of {attention.head_dim} ({', '.join(map(str, HEAD_DIMS))} are served)"
     return _experts_refusal(mlp) if isinstance(mlp, ExpertsSpec) else ""
 
@@ -81,8 +78,8 @@ def _layer_refusal(layer: LayerSpec) -> str:
 def _state_refusal(shape: DeltaShape) -> str:
     if isinstance(shape, ConvolutionShape):
         return "" if shape.value_size % SIDE == 0 else f"convolutions of {shape.value_size} columns"
-    if type(shape) not in (DeltaShape, SpaceShape) or shape.reach != 1.0 or shape.norm_eps:
-        known = "Qwen's gated delta rule, Mamba-2 and short convolutions alone"
+    if type(shape) not in (DeltaShape, SpaceShape):
+        known = "the gated delta rule, Mamba-2 and short convolutions alone"
         return f"layers with {shape.kind} (GPUs have kernels for {known})"
     if shape.key_size < SIDE or shape.key_size & (shape.key_size - 1):
         return f"keys of states of {shape.key_size} elements (a power of 2, {SIDE} or more, is needed)"
