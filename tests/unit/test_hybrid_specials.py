@@ -70,6 +70,8 @@ SPECIALS: dict[str, dict[str, Change]] = {
         "rotates nothing": attention(rope=ROPE),
         "weights as they are": feed_forward(normalised=True),
     },
+    "falcon_mamba": {"norms of steps, keys and queries": states(norms="")},
+    "mamba2": {"limits of steps": WITHOUT_LIMITS},
     "kimi_linear": {"rotates nothing": attention(rope=ROPE), "groups": feed_forward(topk_groups=4)},
     "olmo_hybrid": {"reach": states(reach=1.0), "rotates nothing": attention(rope=ROPE)},
     "olmo_hybrid_rotated": {"reach": states(reach=2.0), "rotates": attention(rope=NO_ROPE)},
