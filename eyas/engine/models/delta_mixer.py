@@ -31,11 +31,10 @@ class DeltaMixer(Generic[ProjectionT]):
         weights, heads = blocks.weights, shape.value_heads
         keys, values = shape.key_heads * shape.key_size, heads * shape.value_size
         counts = {"q": keys, "k": keys, "v": values, "z": values, "b": heads, "a": heads}
-        if not shape.corrects:
-            del counts["b"]
-        names = [f"{prefix}.in_proj_{part}.weight" for part in counts]
+        parts = [*"qkvz", *("b" * shape.corrects), "a", *("a" * bool(shape.spare_rows))]
+        names = [f"{prefix}.in_proj_{part}.weight" for part in parts]
         width = blocks.config.hidden_size if gain is None else gain.shape[0]
-        projection = blocks.loader(names).rows(names, list(counts.values()), width)
+        projection = blocks.loader(names).rows(names, [counts[part] for part in parts], width)
         self.norm = None if gain is None else blocks.norm_before(gain, projection)
 
         def of_heads(name: str) -> torch.Tensor:

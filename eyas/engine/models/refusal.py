@@ -85,7 +85,7 @@ def _state_refusal(shape: DeltaShape) -> str:
         return f"keys of states of {shape.key_size} elements (a power of 2, {SIDE} or more, is needed)"
     if shape.value_size % SIDE:
         return f"values of states of {shape.value_size} elements (a multiple of {SIDE} is needed)"
-    rows = shape.inputs + shape.value_heads * (shape.value_size + 1 + shape.corrects)
+    rows = shape.inputs + shape.value_heads * (shape.value_size + 1 + shape.corrects) + shape.spare_rows
     if rows % SIDE:
         return f"{rows} rows of the product before states (a multiple of {SIDE} is needed)"
     return ""

@@ -79,6 +79,11 @@ class DeltaShape:
         return hidden * (self.row_width + 2 * self.value_heads * self.value_size)
 
     @property
+    def spare_rows(self) -> int:
+        """Rows that the product before it has for its own sake, behind all others."""
+        return 0
+
+    @property
     def row_width(self) -> int:
         """Elements of a row as it is stored before it is folded into a state."""
         return self.inputs + self.gates
@@ -192,6 +197,12 @@ class SpaceShape(DeltaShape):
     def corrects(self) -> bool:
         """A row adds to the state."""
         return False
+
+    @property
+    def spare_rows(self) -> int:
+        """Its steps once more, where they make the product a whole number of sixteens."""
+        rows = self.inputs + self.value_heads * (self.value_size + 1)
+        return self.value_heads if rows % 16 and (rows + self.value_heads) % 16 == 0 else 0
 
 
 @dataclasses.dataclass(frozen=True)

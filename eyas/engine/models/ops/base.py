@@ -184,7 +184,8 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """
         shape = part.rule.shape
         values, heads = shape.value_heads * shape.value_size, (shape.value_heads,) * (1 + shape.corrects)
-        inputs, gate, *numbers = self.product(read, part.projection).split((shape.inputs, values, *heads), 1)
+        columns = (shape.inputs, values, *heads, shape.spare_rows)
+        inputs, gate, *numbers, _ = self.product(read, part.projection).split(columns, 1)
         made = self.recur(inputs.contiguous(), recurrent.gates(numbers, part), part.rule, layer)
         return recurrent.gated(made, gate, part, self.eps)
 
