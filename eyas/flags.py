@@ -151,6 +151,23 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="GiB of host memory, per worker, for KV pages that the prefix cache evicts "
         f"({engine.host_cache_gb:g}: none)",
     )
+    add(
+        "--disk-cache-dir",
+        metavar="DIR",
+        help="a folder where these pages are kept too, and found again by the next start (none)",
+    )
+    add(
+        "--disk-cache-gb",
+        type=positive,
+        default=engine.disk_cache_gb,
+        metavar="N",
+        help=f"GiB that it may have ({engine.disk_cache_gb:g})",
+    )
+    add(
+        "--kv-store",
+        metavar="URL",
+        help="redis://HOST:PORT/DB of a Redis or Valkey where they are kept for other workers too (none)",
+    )
     add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
+from typing import Any
 
 from eyas.common.cluster.names import CLUSTER
 from eyas.common.config import RESERVE_BYTES, EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
@@ -156,10 +157,17 @@ def _split(config: ServeConfig) -> dict[str, EngineConfig]:
     return (
         _tier(Role.PREFILL, config.prefill, engine(Role.PREFILL, ranks=config.prefill_tp))
         | _tier(Role.DECODE, config.decode, engine(Role.DECODE, *here, ranks=config.decode_tp))
-        | _tier(
-            Role.DRAFT, elsewhere, dataclasses.replace(engine(Role.DRAFT), host_cache_gb=0.0, dp_attention=1)
-        )
+        | _tier(Role.DRAFT, elsewhere, dataclasses.replace(engine(Role.DRAFT), **_OF_DRAFT_WORKERS))
     )
+
+
+_OF_DRAFT_WORKERS: dict[str, Any] = {
+    "host_cache_gb": 0.0,
+    "disk_cache_dir": None,
+    "kv_store": None,
+    "dp_attention": 1,
+}
+"""They have no prefix cache, and no attention ranks."""
 
 
 def _check_host_caches(requested: list[float], memory: MemoryBudget | None) -> None:
@@ -255,6 +263,10 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "log-level": engine.log_level,
         "transfer": engine.transfer,
     }
+    if engine.disk_cache_dir is not None:
+        flags |= {"disk-cache-dir": engine.disk_cache_dir, "disk-cache-gb": f"{engine.disk_cache_gb:g}"}
+    if engine.kv_store is not None:
+        flags["kv-store"] = engine.kv_store
     if engine.tokenizer is not None:
         flags["tokenizer"] = engine.tokenizer
     if engine.chat_template is not None:

@@ -98,6 +98,9 @@ class EngineConfig:
     state_slots: int | None = None  # of a model with states; None: of all sequences of a step, and some more
     mem_fraction_static: float = 0.88  # of the device's memory, for weights and KV pages
     host_cache_gb: float = 0.0  # GiB of the host's memory for pages that leave the prefix cache; 0: none
+    disk_cache_dir: str | None = None  # a folder for pages that leave the host's memory, too; None: none
+    disk_cache_gb: float = 50.0  # GiB of that folder
+    kv_store: str | None = None  # the address of a store that workers share (redis://..), likewise
     pool_dir: str = SHARED_MEMORY
     context_length: int | None = None  # tokens; None: the model's
     max_running: int = 64  # sequences in a step (slots), of each attention rank

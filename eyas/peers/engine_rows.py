@@ -165,10 +165,15 @@ MEMORY = (
     FlagRow(
         SGLANG,
         ("--hicache-storage-backend",),
-        RefusedFlag("leave it out: pages are cached in GPU and host memory (`--host-cache-gb`)"),
+        RefusedFlag("set `--host-cache-gb N` with `--disk-cache-dir DIR` or `--kv-store URL`"),
         example="file",
     ),
-    FlagRow(SGLANG, ("--enable-lmcache",), RefusedFlag("set `--host-cache-gb N`"), NONE),
+    FlagRow(
+        SGLANG,
+        ("--enable-lmcache",),
+        RefusedFlag("set `--host-cache-gb N`, with `--disk-cache-dir DIR` or `--kv-store URL`"),
+        NONE,
+    ),
     FlagRow(
         VLLM,
         ("--swap-space",),

@@ -129,6 +129,7 @@ class Sequence:
     branch: int = 0  # where other texts leave its prompt: a state is kept there
     tree: DraftTree | None = None  # the drafts that the next step may verify
     fetched: bool = False  # its pages were asked of the host, since it last had any
+    sought: bool = False  # .. and of the stores behind it
     drafting: bool = False  # a drafter follows this sequence
     ring: RingPlace | None = None  # where the device puts its features for that drafter too
     window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must start (again)

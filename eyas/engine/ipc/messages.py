@@ -264,12 +264,21 @@ class TransferTotals(msgspec.Struct, frozen=True):
 
 
 class HostCache(msgspec.Struct, frozen=True, array_like=True):
-    """The host tier: `pages` that it holds, prompt tokens loaded from it, bytes copied to it and back."""
+    """The host tier: `pages` that it holds, prompt tokens loaded from it, bytes copied to it and back.
+
+    Of the stores behind it: prompt tokens that came from there, looks that ended at a page that was not
+    there, bytes written and read, and calls that failed.
+    """
 
     pages: int = 0
     tokens: int = 0
     bytes_out: int = 0
     bytes_in: int = 0
+    store_tokens: int = 0
+    store_misses: int = 0
+    store_bytes_out: int = 0
+    store_bytes_in: int = 0
+    store_failures: int = 0
 
 
 class StateCache(msgspec.Struct, frozen=True, array_like=True):

@@ -60,6 +60,11 @@ class HostMemory:
         """Slots to pages of the pools, which no step in flight may write."""
         self._submit(self._in, lambda: self._copy(pages, slots, self._streams[1], out=False), then)
 
+    def parts(self, slot: int) -> list[memoryview]:
+        """The bytes of a slot: its page of every pool. Any thread may ask."""
+        piece, at = divmod(slot, self._piece_slots)
+        return [host[at].view(torch.uint8).numpy().data for host in self._pieces[piece]]
+
     def poll(self) -> None:
         """Tells of the copies that stopped, and counts them."""
         for done in self._taker.finished():

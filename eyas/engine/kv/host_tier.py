@@ -2,13 +2,14 @@
 
 A page is copied while it is still in the cache, idle and among the next to be evicted, so nothing waits for a
 copy. One that is evicted before its copy has ended is lost to the tier. A full tier drops the page that left,
-or was wanted, longest ago.
+or was wanted, longest ago. Where pages go on from here (`on_saved`), each is copied as soon as it is idle: it
+shall be there when this worker is not.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -21,6 +22,7 @@ from kv_transfer.copy_thread import Then
 
 AHEAD = 1024  # pages that are copied in advance: the ones that are evicted next
 BATCH = 64  # pages per copy: one that stopped early is no great loss
+MOST_IDLE = 1024  # pages that fell idle, looked at per loop where all go on
 
 
 class TierMemory(Protocol):
@@ -75,6 +77,7 @@ class HostTier:
         self._known = 0  # slots that were ready, ever
         self._ahead = min(AHEAD, pool.num_pages)
         self._seen = 0  # of the cache's turnover, when pages were last chosen
+        self.on_saved: Callable[[Sequence[bytes]], None] | None = None  # hears what came from the pool
         self.cached_pages = 0  # pages that can come back
         self.loaded = 0  # pages that came back, ever
 
@@ -98,12 +101,50 @@ class HostTier:
     def clear(self) -> int:
         """Drops every page that can come back, while none is being loaded; returns how many there were.
 
-        One that is being copied is dropped as its copy ends, for it has left the cache by then.
+        One that is being copied is dropped as its copy ends: one that comes has left the cache by then, and
+        one that is written to a store keeps its slot until `release`.
         """
-        filled = [name for name, page in self._pages.items() if page.filled]
-        self._free += [self._pages.pop(name).slot for name in filled]
+        filled = [(name, page) for name, page in self._pages.items() if page.filled]
+        for name, page in filled:
+            page.filled = False
+            if not page.copies:
+                self._free.append(self._pages.pop(name).slot)
         self.cached_pages = 0
         return len(filled)
+
+    def hold(self, names: Sequence[bytes]) -> list[int]:
+        """The slots of pages that can come back, which stay until `release`."""
+        for name in names:
+            self._pages[name].copies += 1
+        return [self._pages[name].slot for name in names]
+
+    def release(self, names: Sequence[bytes]) -> None:
+        """What `hold` held may be dropped, and what was cleared meanwhile is."""
+        for name in names:
+            page = self._pages[name]
+            page.copies -= 1
+            if not page.filled and not page.copies:
+                self._free.append(self._pages.pop(name).slot)
+
+    def reserve(self, names: Sequence[bytes]) -> list[int]:
+        """Slots for the first of these pages, as many as there is room for, until `settle`: none is here."""
+        slots: list[int] = []
+        for name in names:
+            if name in self._pages or (slot := self._slot()) is None:
+                break
+            self._pages[name] = _HostPage(slot, copies=1)
+            slots.append(slot)
+        return slots
+
+    def settle(self, names: Sequence[bytes], count: int) -> None:
+        """Of the pages that `reserve` gave slots to, the first `count` have come, and no other will."""
+        for name in names[:count]:
+            self._pages[name].copies -= 1
+            self._pages[name].filled = True
+        for name in names[count:]:
+            self._free.append(self._pages.pop(name).slot)
+        self.cached_pages += count
+        self._touch(names[:count])
 
     def load_s(self, pages: int) -> float:
         """Seconds that loading `pages` takes, as copies went until now; 0.0 before the first."""
@@ -116,14 +157,16 @@ class HostTier:
         self._free += range(self._known, self.memory.ready)
         self._known = self.memory.ready
         turnover = self._cache.turnover - self._seen
-        if self._pool.free < self._ahead and turnover >= min(self._ahead // 4, BATCH * 4):
+        if self.on_saved is not None and turnover:
             self._seen = self._cache.turnover
-            self._save()
+            self._save(self._cache.last_in(min(turnover, MOST_IDLE, self._known)))
+        elif self._pool.free < self._ahead and turnover >= min(self._ahead // 4, BATCH * 4):
+            self._seen = self._cache.turnover  # no more pages are looked at than went by, a few times over
+            self._save(self._cache.next_out(min(self._ahead, self._known)))
 
-    def _save(self) -> None:
-        """Looks at no more pages than went by since the last time, a few times over."""
-        count = min(self._ahead, self._known)  # more would take each other's slots
-        soon = [node for node in self._cache.next_out(count) if self._pool.is_quiet(node.page)]
+    def _save(self, nodes: Sequence[CacheNode]) -> None:
+        """Copies those that are not here. (More than there are slots would take each other's.)"""
+        soon = [node for node in nodes if self._pool.is_quiet(node.page)]
         self._touch([node.name for node in soon if node.name in self._pages])
         fresh: list[CacheNode] = []
         for node in soon:
@@ -169,15 +212,19 @@ class HostTier:
 
     def _was_saved(self, nodes: Sequence[CacheNode], error: EyasError | None) -> None:
         """A page that left the cache meanwhile may have been overwritten before it was read."""
+        saved: list[bytes] = []
         for node in nodes:
             page = self._pages[node.name]
             page.copies -= 1
             if error is None and self._cache.holds(node):
                 page.filled = True
                 self.cached_pages += 1
+                saved.append(node.name)
             else:
                 del self._pages[node.name]
                 self._free.append(page.slot)
+        if saved and self.on_saved is not None:
+            self.on_saved(saved)
 
     def _was_loaded(self, names: Sequence[bytes], then: Then, error: EyasError | None) -> None:
         for name in names:

@@ -235,6 +235,11 @@ class PrefixCache:
         first = islice(self._idle, count)
         return [self._nodes[page] for page in first if not self._pool.owners(page)]
 
+    def last_in(self, count: int) -> list[CacheNode]:
+        """The `count` pages that fell idle last, the first of them first, without those in use."""
+        last = list(islice(reversed(self._idle), count))
+        return [self._nodes[page] for page in reversed(last) if not self._pool.owners(page)]
+
     @property
     def untold(self) -> bool:
         """True if `news` has something."""

@@ -342,7 +342,7 @@ def _scheduler(loaded: EngineSpec, core: _StepCore, pulls: PullManager) -> Sched
         PrefixCache(own, config.page_size, lookahead=lookahead, groups=groups, states=states) for own in pages
     ]
     if ranks == 1:
-        host = host_loads(config, pools, pages[0], caches[0], core.slowest_step_s)
+        host = host_loads(loaded, pools, pages[0], caches[0], core.slowest_step_s)
         return Scheduler(pages[0], caches[0], core.limits, pulls, host, holds)
     return DataParallelScheduler(
         [

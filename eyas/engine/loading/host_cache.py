@@ -1,18 +1,27 @@
-"""Builds the host tier of `--host-cache-gb`, if this engine and its host can have one."""
+"""Builds the host tier of `--host-cache-gb`, where there can be one, and the stores behind it."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
+from eyas.common.cluster.names import is_redis
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.memory import memory
+from eyas.common.types import KvKind
+from eyas.engine.kv.cold_tier import ColdTier
 from eyas.engine.kv.host_memory import HostMemory
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.kv.stores.disk import DiskStore
+from eyas.engine.kv.stores.shared import SharedStore
+from eyas.engine.kv.stores.store import PageStore
+from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.scheduling.host_loads import HostLoads
 
 FLAG = "host-cache-gb"
@@ -23,11 +32,17 @@ def check_host_cache(config: EngineConfig) -> None:
     """Raises ConfigError if a tier is asked for and this engine, or the memory here, has none."""
     requested = config.host_cache_gb
     if not requested:
+        for flag, given in (("disk-cache-dir", config.disk_cache_dir), ("kv-store", config.kv_store)):
+            if given:
+                text = f"--{flag}: KV pages go there through the host's memory: give --{FLAG}, too"
+                raise ConfigError(text, param=flag)
         return
     if config.only_drafts:
         raise ConfigError(f"--{FLAG}: a draft worker has no prefix cache", param=FLAG)
     if config.tensor_parallel_size > 1:
         raise ConfigError(f"--{FLAG}: GPUs that share a model have no host tier", param=FLAG)
+    if config.kv_store is not None and not is_redis(config.kv_store):
+        raise ConfigError(f"--kv-store: {config.kv_store} is no redis://HOST:PORT/DB", param="kv-store")
     there = memory()
     if requested > there.free_gib:
         has = f"the {there.holder} has {there.free_gib:.1f} GiB available: ask for less than that"
@@ -35,13 +50,14 @@ def check_host_cache(config: EngineConfig) -> None:
 
 
 def host_loads(
-    config: EngineConfig, pools: Sequence[KvPool], pages: PagePool, cache: PrefixCache, slowest_step_s: float
+    loaded: EngineSpec, pools: Sequence[KvPool], pages: PagePool, cache: PrefixCache, slowest_step_s: float
 ) -> HostLoads | None:
     """The tier of pools with these page numbers; None if none is asked for.
 
     The slowest step of the start computed a whole chunk: that is how fast prompts are computed. ConfigError
     if the tier would have no room for a page.
     """
+    config = loaded.config
     if not config.host_cache_gb:
         return None
     page_bytes = sum(pool.shape.page_bytes for pool in pools)
@@ -51,5 +67,30 @@ def host_loads(
             f"--{FLAG}: {config.host_cache_gb:g} GiB hold no page of {page_bytes} bytes", param=FLAG
         )
     _log.info("host cache: %d KV pages, %d tokens", slots, slots * config.page_size)
-    tier = HostTier(pages, cache, HostMemory(pools, slots))
-    return HostLoads(tier, pages, cache, config.page_size, config.chunk_tokens / max(slowest_step_s, 1e-6))
+    memory = HostMemory(pools, slots)
+    tier = HostTier(pages, cache, memory)
+    loads = HostLoads(tier, pages, cache, config.page_size, config.chunk_tokens / max(slowest_step_s, 1e-6))
+    if stores := _stores(loaded, cache):
+        loads.cold = ColdTier(tier, memory.parts, stores)
+    return loads
+
+
+def _stores(loaded: EngineSpec, cache: PrefixCache) -> list[PageStore]:
+    """Behind the host's memory, the nearest first."""
+    config, namespace = loaded.config, _namespace(loaded, cache)
+    stores: list[PageStore] = []
+    if config.disk_cache_dir is not None:
+        stores.append(DiskStore(Path(config.disk_cache_dir), namespace, int(config.disk_cache_gb * 2**30)))
+    if config.kv_store is not None:
+        stores.append(SharedStore(config.kv_store, namespace))
+    for store in stores:
+        _log.info("KV pages also go to the %s, as %s", store.name, namespace)
+    return stores
+
+
+def _namespace(loaded: EngineSpec, cache: PrefixCache) -> str:
+    """Of whose pages have the same names and the same bytes: 32 hexadecimal digits."""
+    kinds = (KvKind.TARGET, KvKind.DRAFT)[: 1 + cache.lookahead]
+    meanings = [loaded.layout_hash(kind) for kind in kinds]
+    text = repr((meanings, cache.shape.size, cache.lookahead))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -366,7 +366,7 @@ class Engine:
         deadline, host = time.monotonic() + STOP_S, self._scheduler.host
         ends = [copier.close for copier in self._parts.copiers]
         if host is not None:
-            ends.append(host.tier.memory.close)
+            ends.append(host.close)
         if all([idle, *(end(deadline) for end in ends)]):
             for pool in self._parts.pools:
                 pool.close()

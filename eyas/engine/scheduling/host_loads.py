@@ -1,7 +1,8 @@
 """Sequences whose prompt continues on the host: they leave the queue until its pages are back in the cache.
 
 Pages are loaded for the prefix cache, not for a sequence: it then finds them there like any others. So a
-sequence that is cancelled meanwhile leaves nothing behind. What fails, or takes long, is computed.
+sequence that is cancelled meanwhile leaves nothing behind. What fails, or takes long, is computed. Where
+stores lie behind the host's memory, pages come from there to the host first, likewise.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from eyas.common.errors import EyasError
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import HostCache
+from eyas.engine.kv.cold_tier import ColdTier
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
@@ -32,49 +35,71 @@ class LoadDecision(enum.Enum):
 
 
 @dataclass(eq=False)
-class _HostLoad:
-    """`pages` hold the first rows of `tokens`, once it is over.
-
-    `ahead`: pages that the sequence takes beyond them when it runs. `sequence`: None once it waits no more.
+class _ColdFetch:
+    """Pages on their way to the host. `sequence`: None once it waits no more, at `deadline` (monotonic
+    seconds) at the latest.
     """
 
     sequence: Sequence | None
+    deadline: float
+
+
+@dataclass(eq=False)
+class _HostLoad(_ColdFetch):
+    """On their way from there. `pages` hold the first rows of `tokens`, once it is over.
+
+    `ahead`: pages that the sequence takes beyond them when it runs.
+    """
+
     tokens: SequenceOf[int]
     pages: list[int]
     ahead: int
-    deadline: float  # monotonic seconds
 
 
 class HostLoads:
-    """`page_size`: rows per page. `prompt_rate`: tokens of a prompt that this engine computes per second."""
+    """`page_size`: rows per page. `prompt_rate`: tokens of a prompt that this engine computes per second.
+    `cold`: the stores behind the tier.
+    """
 
     def __init__(
         self, tier: HostTier, pool: PagePool, cache: PrefixCache, page_size: int, prompt_rate: float
     ) -> None:
         self.tier = tier
+        self.cold: ColdTier | None = None
         self._pool = pool
         self._cache = cache
         self._size = page_size
         self._rate = prompt_rate
         self._loads: list[_HostLoad] = []
+        self._fetches: list[_ColdFetch] = []
         self._back: list[Sequence] = []
+
+    def close(self, deadline: float) -> bool:
+        """Ends all copies; False if one still runs at `deadline` (monotonic seconds)."""
+        cold = self.cold is None or self.cold.close(deadline)
+        return self.tier.memory.close(deadline) and cold
 
     @property
     def counts(self) -> HostCache:
         """Running totals."""
         memory = self.tier.memory
         loaded = self.tier.loaded * self._size
-        return HostCache(self.tier.cached_pages, loaded, memory.bytes_out, memory.bytes_in)
+        host = (self.tier.cached_pages, loaded, memory.bytes_out, memory.bytes_in)
+        if self.cold is None:
+            return HostCache(*host)
+        cold = self.cold.counts
+        stores = (cold.hits * self._size, cold.misses, cold.bytes_out, cold.bytes_in, cold.failures)
+        return HostCache(*host, *stores)
 
     @property
     def loading(self) -> bool:
-        """True if pages are on their way from the host into the cache."""
-        return bool(self._loads)
+        """True if pages are on their way from the host into the cache, or to the host for a sequence."""
+        return bool(self._loads or self._fetches)
 
     @property
     def copying(self) -> bool:
         """True if `poll` will have something to do soon, without anything else happening."""
-        return self.tier.memory.copying
+        return self.tier.memory.copying or (self.cold is not None and self.cold.busy)
 
     def ask(self, sequence: Sequence, tokens: SequenceOf[int], pages: int) -> LoadDecision:
         """Begins to load what continues the cached prefix of `tokens`, if that is worth it.
@@ -85,17 +110,45 @@ class HostLoads:
             return LoadDecision.COMPUTE
         cached = self._cache.match(tokens)
         names = self.tier.find(self._cache.names_after(tokens, cached))
+        if self._fetch(sequence, tokens, cached, len(names)):
+            self._pool.drop(cached)
+            return LoadDecision.LOADS
         answer = self._judge(len(names), pages - len(cached))
         if answer is not LoadDecision.LOADS:
             self._pool.drop(cached)
             return answer
         fresh = self._pool.take(len(names), settled=True)
         joined = [*cached, *fresh]
-        load = _HostLoad(sequence, tokens, joined, pages - len(joined), time.monotonic() + LOAD_TIMEOUT_S)
+        load = _HostLoad(sequence, time.monotonic() + LOAD_TIMEOUT_S, tokens, joined, pages - len(joined))
         self._loads.append(load)
         sequence.fetched = True
         self.tier.load(names, fresh, partial(self._stopped, load))
         return answer
+
+    def _fetch(
+        self, sequence: Sequence, tokens: SequenceOf[int], cached: SequenceOf[int], found: int
+    ) -> bool:
+        """Begins to bring what continues the pages on the host from the stores, once for a sequence."""
+        left = (len(tokens) - 1) // self._size - len(cached) - found
+        if self.cold is None or sequence.sought or left * self._size < LEAST_TOKENS:
+            return False
+        sequence.sought = True
+        if self.cold.fetch_s(left) >= left * self._size / self._rate:
+            return False
+        fetch = _ColdFetch(sequence, time.monotonic() + LOAD_TIMEOUT_S)
+        self._fetches.append(fetch)
+        names = islice(self._cache.names_after(tokens, cached), found, None)
+        self.cold.fetch(names, fetch.deadline, partial(self._fetched, fetch))
+        return True
+
+    @property
+    def _waiting(self) -> list[_ColdFetch]:
+        return [*self._loads, *self._fetches]
+
+    def _fetched(self, fetch: _ColdFetch) -> None:
+        self._fetches.remove(fetch)
+        if fetch.sequence is not None:
+            self._back.append(fetch.sequence)
 
     def _judge(self, count: int, needed: int) -> LoadDecision:
         """Decides about a sequence that needs `needed` pages; `count` of them could be loaded."""
@@ -121,16 +174,18 @@ class HostLoads:
 
     def forget(self, sequence: Sequence) -> None:
         """Forgets a sequence that goes. The pages being loaded for it still come into the cache."""
-        for load in self._loads:
-            if load.sequence is sequence:
-                load.sequence = None
+        for waiting in self._waiting:
+            if waiting.sequence is sequence:
+                waiting.sequence = None
 
     def poll(self, now: float) -> list[Sequence]:
         """Runs once a loop: gives the sequences that go back to the queue."""
         self.tier.poll()
-        for load in self._loads:
-            if load.sequence is not None and now > load.deadline:
-                self._back.append(load.sequence)
-                load.sequence = None
+        if self.cold is not None:
+            self.cold.poll()
+        for waiting in self._waiting:
+            if waiting.sequence is not None and now > waiting.deadline:
+                self._back.append(waiting.sequence)
+                waiting.sequence = None
         back, self._back = self._back, []
         return back

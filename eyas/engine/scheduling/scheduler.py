@@ -498,4 +498,5 @@ class Scheduler:
     def _give_back(self, seq: Sequence) -> None:
         self.tables.remember(seq, self.complete_rows(seq))
         self.tables.give_back(seq)
-        seq.kv_len, seq.draft_len, seq.tree, seq.fetched = 0, 0, None, False
+        seq.kv_len, seq.draft_len, seq.tree = 0, 0, None
+        seq.fetched = seq.sought = False

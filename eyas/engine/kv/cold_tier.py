@@ -1,0 +1,172 @@
+"""The cold tier: pages that came to host memory are written to stores behind it, and come back from there.
+
+Both ways are beside the loop: a thread writes, and another reads. What it cannot write in time it leaves out.
+A store that fails is left alone for a while; whatever it loses is computed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from eyas.common.errors import EyasError
+from eyas.engine.kv.host_tier import HostTier
+from eyas.engine.kv.stores.store import PageStore, Parts
+from kv_transfer.copy_thread import CopyThread
+
+BATCH = 32  # pages that are read before it is looked how many came
+READERS = 4  # threads of a batch
+MOST_WRITES = 256  # pages that wait to be written
+REST_S = 5.0  # a store that failed is asked again then
+
+Then: TypeAlias = Callable[[], None]
+PartsOf: TypeAlias = Callable[[int], Parts]
+_log = logging.getLogger("eyas.engine")
+
+
+@dataclass(eq=False)
+class _Fetch:
+    """Pages on their way to host memory. `names`: those that no read was begun for."""
+
+    names: Iterator[bytes]
+    deadline: float  # monotonic seconds
+    then: Then
+
+
+@dataclass
+class StoreCounts:
+    """Running totals, of pages and bytes. `failures`: calls that a store did not answer as it should."""
+
+    hits: int = 0
+    misses: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    failures: int = 0
+
+
+class ColdTier:
+    """Behind `tier`, whose slots' bytes `parts` gives. `stores`: the nearest first. One thread uses it."""
+
+    def __init__(self, tier: HostTier, parts: PartsOf, stores: Sequence[PageStore]) -> None:
+        self._tier = tier
+        self._parts = parts
+        self._stores = list(stores)
+        self._rests: dict[str, float] = {}  # until when, by store
+        self._numbers = itertools.count()
+        self._out: CopyThread[int] = CopyThread("cold-out")
+        self._in: CopyThread[int] = CopyThread("cold-in")
+        self._readers = ThreadPoolExecutor(READERS, "cold-read")
+        self._writing: dict[int, Sequence[bytes]] = {}
+        self._reading: dict[int, tuple[_Fetch, Sequence[bytes]]] = {}
+        self._read_s = 0.0
+        self.counts = StoreCounts()
+        tier.on_saved = self._saved
+
+    @property
+    def busy(self) -> bool:
+        """True if `poll` will have something to report soon."""
+        return bool(self._writing or self._reading)
+
+    def fetch_s(self, pages: int) -> float:
+        """Seconds that fetching takes, as fetches went until now; 0.0 before the first."""
+        return pages * self._read_s / max(self.counts.hits, 1)
+
+    def fetch(self, names: Iterator[bytes], deadline: float, then: Then) -> None:
+        """Brings pages of these names to host memory, up to the first that no store has. `then`: it is over.
+
+        None is begun after `deadline` (monotonic seconds).
+        """
+        self._next(_Fetch(names, deadline, then))
+
+    def poll(self) -> None:
+        """Runs once a loop: takes what was read and written."""
+        for done in self._out.finished():
+            self._tier.release(self._writing.pop(done.job))
+            self.counts.bytes_out += done.bytes
+        for done in self._in.finished():
+            fetch, names = self._reading.pop(done.job)
+            count = done.bytes // self._tier.memory.page_bytes
+            self._tier.settle(names, count)
+            self._read_s += done.seconds
+            self.counts.hits += count
+            self.counts.misses += count < len(names)
+            self.counts.bytes_in += done.bytes
+            if count == len(names):
+                self._next(fetch)
+            else:
+                fetch.then()
+
+    def close(self, deadline: float) -> bool:
+        """Ends the threads; False if one still runs at `deadline` (monotonic seconds)."""
+        self._tier.on_saved = None
+        closed = all([thread.close(deadline) for thread in (self._out, self._in)])
+        self._readers.shutdown(wait=closed, cancel_futures=True)
+        for store in self._stores:
+            store.close()
+        return closed
+
+    def _saved(self, names: Sequence[bytes]) -> None:
+        """Pages have come to host memory from the GPU: they are written, unless too many wait."""
+        if sum(map(len, self._writing.values())) + len(names) > MOST_WRITES:
+            return
+        slots, number = self._tier.hold(names), next(self._numbers)
+        self._writing[number] = names
+        self._out.submit(number, partial(self._write, tuple(zip(names, slots, strict=True))))
+
+    def _next(self, fetch: _Fetch) -> None:
+        """Begins to read the next batch, if there is one, and room for it."""
+        names = list(itertools.islice(fetch.names, BATCH)) if time.monotonic() < fetch.deadline else []
+        slots = self._tier.reserve(names)
+        if not slots:
+            fetch.then()
+            return
+        number, names = next(self._numbers), names[: len(slots)]
+        self._reading[number] = fetch, names
+        self._in.submit(number, partial(self._read, tuple(zip(names, slots, strict=True))))
+
+    # --- on threads ------------------------------------------------------------------------------------
+
+    def _write(self, pages: Sequence[tuple[bytes, int]]) -> int:
+        """The bytes written."""
+        return sum(self._put(store, pages) for store in self._awake())
+
+    def _put(self, store: PageStore, pages: Sequence[tuple[bytes, int]]) -> int:
+        try:
+            return sum(store.put(name, self._parts(slot)) for name, slot in pages)
+        except EyasError as error:
+            self._failed(store, error)
+            return 0
+
+    def _read(self, pages: Sequence[tuple[bytes, int]]) -> int:
+        """The bytes of the first pages that came, without a gap."""
+        came = self._readers.map(lambda page: self._read_one(*page), pages)
+        return len(list(itertools.takewhile(bool, came))) * self._tier.memory.page_bytes
+
+    def _read_one(self, name: bytes, slot: int) -> bool:
+        """Whether it came. Stores nearer than the one that had it get it, too."""
+        nearer: list[PageStore] = []
+        for store in self._awake():
+            try:
+                if store.get(name, self._parts(slot)):
+                    for other in nearer:
+                        self._put(other, [(name, slot)])
+                    return True
+                nearer.append(store)
+            except EyasError as error:
+                self._failed(store, error)
+        return False
+
+    def _awake(self) -> list[PageStore]:
+        now = time.monotonic()
+        return [store for store in self._stores if self._rests.get(store.name, 0.0) <= now]
+
+    def _failed(self, store: PageStore, error: EyasError) -> None:
+        self.counts.failures += 1
+        self._rests[store.name] = time.monotonic() + REST_S
+        _log.warning("%s; it rests for %g s", error.message, REST_S)

@@ -1,0 +1,250 @@
+"""Engines whose pages outlive them: what a store gives, loses or spoils changes no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from loopback import Loopback, wait_all
+
+from eyas.common.config import EngineConfig
+from eyas.common.errors import ConfigError, TransferFailed
+from eyas.common.page_names import PageShape, named
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.engine.ipc.messages import HostCache
+from eyas.engine.kv import cold_tier
+from eyas.engine.kv.cold_tier import ColdTier
+from eyas.engine.kv.host_tier import HostTier
+from eyas.engine.kv.stores.disk import DiskStore
+from eyas.engine.kv.stores.shared import SharedStore
+from eyas.engine.loop.engine import Engine
+from eyas.engine.scheduling import host_loads
+from tests.rpc.redis_server import RedisServer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = [tuple((7 * i * i + 11 * k) % 4000 + 9 for i in range(150 + k)) for k in range(3)]
+Answers = list[list[int]]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
+    """Of one that would rather load than compute, however fast it computes."""
+    monkeypatch.setattr(host_loads, "LEAST_TOKENS", 32)
+    monkeypatch.setattr(ColdTier, "fetch_s", lambda tier, pages: 0.0)
+    monkeypatch.setattr(HostTier, "load_s", lambda tier, pages: 0.0)
+    return EngineConfig(
+        draft=None, num_pages=64, max_running=2, chunk_tokens=64, pool_dir=str(tmp_path), worker="alone"
+    )
+
+
+def on_disk(config: EngineConfig, folder: Path) -> EngineConfig:
+    return replace(config, host_cache_gb=0.05, disk_cache_dir=str(folder / "pages"))
+
+
+def life(config: EngineConfig, prompts: list[tuple[int, ...]] = PROMPTS) -> tuple[Answers, int, HostCache]:
+    """A worker's: its answers, the prompt tokens that it did not compute, its totals once all is stored."""
+    cluster = Loopback(config)
+    engine = cluster.workers["alone"].engine
+    assert isinstance(engine, Engine)
+    try:
+        wait(lambda: config.host_cache_gb == 0 or engine._scheduler.host.tier._known > 0)
+        params = SamplingParams(temperature=0.7, seed=3, max_tokens=4, ignore_eos=True)
+        results = []
+        for i, prompt in enumerate(prompts):
+            results.append(cluster.submit(GenerationRequest(f"{i}", prompt, params), split=False))
+            wait_all(results, 60)
+        cached = sum(entry.timings.cached_tokens for r in results for entry in r.entries[:1] if entry.timings)
+        host = engine._scheduler.host
+        if host is not None:
+            settle(engine)
+        counts = HostCache() if host is None else host.counts
+        pool = engine._scheduler.pool
+        assert pool.used == 0 and pool.free + engine._scheduler.cache.cached_pages == pool.num_pages
+        if host is not None:
+            assert len(host.tier._pages) + host.tier.free == host.tier._known
+            assert not any(page.copies for page in host.tier._pages.values())
+    finally:
+        cluster.close()
+    return [r.tokens[0] for r in results], cached, counts
+
+
+def test_a_new_worker_goes_on_with_what_one_before_it_left(config: EngineConfig, tmp_path: Path) -> None:
+    plain, none, _ = life(config)
+    config = on_disk(config, tmp_path)
+    first, cold, stored = life(config)
+    again, warm, counts = life(config)
+    assert first == again == plain and none == cold == 0
+    assert stored.store_bytes_out > 0 and stored.store_tokens == 0
+    assert counts.store_tokens == warm == sum(len(prompt) // 16 * 16 for prompt in PROMPTS)
+    _, nothing, _ = life(replace(config, page_size=8, num_pages=128))
+    assert nothing == 0, "pages of another kind were taken"
+
+
+def settle(engine: Engine) -> None:
+    """Waits until all idle pages are stored."""
+    host, cache = engine._scheduler.host, engine._scheduler.cache
+    assert host is not None
+    wait(lambda: not host.copying and host.tier._seen == cache.turnover)
+
+
+def wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not until():
+        assert time.monotonic() < deadline, "it does not come to rest"
+        time.sleep(0.01)
+
+
+def spoiled(folder: Path, change: Callable[[Path], None]) -> int:
+    files = [path for path in (folder / "pages").rglob("*") if path.is_file()]
+    for path in files:
+        change(path)
+    return len(files)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        flip,
+        pytest.param(Path.unlink, marks=pytest.mark.slow),
+        pytest.param(lambda path: path.write_bytes(b""), marks=pytest.mark.slow),
+    ],
+    ids=["bit", "lost", "empty"],
+)
+def test_what_a_disk_spoils_or_loses_is_computed(
+    config: EngineConfig, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    config = on_disk(config, tmp_path)
+    plain, _, _ = life(config)
+    assert spoiled(tmp_path, change) > 20
+    again, cached, counts = life(config)
+    assert again == plain and cached == counts.store_tokens == 0 and counts.store_misses > 0
+
+
+@pytest.mark.slow
+def test_pages_come_back_only_where_computing_takes_longer(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on_disk(config, tmp_path)
+    plain, _, _ = life(config)
+    monkeypatch.setattr(ColdTier, "fetch_s", lambda tier, pages: 1e6)
+    again, cached, counts = life(config)
+    assert again == plain and cached == counts.store_tokens == counts.store_misses == 0
+
+
+def test_a_gap_ends_what_comes_back(config: EngineConfig, tmp_path: Path) -> None:
+    """The sixth page is lost: the five before it come back."""
+    config = on_disk(config, tmp_path)
+    plain, _, _ = life(config, PROMPTS[:1])
+    name = b""
+    for key in PageShape(16).keys(PROMPTS[0], 6 * 16):
+        name = named(name, key)
+    (lost,) = (tmp_path / "pages").rglob(name.hex())
+    lost.unlink()
+    again, cached, _ = life(config, PROMPTS[:1])
+    assert again == plain and cached == 5 * 16
+
+
+class Broken(DiskStore):
+    """Fails every call."""
+
+    calls = 0
+
+    def put(self, key: bytes, parts: object) -> int:
+        raise TransferFailed("this store takes nothing")
+
+    def get(self, key: bytes, parts: object) -> bool:
+        Broken.calls += 1
+        raise TransferFailed("this store gives nothing")
+
+
+class Stuck(DiskStore):
+    """Answers after the test only."""
+
+    over = threading.Event()
+
+    def get(self, key: bytes, parts: object) -> bool:
+        self.over.wait(30)
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", [Broken, Stuck])
+def test_a_store_that_fails_or_hangs_costs_time_and_no_answer(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: type[DiskStore]
+) -> None:
+    monkeypatch.setattr(host_loads, "LOAD_TIMEOUT_S", 0.3)
+    plain, _, _ = life(config)
+    monkeypatch.setattr("eyas.engine.loading.host_cache.DiskStore", store)
+    monkeypatch.setattr(cold_tier, "REST_S", 0.0 if store is Stuck else 60.0)
+    Stuck.over.clear()
+    timer = threading.Timer(4.0, Stuck.over.set)
+    timer.start()
+    answers, cached, counts = life(on_disk(config, tmp_path))
+    timer.cancel()
+    Stuck.over.set()
+    assert answers == plain and cached == 0
+    if store is Broken:
+        assert counts.store_failures > 0 and Broken.calls <= 1, "a store that failed was asked on and on"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    started = RedisServer()
+    asyncio.run(started.start())
+    yield started
+    started.kill()
+
+
+def test_workers_share_a_store(config: EngineConfig, tmp_path: Path, server: RedisServer) -> None:
+    config = replace(config, host_cache_gb=0.05, kv_store=server.url)
+    plain, _, stored = life(config)
+    assert stored.store_bytes_out > 0
+    again, warm, _ = life(config)
+    assert again == plain and warm == sum(len(prompt) // 16 * 16 for prompt in PROMPTS)
+
+
+@pytest.mark.slow
+def test_the_nearest_store_is_asked_first(config: EngineConfig, tmp_path: Path, server: RedisServer) -> None:
+    """And gets what only a farther one has."""
+    config = replace(on_disk(config, tmp_path), kv_store=server.url)
+    life(config)
+    gets: list[bytes] = []
+    get = SharedStore.get
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SharedStore, "get", lambda self, key, parts: gets.append(key) or get(self, key, parts))
+        _, warm, _ = life(config)
+        assert warm > 0 and gets == []
+        assert spoiled(tmp_path, Path.unlink) > 20
+        _, warm, _ = life(config)
+        assert warm > 0 and (count := len(gets)) > 20
+        _, warm, _ = life(config)
+        assert warm > 0 and len(gets) == count
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag", "says"),
+    [
+        ({"disk_cache_dir": "pages"}, "disk-cache-dir", "give --host-cache-gb, too"),
+        ({"kv_store": "redis://127.0.0.1:1/0"}, "kv-store", "give --host-cache-gb, too"),
+        ({"host_cache_gb": 0.05, "kv_store": "http://a"}, "kv-store", "is no redis://HOST:PORT/DB"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_flag(
+    config: EngineConfig, changes: dict, flag: str, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        Loopback(replace(config, **changes))
+    assert refused.value.param == flag
