@@ -254,7 +254,7 @@ def time_beside() -> Iterator[Record]:
     for m in (1, 32, 128, 4096):
         steps = torch.randn(m, heads, device="cuda", dtype=torch.bfloat16)
         made = torch.randn(m, width, device="cuda", dtype=torch.bfloat16)
-        us = graph_us([partial(rule_gates, steps, steps, bias, bias, True)] * LAYERS)
+        us = graph_us([partial(rule_gates, (steps, steps), bias, bias, SHAPE, True)] * LAYERS)
         yield {"time": f"gates of {m} rows", "us": us}
         us = graph_us([partial(gated_norm, made, made, gain, 1e-6, True)] * LAYERS)
         yield {"time": f"norm of {m} rows", "us": us, "bytes_us": m * width * 6 / COPY_BYTES_PER_US}

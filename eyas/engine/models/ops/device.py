@@ -19,7 +19,7 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.kernels.products.skinny import empty_padded
-from eyas.engine.kernels.states.gates import gated_norm, rule_gates
+from eyas.engine.kernels.states.gates import gated_groups, gated_norm, rule_gates
 from eyas.engine.kernels.states.order import DeltaLayer
 from eyas.engine.kernels.states.recur import recur
 from eyas.engine.kernels.states.rings import SolvedStore
@@ -40,6 +40,7 @@ from eyas.engine.models.ops.parts import (
 )
 from eyas.engine.states.convolution import ShortConvolution
 from eyas.engine.states.delta import DeltaRule
+from eyas.engine.states.shape import SpaceShape
 
 Experts = ExpertsPart[Projection]
 
@@ -139,14 +140,14 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
 
     def delta(self, read: ReadT, part: DeltaPart[Projection], layer: int) -> torch.Tensor:
         shape, pdl = part.rule.shape, self.step.context.launch.pdl
-        if not shape.corrects or shape.reach != 1.0 or shape.norm_eps:
-            return super().delta(read, part, layer)  # its gates and its norm are not fused yet
-        values, heads = shape.value_heads * shape.value_size, shape.value_heads
-        made = self.product(read, part.projection)
-        inputs, gate, shares, steps = made.split((shape.inputs, values, heads, heads), 1)
-        gates = rule_gates(steps, shares, part.step_bias, part.rate, pdl)
+        values, heads = shape.value_heads * shape.value_size, (shape.value_heads,) * (1 + shape.corrects)
+        inputs, gate, *numbers = self.product(read, part.projection).split((shape.inputs, values, *heads), 1)
+        gates = rule_gates(numbers, part.step_bias, part.rate, shape, pdl)
+        made = self.recur(inputs, gates, part.rule, layer)
+        if isinstance(shape, SpaceShape):
+            return gated_groups(made, gate, part.gain, shape, self.eps, pdl)
         assert part.gain is not None
-        return gated_norm(self.recur(inputs, gates, part.rule, layer), gate, part.gain, self.eps, pdl)
+        return gated_norm(made, gate, part.gain, shape.norm_eps or self.eps, pdl)
 
     def gated(self, read: ReadT, part: GatedPart[Projection]) -> Rows:
         """act(gate) * up, [m, width]; rounded as the next product reads it, if that is done at once."""
