@@ -114,6 +114,7 @@ PUBLISHED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "mla_use_nope": True,
         },
     ),
+    "falcon_mamba": ((), {"expand": 16}),
     "lfm2": (
         ("layer_types", "intermediate_size"),
         {"full_attn_idxs": [2], "block_ff_dim": 90, "intermediate_size": 8192},

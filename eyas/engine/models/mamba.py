@@ -49,16 +49,19 @@ def alone(raw: values.Raw, folder: Path, states: DeltaShape, *, tied: bool = Fal
 
 
 def shape(raw: values.Raw) -> SelectiveShape:
-    """The shape of the states. A `time_step_rank` of "auto" is a 16th of the hidden columns."""
+    """The shape of the states, of `intermediate_size` columns or by `expand`. A `time_step_rank` of "auto" is
+    a 16th of the hidden ones.
+    """
     raw = {name: value for name, value in raw.items() if value is not None}
     hidden = keys.width_of(raw, "hidden_size")
     if raw.get("time_step_rank", "auto") == "auto":
         raw |= {"time_step_rank": -(-hidden // 16)}
+    expanded = values.whole(raw, "expand", 2, least=1, most=keys.MOST_HEADS) * hidden
     return SelectiveShape(
         key_heads=0,
         value_heads=1,
         key_size=values.whole(raw, "state_size", 16, least=1, most=keys.MOST_HEADS),
-        value_size=values.whole(raw, "expand", 2, least=1, most=keys.MOST_HEADS) * hidden,
+        value_size=values.whole(raw, "intermediate_size", expanded, least=1, most=keys.MOST_COLUMNS),
         kernel=values.whole(raw, "conv_kernel", 4, least=1),
         rank=values.whole(raw, "time_step_rank", least=1, most=keys.MOST_COLUMNS),
         bias=values.switch(raw, "use_conv_bias", True),
