@@ -20,6 +20,7 @@ from eyas.common.config import (
     DoorFiles,
     EngineConfig,
     GatewayConfig,
+    KvEventsConfig,
     ServeConfig,
     SpeculationConfig,
     WorkerConfig,
@@ -225,9 +226,11 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         cluster=args.cluster,
         tls_dir=folders.tls_folder(args.tls_dir),
         drain_s=args.drain_s,
+        events=_events(args),
     )
     engine = dataclasses.replace(
         _engine(args),
+        kv_events=worker.events is not None,
         roles=args.roles,
         worker=worker.address,
         threads=args.threads,
@@ -235,6 +238,16 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
     )
     _check_private(engine.transfer, worker.tls_dir)
     return dataclasses.replace(worker, engine=_brought(engine))
+
+
+def _events(args: argparse.Namespace) -> KvEventsConfig | None:
+    """Where a worker publishes events. Raises ConfigError for a flag that needs another one."""
+    if args.kv_events is not None:
+        return KvEventsConfig(args.kv_events, args.kv_events_replay, args.kv_events_topic)
+    for flag in ("kv-events-replay", "kv-events-topic"):
+        if getattr(args, flag.replace("-", "_")) is not None:
+            raise ConfigError(f"--{flag}: needs --kv-events ADDRESS", param=flag)
+    return None
 
 
 def gateway_config(args: argparse.Namespace, registry: str = "static:") -> GatewayConfig:

@@ -169,6 +169,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     )
     text = f"where it serves /metrics ({worker.metrics_port}: any free one)"
     add("--metrics-port", type=port, default=worker.metrics_port, help=text)
+    _add_events(parser)
     add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
     _add_redis(parser)
     add_tls_dir(parser)
@@ -179,6 +180,19 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=text)
     _add_drain(parser, worker.drain_s)
     _add_supervised(parser)
+
+
+def _add_events(parser: argparse.ArgumentParser) -> None:
+    """Where a worker publishes what its prefix cache gets and loses."""
+    add = parser.add_argument
+    text = (
+        "publishes what its prefix cache gets and loses, as vLLM does: tcp://*:PORT, or where to dial (none)"
+    )
+    add("--kv-events", metavar="ADDRESS", help=text)
+    text = "where subscribers ask for what they missed: tcp://*:PORT (none)"
+    add("--kv-events-replay", metavar="ADDRESS", help=text)
+    text = "the topic of what it publishes (kv@HOST:PORT@MODEL)"
+    add("--kv-events-topic", metavar="TOPIC", help=text)
 
 
 def _add_drain(parser: argparse.ArgumentParser, drain_s: float) -> None:

@@ -115,6 +115,7 @@ class EngineConfig:
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
     encrypted: bool = False  # KV leaves this host in encrypted ways alone
+    kv_events: bool = False  # the front hears the tokens of pages that the prefix cache gets
     log_format: str = "text"  # or "json"; also of the front before this engine
     log_level: str = "info"  # of the lines that are written, the least; of both
     speculation: SpeculationConfig = SpeculationConfig()
@@ -352,6 +353,18 @@ def _check_deterministic(config: EngineConfig) -> None:
 
 
 @dataclass(frozen=True)
+class KvEventsConfig:
+    """Where a worker publishes what its prefix cache gets and loses: addresses as ZMQ has them. One with `*`,
+    or of ipc, is bound, another is dialled; `replay`, where subscribers ask for what they missed, is bound.
+    `topic`: None: made of the worker's address and the model.
+    """
+
+    endpoint: str
+    replay: str | None = None
+    topic: str | None = None
+
+
+@dataclass(frozen=True)
 class WorkerConfig:
     """One worker: a front (gRPC server) and its engine."""
 
@@ -365,6 +378,7 @@ class WorkerConfig:
     cluster: str = CLUSTER  # its name among those that share a Redis database
     tls_dir: str | None = None  # its certificate and the cluster's authority; None: services talk in plain
     drain_s: float = 30.0  # seconds for what it has accepted, once it is asked to leave
+    events: KvEventsConfig | None = None  # None: it publishes none
 
     @property
     def address(self) -> str:

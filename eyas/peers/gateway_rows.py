@@ -264,7 +264,9 @@ LOGS = (
     FlagRow(
         BOTH,
         ("--kv-events-config",),
-        RefusedFlag("leave it out: the gateway knows its workers' caches"),
+        RefusedFlag(
+            "leave it out: the gateway knows its workers' caches; `eyas worker --kv-events` is for others"
+        ),
         example="{}",
     ),
 )

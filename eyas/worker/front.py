@@ -46,6 +46,7 @@ from eyas.engine.ipc.messages import (
     ShutdownEngine,
     StepReply,
 )
+from eyas.worker.kv_events import KvEventPublisher
 from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
 from eyas.worker.membership import ClusterMembership
@@ -108,6 +109,7 @@ class WorkerFront:
         self._registry.register(ModelName(figures, lambda: self.describe().model))
         self._liveness = EngineLiveness()
         self._cached: CachedPages | None = None  # once the cache has held a page
+        self._events = None if config.events is None else KvEventPublisher(config.events)
         self._load = EngineLoad(progress=0, pending=False, running=0, waiting=0, pages_used=0)
         self._open = False  # whether streams are served
         self._serving = False  # whether new requests are accepted too
@@ -154,7 +156,10 @@ class WorkerFront:
     async def run(self) -> None:
         """Relays until the engine leaves. Raises the error that it failed with, if it did."""
         async with asyncio.TaskGroup() as tasks:
-            relays = [tasks.create_task(part()) for part in (self._relay, self._tick, self._follow)]
+            parts = [self._relay, self._tick, self._follow]
+            if self._events is not None:
+                parts.append(self._events.serve)
+            relays = [tasks.create_task(part()) for part in parts]
             stopped = await self._stopped
             for relay in relays:
                 relay.cancel()
@@ -177,6 +182,8 @@ class WorkerFront:
         await self._drafts.close()
         await self._pulls.close()
         self._scrape.server_close()
+        if self._events is not None:
+            self._events.close()
 
     def _add_services(self) -> list[str]:
         roles = self._config.engine.roles
@@ -314,6 +321,8 @@ class WorkerFront:
         self._liveness.loaded(ready.slowest_step_s, time.monotonic())
         self._metrics.pages.set(ready.pages_total)
         self._metrics.synthetic.set(ready.synthetic)
+        if self._events is not None:
+            self._events.begin(f"kv@{self._address}@{ready.model}")
         self.ready.set_result(ready)
 
     def _on_cached(self, said: CacheUpdate) -> None:
@@ -321,6 +330,8 @@ class WorkerFront:
             shape = PageShape(said.page_size, said.lookahead)
             self._cached = CachedPages(self._engine.ready.epoch, shape)
         self._cached.change(said.added, said.dropped)
+        if self._events is not None:
+            self._events.publish(said)
 
     def _news(self, number: int | None) -> CacheNews | None:
         """Returns the news for the cache's followers. Raises Unavailable, which ends their streams."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.config import EngineConfig, KvEventsConfig, WorkerConfig
 from eyas.common.security.tls import service_tls
 from eyas.common.types import GenerationRequest, KvHandle, Role
 from eyas.common.wire import clients, message, rpc
@@ -48,9 +48,12 @@ class RealWorker:
         tls_dir: str | None = None,
         *,
         timed: bool = False,
+        events: KvEventsConfig | None = None,
     ) -> None:
         self._timed = timed
-        self._config = WorkerConfig(engine=config, registry=registry, port=port, tls_dir=tls_dir)
+        self._config = WorkerConfig(
+            engine=config, registry=registry, port=port, tls_dir=tls_dir, events=events
+        )
         self.dial = rpc.dialer(service_tls(tls_dir))
 
     async def start(self) -> RealWorker:
@@ -103,11 +106,12 @@ async def real_worker(
     *roles: Role,
     registry: str = "static:",
     tls_dir: str | None = None,
+    events: KvEventsConfig | None = None,
     **changes: Any,
 ) -> AsyncIterator[RealWorker]:
     """`changes` are those of the engine's config."""
-    engine = dataclasses.replace(config, roles=roles, **changes)
-    started = await RealWorker(engine, registry, tls_dir=tls_dir).start()
+    engine = dataclasses.replace(config, roles=roles, kv_events=events is not None, **changes)
+    started = await RealWorker(engine, registry, tls_dir=tls_dir, events=events).start()
     try:
         yield started
     finally:

@@ -338,13 +338,16 @@ class EngineAlive(TaggedMessage, frozen=True, tag="Alive"):
 class CacheUpdate(TaggedMessage, frozen=True, tag="Cached"):
     """Pages that the prefix cache got and lost since the last one, by name (`eyas.common.page_names`).
 
-    Those that it lost go first.
+    Those that it lost go first. `before`, `tokens`: of each page that it got the name of the page before it,
+    and its tokens, where an engine is asked to say so (`EngineConfig.kv_events`).
     """
 
     page_size: int
     lookahead: int
     added: bytes
     dropped: bytes
+    before: bytes = b""
+    tokens: bytes = b""
 
 
 class CacheFlushed(TaggedMessage, frozen=True):

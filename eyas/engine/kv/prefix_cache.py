@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from eyas.common.page_names import SHORT_BYTES, PageShape, named
+from eyas.common.page_names import SHORT_BYTES, PageShape, named, packed
 from eyas.engine.kv.groups import ONE_GROUP, KvGroups
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.states import NO_STATE, StateSlots
@@ -254,6 +254,15 @@ class PrefixCache:
         for node in list(islice(self._changes, most)):
             names[self._changes.pop(node)].append(node.name[:SHORT_BYTES])
         return b"".join(names[True]), b"".join(names[False])
+
+    def origins(self, most: int) -> tuple[bytes, bytes]:
+        """Of the pages that `news` says next have come: (packed short names of the pages before them, zeros
+        where there is none; their own tokens, packed).
+        """
+        came = [node for node, here in islice(self._changes.items(), most) if here]
+        before = (node.parent.name[:SHORT_BYTES] if node.parent else b"" for node in came)
+        tokens = (packed(node.key[: self.shape.size]) for node in came)
+        return b"".join(name.ljust(SHORT_BYTES, b"\0") for name in before), b"".join(tokens)
 
     def holds(self, node: CacheNode) -> bool:
         """True if the page of `node` has stayed in the cache since the node was made."""

@@ -20,7 +20,10 @@ from eyas.common.machine.gpus import capability
 from eyas.engine.kernels.launch.warm import KernelWarmup
 
 # No kernel depends on these.
-PLACING = ("tune_seconds", "roles", "worker", "threads", "mem_fraction_static", "host_cache_gb", "pool_dir")
+PLACING = (
+    *("tune_seconds", "roles", "worker", "threads", "mem_fraction_static", "host_cache_gb", "pool_dir"),
+    "kv_events",
+)
 SHOWN_S = 0.05  # a shorter time would be shown as 0.0
 
 

@@ -291,9 +291,11 @@ class Engine:
         if load != sent or now - sent_at > LOAD_S:
             self._loaded = (now, load)
             events.append(self._stamped(load, now))
-        if any(changes := self._scheduler.cache.news(NEWS)):
-            shape = self._scheduler.cache.shape
-            events.append(CacheUpdate(shape.size, shape.lookahead, *changes))
+        cache, origins = self._scheduler.cache, (b"", b"")
+        if cache.untold and self._parts.config.kv_events:
+            origins = cache.origins(NEWS)
+        if any(changes := cache.news(NEWS)):
+            events.append(CacheUpdate(cache.shape.size, cache.shape.lookahead, *changes, *origins))
         self._link.send(events)
 
     def _stamped(self, load: EngineLoad, now: float) -> EngineLoad:

@@ -85,6 +85,11 @@ class RankedCache:
         came, left = zip(*(cache.news(most) for cache in self._caches), strict=True)
         return b"".join(came), b"".join(left)
 
+    def origins(self, most: int) -> tuple[bytes, bytes]:
+        """Those of what `news` says next, as `PrefixCache.origins`."""
+        before, tokens = zip(*(cache.origins(most) for cache in self._caches), strict=True)
+        return b"".join(before), b"".join(tokens)
+
 
 class RankView:
     """The prompts that come from elsewhere, as one rank's scheduler sees them: those given its pages."""

@@ -1,0 +1,251 @@
+"""What a worker publishes of its prefix cache, read as the routers of llm-d and Dynamo read it.
+
+The reader is written from the published format (vLLM's `distributed/kv_events.py`, llm-d's adapter): three
+frames, topic, number and content; arrays in msgpack; replay by a number in eight bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from real_worker import Decode, RealWorker, decoding, real_worker, tiny_config
+
+from eyas import cli
+from eyas.common.config import EngineConfig, KvEventsConfig
+from eyas.common.errors import ConfigError
+from eyas.common.page_names import packed
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, Role
+from eyas.engine.ipc.messages import CacheUpdate
+from eyas.worker import kv_events
+from eyas.worker.front import flush
+from eyas.worker.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventPublisher, events_of
+
+PAGE = 16
+WAIT_S = 20
+
+
+class ForeignRouter:
+    """Which stretches of tokens are cached, by what a worker says: hashes by parent and tokens."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, tuple[int | None, tuple[int, ...]]] = {}
+        self.next = 0
+        self.cleared = 0
+
+    def hear(self, number: bytes, content: bytes) -> None:
+        """A message; in order, or there is a gap."""
+        assert int.from_bytes(number, "big") == self.next
+        self.next += 1
+        time, events = msgspec.msgpack.decode(content)[:2]
+        assert time > 1.7e9
+        for name, *fields in events:
+            getattr(self, name)(*fields)
+
+    def BlockStored(
+        self,
+        hashes: list[int],
+        parent: int | None,
+        tokens: list[int],
+        size: int,
+        lora: None,
+        medium: str,
+        name: None,
+    ) -> None:
+        assert size == PAGE and len(tokens) == size * len(hashes) and medium == "GPU"
+        assert parent is None or parent in self.blocks
+        assert all(0 <= each < 1 << 64 for each in hashes) and lora is None and name is None
+        for place, each in enumerate(hashes):
+            self.blocks[each] = (parent, tuple(tokens[place * size : (place + 1) * size]))
+            parent = each
+
+    def BlockRemoved(self, hashes: list[int], medium: str) -> None:
+        for each in hashes:
+            del self.blocks[each]
+
+    def AllBlocksCleared(self) -> None:
+        self.blocks.clear()
+        self.cleared += 1
+
+    def match(self, prompt: list[int]) -> int:
+        """The tokens of the longest prefix that is cached."""
+        at: int | None = None
+        for first in range(0, len(prompt) - PAGE + 1, PAGE):
+            key = (at, tuple(prompt[first : first + PAGE]))
+            found = [each for each, block in self.blocks.items() if block == key]
+            if not found:
+                return first
+            at = found[0]
+        return len(prompt) // PAGE * PAGE
+
+
+@contextlib.asynccontextmanager
+async def subscribed(address: str) -> AsyncIterator[zmq.asyncio.Socket]:
+    """A socket that hears all topics that begin as a worker's do."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.SUB)
+    socket.subscribe(b"kv@")
+    socket.connect(address)
+    try:
+        yield socket
+    finally:
+        context.destroy(linger=0)
+
+
+async def replayed(address: str, first: int) -> list[tuple[bytes, bytes]]:
+    """The messages from a number on, as a subscriber that missed them asks for them."""
+    context, messages = zmq.asyncio.Context(), []
+    socket = context.socket(zmq.DEALER)
+    socket.connect(address)
+    try:
+        await socket.send_multipart((b"", first.to_bytes(8, "big")))
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                empty, number, content = await socket.recv_multipart()
+                assert empty == b""
+                if int.from_bytes(number, "big", signed=True) < 0:
+                    return messages
+                messages.append((number, content))
+    finally:
+        context.destroy(linger=0)
+
+
+def prompt(seed: int, count: int = 100) -> tuple[int, ...]:
+    return tuple(5 + (seed * 7 + i * i) % 40 for i in range(count))
+
+
+async def answer(decode: Decode, name: str, ids: tuple[int, ...]) -> tuple[int, ...]:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    decode.session.submit(GenerationRequest(name, ids, params), attempt=1, attach=False)
+    return (*ids, *(await decode.tokens())[0])
+
+
+async def heard(
+    router: ForeignRouter, socket: zmq.asyncio.Socket, whole: tuple[int, ...], tokens: int
+) -> None:
+    """Until the router takes so many tokens of a text for cached."""
+    async with asyncio.timeout(WAIT_S):
+        while router.match(list(whole)) != tokens:
+            topic, *message = await socket.recv_multipart()
+            assert topic.startswith(b"kv@127.0.0.1:")
+            router.hear(*message)
+
+
+def served(config: EngineConfig, folder: Path) -> contextlib.AbstractAsyncContextManager[RealWorker]:
+    events = KvEventsConfig(f"ipc://{folder}/out", f"ipc://{folder}/replay")
+    return real_worker(config, *Role, pool_dir=str(folder / "pools"), events=events)
+
+
+async def test_a_router_of_others_knows_what_is_cached(tmp_path: Path) -> None:
+    """Texts that share a beginning, a second router that missed everything, and a cache that is emptied."""
+    router, late = ForeignRouter(), ForeignRouter()
+    config = tiny_config(tmp_path)
+    async with served(config, tmp_path) as worker, decoding(worker) as decode:
+        async with subscribed(f"ipc://{tmp_path}/out") as socket:
+            await asyncio.sleep(0.2)  # a subscription takes a moment, and what came before is replayed
+            for message in await replayed(f"ipc://{tmp_path}/replay", 0):
+                router.hear(*message)
+            assert router.cleared == 1
+            first = await answer(decode, "first", prompt(1))
+            await heard(router, socket, first, 96)  # the token behind a page is part of a head's page
+            other = (*first[:40], *prompt(2, 60))
+            assert router.match(list(other)) == 32
+            await answer(decode, "other", other)
+            await heard(router, socket, other, 96)
+            assert len(router.blocks) == 6 + 4
+            for message in await replayed(f"ipc://{tmp_path}/replay", 0):
+                late.hear(*message)
+            assert late.blocks == router.blocks
+            await worker.idle()
+            await flush(worker.front._engine, 5.0)
+            await heard(router, socket, first, 0)
+            assert not router.blocks
+        assert [int.from_bytes(n, "big") for n, _ in await replayed(f"ipc://{tmp_path}/replay", 2)] == [
+            *range(2, router.next)
+        ]
+
+
+async def test_an_engine_that_is_not_asked_says_no_tokens(tmp_path: Path) -> None:
+    said: list[CacheUpdate] = []
+    async with real_worker(tiny_config(tmp_path), *Role, pool_dir=str(tmp_path / "pools")) as worker:
+        worker.front._engine.on(CacheUpdate, said.append)
+        async with decoding(worker) as decode:
+            await answer(decode, "first", prompt(1))
+            async with asyncio.timeout(WAIT_S):
+                while not said:
+                    await asyncio.sleep(0.01)
+    assert all(not each.before and not each.tokens for each in said)
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def test_pages_that_follow_each_other_are_one_event() -> None:
+    """And what is lost goes first; another branch, and a first page, begin anew."""
+    tokens = packed(range(4 * 2))
+    before = b"".join(map(name, (9, 1, 9, 0)))
+    said = CacheUpdate(2, 1, b"".join(map(name, (1, 2, 3, 4))), name(7) + name(8), before, tokens)
+    assert events_of(said) == [
+        BlockRemoved([7, 8]),
+        BlockStored([1, 2], 9, (0, 1, 2, 3), 2),
+        BlockStored([3], 9, (4, 5), 2),
+        BlockStored([4], None, (6, 7), 2),
+    ]
+    coded = msgspec.msgpack.decode(msgspec.msgpack.encode(events_of(said)))
+    assert coded[1] == ["BlockStored", [1, 2], 9, [0, 1, 2, 3], 2, None, "GPU", None]
+    assert coded[0] == ["BlockRemoved", [7, 8], "GPU"]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(AllBlocksCleared())) == ["AllBlocksCleared"]
+
+
+async def test_old_messages_make_room_and_questions_that_are_none_get_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "MOST_BYTES", 200)
+    address = f"ipc://{tmp_path}/replay"
+    publisher = KvEventPublisher(KvEventsConfig(f"ipc://{tmp_path}/out", address, "mine"))
+    serving = asyncio.create_task(publisher.serve())
+    try:
+        publisher.begin("other")
+        for number in range(20):
+            publisher.publish(CacheUpdate(2, 0, b"", name(number)))
+        context = zmq.asyncio.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.connect(address)
+        for question in ((b"",), (b"", b"short"), (b"x", name(0)), (b"", name(0), b"")):
+            await socket.send_multipart(question)
+        numbers = [int.from_bytes(number, "big") for number, _ in await replayed(address, 0)]
+        assert numbers == [*range(numbers[0], 21)] and 0 < numbers[0] < 20
+        assert not await socket.poll(50)
+        context.destroy(linger=0)
+    finally:
+        serving.cancel()
+        publisher.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "flag"),
+    [
+        (KvEventsConfig("nonsense"), "kv-events"),
+        (KvEventsConfig("tcp://*:none"), "kv-events"),
+        (KvEventsConfig("ipc:///tmp/x", "tcp://nowhere.invalid:1"), "kv-events-replay"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_named(tmp_path: Path, config: KvEventsConfig, flag: str) -> None:
+    if config.replay:
+        config = KvEventsConfig(f"ipc://{tmp_path}/out", config.replay)
+    with pytest.raises(ConfigError, match=f"--{flag}: .* cannot be used: "):
+        KvEventPublisher(config)
+
+
+@pytest.mark.parametrize("flag", ["replay", "topic"])
+def test_a_flag_alone_is_refused(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    assert cli.main(["worker", f"--kv-events-{flag}", "x"]) == 2
+    assert f"--kv-events-{flag}: needs --kv-events ADDRESS" in capsys.readouterr().err
