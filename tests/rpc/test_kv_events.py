@@ -49,21 +49,12 @@ class ForeignRouter:
         for name, *fields in events:
             getattr(self, name)(*fields)
 
-    def BlockStored(
-        self,
-        hashes: list[int],
-        parent: int | None,
-        tokens: list[int],
-        size: int,
-        lora: None,
-        medium: str,
-        name: None,
-    ) -> None:
-        assert size == PAGE and len(tokens) == size * len(hashes) and medium == "GPU"
+    def BlockStored(self, hashes: list[int], parent: int | None, tokens: list[int], *rest: object) -> None:
+        assert rest == (PAGE, None, "GPU", None) and len(tokens) == PAGE * len(hashes)
         assert parent is None or parent in self.blocks
-        assert all(0 <= each < 1 << 64 for each in hashes) and lora is None and name is None
+        assert all(0 <= each < 1 << 64 for each in hashes)
         for place, each in enumerate(hashes):
-            self.blocks[each] = (parent, tuple(tokens[place * size : (place + 1) * size]))
+            self.blocks[each] = (parent, tuple(tokens[place * PAGE : (place + 1) * PAGE]))
             parent = each
 
     def BlockRemoved(self, hashes: list[int], medium: str) -> None:
