@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.batch.tables import mask_words
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
-from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, tiling_of
+from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, tiling_of, within
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import ChunkTiling, attend_chunks, tile_rows, tiling_for
 from eyas.engine.kernels.attention.scores import ScoreScaling
@@ -457,4 +457,14 @@ def expected_before(
     seen = [before_first(list(range(own + 1)), firsts[slot]) for slot, own in paths]
     return torch.stack(
         [scene.expected(row, slot, rows) for row, (slot, _), rows in zip(q, paths, seen, strict=True)]
+    )
+
+
+def test_few_keys_of_a_window_are_not_cut_where_programs_are_many() -> None:
+    def parts(batch: int, window: int) -> int:
+        return within(tiling_of(batch, 8, 8, dim=64), window, batch * 8).parts
+
+    assert [parts(batch, 128) for batch in (1, 8, 32, 128)] == [16, 4, 1, 1]
+    assert all(
+        parts(batch, window) == tiling_of(batch, 8, 8).parts for batch in (1, 32) for window in (0, 4096)
     )
