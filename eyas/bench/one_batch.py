@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_for(args, largest)
     check(config)
     check_writable("profile", plan.profile)
-    lines = TablePrinter(COLUMNS, args.output_file, show=_shown)
+    lines = TablePrinter(COLUMNS, args.output_file, show=shown)
     modes = list(modes_of(config))
     parts = []
     for mode, chosen in modes:
@@ -223,7 +223,7 @@ def about(config: EngineConfig) -> dict[str, Any]:
     return facts
 
 
-def _shown(name: str, value: Any) -> str:
+def shown(name: str, value: Any) -> str:
     """Seconds of the JSON line as milliseconds."""
     if isinstance(value, float):
         if name.endswith("latency"):

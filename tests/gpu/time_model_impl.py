@@ -1,20 +1,24 @@
 """A model by its own file beside the same by transformers' code: `python -m tests.gpu.time_model_impl`.
 
-`eyas bench one-batch` for both, kernel by kernel and in graphs, with random weights of Llama-3.1-8B's shape:
-a table and a JSON line for each way, mode and batch (`--out FILE`). `--layers` takes as many of its 32. Then
-the step of a model without a file: OLMo 1, of 7 billion weights.
+`eyas bench one-batch` of both in graphs, with random weights of Llama-3.1-8B's shape, and then of a model
+without a file, OLMo 1 of 7 billion weights: a table and a JSON line for each way and batch (`--out FILE`).
+`--layers` takes as many of 32 (8), `--eager` launches kernel by kernel as well. Nothing is tuned, and
+prompts attend by Triton, so that all three start in seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from eyas.bench import one_batch
+from eyas.bench.output import TablePrinter
+from eyas.bench.parts import ChildPart, run_parts
 from eyas.bench.shapes import SHAPES, write_model
 
 OLMO = {
@@ -44,28 +48,39 @@ def folders(top: Path, layers: int) -> Iterator[tuple[str, Path, str]]:
     yield "olmo, transformers", olmo, "auto"
 
 
+STARTS = (
+    *("--load-format", "dummy", "--draft", "none", "--tune-seconds", "0", "--context-length", "1024"),
+    *("--prefill-attention-backend", "triton", "--max-running-requests", "32", "--cuda-graph-bs", "1", "32"),
+    *("--chunked-prefill-size", "1024", "--num-pages", "2200"),
+)
+ON_CPU = ("--load-format", "dummy", "--draft", "none", "--context-length", "1024", "--device", "cpu")
+
+
 def main() -> int:
     """Runs each; 1 if any failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--batch-size", nargs="+", default=["1", "32"])
-    parser.add_argument("--input-len", default="256")
-    parser.add_argument("--output-len", default="64")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--eager", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
-    failed = 0
+    flags, parts = argparse.ArgumentParser(), []
+    one_batch.add_flags(flags)
+    lines = TablePrinter({"way": "run_name"} | one_batch.COLUMNS, args.out, show=one_batch.shown)
     with tempfile.TemporaryDirectory() as top:
         for name, folder, way in folders(Path(top), args.layers):
-            print(name, flush=True)
-            command = [sys.executable, "-m", "eyas.cli", "bench", "one-batch", "--run-name", name]
-            command += ["--model", str(folder), "--load-format", "dummy", "--draft", "none"]
-            command += ["--model-impl", way, "--device", args.device, "--context-length", "2048"]
-            command += ["--input-len", args.input_len, "--output-len", args.output_len]
-            command += ["--batch-size", *args.batch_size]
-            command += ["--output-file", str(args.out)] if args.out else []
-            failed |= subprocess.run(command, check=False).returncode
-    return int(bool(failed))
+            words = [*(STARTS if args.device == "cuda" else ON_CPU), "--model", str(folder)]
+            words += ["--run-name", name, "--model-impl", way, "--batch-size", "1", "32"]
+            given = flags.parse_args([*words, "--input-len", "128", "--output-len", "32"])
+            plan, config = one_batch.plan_of(given), one_batch.config_for(given, 32)
+            modes = dict(one_batch.modes_of(config))
+            chosen = modes if args.eager else dict([list(modes.items())[-1]])
+            parts += [
+                ChildPart(f"{name} ({mode})", partial(one_batch.measure, each, plan, mode))
+                for mode, each in chosen.items()
+            ]
+        failed = run_parts(parts, lines.tell)
+    return int(bool(failed or lines.failed))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ def foreign_model(
     if placement.device == "meta":
         return ForeignOutline(target, machine, placement.dtype)
     logging.getLogger("eyas.engine").warning(
-        "transformers computes %s, one operation at a time: attention is Eyas', and nothing else is fused; "
-        "a step costs about what it does there (--model-impl, docs/models.md)",
+        "transformers computes %s, one operation at a time: attention is Eyas', and else norms alone are "
+        "fused on a GPU; a step costs about what it does there (--model-impl, docs/models.md)",
         target.architecture,
     )
     model = load(target, placement)
