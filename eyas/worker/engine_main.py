@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from eyas.common import logging as eyas_logging
@@ -17,6 +18,7 @@ from eyas.common.machine.processes import signal_on_parent_death
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import EngineStopped, WireFailure
 from eyas.engine.loading.first_tiles import search_first
+from eyas.engine.loading.read_ahead import read_ahead
 from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.worker.link import ZmqEngine
 
@@ -58,6 +60,8 @@ def _unwind(*_: object) -> NoReturn:
 
 def _run(config: EngineConfig, link: EngineLink) -> None:
     phases = StartPhases()
+    if config.load_format != "dummy" and not config.only_drafts:
+        read_ahead(Path(config.model))
     search_first(config, phases)
     start = EngineStart.of(config, phases)
     with start.phases("import"):

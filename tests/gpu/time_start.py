@@ -145,10 +145,9 @@ def load(folder: Path, device: str) -> None:
     loaded = EngineSpec.of(config, epoch=1)
     torch.zeros(1, device=device)
     profile, began = cProfile.Profile(), time.monotonic()
-    with torch.inference_mode():
-        profile.runcall(build_state, loaded, ProcessGroup(RankInfo(), device), StartPhases())
-        if device != "cpu":
-            torch.cuda.synchronize()
+    profile.runcall(build_state, loaded, ProcessGroup(RankInfo(), device), StartPhases())
+    if device != "cpu":
+        torch.cuda.synchronize()
     seconds = time.monotonic() - began
     stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     own = sorted(((row[2], place, row[0]) for place, row in stats.items()), reverse=True)[:14]
