@@ -71,7 +71,9 @@ def test_next_to_nothing_is_an_error(free: int) -> None:
 def test_copies_of_packed_weights_fit_where_they_are_small_and_pages_are_left() -> None:
     """Those of Llama-3.1-8B beside 16 GiB of pages for a request of full length."""
     demand = CopiesDemand(weights=6 * GIB, copies=13 * GIB, longest=16 * GIB)
-    assert demand.fits(140 * GIB, 0.88)
-    assert not demand.fits(80 * GIB, 0.88), "more than an eighth"
-    assert not demand.fits(140 * GIB, 0.35), "one request alone would have pages"
-    assert not replace(demand, longest=64 * GIB).fits(140 * GIB, 0.88)
+    empty = DeviceMemory(total=140 * GIB, free=139 * GIB, allocated=0)
+    assert demand.fits(empty, 0.88)
+    assert not demand.fits(replace(empty, total=80 * GIB, free=79 * GIB), 0.88), "more than an eighth"
+    assert not demand.fits(empty, 0.35), "one request alone would have pages"
+    assert not demand.fits(replace(empty, free=50 * GIB), 0.88), "others use it too"
+    assert not replace(demand, longest=64 * GIB).fits(empty, 0.88)

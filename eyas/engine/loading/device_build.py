@@ -395,7 +395,7 @@ def _has_copies(loaded: EngineSpec) -> bool:
         copies=(matrices.rest - matrices.as_stored) * one // ranks,
         longest=pages_for(target.context_length, config.page_size) * page,
     )
-    fits = demand.fits(torch.cuda.mem_get_info(config.device)[1], config.mem_fraction_static)
+    fits = demand.fits(DeviceMemory.measure(config.device), config.mem_fraction_static)
     how = "copied" if fits else "widened in every step"
     logging.getLogger("eyas.engine").info("packed weights are %s for prompts", how)
     return fits

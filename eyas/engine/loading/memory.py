@@ -65,12 +65,12 @@ class CopiesDemand:
     copies: int
     longest: int
 
-    def fits(self, total: int, fraction: float) -> bool:
-        """True if copies take a small part of a device of `total` bytes, of which `fraction` may be used, and
+    def fits(self, memory: DeviceMemory, fraction: float) -> bool:
+        """True if copies take a small part of a device without weights, of which `fraction` may be used, and
         leave pages for two requests of full length.
         """
-        left = int(total * fraction) - self.weights - self.copies
-        return self.copies * COPIES_PART <= total and left >= 2 * self.longest
+        left = min(int(memory.total * fraction), memory.free) - self.weights - self.copies
+        return self.copies * COPIES_PART <= memory.total and left >= 2 * self.longest
 
 
 def slots_that_fit(memory: DeviceMemory, fraction: float, demand: MemoryDemand, each: int) -> int:
