@@ -115,12 +115,12 @@ MEASURED: Table = {
 
 
 MEASURED_INT4: Table = {
-    ("int4 gated", 8, 28672, 4096): ProductTile(columns=64, depth=256, warps=4, stages=4, ahead=128),
+    ("int4 gated", 8, 28672, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, ahead=128),
     ("int4 linear", 8, 4096, 4096): ProductTile(
-        columns=32, depth=256, warps=4, stages=5, ahead=128, shares_k=True
+        columns=32, depth=256, warps=4, stages=4, split=2, ahead=256, shares_k=True
     ),
-    ("int4 linear", 8, 4096, 14336): ProductTile(columns=64, depth=256, warps=2, stages=3, split=8, ahead=64),
-    ("int4 qkv", 8, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4, ahead=128),
+    ("int4 linear", 8, 4096, 14336): ProductTile(columns=64, depth=256, warps=4, stages=3, split=8, ahead=64),
+    ("int4 qkv", 8, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4, ahead=64),
     ("int4 gated", 16, 28672, 4096): ProductTile(columns=128, depth=256, warps=4, stages=4, ahead=64),
     ("int4 gated", 32, 28672, 4096): ProductTile(columns=128, depth=256, warps=4, stages=3, ahead=64),
     ("int4 linear", 16, 4096, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4),
