@@ -184,7 +184,7 @@ def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, nor
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_bias_that_the_product_left_out(dtype: torch.dtype) -> None:
-    """To the bit as one that it added."""
+    """As one that it added; a compiler may leave out the rounding between."""
     heads, kv_heads, dim = 3, 2, 48
     qkv, bias = random(2, 7 * dim, dtype=dtype), random(7 * dim, dtype=dtype)
     cos, sin = (t.to(DEVICE) for t in tables(RopeConfig(theta=100.0), dim, 64))
@@ -199,5 +199,5 @@ def test_a_bias_that_the_product_left_out(dtype: torch.dtype) -> None:
         return [q, pool]
 
     for found, expected in zip(written(qkv, bias), written(qkv + bias, None), strict=True):
-        assert torch.equal(found, expected)
+        close(found, expected)
     assert not torch.equal(written(qkv, bias.roll(dim))[1], written(qkv + bias, None)[1])

@@ -23,6 +23,7 @@ _BESIDE = 4  # programs on an SM, at most
 _PROGRAMS = 132  # about as many as a Hopper GPU has SMs
 _ENOUGH = _PROGRAMS * 3 // 4
 _CROWDED = 8 * _PROGRAMS  # programs of packed products of few rows, which wait for each other at every step
+_PACKED_PROGRAMS = 10 * _PROGRAMS  # of two warps, which an SM has room for at once
 _FEW_BLOCKS, _FEWEST_ROWS, _MOST_PACKED_PARTS = 32, 8, 6
 _MATRIX_SIDE = 64  # weight rows that the matrix unit takes at once
 _STRETCH_UNIT = 128  # the deepest step of k within a stretch
@@ -237,6 +238,8 @@ def _packed_rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTil
     split, programs = 1, _count(shape, choices, rows, 64 if shape.gated else 128)
     while split < 4 and programs * split < 2 * _PROGRAMS:
         split *= 2
+    if rows <= _FEWEST_ROWS and split == 1 and not shape.gated:
+        return GroupedTile(rows, 64, 128, warps=2, stages=3)
     return GroupedTile(rows, 128, 128, warps=4, stages=4, split=split)
 
 
@@ -245,11 +248,12 @@ def _few_packed(shape: GroupedShape, choices: int, rows: int) -> GroupedTile:
     programs = _count(shape, choices, rows, 32 if shape.gated else 64)
     if programs >= _CROWDED:
         return GroupedTile(rows, 64, 128, warps=4 if shape.gated else 2, stages=4 if shape.gated else 6)
-    depth, columns = (256, 64) if shape.gated else (128, 128)
-    if not shape.gated:
-        programs = _count(shape, choices, rows, columns)
+    if shape.gated:
+        split = min(-(-_PACKED_PROGRAMS // programs), _MOST_PACKED_PARTS, -(-shape.k // _STRETCH_UNIT))
+        return GroupedTile(rows, 64, 128, warps=2, stages=4, split=split)
+    programs = _count(shape, choices, rows, 128)
     split = min(-(-_CROWDED // programs), _MOST_PACKED_PARTS, -(-shape.k // _STRETCH_UNIT))
-    return GroupedTile(rows, columns, depth, warps=4, stages=3, split=split)
+    return GroupedTile(rows, 128, 128, warps=4, stages=3, split=split)
 
 
 def _count(shape: GroupedShape, choices: int, rows: int, columns: int) -> int:

@@ -31,9 +31,8 @@ FEWEST_ROWS, MOST_ROWS = 9, 32
 MOST_CHOICES = 128
 """Of all rows, each compared with each; rows, and the choices of a row, are filled up to powers of two."""
 
-_TOGETHER = 8  # rows that a program meets
-_LONGEST = 8192  # elements of a row that a program's registers hold, with as many of each row that it meets
-_WIDE = 4096  # up to which eight warps have enough of them
+_TOGETHER = 8  # rows that a program meets, one after the other
+_LONGEST = 8192  # elements of a row that a program's registers hold
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,7 @@ def take(
         *_parts(chosen),
         *(launch.tickets, m, len(sums)),
         plan,
-        num_warps=8 if plan.block <= _WIDE else 16,
-        maxnreg=128,
+        num_warps=8,
         launch_pdl=plan.pdl,
     )
     return normed, chosen
@@ -169,16 +167,16 @@ def _route_rows(
     known = (part < parts) & (row < m)[None, :]
     squares = tl.load(sums + part * SUMS_WIDTH + row[None, :], mask=known, other=0.0)
     scale = tl.rsqrt(tl.sum(squares, 0) / plan.hidden + plan.eps)
-    near = tl.arange(0, plan.together)  # all rows at once: one wait for memory, and one for other warps
-    here = first + near
-    there = inside[None, :] & (here < m)[:, None]
-    values = tl.load(x + here[:, None] * plan.hidden + column[None, :], mask=there, other=0.0).to(tl.float32)
-    tl.store(logits + here * plan.experts + expert, tl.sum(values * its[None, :], 1), mask=here < m)
-    if expert < plan.together:
-        own = tl.sum(tl.where(row == first + expert, scale, 0.0))
-        one = tl.sum(tl.where((near == expert)[:, None], values, 0.0), 0)
-        to = normed + (first + expert) * plan.hidden + column
-        tl.store(to, (one * own * gains).to(normed.dtype.element_ty), mask=inside & (first + expert < m))
+    TOGETHER: tl.constexpr = plan.together
+    for each in tl.static_range(TOGETHER):
+        here = first + each
+        there = inside & (here < m)
+        values = tl.load(x + here * plan.hidden + column, mask=there, other=0.0).to(tl.float32)
+        tl.store(logits + here * plan.experts + expert, tl.sum(values * its), mask=here < m)
+        if expert == each:
+            own = tl.sum(tl.where(row == here, scale, 0.0))
+            made = (values * own * gains).to(normed.dtype.element_ty)
+            tl.store(normed + here * plan.hidden + column, made, mask=there)
     tl.debug_barrier()  # one thread takes the ticket, for the stores of all
     if tl.atomic_add(tickets, 1, sem="acq_rel") == tl.num_programs(0) * tl.num_programs(1) - 1:
         tl.store(tickets, 0)

@@ -103,7 +103,7 @@ MEASURED: Table = {
     ("qkv", 128, 6144, 4096): ProductTile(columns=64, depth=128, warps=4, stages=4, ahead=256),
     ("qkv", 128, 6144, 8192): ProductTile(columns=64, depth=128, warps=4, stages=4, ahead=256),
     ("linear", 16, 201088, 2880): ProductTile(columns=64, depth=256, warps=4, stages=5, ahead=256),
-    ("qkv", 16, 5120, 2880): ProductTile(columns=64, depth=64, warps=4, stages=11, split=3, ahead=64),
+    ("qkv", 16, 5120, 2880): ProductTile(columns=64, depth=64, warps=4, stages=11, split=3, ahead=512),
     ("qkv", 32, 5120, 2880): ProductTile(columns=32, depth=128, warps=2, stages=6, ahead=512),
     ("qkv", 16, 6144, 4096): ProductTile(columns=64, depth=128, warps=4, stages=5, ahead=256),
     ("qkv", 16, 6144, 8192): ProductTile(columns=64, depth=128, warps=4, stages=5, ahead=256),
