@@ -19,7 +19,6 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.stores.disk import DiskStore
-from eyas.engine.kv.stores.shared import SharedStore
 from eyas.engine.kv.stores.store import PageStore
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.scheduling.host_loads import HostLoads
@@ -82,6 +81,8 @@ def _stores(loaded: EngineSpec, cache: PrefixCache) -> list[PageStore]:
     if config.disk_cache_dir is not None:
         stores.append(DiskStore(Path(config.disk_cache_dir), namespace, int(config.disk_cache_gb * 2**30)))
     if config.kv_store is not None:
+        from eyas.engine.kv.stores.shared import SharedStore  # brings redis, which takes a start 0.4 s
+
         stores.append(SharedStore(config.kv_store, namespace))
     for store in stores:
         _log.info("KV pages also go to the %s, as %s", store.name, namespace)
