@@ -29,6 +29,7 @@ from eyas.engine.models.table import read_model
         ("gemma4_moe", {"hidden_activation": []}, r"hidden_activation \[\] is not supported"),
         ("llama4", {"intermediate_size_mlp": 0}, "intermediate_size_mlp 0 must be 1 or more"),
         ("glm4_moe", {"num_experts_per_tok": 99}, "num_experts_per_tok 99 is not between 1 and the 12"),
+        ("opt", {"ffn_dim": -1}, r"intermediate_size -1 must be 1 or more \(ffn_dim there\)"),
         ("mistral4", {"kv_lora_rank": None}, "has no kv_lora_rank|kv_lora_rank None"),
     ],
 )

@@ -62,16 +62,30 @@ class Fit:
 
 
 @contextlib.contextmanager
-def reading(folder: Path | str) -> Iterator[None]:
+def reading(folder: Path | str, raw: Raw | None = None) -> Iterator[None]:
     """Around what reads a config.json: a key that is missing or unusable is a ConfigError. So is a slip in
-    the family's own file: the exception that tells of it is the cause.
+    the family's own file: the exception that tells of it is the cause. `raw`: what the file says, where a
+    family may read it under other names.
     """
     try:
         yield
     except KeyError as missing:
         raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from missing
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"config.json of {folder} holds a value of the wrong kind: {error}") from error
+        text = (
+            f"config.json of {folder} holds a value of the wrong kind: {error}{_as_stated(raw or {}, error)}"
+        )
+        raise ConfigError(text) from error
+
+
+def _as_stated(raw: Raw, error: Exception) -> str:
+    """How config.json calls a field that an error names as other families do; "": just so, or unknown."""
+    text, stated = str(error), raw
+    if isinstance(raw.get("text_config"), Mapping):
+        stated = {**raw, **raw["text_config"]}
+    name = text.partition(" ")[0]
+    found = [key for key, value in stated.items() if text.startswith(f"{name} {said(value)} must")]
+    return f" ({' or '.join(found)} there)" if found and name not in found else ""
 
 
 def attention(raw: Raw, rope: RopeConfig | None = None) -> AttentionSpec:

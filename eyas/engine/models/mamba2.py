@@ -61,7 +61,7 @@ def shape(raw: values.Raw, folder: Path) -> SpaceShape:
     size = raw.get("mamba_d_head", "auto")
     if size == "auto":
         size = values.whole(raw, "mamba_expand", least=1) * keys.width_of(raw, "hidden_size") // heads
-    low, high = map(_limit, raw.get("time_step_limit") or (0.0, math.inf))
+    low, high = _limits(raw.get("time_step_limit", [0.0, math.inf]))
     return SpaceShape(
         key_heads=values.whole(raw, "mamba_n_groups", least=1, most=keys.MOST_HEADS),
         value_heads=heads,
@@ -73,9 +73,13 @@ def shape(raw: values.Raw, folder: Path) -> SpaceShape:
     )
 
 
-def _limit(stated: Any) -> float:
-    """A limit of steps, as JSON has it or as transformers writes what JSON has no word for."""
-    return float(stated["__float__"] if isinstance(stated, Mapping) else stated)
+def _limits(stated: Any) -> tuple[float, float]:
+    """The limits of steps, as JSON has them or as transformers writes what JSON has no word for."""
+    try:
+        low, high = (float(each["__float__"] if isinstance(each, Mapping) else each) for each in stated)
+    except (TypeError, ValueError, KeyError):
+        raise ValueError(f"time_step_limit {values.said(stated)} must be two numbers") from None
+    return low, high
 
 
 def with_states(plain: ModelConfig, kinds: Sequence[str], states: SpaceShape) -> ModelConfig:

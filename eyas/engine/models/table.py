@@ -134,7 +134,7 @@ def read_model(
         weight_files(folder)
     module = MODELS.get(architecture, FOREIGN) if impl != "transformers" else FOREIGN
     family = cast(Family, importlib.import_module(f"eyas.engine.models.{module}"))
-    with reading(folder):
+    with reading(folder, raw):
         config = family.describe(raw, folder)
     ends = end_tokens(folder, raw, config.vocab_size, texts)
     return dataclasses.replace(config, eos_token_ids=ends, load_format=load_format)
