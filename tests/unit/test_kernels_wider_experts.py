@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import ExpertWeight
 from eyas.engine.kernels.products import fp4, int8
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
 from tests.unit.fp4_formats import VALUES
 from tests.unit.test_kernels_biased_experts import experts_of
-from tests.unit.test_kernels_grouped import DEVICE, random
+from tests.unit.test_kernels_grouped import DEVICE, PDL, random
 from tests.unit.test_kernels_int4_experts import N, computed, run
 from tests.unit.test_kernels_packed_experts import DTYPE, EXPERTS, close
 
@@ -122,6 +124,19 @@ def test_experts_in_nvfp4(k: int, gated: bool) -> None:
     for other in wrong:
         with pytest.raises(AssertionError):
             close(found, computed(x, experts, meant_fours(other), gated))
+
+
+@pytest.mark.parametrize("form", ["eight bits", "nvfp4"])
+def test_one_rows_choices_need_no_order(form: str) -> None:
+    k, parts = 192, eight_bits(192, 64, True) if form == "eight bits" else nvfp4(192)
+    weight = packed_eight(parts, True) if form == "eight bits" else packed_fours(parts)
+    wide = meant_eight(parts) if form == "eight bits" else meant_fours(parts)
+    x, experts = random(1, k, seed=5), torch.tensor([[3, 1]], dtype=torch.int32, device=DEVICE)
+    shared = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL))
+    found = shared.each(x.to(DEVICE, DTYPE), weight, shared.walked(experts, (weight, weight)), 2)
+    close(found, computed(x, experts, wide, False))
+    with pytest.raises(AssertionError):
+        close(found, computed(x, experts.flip(1), wide, False))
 
 
 def test_zero_points_are_all_experts_or_nones() -> None:
