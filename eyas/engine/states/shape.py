@@ -76,17 +76,13 @@ class DeltaShape:
 
     def weights(self, hidden: int) -> int:
         """Elements of a layer's matrices: of what a row is made of, the gate, and the way back."""
-        return hidden * (self.row_width + 2 * self.value_heads * self.value_size)
+        numbers = self.value_heads * (1 + self.corrects)
+        return hidden * (self.inputs + numbers + 2 * self.value_heads * self.value_size)
 
     @property
     def spare_rows(self) -> int:
         """Rows that the product before it has for its own sake, behind all others."""
         return 0
-
-    @property
-    def row_width(self) -> int:
-        """Elements of a row as it is stored before it is folded into a state."""
-        return self.inputs + self.gates
 
     @property
     def state(self) -> tuple[int, int, int]:
