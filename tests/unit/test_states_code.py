@@ -17,9 +17,11 @@ from eyas.engine.kernels.states.groups import decoded
 from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.kernels.states.rings import SolvedStore
+from eyas.engine.kernels.states.short import convolve
+from eyas.engine.states.convolution import ShortConvolution
 from eyas.engine.states.delta import DeltaRule
-from eyas.engine.states.rows import StateRows
-from eyas.engine.states.shape import DeltaShape, ring_rows
+from eyas.engine.states.rows import StateGroups, StateRows
+from eyas.engine.states.shape import ConvolutionShape, DeltaShape, ring_rows
 from eyas.engine.states.store import StateFormat, StateStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -55,6 +57,20 @@ def path() -> None:
     decoded(batch.tables, int32(2), 16, 0, int32(32), trees=True)
 
 
+def short() -> None:
+    """A convolution alone: single rows, trees and prompts; and rows of an accepted path."""
+    shape = ConvolutionShape.of_columns(2048, 3)  # of LFM2-1.2B
+    format = StateFormat((0, 1), shape, ring_rows(16), torch.bfloat16)
+    states = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8))
+    rule = ShortConvolution(shape, empty(2048, 3, dtype=torch.float32))
+    for most, tree in ((1, False), (8, True), (256, False)):
+        rows = StateRows(*(int32(2) for _ in range(6)), int32(2 * most), int32(2 * most), most)
+        groups = StateGroups(rows, None, None, None, None)
+        convolve(empty(2 * most, 2048), rule, states.layers[0], groups, tree, pdl=True)
+    batch = RoundBatch(SlotTables(TableSizes(slots=3, max_pages=4, width=16), "meta"), int32(2), 16, pdl=True)
+    keep_path(batch, RoundVerdicts(int32(2, FACTS + 16), int32(2, 6)), states, SolvedStore.on(states))
+
+
 def _given(m: int, most: int) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, StateRows]:
     format = StateFormat((0,), SHAPE, ring_rows(16), torch.bfloat16)
     stored = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8)).layers[0]
@@ -64,7 +80,7 @@ def _given(m: int, most: int) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, S
     return empty(m, SHAPE.inputs), gates, DeltaLayer(rule, stored, SolvedRows.on(stored, SHAPE)), rows
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("few", 4), ("prompts", 4), ("path", 2)])
+@pytest.mark.parametrize(("recipe", "kernels"), [("few", 4), ("prompts", 4), ("path", 2), ("short", 7)])
 def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
