@@ -184,7 +184,7 @@ def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, nor
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_bias_that_the_product_left_out(dtype: torch.dtype) -> None:
-    """As one that it added; a compiler may leave out the rounding between."""
+    """As one that it added; a compiler may fuse what follows in another way."""
     heads, kv_heads, dim = 3, 2, 48
     qkv, bias = random(2, 7 * dim, dtype=dtype), random(7 * dim, dtype=dtype)
     cos, sin = (t.to(DEVICE) for t in tables(RopeConfig(theta=100.0), dim, 64))
