@@ -74,7 +74,8 @@ def measure(turns: int, seconds: int) -> None:
         assert owner.stdout is not None
         export = {name: bytes.fromhex(value) for name, value in json.loads(owner.stdout.readline()).items()}
         puller = backend(near)
-        source, rates = puller.open(export), {"tcp": [], "iperf3": []}
+        source = puller.open(export)
+        rates: dict[str, list[float]] = {"tcp": [], "iperf3": []}
         pull(puller, source, 0)
         for turn in range(turns):
             count = 1 + 2 * turn
