@@ -72,6 +72,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 def configs(folder: Path, pools: str, way: str, **changes: Any) -> list[EngineConfig]:
     asked = {"num_pages": 512, "pool_dir": pools, "max_running": 8, "chunk_tokens": 256} | changes
+    asked |= {"prefill_attention_backend": "triton", "cuda_graph_bs": (2, 8)}  # a start takes seconds
     head = str(folder / "model") if "mtp" in way else None
     whole = resolve_engine("cuda", model=str(folder / "model"), draft=head, **asked | WAYS[way])
     if not way.startswith("split"):
