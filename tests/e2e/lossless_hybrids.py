@@ -88,22 +88,15 @@ class Campaign:
     def broken(self, before: Requests) -> Iterator[Variant]:
         """Ways that must differ from the others, once `before` has been answered."""
         plain = self._engine()
-        tree = replace(plain, speculation=LOOKED_UP["lookup tree"])
-        yield Variant(
-            "BROKEN: rows of a ring stay",
-            InProcess((tree,), TOGETHER, foretold=True, before=before),
-            fault=faults.ring_rows_stay,
-        )
-        yield Variant(
-            "BROKEN: a state of another prefix",
-            InProcess((plain,), TOGETHER, before=before),
-            fault=faults.states_of_other_prefixes,
-        )
-        yield Variant(
-            "BROKEN: states run on in their slots",
-            InProcess(split_configs(replace(plain, max_running=2))[:2], TOGETHER, before=before),
-            fault=faults.states_run_on,
-        )
+        if self.drafts:
+            tree = replace(plain, draft=str(self.drafts), speculation=DRAFTED["MTP tree"])
+            way = InProcess((tree,), TOGETHER, before=before)
+            yield Variant("rows of a ring stay", way, fault=faults.ring_rows_stay)
+        way = InProcess((plain,), TOGETHER, before=before)
+        yield Variant("a state of another prefix", way, fault=faults.states_of_other_prefixes)
+        parts = split_configs(replace(plain, max_running=2, state_slots=3))[:2]
+        way = InProcess(parts, TOGETHER, before=before)
+        yield Variant("states run on in their slots", way, fault=faults.states_run_on)
 
     def reference(self) -> Variant:
         """One request after the other, without drafts and without anything cached."""
