@@ -108,7 +108,10 @@ def test_weights_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM of .* is not supported"),
+        (
+            {"architectures": ["xLSTMForCausalLM"], "model_type": "xlstm"},
+            "architecture xLSTMForCausalLM of .* is not supported",
+        ),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads"),
         ({"rope_scaling": {"rope_type": "spiral"}}, "rope_type 'spiral' is not supported"),
         ({"quantization_config": {"quant_method": "quip"}}, "quant_method 'quip' is not supported"),

@@ -69,6 +69,10 @@ def reading(folder: Path | str, raw: Raw | None = None) -> Iterator[None]:
     """
     try:
         yield
+    except ConfigError as refused:
+        if refused.param is not None or str(folder) in refused.message:
+            raise
+        raise ConfigError(f"config.json of {folder}: {refused.message}") from refused
     except KeyError as missing:
         raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from missing
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
