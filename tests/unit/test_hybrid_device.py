@@ -112,26 +112,6 @@ def test_the_device_gives_the_plain_engines_tokens(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("speculation", [SpeculationConfig(), CHAIN], ids=["plain", "chain"])
-def test_a_state_space_model_on_the_device(tmp_path: Path, speculation: SpeculationConfig) -> None:
-    sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "eos_token_id")}
-    heads = {"mamba_n_heads": 16, "mamba_d_head": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
-    write_hybrid(tmp_path / "model", "bamba", **sizes, **heads, mamba_expand=8)
-    plain = EngineConfig(
-        model=str(tmp_path / "model"),
-        draft=None,
-        num_pages=64,
-        chunk_tokens=32,
-        max_running=3,
-        state_slots=8,
-        pool_dir=str(tmp_path),
-        worker="unified",
-    )
-    assert answers(on_device(plain, speculation=speculation)) == answers(plain)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_steps_with_prompts_may_be_as_large_as_a_graphs(
     plain: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
