@@ -93,9 +93,10 @@ def answers(*configs: EngineConfig, choices: int = 1) -> tuple[list[dict[int, li
 
 
 def split(config: EngineConfig) -> tuple[EngineConfig, EngineConfig]:
+    drafts = () if config.draft is None else (Role.DRAFT,)
     return (
         replace(config, roles=(Role.PREFILL,), worker="prefill"),
-        replace(config, roles=(Role.DECODE,), worker="decode"),
+        replace(config, roles=(Role.DECODE, *drafts), worker="decode"),
     )
 
 
@@ -161,14 +162,15 @@ def test_rows_of_a_path_that_stay_where_they_were_drafted_are_misread(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize(("choices", "drafts"), [(1, "lookup"), (2, "lookup"), (1, "tree")])
 def test_a_state_that_came_from_elsewhere_is_read(
-    plain: EngineConfig, choices: int, monkeypatch: pytest.MonkeyPatch
+    plain: EngineConfig, choices: int, drafts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pulled behind a prompt whose last rows are in no state yet, alone and for two choices."""
+    """Pulled behind a prompt whose last rows are in no state yet, alone, for two choices, with a head."""
     monkeypatch.setattr(puller, "RELEASE_S", WAIT_S)
     expected, _ = answers(plain, choices=choices)
-    found, _ = answers(*split(on_device(plain, speculation=CHAIN)), choices=choices)
+    ways = {"lookup": {"speculation": CHAIN}, "tree": {"draft": plain.model, "speculation": HEADS["tree"]}}
+    found, _ = answers(*split(on_device(plain, **ways[drafts])), choices=choices)
     assert found == expected
 
 
