@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.families import SAMPLES, write_family
 from tests.unit.foreign_families import FOREIGN
+from tests.unit.fp4_formats import FP4
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
 from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.packed_formats import PACKINGS, write_packed
@@ -244,16 +245,22 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("mixtral", "gptq"), ("llama", "w4a16, zero points"), ("llama", "w4a16, by activations")],
+    [
+        ("mixtral", "gptq"),
+        ("mixtral", "nvfp4"),
+        ("mixtral", "w8a16"),
+        ("llama", "w4a16, zero points"),
+        ("llama", "w4a16, by activations"),
+    ],
 )
 def test_packed_weights_have_kernels_of_their_own(
     tmp_path: Path, cache: Path, family: str, name: str
 ) -> None:
-    """For many rows too: no request waits for one to be compiled."""
+    """For many rows too: no request waits for one to be compiled. Those of experts compile for a GPU."""
     sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 64}
     write_family(tmp_path / "plain", family, **sizes)
-    write_packed(tmp_path / "packed", tmp_path / "plain", PACKINGS[name])
-    told = _told(LAYERS, json.dumps([str(tmp_path / "packed"), []]))
+    write_packed(tmp_path / "packed", tmp_path / "plain", (PACKINGS | FP4)[name])
+    told = _told(LAYERS, json.dumps([str(tmp_path / "packed"), ["_packed", "_back_add"]]))
     assert told["found"] == told["every"]
     found = {each for each, _ in told["found"]}
     assert "_widen" in found and ("_packed" in found) == (family == "mixtral")
