@@ -228,11 +228,8 @@ def test_heads_that_ranks_cannot_divide_are_refused_by_name(plain: EngineConfig)
         EngineSpec.of(on_device(plain, tensor_parallel_size=2))
 
 
-SPACES: dict[str, Any] = {"mamba_n_heads": 16, "mamba_d_head": 16, "mamba_d_ssm": 256, "mamba_d_state": 16}
 OTHERS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-    "falcon_h1": SPACES | {"mamba_n_groups": 1},
-    "mamba2": {"hidden_size": 32, "expand": 8, "num_heads": 16, "head_dim": 16, "state_size": 16},
 }
 
 
@@ -243,7 +240,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_other_kinds_of_states_give_the_plain_engines_tokens(
     tmp_path: Path, family: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Short convolutions; a state beside attention, with multipliers; and layers with states alone."""
+    """Short convolutions."""
     monkeypatch.setattr(puller, "RELEASE_S", WAIT_S)
     sizes = {name: size for name, size in SIZES.items() if name != "layer_types"}
     write_hybrid(tmp_path / "model", family, **sizes | OTHERS[family])
