@@ -55,8 +55,8 @@ class SolvedRows:
 
     @staticmethod
     def row(shape: DeltaShape, dtype: torch.dtype) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Of each part its dtype and a row's sides; `dtype`: of the rows."""
-        heads = shape.value_heads
+        """Of each part its dtype and a row's sides; `dtype`: of the rows. An empty state has none."""
+        heads = shape.value_heads if shape.key_size else 0
         return {
             "keys": (dtype, (shape.key_heads, shape.key_size)),
             "misses": (torch.float32, (heads, shape.value_size)),
