@@ -14,7 +14,7 @@ from eyas.engine.models.ops import recurrent
 from eyas.engine.models.ops.parts import DeltaPart
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.shape import ChannelShape, DeltaShape, SpaceShape
-from tests.unit.states_rig import Piece, Scene
+from tests.unit.states_rig import DEVICE, Piece, Scene
 from tests.unit.tensor_core import hopper
 
 SHAPE = DeltaShape(1, 2, 16, 16, 4)
@@ -120,13 +120,15 @@ def _scene(shape: DeltaShape) -> Scene:
 @pytest.mark.parametrize("heads", [3, 4])
 def test_gates_and_the_norm_behind(heads: int) -> None:
     random = torch.Generator().manual_seed(heads)
-    product = torch.randn(5, 2 * heads + heads * 16, generator=random) * 4
+    product = torch.randn(5, 2 * heads + heads * 16, generator=random).to(DEVICE) * 4
     steps, shares, gate = product.split((heads, heads, heads * 16), 1)
-    bias, rate = torch.randn(heads, generator=random) - 6, -torch.rand(heads, generator=random)
+    bias = torch.randn(heads, generator=random).to(DEVICE) - 6
+    rate = -torch.rand(heads, generator=random).to(DEVICE)
     found = rule_gates((shares, steps), bias, rate, replace(SHAPE, reach=2.0))
     expected = torch.cat((softplus(steps.double() + bias) * rate, 2 * shares.double().sigmoid()), 1)
     assert torch.allclose(found.double(), expected, rtol=1e-5, atol=0)
-    made, gain = torch.randn(5, heads * 16, generator=random), torch.rand(16, generator=random)
+    made = torch.randn(5, heads * 16, generator=random).to(DEVICE)
+    gain = torch.rand(16, generator=random).to(DEVICE)
     expected = rms_norm(made.unflatten(1, (heads, 16)), gain, 1e-6).flatten(1) * silu(gate)
     assert torch.allclose(gated_norm(made, gate, gain, 1e-6), expected, rtol=1e-5, atol=1e-6)
 
@@ -136,10 +138,11 @@ def test_gates_and_the_norm_behind(heads: int) -> None:
 def test_gates_and_the_norm_of_a_state_space_model(groups: int, first: bool) -> None:
     random = torch.Generator().manual_seed(groups)
     shape = SpaceShape(1, 3, 16, 16, 4, limits=(0.02, 3.0), norm_groups=groups, norm_first=first)
-    made, gate, numbers = (torch.randn(5, n, generator=random) * 4 for n in (48, 48, 3))
-    bias, rate = torch.randn(3, generator=random) - 2, -torch.rand(3, generator=random)
-    gain = torch.rand(48, generator=random) if groups else None
-    rule = DeltaRule(shape, torch.ones(shape.inputs, 4))
+    made, gate, numbers = (torch.randn(5, n, generator=random).to(DEVICE) * 4 for n in (48, 48, 3))
+    bias = torch.randn(3, generator=random).to(DEVICE) - 2
+    rate = -torch.rand(3, generator=random).to(DEVICE)
+    gain = torch.rand(48, generator=random).to(DEVICE) if groups else None
+    rule = DeltaRule(shape, torch.ones(shape.inputs, 4, device=DEVICE))
     part: DeltaPart[None] = DeltaPart(None, rule, rate, bias, gain)
     found = rule_gates((numbers,), bias, rate, shape)
     assert torch.allclose(found, recurrent.gates((numbers,), part), rtol=1e-5, atol=0)
