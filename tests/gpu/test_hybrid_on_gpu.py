@@ -125,7 +125,7 @@ def _serve(folder: Path, pools: str, way: str, model: Any) -> None:
     assert not any(scheduler.cache.states.pool.used for scheduler in every)
 
 
-@pytest.mark.xfail(reason="on a GPU kernels of states have no one order yet: --deterministic is refused")
+@pytest.mark.xfail(reason="not seen on a GPU yet: --deterministic is refused")
 def test_no_way_changes_a_bit_of_exact_answers(
     tmp_path: Path, pools: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
