@@ -223,6 +223,11 @@ def test_workers_whose_ranks_differ_are_refused_by_name(plain: EngineConfig, tmp
         check_room({"prefill": prefill, "decode": decode}, [], None)
 
 
+def test_float32_on_a_gpu_is_refused_by_name(plain: EngineConfig) -> None:
+    with pytest.raises(ConfigError, match="--dtype float32: GPUs have no float32 for states"):
+        EngineSpec.of(on_device(plain, device="cuda", dtype="float32"))
+
+
 def test_heads_that_ranks_cannot_divide_are_refused_by_name(plain: EngineConfig) -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size: .* 1 query heads cannot be divided"):
         EngineSpec.of(on_device(plain, tensor_parallel_size=2))
