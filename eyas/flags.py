@@ -143,6 +143,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"seconds for which offered KV pages are kept without a sign of life ({engine.lease_s:g})",
     )
+    _add_tiers(add)
+    add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
+
+
+def _add_tiers(add: Callable[..., argparse.Action]) -> None:
+    engine = EngineConfig()
     add(
         "--host-cache-gb",
         type=amount,
@@ -168,7 +174,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="redis://HOST:PORT/DB of a Redis or Valkey where they are kept for other workers too (none)",
     )
-    add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
 
 
 def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:

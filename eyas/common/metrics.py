@@ -79,6 +79,35 @@ class ModelName(Collector):
         yield from self._figures.collect()
 
 
+_TOTALS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests"),
+    "cached_tokens": ("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
+    "preemptions": ("preemptions", "Sequences sent back to the queue"),
+    "logits_not_finite": (
+        "logits_not_finite",
+        "Requests that failed because their logits were NaN or infinite",
+    ),
+    "pulls_failed": ("transfer_failures", "Pulls that ended without their pages"),
+    "nodes_verified": ("draft_nodes_verified", "Draft tokens verified, on all branches"),
+    "drafts_late": ("draft_rounds_late", "Rounds that did not wait for their draft"),
+    "store_tokens": ("store_tokens", "Prompt tokens whose KV a disk or a shared store gave"),
+    "store_misses": ("store_misses", "Looks for KV there that met a page it lacks"),
+    "store_bytes_out": ("store_bytes_out", "KV bytes written to a disk or a shared store"),
+    "store_bytes_in": ("store_bytes_in", "KV bytes read from there"),
+    "store_failures": ("store_failures", "Calls that a disk or a shared store failed"),
+    "host_tokens": ("host_cache_tokens", "Prompt tokens whose KV came back from the host"),
+    "host_bytes_out": ("host_cache_bytes_out", "KV bytes copied to the host"),
+    "host_bytes_in": ("host_cache_bytes_in", "KV bytes copied back from the host"),
+    "state_hits": ("state_cache_hits", "Sequences that resumed from a cached state"),
+    "state_tokens": ("state_cache_tokens", "Prompt tokens before the states resumed from"),
+    "state_missed": (
+        "state_cache_missed_tokens",
+        "Prompt tokens with cached pages, computed for want of a state",
+    ),
+}
+"""Of an engine, by the name in `WorkerMetrics.totals`: the metric's and what it counts."""
+
+
 class WorkerMetrics:
     """The metrics of one worker, in one registry."""
 
@@ -106,30 +135,7 @@ class WorkerMetrics:
         self.step_sequences = PlainHistogram(
             "eyas_step_sequences", "Sequences per step", STEP_SEQUENCES, registry
         )
-        self._engine_totals = {
-            "prompt_tokens": counter("prompt_tokens", "Prompt tokens of admitted requests"),
-            "cached_tokens": counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
-            "preemptions": counter("preemptions", "Sequences sent back to the queue"),
-            "logits_not_finite": counter(
-                "logits_not_finite", "Requests that failed because their logits were NaN or infinite"
-            ),
-            "pulls_failed": counter("transfer_failures", "Pulls that ended without their pages"),
-            "nodes_verified": counter("draft_nodes_verified", "Draft tokens verified, on all branches"),
-            "drafts_late": counter("draft_rounds_late", "Rounds that did not wait for their draft"),
-            "store_tokens": counter("store_tokens", "Prompt tokens whose KV a disk or a shared store gave"),
-            "store_misses": counter("store_misses", "Looks for KV there that met a page it lacks"),
-            "store_bytes_out": counter("store_bytes_out", "KV bytes written to a disk or a shared store"),
-            "store_bytes_in": counter("store_bytes_in", "KV bytes read from there"),
-            "store_failures": counter("store_failures", "Calls that a disk or a shared store failed"),
-            "host_tokens": counter("host_cache_tokens", "Prompt tokens whose KV came back from the host"),
-            "host_bytes_out": counter("host_cache_bytes_out", "KV bytes copied to the host"),
-            "host_bytes_in": counter("host_cache_bytes_in", "KV bytes copied back from the host"),
-            "state_hits": counter("state_cache_hits", "Sequences that resumed from a cached state"),
-            "state_tokens": counter("state_cache_tokens", "Prompt tokens before the states resumed from"),
-            "state_missed": counter(
-                "state_cache_missed_tokens", "Prompt tokens with cached pages, computed for want of a state"
-            ),
-        }
+        self._engine_totals = {name: counter(*metric) for name, metric in _TOTALS.items()}
         self._seen = dict.fromkeys(self._engine_totals, 0)
         self._tokens = counter("generation_tokens", "Tokens given to requests")
         self._accepted = counter("draft_tokens_accepted", "Draft tokens kept by verification")
