@@ -20,9 +20,6 @@ from tests.unit.tensor_core import hopper
 SHAPE = DeltaShape(1, 2, 16, 16, 4)
 
 
-SPACE = SpaceShape(2, 4, 16, 48, 4)
-
-
 def text(first: int, count: int) -> list[int]:
     return list(range(first, first + count))
 
@@ -75,30 +72,10 @@ def test_a_slot_that_came_from_elsewhere() -> None:
     scene.step([Piece(0, text(70, 2))])
 
 
-def test_a_state_space_model() -> None:
-    """Prompts, single rows, a chain, and trees; past positions of states."""
-    scene = Scene(SPACE, 3, width=9)
-    scene.step([Piece(0, text(0, 61)), Piece(2, text(100, 130))], prompt=True)
-    scene.step([Piece(2, text(230, 2)), Piece(0, text(61, 2), certain=1)])
-    scene.step([Piece(0, text(300, 9), TREE, certain=0), Piece(2, text(232, 1))])
-    scene.accept(0, 62, [0, 2, 4, 6])
-    scene.step([Piece(0, text(310, 1))])
-
-
-@pytest.mark.parametrize("lost", ["bias", "skip"])
-def test_a_state_space_model_that_loses_a_part(lost: str) -> None:
-    """The comparison sees what a kernel would leave out."""
-    scene = Scene(SPACE, 1)
-    scene.lose(lost)
-    with pytest.raises(AssertionError):
-        scene.step([Piece(0, text(0, 3))])
-
-
 def test_sizes_that_no_tile_has() -> None:
     for shape, message in (
-        (DeltaShape(1, 1, 24, 16, 4), "keys of a power of 2, 16 or more, not 24"),
-        (DeltaShape(1, 1, 16, 24, 4), "values of a multiple of 16, not 24"),
-        (ChannelShape(1, 1, 16, 16, 4), "one decay per value head, not a state of Kimi Delta Attention"),
+        (DeltaShape(1, 1, 16, 24, 4), "a power of 2, 16 or more, not 24"),
+        (ChannelShape(1, 1, 16, 16, 4), "the gated delta rule alone"),
     ):
         with pytest.raises(ValueError, match=message):
             Scene(shape, 1).step([Piece(0, text(0, 1))])
@@ -107,7 +84,7 @@ def test_sizes_that_no_tile_has() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a matrix unit of its own")
-@pytest.mark.parametrize("shape", [DeltaShape(1, 1, 16, 16, 4), SpaceShape(1, 1, 16, 16, 4)])
+@pytest.mark.parametrize("shape", [DeltaShape(1, 1, 16, 16, 4)])
 def test_bits_follow_from_a_rows_path_alone(shape: DeltaShape) -> None:
     """One prompt; one in pieces beside others; single rows; chains and trees, across a state's position."""
     with hopper(folds=True):

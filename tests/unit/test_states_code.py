@@ -80,7 +80,7 @@ def _given(m: int, most: int) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, S
     return empty(m, SHAPE.inputs), gates, DeltaLayer(rule, stored, SolvedRows.on(stored, SHAPE)), rows
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("few", 4), ("prompts", 4), ("path", 2), ("short", 7)])
+@pytest.mark.parametrize(("recipe", "kernels"), [("few", 8), ("prompts", 4), ("path", 2), ("short", 7)])
 def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
