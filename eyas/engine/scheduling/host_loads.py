@@ -75,9 +75,10 @@ class HostLoads:
         self._back: list[Sequence] = []
 
     def close(self, deadline: float) -> bool:
-        """Ends all copies; False if one still runs at `deadline` (monotonic seconds)."""
-        cold = self.cold is None or self.cold.close(deadline)
-        return self.tier.memory.close(deadline) and cold
+        """Ends all copies; False if one still runs at `deadline` (monotonic seconds), into memory that stays."""
+        if self.cold is not None and not self.cold.close(deadline):
+            return False
+        return self.tier.memory.close(deadline)
 
     @property
     def counts(self) -> HostCache:
