@@ -120,8 +120,9 @@ def mistaken(case: Case, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> R
     monkeypatch.setattr(model_rig, "FolderWeights", Changed)
     rig = case.rig(config)
     for layer in rig.model.layers:
-        assert isinstance(layer._attention, LatentMixer)
-        mistake.mixing(layer._attention)
+        ((mixer, _),) = layer._mixers
+        assert isinstance(mixer, LatentMixer)
+        mistake.mixing(mixer)
     monkeypatch.setattr(torch_ops, "routed", mistake.routing)
     return rig
 

@@ -10,9 +10,9 @@ import pytest
 
 from eyas.common.errors import TransferFailed
 from eyas.common.types import RankPages
-from kv_transfer.backends import nixl_reads
+from kv_transfer.backends import staged_reads
 from kv_transfer.backends.base import CopyJob, PeerSource
-from kv_transfer.backends.nixl_reads import StagedCopies
+from kv_transfer.backends.staged_reads import StagedCopies
 from kv_transfer.copy_thread import CopyDone
 
 WINDOW, PAGE = 3, 1024
@@ -86,7 +86,7 @@ class Peer:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_reads, "window_pages", lambda page_bytes: WINDOW)
+    monkeypatch.setattr(staged_reads, "window_pages", lambda page_bytes: WINDOW)
 
 
 def job(pages: range, number: int = 1) -> CopyJob:

@@ -75,7 +75,7 @@ class HostLoads:
         self._back: list[Sequence] = []
 
     def close(self, deadline: float) -> bool:
-        """Ends all copies; False if one still runs at `deadline` (monotonic seconds), into memory that stays."""
+        """Ends all copies; False if one still runs at `deadline` (monotonic seconds): memory stays then."""
         if self.cold is not None and not self.cold.close(deadline):
             return False
         return self.tier.memory.close(deadline)
