@@ -94,7 +94,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "today's attention": lambda: patch.multiple(
         arithmetic, ExactAttention=PagedAttention, ExactLatents=PagedLatents
     ),
-    "today's wide rows": lambda: patch.object(device_machine, "ExactRows", ManyRows),
+    "today's wide rows": lambda: patch.object(device_machine, "ExactManyRows", ManyRows),
     ATOMICS: lambda: patch.object(dense, "exact_wide", atomic_sums.instead()),
 }
 BY_WAYS = ("k cut by rows", "today's wide rows", ATOMICS)

@@ -177,5 +177,5 @@ def test_by_the_kernels_of_today_they_do(tmp_path: Path) -> None:
 def test_todays_wide_rows_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which round in other places than narrow ones."""
     write_family(tmp_path, "llama_biases", vocab_size=128, num_hidden_layers=1)
-    monkeypatch.setattr(device_machine, "ExactRows", ManyRows)
+    monkeypatch.setattr(device_machine, "ExactManyRows", ManyRows)
     assert said(tmp_path, WIDE)

@@ -22,7 +22,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.device_step import Forward, LayerContext, product_float32
-from eyas.engine.models.ops.exact_rows import ExactRows
+from eyas.engine.models.ops.exact_rows import ExactManyRows, ExactRows
 from eyas.engine.models.ops.few_rows import FewRows, most_rows
 from eyas.engine.models.ops.machine import Machine
 from eyas.engine.models.ops.many_rows import ManyRows
@@ -83,7 +83,9 @@ class DeviceMachine(Machine[Projection]):
         step = Forward.of(rows, self.context) if whole else Forward(rows, self.context)
         if rows.count <= few_rows:
             return FewRows(step, pool, eps)
-        return (ExactRows if self.context.launch.exact else ManyRows)(step, pool, eps)
+        if not self.context.launch.exact:
+            return ManyRows(step, pool, eps)
+        return (ExactManyRows if few_rows else ExactRows)(step, pool, eps)
 
     def bounded(self, rows: ForwardRows, unseen: int) -> ForwardRows:
         """Rows that are none in a layer are not seen."""

@@ -63,14 +63,6 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
     def normed(self, read: ScaledRead) -> NormedRows:
         return self._finished(read.x, read.norm)
 
-    def product(
-        self, read: ScaledRead, projection: Projection, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        if projection.matrix is None:
-            return super().product(read, projection, bias)
-        made = self.step.exact_product(self.normed(read).plain, projection)
-        return made if bias is None else made.add_(bias)
-
     def plus(self, residual: ScaledRows, added: torch.Tensor, post: torch.Tensor | None) -> ScaledRows:
         """`added`: [m, hidden], or what `exact_wide.shares` gave. It is changed in place."""
         group, x = self.step.context.group, residual.x
@@ -120,3 +112,15 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
         """The read with its norm applied, if the product cannot do it behind: of rows without a gain."""
         left = read.norm is not None and read.norm.gain is not None
         return self.given(self.normed(read).plain) if left or projection.matrix is None else read
+
+
+class ExactManyRows(ExactRows):
+    """Of layers that few rows pass by `FewRows`: plain products have the bits of those, too."""
+
+    def product(
+        self, read: ScaledRead, projection: Projection, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if projection.matrix is None:
+            return super().product(read, projection, bias)
+        made = self.step.exact_product(self.normed(read).plain, projection)
+        return made if bias is None else made.add_(bias)
