@@ -164,7 +164,7 @@ def _add_tiers(add: Callable[..., argparse.Action]) -> None:
     )
     add(
         "--disk-cache-gb",
-        type=positive,
+        type=amount,
         default=engine.disk_cache_gb,
         metavar="N",
         help=f"GiB that it may have ({engine.disk_cache_gb:g})",

@@ -239,6 +239,11 @@ def test_the_nearest_store_is_asked_first(config: EngineConfig, tmp_path: Path, 
     [
         ({"disk_cache_dir": "pages"}, "disk-cache-dir", "give --host-cache-gb, too"),
         ({"kv_store": "redis://127.0.0.1:1/0"}, "kv-store", "give --host-cache-gb, too"),
+        (
+            {"host_cache_gb": 0.05, "disk_cache_dir": "a", "disk_cache_gb": 0.0},
+            "disk-cache-gb",
+            "hold no page",
+        ),
         ({"host_cache_gb": 0.05, "kv_store": "http://a"}, "kv-store", "is no redis://HOST:PORT/DB"),
     ],
 )

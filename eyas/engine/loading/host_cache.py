@@ -42,6 +42,8 @@ def check_host_cache(config: EngineConfig) -> None:
         raise ConfigError(f"--{FLAG}: GPUs that share a model have no host tier", param=FLAG)
     if config.kv_store is not None and not is_redis(config.kv_store):
         raise ConfigError(f"--kv-store: {config.kv_store} is no redis://HOST:PORT/DB", param="kv-store")
+    if config.disk_cache_dir is not None and not config.disk_cache_gb:
+        raise ConfigError("--disk-cache-gb: 0 GiB hold no page", param="disk-cache-gb")
     there = memory()
     if requested > there.free_gib:
         has = f"the {there.holder} has {there.free_gib:.1f} GiB available: ask for less than that"
