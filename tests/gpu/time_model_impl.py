@@ -49,9 +49,9 @@ def folders(top: Path, layers: int) -> Iterator[tuple[str, Path, str]]:
 
 
 STARTS = (
-    *("--load-format", "dummy", "--draft", "none", "--tune-seconds", "0", "--context-length", "1024"),
+    *("--device", "cuda", "--load-format", "dummy", "--draft", "none", "--tune-seconds", "0"),
     *("--prefill-attention-backend", "triton", "--max-running-requests", "32", "--cuda-graph-bs", "1", "32"),
-    *("--chunked-prefill-size", "1024", "--num-pages", "2200"),
+    *("--context-length", "1024", "--chunked-prefill-size", "1024", "--num-pages", "2200"),
 )
 ON_CPU = ("--load-format", "dummy", "--draft", "none", "--context-length", "1024", "--device", "cpu")
 
