@@ -11,7 +11,7 @@ of rows, and multiply the numbers: so the matrix unit has the widened matrix, an
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
-from eyas.engine.kernels.products.packed import PackedWeight
+from eyas.engine.kernels.products.integers import IntegerWeight
 from eyas.engine.kernels.products.skinny_tiles import PackedStep
 
 PARTS = 4
@@ -40,7 +40,7 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no a
 
 
 @dataclass(frozen=True)
-class Int4Weight(PackedWeight):
+class Int4Weight(IntegerWeight):
     """A matrix [n, k], or one for each expert: all tensors then have that dimension before the others.
 
     `words`: int16 [n, steps * unit], where a step is four units of columns; of experts [steps, n, unit].
@@ -49,10 +49,6 @@ class Int4Weight(PackedWeight):
     the type of the rows that the weight multiplies; None: eight everywhere.
     """
 
-    words: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
-    columns: int
     unit: int
     dtype: torch.dtype
 
@@ -70,10 +66,6 @@ class Int4Weight(PackedWeight):
         return min(self.group, self.step.columns)
 
     @property
-    def beside(self) -> torch.Tensor | None:
-        return self.zeros
-
-    @property
     def base(self) -> float:
         """The number that `zeros` has beside the zero points."""
         return _BASES[self.dtype]
@@ -81,32 +73,6 @@ class Int4Weight(PackedWeight):
     def is_exact(self, stretches: int) -> bool:
         whole = self.columns % stretches == 0 and self.columns // stretches % self.group == 0
         return whole and self.scales.dtype == self.dtype
-
-    def room(self, count: int) -> Int4Weight:
-        """Room for as many of these. Either all of them have zero points or none has."""
-        zeros = None if self.zeros is None else self.zeros.new_empty(count, *self.zeros.shape)
-        words, scales = (each.new_empty(count, *each.shape) for each in (self.by_steps(), self.scales))
-        return replace(self, words=words, scales=scales, zeros=zeros)
-
-    def put(self, place: int, part: Int4Weight) -> None:
-        """Puts another one into its place of `room`."""
-        self.words[place].copy_(part.by_steps())
-        self.scales[place].copy_(part.scales)
-        if self.zeros is not None:
-            self.zeros[place].copy_(part._points())
-        elif part.zeros is not None:
-            raise ValueError("an expert has zero points, where another has none")
-
-    def below(self, lower: Int4Weight) -> Int4Weight:
-        zeros = None
-        if self.zeros is not None or lower.zeros is not None:
-            zeros = torch.cat((self._points(), lower._points()), 1)
-        words, scales = torch.cat((self.words, lower.words)), torch.cat((self.scales, lower.scales), 1)
-        return replace(self, words=words, scales=scales, zeros=zeros)
-
-    def in_order(self, rows: torch.Tensor) -> Int4Weight:
-        zeros = None if self.zeros is None else self.zeros[:, rows]
-        return replace(self, words=self.words[rows], scales=self.scales[:, rows], zeros=zeros)
 
     def _points(self) -> torch.Tensor:
         if self.zeros is not None:

@@ -7,8 +7,7 @@ Types of 16 bits hold a number less its zero point exactly; scales multiply sums
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -16,7 +15,7 @@ import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
-from eyas.engine.kernels.products.packed import PackedWeight
+from eyas.engine.kernels.products.integers import IntegerWeight
 from eyas.engine.kernels.products.skinny_tiles import PackedStep
 
 UNITS = (128, 64, 32)
@@ -27,17 +26,13 @@ _ROWS = 32  # that a program widens
 
 
 @dataclass(frozen=True)
-class Int8Weight(PackedWeight):
+class Int8Weight(IntegerWeight):
     """A matrix [n, k], or one for each expert: all tensors then have that dimension before the others.
 
     `words`: int8 [n, steps * unit]; of experts [steps, n, unit]. `scales`: [groups, n], of any type. `zeros`:
     the same of zero points, in `dtype`; None: there are none. A group has `unit` columns.
     """
 
-    words: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
-    columns: int
     dtype: torch.dtype
 
     @property
@@ -52,36 +47,6 @@ class Int8Weight(PackedWeight):
     @property
     def together(self) -> int:
         return self.unit
-
-    @property
-    def beside(self) -> torch.Tensor | None:
-        return self.zeros
-
-    def room(self, count: int) -> Self:
-        """Room for as many of these. Either all of them have zero points or none has."""
-        zeros = None if self.zeros is None else self.zeros.new_empty(count, *self.zeros.shape)
-        words, scales = (each.new_empty(count, *each.shape) for each in (self.by_steps(), self.scales))
-        return replace(self, words=words, scales=scales, zeros=zeros)
-
-    def put(self, place: int, part: Self) -> None:
-        """Puts another one into its place of `room`."""
-        self.words[place].copy_(part.by_steps())
-        self.scales[place].copy_(part.scales)
-        if self.zeros is not None:
-            self.zeros[place].copy_(part._points())
-        elif part.zeros is not None:
-            raise ValueError("an expert has zero points, where another has none")
-
-    def below(self, lower: Self) -> Self:
-        zeros = None
-        if self.zeros is not None or lower.zeros is not None:
-            zeros = torch.cat((self._points(), lower._points()), 1)
-        words, scales = torch.cat((self.words, lower.words)), torch.cat((self.scales, lower.scales), 1)
-        return replace(self, words=words, scales=scales, zeros=zeros)
-
-    def in_order(self, rows: torch.Tensor) -> Self:
-        zeros = None if self.zeros is None else self.zeros[:, rows]
-        return replace(self, words=self.words[rows], scales=self.scales[:, rows], zeros=zeros)
 
     def _points(self) -> torch.Tensor:
         return (
