@@ -118,7 +118,7 @@ class _LoadRun:
         history: list[Message],
         behind: int = 0,
     ) -> None:
-        """A conversation behind so many turns and their `history`. After a failure the turns to come fail."""
+        """Runs a conversation whose first `behind` turns are `history`. Turns after a failure fail."""
         if job.system:
             history.append({"role": "system", "content": job.system})
         failed = False

@@ -429,7 +429,7 @@ class ModelConfig:
 
     @property
     def _attentions(self) -> dict[int, AttentionSpec]:
-        """The attention of each layer that has a place in pages, by its number: of those that attend.
+        """The attention of each layer with rows in pages, by the layer's number: the layers that attend.
 
         Where none does, the first one has a place that nobody writes: pages count positions, and slots of
         states travel as pages.

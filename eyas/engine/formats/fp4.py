@@ -50,9 +50,6 @@ class Fp4Projection(Projection):
     def matrix(self) -> None:
         return None
 
-    def folded(self, gain: torch.Tensor) -> torch.Tensor:
-        return gain
-
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         made = products.dense(x, self.packed)
         return made if bias is None else made.add_(bias)

@@ -28,9 +28,6 @@ class Fp8Projection(StoredProjection):
 
     matrix = None
 
-    def folded(self, gain: torch.Tensor) -> torch.Tensor:
-        return gain
-
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         made = self._product(x, products)
         return made if bias is None else made.add_(bias)

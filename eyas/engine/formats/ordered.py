@@ -43,9 +43,6 @@ class OrderedProjection(Projection):
     def matrix(self) -> None:
         return None
 
-    def folded(self, gain: torch.Tensor) -> torch.Tensor:
-        return gain
-
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self.packed.apply(self._in_order(x), products, bias)
 

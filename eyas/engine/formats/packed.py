@@ -48,9 +48,6 @@ class PackedProjection(Projection):
         """The whole matrix."""
         return self.packed.widened() if self.copy is None else self.copy
 
-    def folded(self, gain: torch.Tensor) -> torch.Tensor:
-        return gain
-
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
         if x.shape[0] > skinny.MAX_ROWS and not products.launch.exact:

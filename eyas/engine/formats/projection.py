@@ -38,9 +38,11 @@ class AnyProjection(ABC):
     def matrix(self) -> SkinnyWeight | None:
         """What products of few rows read, into which other work is fused; None: there are no such."""
 
-    @abstractmethod
     def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
-        """Multiplies the columns by a norm's gain [k] if the format can; what of it is left to the norm."""
+        """Multiplies the columns by a norm's gain [k] if the format can (here it cannot); returns what of it
+        is left to the norm.
+        """
+        return gain
 
     @abstractmethod
     def below(self, lower: Self) -> Self:

@@ -202,7 +202,22 @@ class SpaceShape(DeltaShape):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvolutionShape(DeltaShape):
+class UngatedShape(DeltaShape):
+    """A layer whose rows have no stored gates, and correct nothing of the state."""
+
+    @property
+    def corrects(self) -> bool:
+        """A row adds to the state, if there is one."""
+        return False
+
+    @property
+    def gate_counts(self) -> tuple[int, int]:
+        """None."""
+        return 0, 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionShape(UngatedShape):
     """A layer with a convolution alone: its state is empty, and what it needs are the rows just before one.
     The one value head of `value_size` columns is convolved, without an activation.
     """
@@ -217,16 +232,6 @@ class ConvolutionShape(DeltaShape):
         """What it is, in a few words."""
         return "short convolutions"
 
-    @property
-    def corrects(self) -> bool:
-        """There is nothing to correct."""
-        return False
-
-    @property
-    def gate_counts(self) -> tuple[int, int]:
-        """None."""
-        return 0, 0
-
     def weights(self, hidden: int) -> int:
         """Of what is convolved, what multiplies it before and behind, and the way back."""
         return 4 * hidden * self.value_size
@@ -238,7 +243,7 @@ class ConvolutionShape(DeltaShape):
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectiveShape(DeltaShape):
+class SelectiveShape(UngatedShape):
     """A layer of a selective state space model (Mamba, arXiv 2312.00752): one head of `value_size` columns,
     each element of whose state decays by itself. Its steps, its keys and its queries are products of what the
     convolution gives: rows are stored before it, and nothing beside them. `rank`: of the steps' two factors.
@@ -253,16 +258,6 @@ class SelectiveShape(DeltaShape):
     def kind(self) -> str:
         """What it is, in a few words."""
         return "a state of Mamba (1)"
-
-    @property
-    def corrects(self) -> bool:
-        """A row adds to the state."""
-        return False
-
-    @property
-    def gate_counts(self) -> tuple[int, int]:
-        """None."""
-        return 0, 0
 
     def weights(self, hidden: int) -> int:
         """Of what a row is made of and the gate, of steps, keys and queries, and the way back."""
