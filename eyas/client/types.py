@@ -73,6 +73,7 @@ class Options(TypedDict, total=False):
     prompt_logprobs_start: int | None  # only of those after this position
     bad_words: Sequence[str] | None  # texts that no answer may hold
     priority: int | None  # lower is earlier among the key's own requests: -100 to 100
+    cache_salt: str | None  # cached prefixes are shared with requests of the same salt alone
     truncate_prompt_tokens: int | None  # keeps this many of the prompt's last tokens; -1: what leaves room
     skip_special_tokens: bool | None  # False shows them in the text
     prediction: str | None  # what the answer is expected to be: it comes sooner if that is right

@@ -1,7 +1,8 @@
 """Names of pages in a prefix cache, and those of a worker's with their latest changes, as it reports them.
 
 A name is a digest of all tokens from the prompt's start to the page's key: its own tokens and `lookahead`
-more, where draft KV lives in the same pages. Workers and gateways compute the same names, and so can speak of
+more, where draft KV lives in the same pages. It begins with the text's salt, if it has one: names under
+different salts differ. Workers and gateways compute the same names, and so can speak of
 pages without sending tokens. A worker's report has a bounded log of changes; who is further behind gets all
 names.
 """
@@ -40,13 +41,13 @@ class PageShape:
             tuple(tokens[i * self.size : (i + 1) * self.size + self.lookahead]) for i in range(first, count)
         )
 
-    def names(self, ids: bytes) -> PageNames:
+    def names(self, ids: bytes, salt: bytes = b"") -> PageNames:
         """The short names of the pages that a cache can serve: the last token is always computed again.
 
-        `ids`: `packed`.
+        `ids`: `packed`. `salt`: `salt_of`.
         """
         tokens = len(ids) // ID_BYTES
-        return PageNames(self, max(min(tokens - 1, tokens - self.lookahead), 0) // self.size, ids)
+        return PageNames(self, max(min(tokens - 1, tokens - self.lookahead), 0) // self.size, ids, salt)
 
 
 class PageNames:
@@ -54,13 +55,13 @@ class PageNames:
     one before, so they are made as far as they are looked at.
     """
 
-    def __init__(self, shape: PageShape, count: int, ids: bytes) -> None:
+    def __init__(self, shape: PageShape, count: int, ids: bytes, salt: bytes) -> None:
         """`ids`: of the whole prompt, `packed`."""
         self._shape = shape
         self._count = count
         self._ids = ids
         self._names: list[bytes] = []
-        self._last = b""  # the whole name of the last of them
+        self._last = salt  # the whole name of the last of them
 
     def __len__(self) -> int:
         return self._count
@@ -82,6 +83,11 @@ class PageNames:
         self._last = name
 
 
+def salt_of(text: str) -> bytes:
+    """What stands where a page before the first one would: the digest of a caller's salt; b"" without one."""
+    return hashlib.blake2b(text.encode(), digest_size=NAME_BYTES, person=b"salt").digest() if text else b""
+
+
 def packed(tokens: Sequence[int]) -> bytes:
     """Token ids as they are digested, and as they travel: `ID_BYTES` each, little-endian."""
     return (tokens if isinstance(tokens, array) else array(_ID, tokens)).tobytes()
@@ -93,7 +99,7 @@ def unpacked(ids: bytes) -> tuple[int, ...]:
 
 
 def named(parent: bytes, key: tuple[int, ...]) -> bytes:
-    """The name of the page with this key after the page of this name (b"": after none)."""
+    """The name of the page with this key after the page of this name (after none: the text's salt)."""
     return hashlib.blake2b(parent + packed(key), digest_size=NAME_BYTES).digest()
 
 

@@ -66,9 +66,10 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     is shared fairly between `caller`s (names of API keys), then between `call`s (an id that all prompts of
     one HTTP or gRPC call have). `begun`: its client has a token already, so it is never refused for load.
     `predicted`: what the caller expects the answer to be, which is drafted from and changes no token.
-    `priority`: lower is earlier, see `eyas.common.params`. `session`: its conversation's name, or ""; for
-    routers, so it does not travel. `request_id` and `traceparent`: of the call, for
-    logs (see `eyas.common.logging`).
+    `priority`: lower is earlier, see `eyas.common.params`. `salt`: of the names of its pages, which it shares
+    with requests of the same salt alone (`eyas.common.page_names.salt_of`). `session`: its conversation's
+    name, or ""; for routers, so it does not travel. `request_id` and `traceparent`: of the call, for logs
+    (see `eyas.common.logging`).
     """
 
     id: str
@@ -83,6 +84,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     begun: bool = False
     predicted: tuple[int, ...] = ()
     priority: int = 0
+    salt: bytes = b""
     session: str = ""
     request_id: str = ""
     traceparent: str = ""

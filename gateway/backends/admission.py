@@ -17,6 +17,7 @@ import msgspec
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
 from eyas.common.logging import request_id, traceparent
+from eyas.common.page_names import salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
     EXACT,
@@ -41,7 +42,8 @@ class GenerationOptions:
     `default_max_tokens`, if there is one. `params.max_tokens` is not read; a `params.top_k` of -1 means all,
     as 0 does. `seed` None: the server's. `truncate_prompt`: how many of the prompt's last tokens stay; -1: as
     many as leave space for `max_tokens`. `predicted`: ids of the expected answer. `priority`: see
-    `eyas.common.params`. `session`: its conversation's name. Prompts with the same `call` share one call's
+    `eyas.common.params`. `session`: its conversation's name. `cache_salt`:
+    its pages are shared with those of the same salt alone. Prompts with the same `call` share one call's
     part of a worker. `cut_to_fit`: more than fit are as many as fit, not an error.
     """
 
@@ -57,6 +59,7 @@ class GenerationOptions:
     predicted: tuple[int, ...] = ()
     priority: int = 0
     session: str = ""
+    cache_salt: str = ""
     call: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def with_params(self, **changes: Any) -> GenerationOptions:
@@ -177,6 +180,7 @@ def admit(
         predicted=_predicted(model, options, len(prompt_ids)),
         priority=options.priority,
         session=options.session,
+        salt=salt_of(options.cache_salt),
         request_id=request_id.get(),
         traceparent=traceparent.get(),
     )

@@ -101,7 +101,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._layout = layout
         self._route: RequestRoute | None = None
         self._request = request
-        self._prefix = PromptPages(request.prompt_ids, request.session)
+        self._prefix = PromptPages(request.prompt_ids, request.session, request.salt)
         self._search = WorkerSearch(
             cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over
         )

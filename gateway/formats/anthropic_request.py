@@ -16,6 +16,7 @@ from eyas.common.errors import InvalidRequest
 from gateway.formats import unsupported
 from gateway.formats.fields import (
     AtLeastOne,
+    CacheSalt,
     Count,
     FromMinusOne,
     RequestBody,
@@ -246,6 +247,8 @@ class MessagesBody(CountBody):
     """Keeps this many of the likeliest tokens. The model's default, else all."""
     stop_sequences: list[Stop] | None = Field(None, max_length=16)
     """Texts that end the answer."""
+    cache_salt: CacheSalt = ""
+    """Cached prefixes are shared with requests of the same salt alone, on every tier."""
     metadata: dict[str, Any] | None = None
     """Not read."""
     service_tier: str | None = None
@@ -267,7 +270,7 @@ def as_chat(body: CountBody, reads: Collection[str]) -> ChatBody:
         **_thinking(body, reads),
     }
     if isinstance(body, MessagesBody):
-        options = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+        options = ("max_tokens", "stream", "temperature", "top_p", "top_k", "cache_salt")
         chat |= {name: value for name in options if (value := getattr(body, name)) is not None}
         chat["stop"] = body.stop_sequences
     if body.output_config is not None and body.output_config.format is not None:

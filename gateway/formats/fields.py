@@ -32,7 +32,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.logging import REQUEST_ID
-from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_TOP_LOGPROBS, MOST_PRIORITY
+from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_TOP_LOGPROBS, MOST_PRIORITY, MOST_SALT
 from gateway.http import long_ids
 
 _REFUSED = "refused"
@@ -322,6 +322,7 @@ def _id_keys(value: Any) -> Any:
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY), WHOLE]
+CacheSalt = Annotated[str, Field(max_length=MOST_SALT)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE]
 AtLeastOne = Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE]
 AtLeastTwo = Annotated[int, Field(ge=2, le=INT32_MAX), WHOLE]

@@ -207,6 +207,7 @@ async def generation_options(
         n=body.n,
         priority=body.priority,
         session=body.prompt_cache_key,
+        cache_salt=body.cache_salt,
         **drafting(body.speculative),
         truncate_prompt=body.truncate_prompt_tokens,
     )

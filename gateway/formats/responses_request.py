@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, WrapValid
 from eyas.common.errors import InvalidRequest
 from gateway.formats import unsupported
 from gateway.formats.fields import (
+    CacheSalt,
     Count,
     Priority,
     RequestBody,
@@ -41,7 +42,8 @@ UNNAMED = "answer"
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _AS_THEY_ARE = (
     *(name for name in SamplingFields.model_fields if name != "no_stop_trim"),
-    *("seed", "parallel_tool_calls", "chat_template_kwargs", "priority", "prompt_cache_key", "timeout"),
+    *("seed", "parallel_tool_calls", "chat_template_kwargs", "priority"),
+    *("prompt_cache_key", "cache_salt", "timeout"),
 )
 FIELDS = {
     "messages": "input",
@@ -294,6 +296,8 @@ class ResponsesBody(SamplingFields):
     """Lower is earlier among the caller's own, each unit by a second: -100 to 100."""
     prompt_cache_key: str = Field("", max_length=512)
     """Names the conversation: its requests prefer one worker, also where its prefix is not cached yet."""
+    cache_salt: CacheSalt = ""
+    """Cached prefixes are shared with requests of the same salt alone, on every tier."""
     timeout: float | None = Field(None, gt=0)
     """Seconds until the request fails. Without: none while tokens come, unless the server has a limit."""
 

@@ -28,6 +28,7 @@ from gateway.formats.fields import (
     AtLeastTwo,
     BadWord,
     Biases,
+    CacheSalt,
     Choices,
     Count,
     FromMinusOne,
@@ -198,6 +199,8 @@ class GenerationBody(GuidedFields, SamplingFields):
     """Lower is earlier among the caller's own, each unit by a second: -100 to 100."""
     prompt_cache_key: str = Field("", max_length=512)
     """Names the conversation: its requests prefer one worker, also where its prefix is not cached yet."""
+    cache_salt: CacheSalt = ""
+    """Cached prefixes are shared with requests of the same salt alone, on every tier."""
     timings: bool = False
     """The answer also says where its time went."""
     timeout: float | None = Field(None, gt=0)

@@ -25,6 +25,7 @@ from gateway.formats import unsupported
 from gateway.formats.fields import (
     MAX_PROMPTS,
     WHOLE,
+    CacheSalt,
     Choices,
     Count,
     Ids,
@@ -157,6 +158,8 @@ class GenerateBody(RequestBody):
     """False turns drafting off for this request; an object says how far its drafts reach at most."""
     priority: Priority = 0
     """Lower is earlier among the caller's own, each unit by a second: -100 to 100."""
+    cache_salt: CacheSalt = ""
+    """Cached prefixes are shared with requests of the same salt alone, on every tier."""
     timings: bool = False
     """The answer also says where its time went."""
     timeout: float | None = Field(None, gt=0)
@@ -244,6 +247,7 @@ def _options(model: ServedModel, body: GenerateBody) -> GenerationOptions:
         seed=sampling.seed if sampling.sampling_seed is None else sampling.sampling_seed,
         n=sampling.n,
         priority=body.priority,
+        cache_salt=body.cache_salt,
         **drafting(body.speculative),
     )
 

@@ -13,14 +13,13 @@ _BEAMS = "there is no beam search"
 _LORA = "no adapters are served"
 _SAMPLER = "the sampler takes nothing but the parameters listed"
 _ROUTING = "the gateway alone decides which worker does what"
-_CACHE = "prefix caches are not divided by caller"
+_CACHE = "cache_salt keeps cached prefixes apart"
 _TEMPLATE = "chats go through the model's own template"
 _INSIDE = "the model's inner states are not told"
 _SESSIONS = "requests share no state"
 _SCORES = "of each place the token that stands there and the likeliest ones are told"
 
 ANY_ROUTE = {
-    "cache_salt": UnsupportedField(_CACHE, ("",)),
     "custom_logit_processor": UnsupportedField(_SAMPLER, ("",)),
     "custom_params": UnsupportedField(_SAMPLER, ({},)),
     "data_parallel_rank": UnsupportedField(_ROUTING),

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar
-from eyas.common.params import MOST_PRIORITY
+from eyas.common.params import MOST_PRIORITY, MOST_SALT
 from eyas.common.types import (
     FinishCause,
     GenerationRequest,
@@ -91,7 +91,8 @@ def generation_options(
 ) -> GenerationOptions:
     """The options for `admit`, which checks the sampling parameters; `bad_words` are in ids.
 
-    Raises InvalidRequest for `n`, `truncate_prompt_tokens`, `draft_limits`, `priority` and `grammar`.
+    Raises InvalidRequest for `n`, `truncate_prompt_tokens`, `draft_limits`, `priority`, `cache_salt` and
+    `grammar`.
     """
     given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
     params = model.params(
@@ -118,6 +119,7 @@ def generation_options(
         draft_limits=_draft_limits(options.draft_limits),
         truncate_prompt=truncated,
         priority=_priority(options.priority),
+        cache_salt=_cache_salt(options.cache_salt),
     )
 
 
@@ -127,6 +129,12 @@ def _priority(priority: int) -> int:
             f"priority must be between -{MOST_PRIORITY} and {MOST_PRIORITY}", param="priority"
         )
     return priority
+
+
+def _cache_salt(salt: str) -> str:
+    if len(salt) > MOST_SALT:
+        raise InvalidRequest(f"cache_salt has more than {MOST_SALT} characters", param="cache_salt")
+    return salt
 
 
 def _grammar(message: eyas_pb2.Grammar) -> Grammar:

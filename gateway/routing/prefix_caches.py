@@ -32,24 +32,25 @@ AGAIN_S = 1.0  # from the end of a stream to the next
 class PromptPages:
     """A prompt's pages by name, made once per shape of pages, and its blocks.
 
-    `session`: the conversation's name, if it has one.
+    `session`: the conversation's name, if it has one. `salt`: of the names.
     """
 
-    def __init__(self, prompt_ids: Sequence[int] = (), session: str = "") -> None:
+    def __init__(self, prompt_ids: Sequence[int] = (), session: str = "", salt: bytes = b"") -> None:
         self.session = session
+        self._salt = salt
         self._ids = packed(prompt_ids)
         self._names: dict[PageShape, PageNames] = {}
 
     def names(self, shape: PageShape) -> PageNames:
         """The short names of the pages that a cache can serve."""
         if shape not in self._names:
-            self._names[shape] = shape.names(self._ids)
+            self._names[shape] = shape.names(self._ids, self._salt)
         return self._names[shape]
 
     @cached_property
     def blocks(self) -> list[bytes]:
         """The names of the blocks by which a gateway remembers what it sent."""
-        return block_names(self._ids)
+        return block_names(self._ids, self._salt)
 
 
 class WorkerPages:
@@ -113,12 +114,12 @@ class CachedPrefixes:
         self._workers.pop(worker, None)
 
 
-def block_names(ids: bytes) -> list[bytes]:
+def block_names(ids: bytes, salt: bytes) -> list[bytes]:
     """The names of a prompt's blocks, each a digest of all tokens up to its end; `ids`: packed.
 
     The last token is in none: it is always computed again.
     """
-    names, name, begin, end = list[bytes](), b"", 0, ID_BYTES * FINE
+    names, name, begin, end = list[bytes](), salt, 0, ID_BYTES * FINE
     while end < len(ids):
         name = hashlib.blake2b(name + ids[begin:end], digest_size=SHORT_BYTES).digest()
         names.append(name)

@@ -57,6 +57,7 @@ BODIES: list[tuple[str, dict[str, Any], str]] = [
         ({"documents": [{"text": HALF}]}, "documents[0].text"),
         ({"request_id": HALF}, "request_id"),
         ({"prompt_cache_key": HALF}, "prompt_cache_key"),
+        ({"cache_salt": HALF}, "cache_salt"),
         ({"prediction": {"type": "content", "content": HALF}}, "prediction.content"),
         ({"messages": [{"role": HALF, "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": HALF}]}, "messages[0].content"),

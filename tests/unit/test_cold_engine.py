@@ -14,7 +14,7 @@ from loopback import Loopback, wait_all
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.page_names import PageShape, named
+from eyas.common.page_names import PageShape, named, salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.ipc.messages import HostCache
@@ -48,7 +48,9 @@ def on_disk(config: EngineConfig, folder: Path) -> EngineConfig:
     return replace(config, host_cache_gb=0.05, disk_cache_dir=str(folder / "pages"))
 
 
-def life(config: EngineConfig, prompts: list[tuple[int, ...]] = PROMPTS) -> tuple[Answers, int, HostCache]:
+def life(
+    config: EngineConfig, prompts: list[tuple[int, ...]] = PROMPTS, salt: str = ""
+) -> tuple[Answers, int, HostCache]:
     """A worker's: its answers, the prompt tokens that it did not compute, its totals once all is stored."""
     cluster = Loopback(config)
     engine = cluster.workers["alone"].engine
@@ -58,7 +60,8 @@ def life(config: EngineConfig, prompts: list[tuple[int, ...]] = PROMPTS) -> tupl
         params = SamplingParams(temperature=0.7, seed=3, max_tokens=4, ignore_eos=True)
         results = []
         for i, prompt in enumerate(prompts):
-            results.append(cluster.submit(GenerationRequest(f"{i}", prompt, params), split=False))
+            request = GenerationRequest(f"{i}", prompt, params, salt=salt_of(salt))
+            results.append(cluster.submit(request, split=False))
             wait_all(results, 60)
         cached = sum(entry.timings.cached_tokens for r in results for entry in r.entries[:1] if entry.timings)
         host = engine._scheduler.host
@@ -155,6 +158,15 @@ def test_a_gap_ends_what_comes_back(config: EngineConfig, tmp_path: Path) -> Non
     lost.unlink()
     again, cached, _ = life(config, PROMPTS[:1])
     assert again == plain and cached == 5 * 16
+
+
+def test_pages_come_back_under_their_salt_alone(config: EngineConfig, tmp_path: Path) -> None:
+    config = on_disk(config, tmp_path)
+    plain, _, stored = life(config, PROMPTS[:1], "a")
+    assert stored.store_bytes_out > 0
+    for salt, expected in (("b", 0), ("", 0), ("a", 9 * 16)):
+        again, cached, _ = life(config, PROMPTS[:1], salt)
+        assert again == plain and cached == expected
 
 
 class Broken(DiskStore):

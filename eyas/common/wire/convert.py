@@ -15,7 +15,7 @@ import msgspec
 
 from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
 from eyas.common.grammars.notations import Grammar, GrammarKind
-from eyas.common.page_names import ID_BYTES, CacheNews, PageShape, packed, unpacked
+from eyas.common.page_names import ID_BYTES, NAME_BYTES, CacheNews, PageShape, packed, unpacked
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepPace, StepRates, StepTimes
 from eyas.common.types import (
@@ -132,13 +132,14 @@ def fill_request(pb: common_pb2.GenerationRequest, request: GenerationRequest) -
     pb.begun = request.begun
     pb.predicted_ids.extend(request.predicted)
     pb.priority = request.priority
+    pb.salt = request.salt
     pb.request_id = request.request_id
     pb.traceparent = request.traceparent
 
 
 def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> GenerationRequest:
     """Raises ContextLengthExceeded for more than `context_length` ids, before any of them is looked at, and
-    InvalidRequest for a time that no clock can wait for, and for half an id.
+    InvalidRequest for a time that no clock can wait for, for half an id, and for a salt that is no digest.
     """
     outputs = (len(choice.output_ids) for choice in pb.choices)
     longest = max(len(pb.prompt_ids) // ID_BYTES, len(pb.predicted_ids), *outputs)
@@ -147,6 +148,8 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         raise ContextLengthExceeded(message, param="prompt")
     if len(pb.prompt_ids) % ID_BYTES:
         raise InvalidRequest("prompt_ids ends inside an id", param="prompt_ids")
+    if len(pb.salt) not in (0, NAME_BYTES):
+        raise InvalidRequest(f"salt has {len(pb.salt)} bytes, not {NAME_BYTES}", param="salt")
     if not 0.0 < pb.timeout_s < math.inf:
         raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
     return GenerationRequest(
@@ -164,6 +167,7 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         begun=pb.begun,
         predicted=tuple(pb.predicted_ids),
         priority=pb.priority,
+        salt=pb.salt,
         request_id=pb.request_id,
         traceparent=pb.traceparent,
     )

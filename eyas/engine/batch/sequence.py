@@ -141,6 +141,11 @@ class Sequence:
         return len(self.prompt) + len(self.output)
 
     @property
+    def salt(self) -> bytes:
+        """Its pages are shared with those of this salt alone."""
+        return self.generation.request.salt
+
+    @property
     def pages(self) -> list[int]:
         """Its pages in the first group of layers, by position."""
         return self.tables[0].pages if self.tables else []

@@ -4,6 +4,8 @@ Where draft KV lives in the same pages, draft row i depends on feature i *and to
 page is then its own tokens and the token after them (`lookahead` 1). The pool keeps each page of the tree for
 the cache; sequences whose prompt matches become owners of its pages.
 
+A text with a salt has a root of its own: it shares no page with the same text under another salt, or none.
+
 Where groups of layers have pages of their own, each edge has one of every group. Those of a windowed group
 may go before the others: a prefix can be used as long as the pages in the window before its end are there.
 Where layers have states, one can be used if the state at its end is there.
@@ -40,9 +42,16 @@ class CacheNode:
         self.children: dict[tuple[int, ...], CacheNode] = {}
         self._name = b""
 
+    @classmethod
+    def root(cls, salt: bytes) -> CacheNode:
+        """Stands before the first pages of texts with this salt, and is named by it."""
+        root = cls(None, (), -1, [])
+        root._name = salt
+        return root
+
     @property
     def name(self) -> bytes:
-        """A digest of all tokens from the root to the page's key; empty for the root."""
+        """A digest of all tokens from the root to the page's key, and of the salt; the salt for a root."""
         unnamed, node = [], self
         while not node._name and node.parent is not None:
             unnamed.append(node)
@@ -74,7 +83,7 @@ class PrefixCache:
         self.shape = PageShape(page_size, lookahead)
         self.lookahead = lookahead
         self._changes: dict[CacheNode, bool] = {}  # since they were last told: whether the page came
-        self._root = CacheNode(None, (), -1, [])
+        self._roots: dict[bytes, CacheNode] = {}  # by salt, while there are pages below
         self._nodes: dict[int, CacheNode] = {}  # by page
         # Every idle leaf, and some other pages; the next one to evict is first.
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -86,17 +95,19 @@ class PrefixCache:
         """The number of pages that the cache keeps."""
         return len(self._nodes)
 
-    def match(self, tokens: Sequence[int]) -> list[int]:
+    def match(self, tokens: Sequence[int], salt: bytes = b"") -> list[int]:
         """The pages of the longest cached prefix without the last token. The caller becomes their owner."""
-        return self.matches(tokens)[0]
+        return self.matches(tokens, salt)[0]
 
-    def matches(self, tokens: Sequence[int], *, windows: bool = True) -> tuple[list[int], ...]:
+    def matches(
+        self, tokens: Sequence[int], salt: bytes = b"", *, windows: bool = True
+    ) -> tuple[list[int], ...]:
         """As `match`, for each group of layers: its pages by position, -1 for one behind the window.
 
         `windows`: False: of the groups without one alone, whose prefix may be longer; of others all are -1,
         and no state is needed.
         """
-        nodes = self._prefix(tokens, windows=windows)
+        nodes = self._prefix(tokens, salt, windows=windows)
         pages = [node.page for node in nodes]
         if not self._windowed:
             self._pool.share(pages)
@@ -109,17 +120,17 @@ class PrefixCache:
             self._pool.share(page for page in column if page >= 0)
         return tuple(found)
 
-    def reach(self, tokens: Sequence[int]) -> int:
+    def reach(self, tokens: Sequence[int], salt: bytes = b"") -> int:
         """The number of pages that `match` would give; nothing changes."""
-        return len(self._prefix(tokens))
+        return len(self._prefix(tokens, salt))
 
-    def whole_rows(self, tokens: Sequence[int]) -> int:
+    def whole_rows(self, tokens: Sequence[int], salt: bytes = b"") -> int:
         """The rows of these tokens whose pages are cached, with a state or without one."""
-        return len(self._prefix(tokens, windows=False)) * self.shape.size
+        return len(self._prefix(tokens, salt, windows=False)) * self.shape.size
 
-    def _prefix(self, tokens: Sequence[int], *, windows: bool = True) -> list[CacheNode]:
+    def _prefix(self, tokens: Sequence[int], salt: bytes, *, windows: bool = True) -> list[CacheNode]:
         nodes: list[CacheNode] = []
-        node = self._root
+        node = self._root(salt)
         for key in self._keys(tokens, len(tokens) - 1):
             child = node.children.get(key)
             if child is None:
@@ -152,29 +163,36 @@ class PrefixCache:
         """The slot of the state at the end of `pages`, a match; NO_STATE: they are none."""
         return self._nodes[pages[-1]].state if pages else NO_STATE
 
-    def at(self, tokens: Sequence[int], rows: int) -> CacheNode | None:
+    def at(self, tokens: Sequence[int], rows: int, salt: bytes = b"") -> CacheNode | None:
         """The node behind `rows` rows of these tokens; None: they are no whole pages, or not cached."""
         count, rest = divmod(rows, self.shape.size)
-        node = self._root
+        node = self._root(salt)
         for key in self._keys(tokens, rows):
             if key not in node.children:
                 return None
             node = node.children[key]
             count -= 1
-        return None if count or rest or node is self._root else node
+        return None if count or rest or node.parent is None else node
 
     def insert(
-        self, tokens: Sequence[int], pages: Sequence[int], rows: int, others: Sequence[Sequence[int]] = ()
+        self,
+        tokens: Sequence[int],
+        pages: Sequence[int],
+        rows: int,
+        others: Sequence[Sequence[int]] = (),
+        salt: bytes = b"",
     ) -> None:
         """Caches the pages whose rows all lie below `rows`. A prefix that is cached keeps its own pages.
 
         `others`: those of further groups of layers; -1 in any of them: there is none.
         """
-        node, beside = self._root, zip(*others, strict=True) if others else itertools.repeat(())
+        node, beside = self._root(salt), zip(*others, strict=True) if others else itertools.repeat(())
         for page, more, key in zip(pages, beside, self._keys(tokens, rows), strict=False):
             child = node.children.get(key)
             if child is None:
                 child = CacheNode(node, key, page, [*more])
+                if node.parent is None:
+                    self._roots[salt] = node
                 node.children[key] = child
                 self._changes[child] = True
                 for own in (page, *more):
@@ -221,10 +239,10 @@ class PrefixCache:
                 freed += self._remove(node)
         return freed
 
-    def cut(self, tokens: Sequence[int]) -> None:
+    def cut(self, tokens: Sequence[int], salt: bytes = b"") -> None:
         """Removes every prefix that begins with the first page of these tokens, in use or not."""
-        first = next(iter(self._keys(tokens, len(tokens))), None)
-        branch = [self._root.children[first]] if first in self._root.children else []
+        first, root = next(iter(self._keys(tokens, len(tokens))), None), self._root(salt)
+        branch = [root.children[first]] if first in root.children else []
         for node in branch:  # which grows meanwhile
             branch += node.children.values()
         for node in reversed(branch):
@@ -260,7 +278,8 @@ class PrefixCache:
         where there is none; their own tokens, packed).
         """
         came = [node for node, here in islice(self._changes.items(), most) if here]
-        before = (node.parent.name[:SHORT_BYTES] if node.parent else b"" for node in came)
+        parents = (node.parent for node in came)
+        before = (parent.name[:SHORT_BYTES] if parent and parent.parent else b"" for parent in parents)
         tokens = (packed(node.key[: self.shape.size]) for node in came)
         return b"".join(name.ljust(SHORT_BYTES, b"\0") for name in before), b"".join(tokens)
 
@@ -268,9 +287,9 @@ class PrefixCache:
         """True if the page of `node` has stayed in the cache since the node was made."""
         return self._nodes.get(node.page) is node
 
-    def names_after(self, tokens: Sequence[int], pages: Sequence[int]) -> Iterator[bytes]:
+    def names_after(self, tokens: Sequence[int], pages: Sequence[int], salt: bytes = b"") -> Iterator[bytes]:
         """The names of the pages that follow `pages`, a match of `tokens`, without the last token."""
-        name = self._nodes[pages[-1]].name if pages else b""
+        name = self._nodes[pages[-1]].name if pages else salt
         for key in self._keys(tokens, len(tokens) - 1, first=len(pages)):
             name = named(name, key)
             yield name
@@ -290,7 +309,9 @@ class PrefixCache:
                 self._idle.pop(page, None)
                 freed += not self._pool.owners(page)
                 self._leave(page)
-        bare = parent is not self._root and not parent.children and parent.page >= 0
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.name]
+        bare = parent.parent is not None and not parent.children and parent.page >= 0
         if bare and not self._pool.owners(parent.page) and parent.page not in self._idle:
             self._idle[parent.page] = None
             self._idle.move_to_end(parent.page, last=False)
@@ -316,6 +337,10 @@ class PrefixCache:
             parent = node.parent
             self._remove(node)
             node = parent
+
+    def _root(self, salt: bytes) -> CacheNode:
+        """Kept with the first page below it."""
+        return self._roots.get(salt) or CacheNode.root(salt)
 
     def _fell_idle(self, page: int) -> None:
         self._idle[page] = None

@@ -52,6 +52,7 @@ class _HostLoad(_ColdFetch):
     """
 
     tokens: SequenceOf[int]
+    salt: bytes
     pages: list[int]
     ahead: int
 
@@ -109,8 +110,8 @@ class HostLoads:
         """
         if sequence.fetched:
             return LoadDecision.COMPUTE
-        cached = self._cache.match(tokens)
-        names = self.tier.find(self._cache.names_after(tokens, cached))
+        cached = self._cache.match(tokens, sequence.salt)
+        names = self.tier.find(self._cache.names_after(tokens, cached, sequence.salt))
         if self._fetch(sequence, tokens, cached, len(names)):
             self._pool.drop(cached)
             return LoadDecision.LOADS
@@ -120,7 +121,8 @@ class HostLoads:
             return answer
         fresh = self._pool.take(len(names), settled=True)
         joined = [*cached, *fresh]
-        load = _HostLoad(sequence, time.monotonic() + LOAD_TIMEOUT_S, tokens, joined, pages - len(joined))
+        until, ahead = time.monotonic() + LOAD_TIMEOUT_S, pages - len(joined)
+        load = _HostLoad(sequence, until, tokens, sequence.salt, joined, ahead)
         self._loads.append(load)
         sequence.fetched = True
         self.tier.load(names, fresh, partial(self._stopped, load))
@@ -138,7 +140,7 @@ class HostLoads:
             return False
         fetch = _ColdFetch(sequence, time.monotonic() + LOAD_TIMEOUT_S)
         self._fetches.append(fetch)
-        names = islice(self._cache.names_after(tokens, cached), found, None)
+        names = islice(self._cache.names_after(tokens, cached, sequence.salt), found, None)
         self.cold.fetch(names, fetch.deadline, partial(self._fetched, fetch))
         return True
 
@@ -168,7 +170,7 @@ class HostLoads:
     def _stopped(self, load: _HostLoad, error: EyasError | None) -> None:
         self._loads.remove(load)
         if error is None:
-            self._cache.insert(load.tokens, load.pages, len(load.pages) * self._size)
+            self._cache.insert(load.tokens, load.pages, len(load.pages) * self._size, salt=load.salt)
         self._pool.drop(load.pages)
         if load.sequence is not None:
             self._back.append(load.sequence)

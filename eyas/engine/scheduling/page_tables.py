@@ -190,7 +190,8 @@ class PageTables:
         """Caches the pages of its first `rows` rows."""
         if seq.tables:
             first, *others = seq.tables
-            self._cache.insert(seq.all_tokens(), first.there, rows, [table.there for table in others])
+            there = [table.there for table in others]
+            self._cache.insert(seq.all_tokens(), first.there, rows, there, seq.salt)
 
     # --- pages that travel -----------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ class DataParallelScheduler:
         """Puts a sequence into the queue of its request's rank, which the first one chooses."""
         generation = seq.generation
         if generation.rank is None:
-            generation.rank = self._chosen(seq.all_tokens())
+            generation.rank = self._chosen(seq.all_tokens(), seq.salt)
         self._of(generation).enqueue(seq)
 
     def remove(self, seq: Sequence) -> None:
@@ -193,7 +193,7 @@ class DataParallelScheduler:
 
     def lend(self, generation: Generation, rows: int) -> tuple[list[int], int] | None:
         """Lends pages, as `Scheduler.lend`; the rank is chosen anew as long as there is no room."""
-        rank = self._chosen(generation.request.prompt_ids)
+        rank = self._chosen(generation.request.prompt_ids, generation.request.salt)
         lent = self._ranks[rank].lend(generation, rows)
         if lent is not None:
             generation.rank = rank
@@ -276,13 +276,13 @@ class DataParallelScheduler:
         """The scheduler of a request. Without a rank it has nothing anywhere: any scheduler says so."""
         return self._ranks[generation.rank or 0]
 
-    def _chosen(self, tokens: SequenceOf[int]) -> int:
-        return choose([_place(rank, tokens) for rank in self._ranks])
+    def _chosen(self, tokens: SequenceOf[int], salt: bytes) -> int:
+        return choose([_place(rank, tokens, salt) for rank in self._ranks])
 
 
-def _place(rank: Scheduler, tokens: SequenceOf[int]) -> RankOffer:
+def _place(rank: Scheduler, tokens: SequenceOf[int], salt: bytes) -> RankOffer:
     sequences = len(rank.running) + len(rank.waiting) + len(rank.joining)
-    return RankOffer(rank.cache.reach(tokens), sequences, rank.pool.free)
+    return RankOffer(rank.cache.reach(tokens, salt), sequences, rank.pool.free)
 
 
 Schedulers: TypeAlias = Scheduler | DataParallelScheduler

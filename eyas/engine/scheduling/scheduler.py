@@ -198,7 +198,7 @@ class Scheduler:
         """
         while not self._starved:
             known = tokens if computed is None else tokens[: computed + 1]
-            cached = self.cache.matches(known, windows=not copied)
+            cached = self.cache.matches(known, claimant.request.salt, windows=not copied)
             count = len(cached[0])
             counts = self.tables.counts(rows, count, claimant.kind, pulled=copied)
             fresh = sum(map(sum, counts))
@@ -245,7 +245,7 @@ class Scheduler:
     def disown(self, seq: Sequence) -> None:
         """No other sequence begins with its rows: what of them is cached goes, with all that begins alike."""
         if self.tables.caches_early:  # else nothing is cached of a prompt before its end
-            self.cache.cut(seq.prompt)
+            self.cache.cut(seq.prompt, seq.salt)
 
     def flush(self) -> int | None:
         """Empties the prefix cache, on the host too; returns how many pages it had.
