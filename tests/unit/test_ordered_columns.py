@@ -14,13 +14,16 @@ from eyas.engine.formats.packed import PackedProjection
 from eyas.engine.kernels.products import int4
 
 N, K, GROUPS = 32, 256, 4
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # kernels of packed numbers read a GPU's memory
 
 
 def part(groups: torch.Tensor | None, n: int = N, count: int = GROUPS) -> PackedNumbers:
     chance = torch.Generator().manual_seed(n)
     numbers = torch.randint(0, 16, (n, K), generator=chance, dtype=torch.uint8)
     zeros = torch.randint(0, 16, (n, count), generator=chance, dtype=torch.uint8)
-    return PackedNumbers(numbers, zeros, torch.rand(n, count, generator=chance) + 0.5, groups)
+    scales = torch.rand(n, count, generator=chance) + 0.5
+    on_device = None if groups is None else groups.to(DEVICE)
+    return PackedNumbers(numbers.to(DEVICE), zeros.to(DEVICE), scales.to(DEVICE), on_device)
 
 
 def shuffled(seed: int = 0) -> torch.Tensor:
@@ -41,7 +44,7 @@ def test_the_matrix_is_the_same() -> None:
     parts, order = by_groups([upper, lower])
     assert order is not None and [each.groups for each in parts] == [None, None]
     assert torch.equal(parts[0].widened(), upper.widened()[:, order])
-    made, rows = projection(upper), torch.arange(N).flip(0)
+    made, rows = projection(upper), torch.arange(N, device=DEVICE).flip(0)
     torch.testing.assert_close(made.weight.stored, upper.widened())
     torch.testing.assert_close(made.in_order(rows).weight.stored, upper.widened().flip(0))
     whole = torch.cat((upper.widened(), lower.widened()))
