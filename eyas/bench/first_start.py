@@ -40,6 +40,8 @@ CUTS = ((64, 1, 128), (64, 2, 128), (128, 1, 64), (128, 2, 64), (64, 1, 256), (6
 
 FEWEST, MOST = 48, 1056  # programs of a cut
 PAGE = 16
+RECIPE = "eyas.bench.first_start:launches"
+"""For the compiler's processes, to which this module, when it is run, is not `__main__`."""
 
 
 def within(products: SearchedProducts, seconds: float, cores: int) -> tuple[SearchedProducts, int]:
@@ -200,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
     wanted = SearchedProducts.of(read_model(args.model, "dummy", impl="eyas"), args.tp).untuned(args.device)
     some, most = within(wanted, args.seconds, len(os.sched_getaffinity(0)))
     torch.cuda.set_device(gpus.number_of(args.device))
-    compiled(f"{__name__}:launches", (some, most), args.device)
+    compiled(RECIPE, (some, most), args.device)
     with torch.inference_mode():
         dense, experts, times = search(some, args.device, began + args.seconds, most)
     kept(gpus.model(args.device), dense, experts, times)

@@ -1,12 +1,13 @@
 """Whole engines of models' shapes on one GPU: dummy weights, uniform routing.
 
     python -m tests.gpu.time_shapes --out FILE [--shapes gpt-oss-20b gemma-4-31b] [--loads bs1 bs8 bs32 s1k]
+    XDG_CACHE_HOME=DIR python -m tests.gpu.time_shapes --out FILE --shapes olmoe phi-4-mini --tune-seconds 20
 
 Milliseconds per token of one request, eight and 32 at once (and with prompts of 1,024 tokens that keep
 coming: s1k), each beside its floor: the bytes of a step's weights, with those of the experts that so many
 rows touch, over 4.3 TB/s (for s1k the floor of 32 rows, which leaves the prompts out). Then the kernels of a
 step, by the time that they take. Each shape is a process of its own. A line of JSON is in FILE as soon as it
-is known.
+is known. `--tune-seconds`: tiles that no table has are searched first, as a worker's first start does.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from eyas.bench.shapes import SHAPES as LLAMAS
 from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig
-from eyas.engine.loading.startup import EngineStart
+from eyas.engine.loading.first_tiles import search_first
+from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.engine.models.table import read_model
 from tests.gpu.exact_cost import Load, Timed, say
 from tests.gpu.exact_rig import KINDS
@@ -154,6 +156,30 @@ def _gemma4() -> Shape:
     return Shape(ModelShape(5376, 21504, 60, 32, 16, head_dim=256, vocab=262144), stated)
 
 
+def _olmoe() -> Shape:
+    """OLMoE-1B-7B: no table has its experts."""
+    stated = {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "rope_scaling": None,
+    }
+    return Shape(ModelShape(2048, 1024, 16, 16, 16, vocab=50304), stated)
+
+
+def _phi4_mini() -> Shape:
+    stated = {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "partial_rotary_factor": 0.75,
+        "tie_word_embeddings": True,
+        "rope_scaling": None,
+    }
+    return Shape(ModelShape(3072, 8192, 32, 24, 8, vocab=200064), stated)
+
+
 SHAPES = {
     "llama-3.1-8b": Shape(LLAMAS["llama-3.1-8b"], {}),
     "llama-3.1-8b-int4": Shape(LLAMAS["llama-3.1-8b"], KINDS["int4"], dense_bits=4.125),
@@ -163,6 +189,8 @@ SHAPES = {
     "glm-4.5-air-fp8": _air(fp8=True),
     "glm-4.5-air-bf16-23": _air(fp8=False),
     "gemma-4-31b": _gemma4(),
+    "olmoe": _olmoe(),
+    "phi-4-mini": _phi4_mini(),
 }
 
 
@@ -172,6 +200,7 @@ SMALL = {
     "moe_intermediate_size": 256,
     "n_routed_experts": 8,
     "num_local_experts": 8,
+    "num_experts": 8,
     "vocab_size": 4096,
 }
 
@@ -205,6 +234,10 @@ def measure(name: str, args: argparse.Namespace, folder: str) -> None:
     """One shape, in this process."""
     began, shape = time.monotonic(), SHAPES[name]
     config = config_of(folder, args.device, args.pages)
+    phases = StartPhases()
+    search_first(replace(config, tune_seconds=args.tune_seconds), phases)
+    if args.tune_seconds:
+        say(args.out, {"shape": name, "tiles": phases.summary()})
     EngineStart.of(config).wait_for_kernels()
     engine = Timed(config)
     memory = round(torch.cuda.memory_allocated() / 1e9, 1) if args.device != "cpu" else 0
@@ -257,6 +290,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=0, help="of a model (0: all)")
     parser.add_argument("--small", action="store_true", help="small matrices and loads, to try it")
     parser.add_argument("--pages", type=int, default=3000)
+    parser.add_argument("--tune-seconds", type=float, default=0, help="of a search for tiles (none)")
     parser.add_argument("--bare", action="store_true", help="no profile")
     parser.add_argument("--folder", help="one shape alone, in this process")
     args = parser.parse_args()
@@ -279,7 +313,8 @@ def main() -> int:
                 "--folder",
                 folder,
             ]
-            words += ["--shapes", name, "--device", args.device, "--pages", str(args.pages), "--loads"]
+            words += ["--shapes", name, "--device", args.device, "--pages", str(args.pages)]
+            words += ["--tune-seconds", str(args.tune_seconds), "--loads"]
             words += [*args.loads, *["--bare"] * args.bare, *["--small"] * args.small]
             try:
                 subprocess.run(words, check=True, timeout=args.seconds)

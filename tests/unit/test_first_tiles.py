@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import runpy
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 import torch
 
 import eyas
-from eyas.bench import first_start
+from eyas.bench import fastest, first_start
 from eyas.bench.shapes import SHAPES, write_model
 from eyas.common.config import EngineConfig
 from eyas.common.machine import gpus
@@ -201,3 +204,26 @@ def test_the_search_finds_tiles_that_compute_the_same() -> None:
     found = first_start.search(SearchedProducts(dense, (pair,)), "cpu", float("inf"), 2)
     assert set(found[0]) == {each.key for each in dense} and set(found[1]) == set(pair.keys)
     assert set(found[2]) == {*found[0], *found[1]} and min(found[2].values()) > 0.0
+
+
+def test_the_search_as_a_process_names_a_recipe_that_the_compiler_can_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recipes: list[str] = []
+
+    def compiled(recipe: str, *_: object) -> None:
+        recipes.append(recipe)
+        sys.exit(7)
+
+    monkeypatch.setattr(fastest, "compiled", compiled)
+    monkeypatch.setattr(gpus, "number_of", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(
+        sys, "argv", ["first_start", "--model", str(written(tmp_path / "m")), "--seconds", "5"]
+    )
+    monkeypatch.delitem(sys.modules, first_start.__name__)
+    with pytest.raises(SystemExit, match="7"):
+        runpy.run_module(first_start.__name__, run_name="__main__")
+    module, _, function = recipes[0].partition(":")
+    assert getattr(importlib.import_module(module), function).__name__ == first_start.launches.__name__
+    assert module != "__main__"
