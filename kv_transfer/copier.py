@@ -1,54 +1,140 @@
-"""The copies that run: each is given to the backend of its route, and reported once when it has stopped."""
+"""The copies that run: each is given to the backend of its route, and reported once when it has stopped.
+
+Pages that pass through staging come in windows (`kv_transfer.windows`), all others whole. Where the pool is a
+device's and the way does not lead into it, a window lands in slots, and counts once it is in the pool.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 
-from eyas.common.errors import TransferFailed
+from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.backends.base import CopyJob, CopyResult, TransferBackend
 from kv_transfer.peers import PeerRoute
+from kv_transfer.windows import LandingSlots, PullTurns, WindowedJob
+
+
+@dataclass(frozen=True)
+class _RunningWindow:
+    """A window on its way. `pages`: the job's that it has, of our pool; `copy`: what its backend has."""
+
+    of: WindowedJob
+    pages: tuple[int, ...]
+    copy: CopyJob
+    slots: tuple[int, ...]
 
 
 class PageCopier:
-    """Copies by `backends`, into the memory that they were made for. No call blocks, but `close`."""
+    """Copies by `backends`, into the memory that they were made for. No call blocks, but `close`.
 
-    def __init__(self, backends: Mapping[str, TransferBackend]) -> None:
+    `window`: the most pages that pass through staging together. `landing`: our own, beside a device's pool.
+    """
+
+    def __init__(
+        self, backends: Mapping[str, TransferBackend], window: int, landing: LandingSlots | None = None
+    ) -> None:
         self._backends = backends
-        self._running: dict[tuple[int, int], tuple[PeerRoute, CopyJob]] = {}
+        self._window = window
+        self._landing = landing
+        self._jobs: list[WindowedJob] = []
+        self._turns = PullTurns()
+        self._numbers = itertools.count()  # of windows
+        self._windows: dict[int, _RunningWindow] = {}  # by number
+        self._over: list[CopyResult] = []
 
     def submit(self, route: PeerRoute, job: CopyJob) -> None:
         """Begin a copy; exactly one `CopyResult` follows."""
-        self._running[job.name] = route, job
-        route.backend.start(route.source, job)
+        lands = self._landing is not None and not route.backend.direct
+        whole = not lands and not route.source.is_staging
+        size = len(job.dst_pages) if whole else self._window
+        going = WindowedJob(route, job, size, lands, time.monotonic())
+        self._jobs.append(going)
+        if lands:
+            self._turns.add(going)
+        self._begin()
 
     def cancel(self, pull: int) -> None:
         """End the copies of a pull early; each is reported when it has stopped."""
-        for route, job in list(self._running.values()):
-            if job.pull == pull:
-                route.backend.cancel(job)
+        for going in [going for going in self._jobs if going.job.pull == pull]:
+            if going.left:
+                going.error = Cancelled("the copy was given up")
+            self._settle(going)
+        for window in [window for window in self._windows.values() if window.copy.pull == pull]:
+            window.of.route.backend.cancel(window.copy)
+        self._begin()
 
     @property
     def brief(self) -> bool:
         """Does a copy run that ends within milliseconds? Those between GPUs do."""
-        return any(route.backend.direct for route, _ in self._running.values())
+        return any(going.route.backend.direct for going in self._jobs)
 
     def finished(self) -> list[CopyResult]:
         """The copies that stopped since the last call."""
-        results = [result for backend in self._backends.values() for result in backend.poll()]
-        return [self._judged(result) for result in results]
+        for result in [result for backend in self._backends.values() for result in backend.poll()]:
+            window = self._windows[result.job.number]
+            result = self._judged(window, result)
+            then = partial(self._stopped, result)
+            if self._landing is not None and result.ok and window.slots and window.copy.proof is None:
+                self._landing.copy_in(window.slots, window.pages, then)
+            else:
+                then(result.error)  # (a proof has proven all by being in its slot)
+        if self._landing is not None:
+            self._landing.poll()
+        self._begin()
+        over, self._over = self._over, []
+        return over
 
     def close(self, deadline: float) -> bool:
         """End all backends; False if one still copies at `deadline` (monotonic seconds).
 
         After False the memory that they copy into must stay mapped.
         """
-        return all([backend.close(deadline) for backend in self._backends.values()])
+        ended = [backend.close(deadline) for backend in self._backends.values()]
+        return all([*ended, self._landing is None or self._landing.stop(deadline)])
 
-    def _judged(self, result: CopyResult) -> CopyResult:
+    def _begin(self) -> None:
+        """Begins all windows for which there is room."""
+        for going in self._jobs:
+            while not going.lands and going.ready:
+                self._start(going, ())
+        while self._landing is not None and (turn := self._turns.next()) is not None:
+            slots = self._landing.take(turn.count)
+            if slots is None:
+                return
+            self._start(turn, tuple(slots))
+            self._turns.taken(turn)
+
+    def _start(self, going: WindowedJob, slots: tuple[int, ...]) -> None:
+        """Begins the next window: into `slots`, or without any into the memory of the backend."""
+        window, number = going.next(), next(self._numbers)
+        copy = dataclasses.replace(window, number=number, dst_pages=slots or window.dst_pages)
+        self._windows[number] = _RunningWindow(going, window.dst_pages, copy, slots)
+        going.route.backend.start(going.route.source, copy)
+
+    def _stopped(self, result: CopyResult, error: EyasError | None) -> None:
+        window = self._windows.pop(result.job.number)
+        if self._landing is not None:
+            self._landing.give(window.slots)
+        window.of.stopped(result, error)
+        self._settle(window.of)
+
+    def _settle(self, going: WindowedJob) -> None:
+        """Reports a job of which nothing runs and nothing is left."""
+        if not going.left and not going.running:
+            self._jobs.remove(going)
+            if going.lands:
+                self._turns.drop(going)
+            self._over.append(going.result(time.monotonic()))
+
+    def _judged(self, window: _RunningWindow, result: CopyResult) -> CopyResult:
         """A proof that came, but with other bytes, proves nothing."""
-        route, job = self._running.pop(result.job.name)
-        if job.proof is None or not result.ok or route.backend.checksum(job) == job.proof:
+        proof, backend = window.copy.proof, window.of.route.backend
+        if proof is None or not result.ok or backend.checksum(window.copy) == proof:
             return result
         error = TransferFailed(f"{result.path} brought other bytes than the owner has")
         return dataclasses.replace(result, error=error)

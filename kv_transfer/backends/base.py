@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -51,7 +51,12 @@ class CopyResult:
 
 
 class PeerSource:
-    """A peer's pool, opened by one backend, which subclasses this with what its copies need."""
+    """A peer's pool, opened by one backend, which subclasses this with what its copies need.
+
+    `is_staging`: it is not the pool but slots beside it, which hold nothing until their owner is asked.
+    """
+
+    is_staging: bool = False
 
     @property
     def current(self) -> bool:
@@ -85,13 +90,15 @@ class TransferWire(Protocol):
         """Say that the slots have been read."""
         ...
 
-    def staged(self) -> list[tuple[CopyJob, tuple[int, ...]]]:
-        """Returns the jobs whose pages were staged since the last call, and their slots."""
+    def staged(self, mine: Container[tuple[int, int]]) -> list[tuple[CopyJob, tuple[int, ...]]]:
+        """Returns the jobs, of those with these names, whose pages were staged since the last call, and
+        their slots.
+        """
         ...
 
-    def let_go(self) -> list[CopyDone[CopyJob]]:
-        """Returns the jobs whose slots the owner has freed. Without an error they stayed intact until they
-        were read.
+    def let_go(self, mine: Container[tuple[int, int]]) -> list[CopyDone[CopyJob]]:
+        """Returns the jobs, of those with these names, whose slots the owner has freed. Without an error they
+        stayed intact until they were read.
         """
         ...
 

@@ -22,7 +22,7 @@ from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
 from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, RemotePages, load
 from kv_transfer.backends.nixl_reads import NixlReads
-from kv_transfer.backends.staged_reads import ReadingBackend, ReadSource
+from kv_transfer.backends.staged_reads import ReadingBackend
 from kv_transfer.copy_thread import CopyDone
 
 AGENT_S = 30.0  # an agent that is not made by then is none
@@ -87,7 +87,7 @@ class NixlBackend(ReadingBackend):
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
-    def _read(self, source: ReadSource, job: CopyJob) -> None:
+    def _read(self, source: PeerSource, job: CopyJob) -> None:
         assert isinstance(source, NixlPeer)
         self._tell(lambda reads: reads.add(source, job, time.monotonic()))
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
 from kv_transfer.area import PoolArea
-from kv_transfer.backends.staged_reads import ReadSource
+from kv_transfer.backends.base import PeerSource
 
 _ONE_AT_A_TIME = threading.Lock()  # agents of one process that are made side by side may hang
 _LISTEN_US = 100_000  # the most that the library's progress thread sleeps; bytes from a peer wake it before
@@ -186,7 +186,7 @@ class LinkPhase(enum.Enum):
 
 
 @dataclass(eq=False)
-class NixlPeer(ReadSource):
+class NixlPeer(PeerSource):
     """An opened peer. Its link lives as long as this object, or a READ over it.
 
     `is_staging`: its pages are slots beside a device's pool, which hold nothing unless it is asked.

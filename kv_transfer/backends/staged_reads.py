@@ -1,9 +1,9 @@
 """READs of a peer's memory: backends whose puller reads an area, or the staging beside a device's pool.
 
-Staging's slots are filled, read, and given back, in turn.
+Staging's slots are filled, read, and given back; a copy is a window then, at most.
 
-    REQUESTED ──its slots──> READING ──all came──> CONFIRMING ──they are intact──> the next window, or over
-        └──────────────────────failed: over, once nothing of it runs──────────────────────^
+    REQUESTED ──its slots──> READING ──all came──> CONFIRMING ──they are intact──> over
+        └───────────────failed: over, once nothing of it runs───────────────────────^
 
 A READ is one-sided: that its bytes came says nothing about what they were. So a window counts only when the
 peer says afterwards that nothing else was written to its slots.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,13 +27,6 @@ from kv_transfer.backends.base import (
     TransferWire,
 )
 from kv_transfer.copy_thread import CopyDone
-from kv_transfer.layout import window_pages
-
-
-class ReadSource(PeerSource):
-    """A peer whose memory is read. `is_staging`: its owner must copy pages there first."""
-
-    is_staging: bool
 
 
 class ReadingBackend(TransferBackend):
@@ -43,10 +35,10 @@ class ReadingBackend(TransferBackend):
     def __init__(self, site: BackendSite) -> None:
         self.area = site.area
         self.exports_staging = bool(site.devices)
-        self._staged = StagedCopies(site.wire, self.area.pages.shape[1], self._read, self._stop)
+        self._staged = StagedCopies(site.wire, self._read, self._stop)
 
     @abstractmethod
-    def _read(self, source: ReadSource, job: CopyJob) -> None:
+    def _read(self, source: PeerSource, job: CopyJob) -> None:
         """Begins to read a job, whose source pages are places in the peer's memory. One `CopyDone`
         follows."""
 
@@ -59,7 +51,6 @@ class ReadingBackend(TransferBackend):
         """The READs that have stopped since the last call."""
 
     def start(self, source: PeerSource, job: CopyJob) -> None:
-        assert isinstance(source, ReadSource)
         if source.is_staging:
             self._staged.start(source, job)
         else:
@@ -87,11 +78,10 @@ class StagedPhase(enum.Enum):
 
 @dataclass(eq=False)
 class _StagedRead:
-    """A job's READs. `windows`: those left, the current one first. `owns_slots`: slots may still be ours."""
+    """A job's READ. `owns_slots`: slots may still be ours."""
 
-    source: ReadSource
+    source: PeerSource
     job: CopyJob
-    windows: deque[CopyJob]
     phase: StagedPhase = StagedPhase.REQUESTED
     owns_slots: bool = True
     bytes: int = 0
@@ -105,30 +95,19 @@ class StagedCopies:
     def __init__(
         self,
         wire: TransferWire,
-        page_bytes: int,
-        read: Callable[[ReadSource, CopyJob], None],
+        read: Callable[[PeerSource, CopyJob], None],
         stop: Callable[[CopyJob], None],
     ) -> None:
         self._wire = wire
-        self._page_bytes = page_bytes
         self._read = read
         self._stop = stop
         self._jobs: dict[tuple[int, int], _StagedRead] = {}
         self._over: list[CopyDone[CopyJob]] = []
 
-    def start(self, source: ReadSource, job: CopyJob) -> None:
-        """`poll` gives its one result."""
-        pages, size = job.source.pages, window_pages(self._page_bytes)
-        windows = deque(
-            replace(
-                job,
-                source=RankPages(job.source.rank, pages[i : i + size]),
-                dst_pages=job.dst_pages[i : i + size],
-            )
-            for i in range(0, len(pages), size)
-        )
-        self._jobs[job.name] = _StagedRead(source, job, windows)
-        self._wire.stage(windows[0])
+    def start(self, source: PeerSource, job: CopyJob) -> None:
+        """Begins a copy of a window, at most; `poll` gives its one result."""
+        self._jobs[job.name] = _StagedRead(source, job)
+        self._wire.stage(job)
 
     def cancel(self, job: CopyJob) -> None:
         """Jobs that are over, or none of this, are no-ops."""
@@ -141,21 +120,20 @@ class StagedCopies:
         if job is None:
             return False
         job.phase = StagedPhase.CONFIRMING
-        job.bytes += done.bytes
-        job.seconds += done.seconds
+        job.bytes, job.seconds = done.bytes, done.seconds
         if done.error is not None:
             self._fail(job, done.error)
         elif job.error is None:
-            self._wire.read(job.windows[0])
+            self._wire.read(job.job)
         self._settle(job)
         return True
 
     def poll(self) -> list[CopyDone[CopyJob]]:
         """Handles the peer's messages; returns the jobs that have stopped since the last call."""
         if self._jobs:
-            for window, slots in self._wire.staged():
+            for window, slots in self._wire.staged(self._jobs):
                 self._staged(self._jobs[window.name], window, slots)
-            for done in self._wire.let_go():
+            for done in self._wire.let_go(self._jobs):
                 self._let_go(self._jobs[done.job.name], done)
         over, self._over = self._over, []
         return over
@@ -175,25 +153,19 @@ class StagedCopies:
             self._fail(job, done.error)
         elif job.phase is not StagedPhase.CONFIRMING:
             self._fail(job, TransferFailed("the owner let go of slots that were not read yet"))
-        elif job.error is None:
-            job.windows.popleft()
-            if job.windows:
-                job.phase, job.owns_slots = StagedPhase.REQUESTED, True
-                self._wire.stage(job.windows[0])
         self._settle(job)
 
     def _fail(self, job: _StagedRead, error: EyasError) -> None:
         """Ends it as soon as nothing of it runs."""
         job.error = job.error or error
         if job.owns_slots:
-            self._wire.stop(job.windows[0])
+            self._wire.stop(job.job)
         if job.phase is StagedPhase.READING:
-            self._stop(job.windows[0])
+            self._stop(job.job)
 
     def _settle(self, job: _StagedRead) -> None:
         if job.owns_slots or job.phase is StagedPhase.READING:
             return
-        if job.error is not None or not job.windows:
-            del self._jobs[job.job.name]
-            moved = 0 if job.error else job.bytes
-            self._over.append(CopyDone(job.job, moved, job.seconds, job.error))
+        del self._jobs[job.job.name]
+        moved = 0 if job.error else job.bytes
+        self._over.append(CopyDone(job.job, moved, job.seconds, job.error))

@@ -12,7 +12,7 @@ import queue
 from eyas.common.errors import ConfigError
 from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
-from kv_transfer.backends.staged_reads import ReadingBackend, ReadSource
+from kv_transfer.backends.staged_reads import ReadingBackend
 from kv_transfer.backends.tcp_owner import PageServer
 from kv_transfer.backends.tcp_reads import SocketReads, TcpPeer
 from kv_transfer.copy_thread import CopyDone
@@ -64,7 +64,7 @@ class TcpBackend(ReadingBackend):
             self._server.close()
         return self._reads.close(deadline)
 
-    def _read(self, source: ReadSource, job: CopyJob) -> None:
+    def _read(self, source: PeerSource, job: CopyJob) -> None:
         assert isinstance(source, TcpPeer)
         self._reads.add(source, job)
 

@@ -20,8 +20,7 @@ import xxhash
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.area import PoolArea
-from kv_transfer.backends.base import CopyJob, check_pages, runs
-from kv_transfer.backends.staged_reads import ReadSource
+from kv_transfer.backends.base import CopyJob, PeerSource, check_pages, runs
 from kv_transfer.backends.tcp_owner import AREA, COUNT, DIGEST, HELLO, MAGIC, MOST_RUNS, RUN, received
 from kv_transfer.copy_thread import CopyDone
 
@@ -40,7 +39,7 @@ Request = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(eq=False)
-class TcpPeer(ReadSource):
+class TcpPeer(PeerSource):
     """A peer's listener. `pages`: how many its area has. `met`: it has answered once."""
 
     host: str

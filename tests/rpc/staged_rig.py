@@ -29,7 +29,7 @@ from eyas.engine.loading.spec import EngineSpec
 from prefill_svc import transfer
 
 PROMPT = tuple(range(3, 133))  # 9 pages
-SLOTS, WINDOW = 4, 2  # pages: the prompt is longer than all staging slots
+SLOTS, WINDOW = 6, 2  # pages: the prompt is longer than all staging slots
 
 
 def pretend(patch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def slots_left(owner: RealWorker) -> int:
 
 def slots_free(puller: RealWorker) -> int:
     """Of target KV on its way in."""
-    return int(puller.engine._parts.copiers[0]._inlet.slots.free)
+    return int(puller.engine._parts.copiers[0]._landing.slots.free)
 
 
 async def until(what: Callable[[], bool], within_s: float = 30.0) -> None:

@@ -19,8 +19,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import RequestTimeout
 from eyas.common.types import Role
 from eyas.common.wire import clients, message, rpc
-from eyas.engine.kv.staged_copier import StagedCopier
-from eyas.engine.kv.staging import PageStaging
+from eyas.engine.kv.staging import PageStaging, StagingInlet
 from eyas.engine.loop import engine as loop_engine
 from kv_transfer.backends import table
 from kv_transfer.backends.nixl import NixlBackend
@@ -72,7 +71,7 @@ async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     if by == "nixl":
         nixl = played()
     async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
-        assert isinstance(b.engine._parts.copiers[0], StagedCopier)
+        assert isinstance(b.engine._parts.copiers[0]._landing, StagingInlet)
         decode.attach(request(0), await prefill(a, request(0)))
         assert await decode.tokens() == (expected[0], path)
         assert await same_pages(a, b)

@@ -246,7 +246,7 @@ def test_closing_reports_what_waited(ends: Ends) -> None:
 
 
 def test_a_proof_is_the_bytes_of_the_proof_page(ends: Ends) -> None:
-    copier, truth = PageCopier({ends.name: ends.backend}), ends.owner.checksum(PAGES)
+    copier, truth = PageCopier({ends.name: ends.backend}, window=4), ends.owner.checksum(PAGES)
     for number, proof in enumerate((truth, truth ^ 1)):
         copier.submit(PeerRoute(ends.backend, ends.open()), job((PAGES,), (3,), number, proof))
     good, bad = sorted(wait_for(copier.finished, 2), key=lambda result: result.job.number)
@@ -288,7 +288,7 @@ def test_two_backends_in_use_at_once() -> None:
         wire = ThreadWire(near.mine, {2: far.owner})
         stack.callback(wire.pool.shutdown)
         afar = StreamBackend(BackendSite(near.mine, POOL_DIR, wire))
-        copier = PageCopier({"shm": near.backend, "grpc": afar})
+        copier = PageCopier({"shm": near.backend, "grpc": afar}, window=4)
         ways = {1: PeerRoute(near.backend, near.open()), 2: PeerRoute(afar, afar.open({}))}
         for page in range(PAGES):
             pull = 1 + page % 2
@@ -306,7 +306,7 @@ def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
         ends = Ends("grpc")
         stack.callback(ends.close)
         ends.wire.peers[2], ends.wire.pause_s = ends.owner, 0.05
-        copier = PageCopier({"grpc": ends.backend})
+        copier = PageCopier({"grpc": ends.backend}, window=4)
         route = PeerRoute(ends.backend, ends.open())
         for pull in (1, 2):
             copier.submit(route, dataclasses.replace(job((1, 2, 3), (4, 5, 6)), pull=pull))

@@ -179,7 +179,7 @@ def big(pool_file: str) -> tuple[PageCopier, Pages, PeerRoute]:
     Path(pool_file).write_bytes(bytes(1024 * 65536))
     backend, pages = puller(1024, 65536)
     pages[:] = 1
-    return PageCopier({"shm": backend}), pages, PeerRoute(backend, backend.open(export(pool_file)))
+    return PageCopier({"shm": backend}, window=4), pages, PeerRoute(backend, backend.open(export(pool_file)))
 
 
 def wait(copier: PageCopier) -> CopyResult:

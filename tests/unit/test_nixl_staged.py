@@ -1,16 +1,18 @@
-"""Copies out of a peer's staging: in windows, each confirmed; one result, and none too early."""
+"""Copies out of a peer's staging: each window is confirmed; one result, and none too early."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 import pytest
 
 from eyas.common.errors import TransferFailed
 from eyas.common.types import RankPages
-from kv_transfer.backends import staged_reads
+from eyas.engine.ipc.messages import CopyStaged, CopyStopped
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.kv.front_wire import FrontWire
 from kv_transfer.backends.base import CopyJob, PeerSource
 from kv_transfer.backends.staged_reads import StagedCopies
 from kv_transfer.copy_thread import CopyDone
@@ -37,7 +39,7 @@ class Peer:
     gone: list[CopyDone[CopyJob]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.copies = StagedCopies(self, PAGE, lambda source, job: self.reading.append(job), lambda job: None)  # type: ignore[arg-type]
+        self.copies = StagedCopies(self, lambda source, job: self.reading.append(job), lambda job: None)  # type: ignore[arg-type]
 
     def stage(self, job: CopyJob) -> None:
         assert len(job.source.pages) <= WINDOW and job.name not in self.holding
@@ -49,13 +51,13 @@ class Peer:
     def stop(self, job: CopyJob) -> None:
         self.stopping.add(job.name)
 
-    def staged(self) -> list[tuple[CopyJob, tuple[int, ...]]]:
+    def staged(self, mine: Container[tuple[int, int]]) -> list[tuple[CopyJob, tuple[int, ...]]]:
         told, self.told = self.told, []
-        return told
+        return [one for one in told if one[0].name in mine]
 
-    def let_go(self) -> list[CopyDone[CopyJob]]:
+    def let_go(self, mine: Container[tuple[int, int]]) -> list[CopyDone[CopyJob]]:
         gone, self.gone = self.gone, []
-        return gone
+        return [done for done in gone if done.job.name in mine]
 
     # --- what the test does ---
 
@@ -84,32 +86,45 @@ class Peer:
         self.copies.stopped(CopyDone(job, 0 if error else len(job.dst_pages) * PAGE, 0.1, error))
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_reads, "window_pages", lambda page_bytes: WINDOW)
-
-
 def job(pages: range, number: int = 1) -> CopyJob:
     return CopyJob(1, number, RankPages(0, tuple(pages)), tuple(100 + page for page in pages))
 
 
-def test_windows_come_one_after_the_other_and_count_when_they_were_held() -> None:
+def test_a_window_counts_when_its_slots_were_held_until_it_was_read() -> None:
     peer = Peer()
-    peer.copies.start(PeerSource(), job(range(7)))
-    for size in (3, 3, 1):
-        assert len(peer.asked) == 1 and len(peer.asked[0].source.pages) == size
-        peer.hold(peer.asked[0])
-        assert peer.copies.poll() == []
-        assert not peer.confirmed
-        peer.land(peer.reading[0])
-        assert peer.confirmed == {(1, 1)} and peer.copies.poll() == []
-        peer.take_back((1, 1), None)
-        over = peer.copies.poll()
-    assert [(done.job.source.pages, done.bytes, done.error) for done in over] == [
-        (tuple(range(7)), 7 * PAGE, None)
-    ]
-    assert over[0].seconds == pytest.approx(0.3)
-    assert peer.here == {100 + page: page for page in range(7)}
+    peer.copies.start(PeerSource(), job(range(3)))
+    peer.hold(peer.asked[0])
+    assert peer.copies.poll() == [] and not peer.confirmed
+    peer.land(peer.reading[0])
+    assert peer.confirmed == {(1, 1)} and peer.copies.poll() == []
+    peer.take_back((1, 1), None)
+    (over,) = peer.copies.poll()
+    assert (over.job.source.pages, over.bytes, over.error) == ((0, 1, 2), 3 * PAGE, None)
+    assert over.seconds == 0.1 and peer.here == {100 + page: page for page in range(3)}
+
+
+def test_windows_of_two_ways_are_told_to_their_own() -> None:
+    """Backends of one pool share its wire."""
+    wire = FrontWire(EventOutbox())
+    reading: list[tuple[str, CopyJob]] = []
+    ways = {name: StagedCopies(wire, *_noted(name, reading)) for name in ("one", "other")}
+    for number, copies in enumerate(ways.values()):
+        copies.start(PeerSource(), job(range(2), number))
+    for number in (0, 1):
+        wire.receive(CopyStaged(1, number, (4, 5)))
+    assert ways["other"].poll() == [] and ways["one"].poll() == []
+    assert [(name, read.number) for name, read in reading] == [("other", 1), ("one", 0)]
+    for name, read in reading:
+        assert ways[name].stopped(CopyDone(read, PAGE, 0.1, None))
+    for number in (0, 1):
+        wire.receive(CopyStopped(1, number, 0, 0.0))
+    assert [[done.job.number for done in copies.poll()] for copies in ways.values()] == [[0], [1]]
+
+
+def _noted(
+    name: str, reading: list[tuple[str, CopyJob]]
+) -> tuple[Callable[[PeerSource, CopyJob], None], Callable[[CopyJob], None]]:
+    return lambda source, job: reading.append((name, job)), lambda job: None
 
 
 @pytest.mark.parametrize("others", [range(2), range(0)])
@@ -141,9 +156,7 @@ def test_whatever_happens_every_job_ends_once_and_what_counts_is_right() -> None
     ends = {True: 0, False: 0}
     for seed in range(300):
         pick, peer = random.Random(seed), Peer()
-        jobs = {
-            number: job(range(9 * number, 9 * number + pick.randrange(1, 9)), number) for number in range(4)
-        }
+        jobs = {n: job(range(9 * n, 9 * n + pick.randrange(1, WINDOW + 1)), n) for n in range(6)}
         for made in jobs.values():
             peer.copies.start(PeerSource(), made)
         over = _play(pick, peer, list(jobs.values()))

@@ -20,6 +20,7 @@ from eyas.engine.loading.travel import STAGED_BYTES, PageTransfer, travel
 from kv_transfer import layout
 from kv_transfer.backends.table import BACKENDS, direct
 from kv_transfer.host_files import LOCK
+from kv_transfer.windows import AT_ONCE
 from tests.unit.loopback import QueueLink
 
 ALL = tuple(Role)
@@ -45,7 +46,7 @@ class Made:
 
     @property
     def _inlet(self):
-        return self.travel.copiers[KvKind.TARGET]._inlet  # type: ignore[attr-defined]
+        return self.travel.copiers[KvKind.TARGET]._landing  # type: ignore[attr-defined]
 
     def close(self) -> None:
         assert all([copier.close(time.monotonic() + 5.0) for copier in self.travel.copiers.values()])
@@ -77,7 +78,7 @@ def test_staging_is_for_the_ways_that_the_roles_take(
     assert made[0].travel.possible
     window = layout.window_pages(made[0].pool.shape.page_bytes)
     fits = min(STAGED_BYTES // made[0].pool.shape.page_bytes, 300)
-    each = max(2 * window, fits)
+    each = max(AT_ONCE * window, fits)
     assert made[0].slots == (each * out, each * back)
 
 
@@ -86,12 +87,12 @@ def test_staging_is_a_number_of_bytes_and_no_part_of_the_pool(
 ) -> None:
     page = spec.shape(KvKind.TARGET).page_bytes
     monkeypatch.setattr("eyas.engine.loading.travel.STAGED_BYTES", 10 * page)
-    for window, slots in ((2, 10), (5, 10), (8, 16)):
+    for window, slots in ((2, 10), (3, 10), (8, 24)):
         monkeypatch.setattr(layout, "WINDOW_BYTES", window * page)
         made.append(Made(spec, num_pages=300))
-        assert made[-1].slots == (slots, slots) and made[-1]._inlet.window == window
+        assert made[-1].slots == (slots, slots)
     made.append(Made(spec, num_pages=3000))
-    assert made[-1].slots == (16, 16)
+    assert made[-1].slots == (24, 24)
 
 
 def test_nothing_stands_beside_a_pool_whose_pages_stay(spec: EngineSpec, made: list[Made]) -> None:

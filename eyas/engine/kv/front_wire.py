@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from eyas.engine.ipc.messages import CopyPages, CopyRead, CopyStaged, CopyStopped, StageCopy, StopCopy
 from eyas.engine.ipc.outbox import EventOutbox
 from kv_transfer.backends.base import CopyJob
@@ -44,15 +46,17 @@ class FrontWire:
         stopped, self._stopped = self._stopped, []
         return stopped
 
-    def staged(self) -> list[tuple[CopyJob, tuple[int, ...]]]:
-        """The jobs whose pages were staged since the last call, and their slots."""
-        staged, self._staged = self._staged, []
-        return staged
+    def staged(self, mine: Container[tuple[int, int]]) -> list[tuple[CopyJob, tuple[int, ...]]]:
+        """The jobs of these names whose pages were staged since the last call, and their slots."""
+        found = [one for one in self._staged if one[0].name in mine]
+        self._staged = [one for one in self._staged if one[0].name not in mine]
+        return found
 
-    def let_go(self) -> list[CopyDone[CopyJob]]:
-        """The jobs whose slots the owner has let go of since the last call."""
-        let_go, self._let_go = self._let_go, []
-        return let_go
+    def let_go(self, mine: Container[tuple[int, int]]) -> list[CopyDone[CopyJob]]:
+        """The jobs of these names whose slots the owner has let go of since the last call."""
+        found = [done for done in self._let_go if done.job.name in mine]
+        self._let_go = [done for done in self._let_go if done.job.name not in mine]
+        return found
 
     def receive(self, command: CopyStaged | CopyStopped) -> None:
         """Unknown ones are no-ops."""

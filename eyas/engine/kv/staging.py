@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 from eyas.engine.kv.pinned import copying_on, pin, unpin
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.kv.slots import SlotAllocator
 from kv_transfer.area import PoolArea, create_file
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_thread import CopyThread, Then
@@ -92,3 +94,31 @@ class PageStaging:
             for first, to, count in runs(tuple(src), tuple(dst)):
                 target[to : to + count].copy_(source[first : first + count], non_blocking=True)
         return len(src) * source.shape[1] * source.itemsize
+
+
+@dataclass(frozen=True)
+class StagingInlet:
+    """The entry of pages, a `kv_transfer.windows.LandingSlots`: some of a staging's slots."""
+
+    staging: PageStaging
+    slots: SlotAllocator
+
+    def take(self, count: int) -> list[int] | None:
+        """Takes `count` slots; None: not now."""
+        return self.slots.take(count)
+
+    def give(self, slots: Sequence[int]) -> None:
+        """Takes slots back, in which nothing is copied any more."""
+        self.slots.give(slots)
+
+    def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:
+        """Copies slots to pages of the pool; `poll` calls `then` when that has stopped."""
+        self.staging.copy_in(slots, pages, then)
+
+    def poll(self) -> None:
+        """Tells of the copies that have stopped."""
+        self.staging.poll()
+
+    def stop(self, deadline: float) -> bool:
+        """Ends the copies; False if one still runs at `deadline` (monotonic seconds)."""
+        return self.staging.stop(deadline)

@@ -23,9 +23,8 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import PullManager
 from eyas.engine.kv.rank_pools import FollowerPool
 from eyas.engine.kv.slots import SlotAllocator
-from eyas.engine.kv.staged_copier import StagedCopier, StagingInlet
 from eyas.engine.kv.stager import StagingOutlet
-from eyas.engine.kv.staging import PageStaging
+from eyas.engine.kv.staging import PageStaging, StagingInlet
 from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import PoolArea
 from kv_transfer.backends.base import BackendSite, TransferBackend
@@ -36,6 +35,7 @@ from kv_transfer.host_files import new_path
 from kv_transfer.layout import window_pages
 from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.peers import KvPeers, PeerRoutes
+from kv_transfer.windows import AT_ONCE
 
 STAGED_BYTES = 256 << 20
 """For pages on their way out of a pool, and as much for pages on their way in: host memory is page-locked."""
@@ -71,7 +71,8 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: EventOutbox) -
     shown = {} if board is None else board.export()
     reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}
     moving = {group: reach for group, reach in reaches.items() if reach.backends}
-    copiers = {group: reach.copier() for group, reach in reaches.items()}
+    windows = {group: window_pages(pool.shape.page_bytes) for group, pool in pools.items()}
+    copiers = {group: reach.copier(windows[group]) for group, reach in reaches.items()}
     routes = {group: PeerRoutes(reach.backends, spec.config.transfer) for group, reach in reaches.items()}
     size, numbers = spec.config.page_size, itertools.count(1)
     return PageTransfer(
@@ -115,8 +116,8 @@ class _PoolRoute:
     outlet: StagingOutlet | None = None
     inlet: StagingInlet | None = None
 
-    def copier(self) -> PageCopier:
-        return PageCopier(self.backends) if self.inlet is None else StagedCopier(self.backends, self.inlet)
+    def copier(self, window: int) -> PageCopier:
+        return PageCopier(self.backends, window, self.inlet)
 
     def info(self, spec: EngineSpec, group: KvKind, board: Export) -> PoolInfo:
         ranks = tuple(self._rank(rank, checksum) for rank, checksum in enumerate(self.checksums))
@@ -159,7 +160,7 @@ def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) ->
 def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
     """A device's pool: staging beside it, for the ways that need some."""
     window = window_pages(pool.shape.page_bytes)
-    slots = max(2 * window, min(STAGED_BYTES // pool.shape.page_bytes, pool.shape.all_pages))
+    slots = max(AT_ONCE * window, min(STAGED_BYTES // pool.shape.page_bytes, pool.shape.all_pages))
     out = slots if Role.PREFILL in spec.config.roles else 0
     back = slots if set(spec.config.roles) != {Role.PREFILL} else 0
     staging = PageStaging(pool, new_path(group.value, Path(spec.config.pool_dir)), out + back)
@@ -172,7 +173,7 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
         (pool.checksum,),
         staging.area.path,
         StagingOutlet(staging, SlotAllocator(range(out)), proof=pool.shape.all_pages),
-        StagingInlet(staging, SlotAllocator(range(out, out + back)), window),
+        StagingInlet(staging, SlotAllocator(range(out, out + back))),
     )
 
 
