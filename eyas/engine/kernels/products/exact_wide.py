@@ -33,6 +33,7 @@ from eyas.engine.kernels.products.skinny_tiles import ProductShape, stretches_of
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
 _HEADS = 8  # of a row that a program of `rope_write` rotates
+_FEW_COLUMNS = 16  # of a weight that is one number of each row
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def matmul(
     """x . weight^T, added up in float32 from the beginning of k to its end, rounded once to `dtype`; in
     `out`, if it is given.
     """
-    if not launch.cublas or x.shape[0] <= MAX_ROWS:  # of few rows no one has asked cuBLAS
+    few = x.shape[0] <= MAX_ROWS or weight.shape[0] <= _FEW_COLUMNS
+    if few or not launch.cublas:  # of few rows or columns no one has asked cuBLAS
         return fold_matmul(x, weight, dtype, launch.compile_only, out)
     if dtype == x.dtype:
         return torch.mm(x, weight.t(), out=out)
