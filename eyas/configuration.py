@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.cluster.hub import model_folder
-from eyas.common.cluster.names import is_redis, is_unspecified, listed
+from eyas.common.cluster.names import is_redis, is_redis_url, is_unspecified, listed
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
@@ -81,6 +81,7 @@ def _tokenizer(args: argparse.Namespace) -> str | None:
 def _engine(args: argparse.Namespace) -> EngineConfig:
     """Makes an engine's configuration. Nothing is fetched from the hub until all flags are checked."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
+    _check_tiers(args)
     if args.device == "cpu" and args.transfer in table.BACKENDS and table.direct(args.transfer):
         reason = f"{args.transfer} goes from GPU to GPU (--device cuda)"
         raise ConfigError(f"--transfer: {reason}", param="transfer")
@@ -117,7 +118,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         lease_s=args.lease_s,
         host_cache_gb=args.host_cache_gb,
         disk_cache_dir=args.disk_cache_dir,
-        disk_cache_gb=args.disk_cache_gb,
+        disk_cache_gb=EngineConfig.disk_cache_gb if args.disk_cache_gb is None else args.disk_cache_gb,
         kv_store=args.kv_store,
         transfer=args.transfer,
         log_format=args.log_format,
@@ -137,6 +138,21 @@ def _draft_folder(args: argparse.Namespace) -> str | None:
 def _check_transfer(transfer: str, ranks: int) -> None:
     if reason := table.missing(transfer) or table.unfit(transfer, ranks):
         raise ConfigError(f"--transfer: {reason}", param="transfer")
+
+
+def _check_tiers(args: argparse.Namespace) -> None:
+    """Raises ConfigError for tiers that hold nothing, lead nowhere, or lack what is before them."""
+    through = "KV pages go there through the host's memory: give --host-cache-gb, too"
+    folder, store, most = args.disk_cache_dir, args.kv_store, args.disk_cache_gb
+    for flag, fault, wrong in (
+        ("disk-cache-dir", through, folder is not None and not args.host_cache_gb),
+        ("kv-store", through, store is not None and not args.host_cache_gb),
+        ("disk-cache-gb", "of no folder: give --disk-cache-dir, too", most is not None and folder is None),
+        ("disk-cache-gb", "0 GiB hold no page", most == 0),
+        ("kv-store", f"{store} is no redis://HOST:PORT/DB", store is not None and not is_redis_url(store)),
+    ):
+        if wrong:
+            raise ConfigError(f"--{flag}: {fault}", param=flag)
 
 
 def _check_private(transfer: str, tls_dir: str | None) -> None:

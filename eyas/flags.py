@@ -165,7 +165,6 @@ def _add_tiers(add: Callable[..., argparse.Action]) -> None:
     add(
         "--disk-cache-gb",
         type=amount,
-        default=engine.disk_cache_gb,
         metavar="N",
         help=f"GiB that it may have ({engine.disk_cache_gb:g})",
     )

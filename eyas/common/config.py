@@ -355,7 +355,8 @@ def _check_deterministic(config: EngineConfig) -> None:
 @dataclass(frozen=True)
 class KvEventsConfig:
     """Where a worker publishes what its prefix cache gets and loses: addresses as ZMQ has them. One with `*`,
-    or of ipc, is bound, another is dialled; `replay`, where subscribers ask for what they missed, is bound.
+    of no single host, or of ipc, is bound, another is dialled; `replay`, where subscribers ask for what they
+    missed, is bound.
     `topic`: None: made of the worker's address and the model.
     """
 

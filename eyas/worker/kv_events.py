@@ -17,6 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from eyas.common.cluster.names import is_unspecified
 from eyas.common.config import KvEventsConfig
 from eyas.common.errors import ConfigError
 from eyas.common.page_names import SHORT_BYTES, split, unpacked
@@ -84,6 +85,12 @@ def _hash(name: bytes) -> int:
     return int.from_bytes(name, "big")
 
 
+def _is_bound(address: str) -> bool:
+    """Whether it is of this machine: nobody else can be dialled there."""
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    return "*" in address or address.startswith("ipc://") or is_unspecified(host)
+
+
 class KvEventPublisher:
     """The sockets. `publish` never waits. Raises ConfigError, by flag, for an address that cannot be used."""
 
@@ -93,7 +100,7 @@ class KvEventPublisher:
         self._sockets = contextlib.ExitStack()
         self._stored: deque[tuple[int, bytes]] = deque()
         self._bytes = self._next = 0
-        bound = "*" in config.endpoint or config.endpoint.startswith("ipc://")
+        bound = _is_bound(config.endpoint)
         self._out = self._sockets.enter_context(self._context.socket(zmq.PUB))
         self._out.set(zmq.SNDHWM, MOST_SENT)
         self._answers: zmq.asyncio.Socket | None = None
@@ -109,6 +116,11 @@ class KvEventPublisher:
 
     @staticmethod
     def _use(flag: str, address: str, use: Callable[[str], object]) -> None:
+        port = address.rpartition(":")[2]
+        if (
+            address.startswith("tcp://") and port.isdigit() and int(port) > 65535
+        ):  # ZMQ takes its last 16 bits
+            raise ConfigError(f"--{flag}: {address} cannot be used: no port is {port}", param=flag)
         try:
             use(address)
         except zmq.ZMQError as error:

@@ -226,6 +226,7 @@ async def test_old_messages_make_room_and_questions_that_are_none_get_no_answer(
     [
         (KvEventsConfig("nonsense"), "kv-events"),
         (KvEventsConfig("tcp://*:none"), "kv-events"),
+        (KvEventsConfig("tcp://*:99999"), "kv-events"),
         (KvEventsConfig("ipc:///tmp/x", "tcp://nowhere.invalid:1"), "kv-events-replay"),
     ],
 )
@@ -234,6 +235,20 @@ def test_an_address_that_cannot_be_used_is_named(tmp_path: Path, config: KvEvent
         config = KvEventsConfig(f"ipc://{tmp_path}/out", config.replay)
     with pytest.raises(ConfigError, match=f"--{flag}: .* cannot be used: "):
         KvEventPublisher(config)
+
+
+def test_an_address_of_this_machine_is_bound() -> None:
+    """As one with `*` is: who dialled it would publish to nobody."""
+    publishers = []
+    try:
+        publishers.append(KvEventPublisher(KvEventsConfig("tcp://*:*")))
+        bound = publishers[0]._out.get(zmq.LAST_ENDPOINT).decode()
+        with pytest.raises(ConfigError, match="Address already in use"):
+            publishers.append(KvEventPublisher(KvEventsConfig(bound)))
+        assert bound.startswith("tcp://0.0.0.0:")
+    finally:
+        for publisher in publishers:
+            publisher.close()
 
 
 @pytest.mark.parametrize("flag", ["replay", "topic"])

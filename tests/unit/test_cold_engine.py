@@ -11,18 +11,21 @@ from pathlib import Path
 
 import pytest
 from loopback import Loopback, wait_all
+from test_cli_configs import parse
 
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.page_names import PageShape, named, salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.configuration import serve_config
 from eyas.engine.ipc.messages import HostCache
 from eyas.engine.kv import cold_tier
 from eyas.engine.kv.cold_tier import ColdTier
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.stores.disk import DiskStore
 from eyas.engine.kv.stores.shared import SharedStore
+from eyas.engine.loop import engine as engine_module
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling import host_loads
 from tests.rpc.redis_server import RedisServer
@@ -247,21 +250,51 @@ def test_the_nearest_store_is_asked_first(config: EngineConfig, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "flag", "says"),
+    ("flags", "says"),
     [
-        ({"disk_cache_dir": "pages"}, "disk-cache-dir", "give --host-cache-gb, too"),
-        ({"kv_store": "redis://127.0.0.1:1/0"}, "kv-store", "give --host-cache-gb, too"),
-        (
-            {"host_cache_gb": 0.05, "disk_cache_dir": "a", "disk_cache_gb": 0.0},
-            "disk-cache-gb",
-            "hold no page",
+        ("--disk-cache-dir pages", "--disk-cache-dir: KV pages go there through the host's memory"),
+        ("--kv-store redis://127.0.0.1:1/0", "--kv-store: KV pages go there through the host's memory"),
+        ("--disk-cache-gb 1", "--disk-cache-gb: of no folder: give --disk-cache-dir"),
+        ("--host-cache-gb 1 --disk-cache-dir a --disk-cache-gb 0", "--disk-cache-gb: 0 GiB hold no page"),
+        *(
+            (f"--host-cache-gb 1 --kv-store {url}", "--kv-store: .* is no redis://HOST:PORT/DB")
+            for url in (
+                "http://a",
+                "redis://",
+                "redis://:1/0",
+                "rediss://a:99999/0",
+                "redis://a:b",
+                "redis://a/b",
+            )
         ),
-        ({"host_cache_gb": 0.05, "kv_store": "http://a"}, "kv-store", "is no redis://HOST:PORT/DB"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_flag(
-    config: EngineConfig, changes: dict, flag: str, says: str
+def test_what_cannot_be_is_refused_by_its_flag(flags: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        serve_config(parse("serve", *flags.split()), GatewayConfig())
+    serve_config(
+        parse("serve", *"--host-cache-gb 1 --disk-cache-dir a --kv-store rediss://me:word@[::1]:7/3".split()),
+        GatewayConfig(),
+    )
+
+
+def test_what_came_back_is_not_slept_over(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=says) as refused:
-        Loopback(replace(config, **changes))
-    assert refused.value.param == flag
+    """An engine that does nothing else runs a sequence as soon as its pages are there."""
+    config = on_disk(config, tmp_path)
+    life(config, PROMPTS[:1])
+    cluster = Loopback(config)
+    engine = cluster.workers["alone"].engine
+    assert isinstance(engine, Engine)
+    try:
+        wait(lambda: engine._scheduler.host.tier._known > 0)
+        monkeypatch.setattr(engine_module, "IDLE_S", 5.0)
+        began = time.monotonic()
+        request = GenerationRequest("0", PROMPTS[0], SamplingParams(max_tokens=1, ignore_eos=True))
+        result = cluster.submit(request, split=False)
+        wait_all([result], 60)
+        assert next(entry.timings.cached_tokens for entry in result.entries if entry.timings) > 0
+        assert time.monotonic() - began < 4.0
+    finally:
+        cluster.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,3 +152,12 @@ def test_a_store_that_is_down_says_so() -> None:
     with pytest.raises(TransferFailed, match="the store gives no page"):
         got(store, KEYS[0])
     store.close()
+
+
+def test_a_folder_that_is_removed_comes_back(tmp_path: Path) -> None:
+    """And no other user of the machine reads it."""
+    store = DiskStore(tmp_path, "n", 1 << 20)
+    shutil.rmtree(store.folder)
+    assert store.put(KEYS[0], page(KEYS[0])) == WHOLE
+    assert got(store, KEYS[0]) == page(KEYS[0])
+    assert store.folder.stat().st_mode & 0o777 == 0o700

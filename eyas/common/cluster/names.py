@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from urllib.parse import urlsplit
 
 from eyas.common.errors import ConfigError
 
@@ -68,6 +69,16 @@ def listed(spec: str) -> list[str]:
 def is_redis(spec: str) -> bool:
     """Whether it names a Redis, into which workers write themselves."""
     return spec.partition(":")[0] in SCHEMES
+
+
+def is_redis_url(text: str) -> bool:
+    """Whether `text` is redis[s]://HOST, with or without a port, a user and a database's number."""
+    try:
+        url = urlsplit(text)
+        places = is_address(join(url.hostname or "", url.port or 1)) and url.port != 0
+    except ValueError:  # a port that is no number
+        return False
+    return url.scheme in SCHEMES and places and re.fullmatch(r"(/[0-9]*)?", url.path) is not None
 
 
 def checked_cluster(name: str) -> str:

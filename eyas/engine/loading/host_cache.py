@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from eyas.common.cluster.names import is_redis
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.memory import memory
@@ -31,19 +30,11 @@ def check_host_cache(config: EngineConfig) -> None:
     """Raises ConfigError if a tier is asked for and this engine, or the memory here, has none."""
     requested = config.host_cache_gb
     if not requested:
-        for flag, given in (("disk-cache-dir", config.disk_cache_dir), ("kv-store", config.kv_store)):
-            if given:
-                text = f"--{flag}: KV pages go there through the host's memory: give --{FLAG}, too"
-                raise ConfigError(text, param=flag)
         return
     if config.only_drafts:
         raise ConfigError(f"--{FLAG}: a draft worker has no prefix cache", param=FLAG)
     if config.tensor_parallel_size > 1:
         raise ConfigError(f"--{FLAG}: GPUs that share a model have no host tier", param=FLAG)
-    if config.kv_store is not None and not is_redis(config.kv_store):
-        raise ConfigError(f"--kv-store: {config.kv_store} is no redis://HOST:PORT/DB", param="kv-store")
-    if config.disk_cache_dir is not None and not config.disk_cache_gb:
-        raise ConfigError("--disk-cache-gb: 0 GiB hold no page", param="disk-cache-gb")
     there = memory()
     if requested > there.free_gib:
         has = f"the {there.holder} has {there.free_gib:.1f} GiB available: ask for less than that"

@@ -200,9 +200,7 @@ class Engine:
                 self._receive()
                 self._busy = self._loop.step()
                 self._requests.remember()
-                joins = self._requests.joins
-                self._look_after(time.monotonic())
-                self._busy |= self._requests.joins > joins  # what has joined is not slept over
+                self._busy |= self._look_after(time.monotonic())  # what can run now is not slept over
                 self._stopping |= self._requests.draining and not self._work()
                 self._tell()
         finally:
@@ -240,10 +238,12 @@ class Engine:
             self._drafts_came(down)
         self._link.send(self._drafting.outgoing())  # at once: it may be waited for
 
-    def _look_after(self, now: float) -> None:
-        """The host's pages, leases, copies, pulls, free slots and deadlines."""
+    def _look_after(self, now: float) -> bool:
+        """The host's pages, leases, copies, pulls, free slots and deadlines. True: a sequence can run now."""
+        joins, back = self._requests.joins, []
         if self._scheduler.host is not None:
-            for seq in self._scheduler.host.poll(now):
+            back = self._scheduler.host.poll(now)
+            for seq in back:
                 self._scheduler.enqueue(seq)
         for pulls in self._pulls:
             pulls.poll(now)
@@ -254,6 +254,7 @@ class Engine:
         self._parts.leases.poll(now)
         self._parts.stager.poll()
         self._flushes.poll(now)
+        return bool(back) or self._requests.joins > joins
 
     def _work(self) -> str:
         """The work that the engine still has, in words; empty: nothing."""

@@ -39,7 +39,7 @@ class DiskStore:
         self._looked = -LOOK_S
         self._numbers = itertools.count()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             probe = self._partial()
             probe.write_bytes(b"")
             probe.unlink()
@@ -59,6 +59,7 @@ class DiskStore:
             self._make_room(size)
         partial, path = self._partial(), self._path(key)
         try:
+            self._make_folder()  # someone may have removed it
             path.parent.mkdir(exist_ok=True)
             with open(partial, "xb", buffering=0) as file:
                 if os.writev(file.fileno(), [seal(key, parts), *parts]) != size:
@@ -97,6 +98,9 @@ class DiskStore:
 
     def close(self) -> None:
         """Files stay."""
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its reader can guess prompts
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()
