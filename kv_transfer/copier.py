@@ -49,7 +49,7 @@ class PageCopier:
 
     def submit(self, route: PeerRoute, job: CopyJob) -> None:
         """Begin a copy; exactly one `CopyResult` follows."""
-        lands = self._landing is not None and not route.backend.direct
+        lands = self._landing is not None and not route.source.direct
         whole = not lands and not route.source.is_staging
         size = len(job.dst_pages) if whole else self._window
         going = WindowedJob(route, job, size, lands, time.monotonic())

@@ -54,9 +54,11 @@ class PeerSource:
     """A peer's pool, opened by one backend, which subclasses this with what its copies need.
 
     `is_staging`: it is not the pool but slots beside it, which hold nothing until their owner is asked.
+    `direct`: what is read of it lands in our device's pool itself, not in the site's area.
     """
 
     is_staging: bool = False
+    direct: bool = False
 
     @property
     def current(self) -> bool:
@@ -122,8 +124,8 @@ class BackendSite:
 class TransferBackend(ABC):
     """One way for whole pages, of one pool. Called by the engine's loop only; no call blocks, but `close`.
 
-    `name` is the route's: exports, `--transfer`, timings and metrics show it. `direct`: its copies land in
-    the device's pool itself; the others' in host memory, the site's area.
+    `name` is the route's: exports, `--transfer`, timings and metrics show it. `direct`: it goes from GPU to
+    GPU, without host memory between them.
     """
 
     name: ClassVar[str]

@@ -82,6 +82,7 @@ class PeerRank(PeerSource):
     """The pool of one of the peer's ranks, by those of our ranks that take something of it."""
 
     views: tuple[_PeerView, ...]
+    direct = True
 
     @property
     def current(self) -> bool:

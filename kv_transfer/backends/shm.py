@@ -1,7 +1,10 @@
-"""`shm`: the peer's area is another process's file in shared memory, mapped here read-only.
+"""`shm`: the peer's area is another process's file in shared memory, mapped here.
 
 An area's file is created at its full size, never resized, and unlinked when its worker ends: so a mapping
 stays readable whatever becomes of the peer, and only the lease decides what its bytes are worth.
+
+Beside a device's pool that file is staging. Where ours is a GPU's as well, the slots are page-locked here
+too, and the GPU's copy engines take pages out of them straight into its pool: no processor copies a byte.
 """
 
 from __future__ import annotations
@@ -9,14 +12,18 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.wire.pool import Export
-from kv_transfer.area import Pages
-from kv_transfer.backends.base import BackendSite, BlockingBackend, CopyJob, PeerSource, copy_pages
+from kv_transfer.area import DeviceArea, Pages
+from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource, check_pages, copy_pages, runs
+from kv_transfer.backends.staged_reads import ReadingBackend
+from kv_transfer.copy_thread import CopyDone, CopyThread
+from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuDriver
 from kv_transfer.host_files import HostFile
 
 
@@ -27,6 +34,8 @@ class MappedArea(PeerSource):
     path: str
     inode: int  # not reused while it is mapped, so it names one incarnation of the area
     pages: Pages
+    is_staging: bool = False
+    direct: bool = False
 
     @property
     def current(self) -> bool:
@@ -36,32 +45,122 @@ class MappedArea(PeerSource):
             return False
 
 
-class ShmBackend(BlockingBackend):
+class ShmBackend(ReadingBackend):
     """Copies from files directly in `pool_dir`: a peer may name no other file of this machine."""
 
     name = "shm"
 
     def __init__(self, site: BackendSite) -> None:
-        super().__init__(site.area)
+        super().__init__(site)
         self._pool_dir = site.pool_dir
-        self._path = "" if site.devices else site.area.path  # no peer reads staging
+        self._thread: CopyThread[CopyJob] = CopyThread(self.name)
+        self._checksums: dict[tuple[int, int], int] = {}  # of proofs, by name, until they are asked for
+        self._pool = _LockedReads(site.devices[0]) if _reachable(site) else None
 
     def export(self, rank: int = 0) -> Export | None:
-        return HostFile.at(self._path).export() if self._path else None
+        if not self.area.path:
+            return None
+        export = HostFile.at(self.area.path).export()
+        return {**export, "staged": b"1"} if self.exports_staging else export
 
     def open(self, export: Export) -> PeerSource:
         """Opens the file only if it is the very one that the peer has (containers share names, not files)."""
-        path = HostFile.find(export, self._pool_dir).path
+        path, is_staging = HostFile.find(export, self._pool_dir).path, "staged" in export
+        direct = is_staging and self._pool is not None
         try:
-            return map_file(path, self.area.pages.shape[1])
+            area = map_file(
+                path, self.area.pages.shape[1], writable=direct
+            )  # (as the driver's lock needs it)
         except TransferFailed as error:
             raise ConfigError(error.message) from error
+        return MappedArea(area.path, area.inode, area.pages, is_staging, direct)
+
+    def checksum(self, proof: CopyJob) -> int:
+        return self._checksums.pop(proof.name)
+
+    def close(self, deadline: float) -> bool:
+        ended = self._thread.close(deadline)
+        if ended and self._pool is not None:
+            self._pool.close()
+        return ended
 
     def copy(self, source: PeerSource, job: CopyJob) -> int:
+        """Copies a job whose pages are places in the peer's area, and gives the bytes; on the thread."""
         assert isinstance(source, MappedArea)
         if not source.current:
             raise TransferFailed(f"the pool {source.path} is gone")
-        return copy_pages(job, source.pages, self.area.pages)
+        if source.direct:
+            assert self._pool is not None
+            moved, read_back = self._pool.copy(source, job), self._pool.checksum
+        else:
+            moved, read_back = copy_pages(job, source.pages, self.area.pages), self.area.checksum
+        if job.proof is not None:
+            self._checksums[job.name] = read_back(job.dst_pages[0])
+        return moved
+
+    def _read(self, source: PeerSource, job: CopyJob) -> None:
+        self._thread.submit(job, lambda: self.copy(source, job))
+
+    def _stop(self, job: CopyJob) -> None:
+        self._thread.cancel(job)
+
+    def _stopped(self) -> list[CopyDone[CopyJob]]:
+        return self._thread.finished()
+
+
+def _reachable(site: BackendSite) -> bool:
+    """Whether there is one device whose driver can copy into the pool. (Ranks have no staging.)"""
+    return len(site.devices) == 1 and site.devices[0].allocation is not None
+
+
+class _LockedReads:
+    """Copies from peers' staging into `pool` by its GPU. A file is page-locked from its first copy on, until
+    its owner is gone and another's is locked.
+    """
+
+    def __init__(self, pool: DeviceArea) -> None:
+        assert pool.allocation is not None
+        self._pool = pool
+        self._driver: GpuDriver = pool.allocation.driver
+        self._locked: dict[int, MappedArea] = {}  # by inode
+
+    def copy(self, source: MappedArea, job: CopyJob) -> int:
+        """Gives the bytes. Raises TransferFailed if the driver cannot lock or copy."""
+        size = self._pool.geometry.page_bytes
+        check_pages(job, len(source.pages))
+        try:
+            here = self._lock(source)
+            base = here.pages.ctypes.data
+            self._driver.copy(
+                [
+                    CopyBlock(base + src * size, self._pool.address + dst * size, count * size)
+                    for src, dst, count in runs(job.source.pages, job.dst_pages)
+                ]
+            )
+        except DriverError as error:
+            raise TransferFailed(f"the peer's staging cannot be read by the GPU: {error}") from None
+        return len(job.dst_pages) * size
+
+    def checksum(self, page: int) -> int:
+        """CRC-32 of a page of the pool."""
+        size = self._pool.geometry.page_bytes
+        return zlib.crc32(self._driver.read(self._pool.address + page * size, size))
+
+    def close(self) -> None:
+        """Unlocks all."""
+        for area in self._locked.values():
+            self._driver.unregister(area.pages.ctypes.data)
+        self._locked.clear()
+
+    def _lock(self, source: MappedArea) -> MappedArea:
+        """The mapping of the source's file that is locked: that of its first copy."""
+        if source.inode not in self._locked:
+            for area in [area for area in self._locked.values() if not area.current]:
+                self._driver.unregister(area.pages.ctypes.data)
+                del self._locked[area.inode]
+            self._driver.register(source.pages.ctypes.data, source.pages.nbytes)
+            self._locked[source.inode] = source
+        return self._locked[source.inode]
 
 
 def map_file(path: str, page_bytes: int, *, writable: bool = False) -> MappedArea:

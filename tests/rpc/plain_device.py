@@ -20,6 +20,7 @@ class Neighbour(PeerSource):
     """A pool of this process."""
 
     pages: Pages
+    direct = True
 
 
 def pages_of(device: DeviceArea) -> Pages:

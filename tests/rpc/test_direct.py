@@ -76,7 +76,7 @@ async def test_a_direct_way_that_brings_other_bytes_proves_nothing(
     add(monkeypatch, "OffByOne")
     async with pair(config, tmp_path, "auto") as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
-        assert await decode.tokens() == (expected, "tcp")
+        assert await decode.tokens() == (expected, "shm")
 
 
 async def test_draft_pages_come_the_same_way(
@@ -114,7 +114,7 @@ async def test_what_each_pool_offers(
     pretend(monkeypatch)
     add(monkeypatch, "MemoryBackend")
     async with real_worker(config, *Role, pool_dir=str(tmp_path)) as w:
-        assert exports(w) == {"memory", "tcp", "grpc"}, "no other process can map plain memory"
+        assert exports(w) == {"memory", "shm", "tcp", "grpc"}, "no other process can map plain memory"
         assert w.engine._parts.ready.staged
         assert len(list(tmp_path.glob("*t"))) == 2, "all roles: pages may leave and come"
         pool = w.engine._parts.pools[0]

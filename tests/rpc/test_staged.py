@@ -63,7 +63,13 @@ def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "path"), [("auto", "tcp"), pytest.param("grpc", "grpc", marks=pytest.mark.slow), ("nixl", "nixl")]
+    ("by", "path"),
+    [
+        ("auto", "shm"),
+        pytest.param("tcp", "tcp", marks=pytest.mark.slow),
+        pytest.param("grpc", "grpc", marks=pytest.mark.slow),
+        ("nixl", "nixl"),
+    ],
 )
 async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, played: Played, by: str, path: str
@@ -184,7 +190,7 @@ async def test_draft_pages_pass_through_staging_too(
 
         def remember(owner: Any, arrival: Any) -> None:
             pages = d.engine._parts.runner.pool.tensor[arrival.pages]
-            assert arrival.path == "tcp"
+            assert arrival.path == "shm"
             pulled.append(pages.numpy().tobytes())
             arrived(owner, arrival)
 
@@ -207,7 +213,7 @@ async def test_a_worker_that_decodes_and_drafts_goes_on_with_the_drafts_of_prefi
     roles = (Role.DECODE, Role.DRAFT)
     async with pair(config, tmp_path, "auto", *roles) as (a, b), decoding(b) as decode:
         decode.attach(request(0), await prefill(a, request(0), draft=True))
-        assert await decode.tokens() == (expected[0], "tcp")
+        assert await decode.tokens() == (expected[0], "shm")
         await b.idle()
         await a.idle()
         theirs, ours = draft_pages(a), draft_pages(b)

@@ -65,6 +65,10 @@ class HandBackend(TransferBackend):
         self.over.append(CopyResult(job, self.name, 7 * len(job.dst_pages), 0.5, error))
 
 
+class IntoPool(PeerSource):
+    direct = True
+
+
 class DirectHand(HandBackend):
     """The same, straight into the device's pool."""
 
@@ -166,7 +170,7 @@ def test_pulls_take_turns(landing: Landing) -> None:
 
 def test_pages_of_a_peers_staging_come_in_windows_without_slots_of_ours(landing: Landing) -> None:
     """Three at once for each job; a way that leads to the peer's pool itself takes the whole job."""
-    staging = PeerSource()
+    staging = IntoPool()
     staging.is_staging = True
     asked = job(0, tuple(range(60, 69)), tuple(range(9)))
     landing.copier.submit(PeerRoute(landing.direct, staging), asked)
@@ -276,10 +280,8 @@ def test_a_proof_ends_in_its_slot(landing: Landing) -> None:
 
 def test_a_direct_way_takes_pages_of_the_pool_and_no_slots(landing: Landing) -> None:
     """All at once; beside a staged copy; and its proof is judged where it landed."""
-    direct, asked = (
-        PeerRoute(landing.direct, PeerSource()),
-        job(0, tuple(range(60, 72)), tuple(range(12)), pull=2),
-    )
+    direct = PeerRoute(landing.direct, IntoPool())
+    asked = job(0, tuple(range(60, 72)), tuple(range(12)), pull=2)
     landing.submit(job(0, (80,), (20,)))
     landing.copier.submit(direct, asked)
     assert landing.direct.running[0].dst_pages == asked.dst_pages and landing.slots.free == 5

@@ -265,7 +265,7 @@ def test_the_checksum_is_that_of_the_page_which_came(ends: Ends) -> None:
     assert [ends.backend.checksum(one) for one in (proof, other)] == [ends.owner.checksum(n) for n in (7, 8)]
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("cuda_ipc", "nixl", "tcp")])
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("cuda_ipc", "shm", "nixl", "tcp")])
 def test_staging_beside_a_device_is_told_to_nobody(name: str) -> None:
     """Its slots are no pages of the pool: only what asks the owner first leads to those."""
     ends = Ends(name)
