@@ -281,6 +281,19 @@ def test_what_is_being_loaded_is_not_dropped() -> None:
     assert (plain.found(plain.text(1, 2)), plain.found(plain.text(2, 2))) == (0, 2)
 
 
+def test_a_tier_that_is_larger_than_the_pool_copies_what_falls_idle() -> None:
+    plain = Plain(pages=12, slots=13)
+    for number in range(2):
+        pages = plain.pool.take(2)
+        plain.cache.insert(plain.text(number, 2), pages, 2 * SIZE)
+        plain.pool.drop(pages)
+        plain.tier.poll()
+        assert plain.pool.free >= 8 and plain.memory.jobs[-1].sources == pages
+        plain.memory.finish_all()
+        plain.tier.poll()
+    assert plain.tier.cached_pages == 4 and not plain.memory.jobs
+
+
 def test_pages_are_copied_only_when_free_ones_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.engine.kv.host_tier.AHEAD", 4)
     plain = Plain(pages=12, slots=12)

@@ -2,8 +2,9 @@
 
 A page is copied while it is still in the cache, idle and among the next to be evicted, so nothing waits for a
 copy. One that is evicted before its copy has ended is lost to the tier. A full tier drops the page that left,
-or was wanted, longest ago. Where pages go on from here (`on_saved`), each is copied as soon as it is idle: it
-shall be there when this worker is not.
+or was wanted, longest ago. A tier that is larger than the pool copies each page as soon as it is idle: under
+load few are idle, and those not for long. So it is where pages go on from here (`on_saved`): each shall be
+there when this worker is not.
 """
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ class HostTier:
         self._free += range(self._known, self.memory.ready)
         self._known = self.memory.ready
         turnover = self._cache.turnover - self._seen
-        if self.on_saved is not None and turnover:
+        early = self.on_saved is not None or self._known > self._pool.num_pages
+        if early and turnover:
             self._seen = self._cache.turnover
             self._save(self._cache.last_in(min(turnover, MOST_IDLE, self._known)))
         elif self._pool.free < self._ahead and turnover >= min(self._ahead // 4, BATCH * 4):
