@@ -1,0 +1,80 @@
+"""A row's near ties between experts of transformers' LFM2, decided the other way.
+
+Of a tie that is closer than rounding each precision takes what its own prefers, and is right. So a token that
+is none of the best by float32 may still be right: if it is by float32 with one near tie of its row, or of the
+rows that the convolution reads with it, decided the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+TIE = 0.02  # of the standard deviation of a row's merits
+BEFORE = 2  # rows that a convolution reads beside its own
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A router, and a row of which the last expert that it takes is hardly better than the next one."""
+
+    router: Any
+    row: int
+
+
+@contextmanager
+def ties_seen(model: Any) -> Iterator[list[Tie]]:
+    """Within it, what `model` computes fills the list."""
+    found: list[Tie] = []
+
+    def see(router: Any, given: Any, result: Any) -> None:
+        merits = _merits(result[0], given)
+        best = merits.topk(router.top_k + 1).values
+        near = (best[:, -2] - best[:, -1]) / merits.std(1) <= TIE
+        found.extend(Tie(router, row) for row in near.nonzero()[:, 0].tolist())
+
+    hooks = [each.register_forward_hook(see) for each in routers(model)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def turned(tie: Tie) -> Iterator[None]:
+    """Within it, the tie is decided the other way."""
+    hook = tie.router.register_forward_hook(partial(_turn, tie.row))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def routers(model: Any) -> list[Any]:
+    """Those of all layers that have experts."""
+    return [each for each in model.modules() if type(each).__name__ == "Lfm2MoeTopKRouter"]
+
+
+def near(ties: list[Tie], row: int) -> list[Tie]:
+    """Those that a row's logits may hang on."""
+    return [tie for tie in ties if row - BEFORE <= tie.row <= row]
+
+
+def _merits(logits: torch.Tensor, given: Any) -> torch.Tensor:
+    bias: torch.Tensor = given[1]
+    return logits.sigmoid() + bias
+
+
+def _turn(row: int, router: Any, given: Any, result: Any) -> Any:
+    logits, weights, experts = (each.clone() for each in result)
+    taken = _merits(logits, given)[row].topk(router.top_k + 1).indices
+    experts[row] = torch.cat((taken[:-2], taken[-1:]))
+    shares = logits[row].sigmoid()[experts[row]]
+    weights[row] = shares / (shares.sum() + 1e-6) * router.routed_scaling_factor
+    return logits, weights.to(result[1].dtype), experts
