@@ -3,7 +3,8 @@
 Random models of real proportions, a few layers deep. Two prompts go the wide way in one step, then both
 sequences the narrow way, a row at a time, along the tokens of the reference. A greedy token is right if the
 reference gives no other a logit higher by more than `SLACK`. In bfloat16 routers decide near ties otherwise:
-there rows follow the experts of the same kernels in float32 (`followed_experts`).
+there rows follow the experts of the same kernels in float32 (`followed_experts`). Families share most
+of their kernels: `python -m tests.gpu.warm_families` compiles each once for all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.common.config import resolve_engine
+from eyas.common.config import EngineConfig, resolve_engine
+from eyas.common.machine import gpus
 from eyas.engine.attention.device import chunk_tile_rows, row_attention
 from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
@@ -101,8 +103,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": WINDOWED,
     "granite": {},
     "ministral3": {"rope_parameters": TEMPERED},
+    "glm": {},
     "glm4": {},
     "hunyuan": {},
+    "cohere": {},
     "cohere2": WINDOWED,
     "nemotron": {},
     "apertus": {},
@@ -124,6 +128,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": GROUPED,
     "glm4_moe_lite": GROUPED | LATENTS,
     "mistral4": GROUPED | LATENTS | {"head_dim": 96},
+    "deepseek_v2_lite": GROUPED | LATENTS | {"q_lora_rank": None},
+    "deepseek_v3": GROUPED | LATENTS | {"n_group": 4, "topk_group": 2},
+    "dots1": GROUPED | WINDOWED,
+    "ernie4_5_moe": EXPERTS | {"moe_k": 2, "moe_num_experts": 8},
+    "llama4": {"intermediate_size": 512, "intermediate_size_mlp": 2816, "attention_chunk_size": WINDOW},
     "gpt_oss": {"num_experts_per_tok": 2, "intermediate_size": 512, "sliding_window": WINDOW},
     "granite_moe": {"num_experts_per_tok": 2, "intermediate_size": 512},
     "hunyuan_moe": {"moe_topk": 2, "intermediate_size": 512},
@@ -134,6 +143,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 512},
     "qwen3_moe": EXPERTS,
 }
+
+
+def sizes_of(family: str) -> dict[str, Any]:
+    """What stands in a sample's configuration here."""
+    return SIZES | FAMILIES[family]
 
 
 @dataclass(frozen=True)
@@ -147,7 +161,7 @@ class Reference:
     @classmethod
     def of(cls, folder: Path, family: str, device: str = "cuda", **sizes: Any) -> Reference:
         """Its greedy answers are appended to the prompts."""
-        changes = SIZES | FAMILIES[family] | sizes
+        changes = sizes_of(family) | sizes
         model = write_family(folder, family, std=changes["hidden_size"] ** -0.5, **changes)
         if family.startswith("gemma4"):
             _scale_scores(model)
@@ -248,11 +262,16 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def _warmup(folder: Path, dtype: str) -> KernelWarmup:
     """Of an engine without graphs, whose steps have the shapes of those here."""
+    recipe, config = "eyas.engine.loading.recipe:launches", engine_of(folder, dtype)
+    return KernelWarmup(recipe, (config,), gpus.capability("cuda"), processes=2)
+
+
+def engine_of(folder: Path, dtype: str, load_format: str = "auto") -> EngineConfig:
+    """The configuration of that engine."""
     asked = {"model": str(folder), "draft": None, "dtype": dtype, "context_length": 1024}
+    asked["load_format"] = load_format
     asked |= {"max_running": 4, "chunk_tokens": sum(PROMPTS), "mixed_tokens": 0, "cuda_graph_max_bs": 0}
-    config = resolve_engine("cuda", prefill_attention_backend="triton", **asked)
-    major, minor = torch.cuda.get_device_capability()
-    return KernelWarmup("eyas.engine.loading.recipe:launches", (config,), 10 * major + minor, processes=2)
+    return resolve_engine("cuda", prefill_attention_backend="triton", **asked)
 
 
 @pytest.mark.parametrize("dtype", SLACK)

@@ -13,7 +13,7 @@ from tests.unit.dense_families import DENSE, EYES
 from tests.unit.expert_families import WITH_EXPERTS
 from tests.unit.family_sample import SIZES, VOCAB, WINDOW, Sample
 
-__all__ = ["SAMPLES", "SIZES", "VOCAB", "WINDOW", "Sample", "write_family"]
+__all__ = ["SAMPLES", "SIZES", "VOCAB", "WINDOW", "Sample", "family_config", "write_family"]
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
@@ -163,18 +163,7 @@ def write_family(folder: Path, name: str, *, std: float = 0.2, **changes: Any) -
 
     `std`: the standard deviation of all weights.
     """
-    sample = SAMPLES[name]
-    sizes = copy.deepcopy(SIZES | sample.changes | changes)  # transformers writes into what it reads
-    sizes = {name: size for name, size in sizes.items() if name not in sample.without}
-    if sample.config == "Gemma3Config":
-        config = transformers.Gemma3Config(text_config=sizes, vision_config=SEEING, mm_tokens_per_image=4)
-    elif sample.model.endswith("ForConditionalGeneration"):
-        tied = sizes.get("tie_word_embeddings", False)
-        config = getattr(transformers, sample.config)(
-            text_config=sizes, vision_config=dict(EYES), tie_word_embeddings=tied
-        )
-    else:
-        config = getattr(transformers, sample.config)(**sizes)
+    sample, config = SAMPLES[name], family_config(name, **changes)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = getattr(transformers, sample.model)(config).eval()
@@ -188,3 +177,17 @@ def write_family(folder: Path, name: str, *, std: float = 0.2, **changes: Any) -
                 bias.uniform_(0.7, 1.4)
     model.save_pretrained(folder)
     return model
+
+
+def family_config(name: str, **changes: Any) -> Any:
+    """transformers' configuration of the sample, with `changes`."""
+    sample = SAMPLES[name]
+    sizes = copy.deepcopy(SIZES | sample.changes | changes)  # transformers writes into what it reads
+    sizes = {name: size for name, size in sizes.items() if name not in sample.without}
+    if sample.config == "Gemma3Config":
+        return transformers.Gemma3Config(text_config=sizes, vision_config=SEEING, mm_tokens_per_image=4)
+    configured = getattr(transformers, sample.config)
+    if not sample.model.endswith("ForConditionalGeneration"):
+        return configured(**sizes)
+    tied = sizes.get("tie_word_embeddings", False)
+    return configured(text_config=sizes, vision_config=dict(EYES), tie_word_embeddings=tied)

@@ -1,0 +1,61 @@
+"""Compiles the kernels of every family of `test_models_on_gpu`, each once, by all cores.
+
+    python -m tests.gpu.warm_families [FAMILY ...] && pytest -n 8 tests/gpu/test_models_on_gpu.py -k bfloat16
+
+Without it each family's test compiles its own, and most are another one's too. A test in bfloat16 has the
+one in float32 before it, so that half of them are all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from eyas.common.machine import gpus
+from eyas.engine.kernels.launch.warm import KernelWarmup
+from eyas.engine.loading import recipe
+from tests.gpu.test_models_on_gpu import EXPERTS, FAMILIES, SLACK, engine_of, sizes_of
+from tests.unit.families import SAMPLES, family_config
+
+
+def launches(folder: str, families: list[str]) -> None:
+    """Every launch of these families' tests: a recipe of `eyas.engine.kernels.launch.warm`."""
+    for family in families:
+        model = Path(folder) / family
+        config = family_config(family, **sizes_of(family))
+        config.architectures = [SAMPLES[family].model]
+        config.save_pretrained(model)
+        for dtype in SLACK:
+            recipe.launches(engine_of(model, dtype, "dummy"))
+
+
+def shares(families: list[str]) -> list[list[str]]:
+    """Those with experts, and the others: they have few kernels in common."""
+    named = {*EXPERTS, "top_k_experts", "moe_topk", "attention_chunk_size"}
+    routed = [family for family in families if sizes_of(family).keys() & named]
+    return [share for share in (routed, [each for each in families if each not in routed]) if share]
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="(all)")
+    families = parser.parse_args().families or list(FAMILIES)
+    began, parts = time.monotonic(), shares(families)
+    with tempfile.TemporaryDirectory() as folder:
+        cores, capability = max((os.cpu_count() or 1) // len(parts), 1), gpus.capability("cuda")
+        made = f"{__spec__.name}:launches"
+        warmups = [KernelWarmup(made, (folder, part), capability, cores) for part in parts]
+        with ThreadPoolExecutor(len(warmups)) as pool:
+            kernels = sum(report.kernels for report in pool.map(KernelWarmup.wait, warmups))
+    print(f"{kernels} kernels of {len(families)} families in {time.monotonic() - began:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
