@@ -23,6 +23,10 @@ WINDOW_BYTES = 32 << 20
 """The bytes of a window of staged pages: enough that a step between two windows does not show."""
 
 
+PROBE_WINDOWS = 8
+"""Of proof pages, at most, in a copy that measures a way: some are on their way at once, see `windows`."""
+
+
 class PageMeaning(msgspec.Struct, frozen=True):
     """Everything that gives a page's bytes their meaning.
 

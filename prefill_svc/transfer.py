@@ -40,7 +40,7 @@ from eyas.engine.ipc.transfer_messages import (
 )
 from kv_transfer.area import Pages
 from kv_transfer.backends.stream import chunks
-from kv_transfer.layout import window_pages
+from kv_transfer.layout import PROBE_WINDOWS, window_pages
 from kv_transfer.windows import AT_ONCE
 from protos import transfer_pb2, transfer_pb2_grpc
 
@@ -241,7 +241,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         info = self._info(group)
         if request.epoch != info.epoch or set(request.pages) != {info.geometry.pages}:
             raise InvalidRequest("pages without a handle may be the proof page only", param="pages")
-        if len(request.pages) > (most := window_pages(info.geometry.page_bytes)):
+        if len(request.pages) > (most := PROBE_WINDOWS * window_pages(info.geometry.page_bytes)):
             raise InvalidRequest(f"pages may name the proof page {most} times at most", param="pages")
 
     async def _bytes(self, group: KvKind, handle: int, pages: Sequence[int]) -> AsyncGenerator[bytes, None]:

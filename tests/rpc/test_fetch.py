@@ -23,7 +23,7 @@ from eyas.common.wire.transfer import TransferClient, WatchReady
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.transfer_messages import WatchUpdate
 from kv_transfer.backends import stream
-from kv_transfer.layout import window_pages
+from kv_transfer.layout import PROBE_WINDOWS, window_pages
 from prefill_svc import transfer
 from protos import transfer_pb2
 
@@ -279,9 +279,9 @@ async def test_a_fetch_reaches_the_pages_of_the_handle_it_watches_and_no_others(
             for asked in (0, pages[0], 127, 129):
                 with pytest.raises(InvalidRequest, match="the proof page only"):
                     await proof_page(owner, handle, asked)
-            most = window_pages(PAGE_BYTES)
-            many = [data async for data in owner.fetch_proof(handle.group, handle.epoch, [128] * most)]
-            assert sum(map(len, many)) == most * PAGE_BYTES
+            window, most = window_pages(PAGE_BYTES), PROBE_WINDOWS * window_pages(PAGE_BYTES)
+            many = [data async for data in owner.fetch_proof(handle.group, handle.epoch, [128] * window)]
+            assert sum(map(len, many)) == window * PAGE_BYTES
             with pytest.raises(InvalidRequest, match="times at most"):
                 _ = [data async for data in owner.fetch_proof(handle.group, handle.epoch, [128] * (most + 1))]
             with pytest.raises(InvalidRequest, match="the proof page only"):

@@ -21,7 +21,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from kv_transfer.backends.base import CopyJob, CopyResult
 from kv_transfer.copier import PageCopier
-from kv_transfer.layout import window_pages
+from kv_transfer.layout import PROBE_WINDOWS, window_pages
 from kv_transfer.peers import KvPeers, PeerPages, PeerRoutes
 
 SINGLES = 5  # copies of one page
@@ -47,6 +47,7 @@ class _RunningProbe:
     singles: list[float] = field(default_factory=list)  # seconds
     bytes: int = 0  # of copies of many pages
     seconds: float = 0.0
+    most: int = 1  # pages of a copy that should come within BATCH_S
     error: EyasError | None = None
     over: bool = False
     reported: bool = False
@@ -73,9 +74,11 @@ class _RunningProbe:
                 self.first = self.first or now
                 self.path = result.path
                 self.singles.append(result.seconds)
+                self.most = max(1, int(BATCH_S / max(statistics.median(self.singles), 1e-9)))
             else:
                 self.bytes += result.bytes
                 self.seconds += result.seconds
+                self.most *= 2 if result.seconds < BATCH_S / 2 else 1
             self.next(now)
 
     def sweep(self, now: float) -> None:
@@ -99,9 +102,7 @@ class _RunningProbe:
 
     def _count(self) -> int:
         """Pages of the next copy: all, unless the way is slow."""
-        if len(self.singles) < SINGLES:
-            return 1
-        return max(1, int(BATCH_S / max(statistics.median(self.singles), 1e-9)))
+        return 1 if len(self.singles) < SINGLES else self.most
 
 
 @dataclass
@@ -124,7 +125,8 @@ class LinkProber:
         """One `LinkProbed` follows. Pages are taken from `pool`, which may cost `cache` its oldest ones."""
         peer = self.peers.meet(command.worker, command.group, command.pool)
         theirs = peer.pages(command.group, command.rank)
-        pages = [] if self.active else spare(pool, cache, window_pages(command.pool.geometry.page_bytes))
+        most = PROBE_WINDOWS * window_pages(command.pool.geometry.page_bytes)
+        pages = [] if self.active else spare(pool, cache, most)
         if not pages:
             error = "another link is being measured" if self.active else "no pages are free to copy into"
             self._refuse(command, Overloaded(error))
