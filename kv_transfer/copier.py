@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+import zlib
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +18,7 @@ from functools import partial
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.backends.base import CopyJob, CopyResult, TransferBackend
 from kv_transfer.peers import PeerRoute
-from kv_transfer.windows import LandingSlots, PullTurns, WindowedJob
+from kv_transfer.windows import LandingSlots, PullTurns, WindowedJob, cut
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,13 @@ class PageCopier:
         """Begin a copy; exactly one `CopyResult` follows."""
         lands = self._landing is not None and not route.source.direct
         whole = not lands and not route.source.is_staging
-        size = len(job.dst_pages) if whole else self._window
-        going = WindowedJob(route, job, size, lands, time.monotonic())
+        windows = deque([job] if whole else cut(route, job, self._window))
+        going = WindowedJob(route, job, windows, lands, time.monotonic())
         self._jobs.append(going)
         if lands:
             self._turns.add(going)
+        if not going.left:  # of replicas, those of another rank come here
+            self._settle(going)
         self._begin()
 
     def cancel(self, pull: int) -> None:
@@ -80,7 +84,7 @@ class PageCopier:
             result = self._judged(window, result)
             then = partial(self._stopped, result)
             if self._landing is not None and result.ok and window.slots and window.copy.proof is None:
-                self._landing.copy_in(window.slots, window.pages, then)
+                self._landing.copy_in(window.slots, window.pages, then, window.copy.part.target)
             else:
                 then(result.error)  # (a proof has proven all by being in its slot)
         if self._landing is not None:
@@ -119,6 +123,9 @@ class PageCopier:
     def _stopped(self, result: CopyResult, error: EyasError | None) -> None:
         window = self._windows.pop(result.job.number)
         if self._landing is not None:
+            if window.copy.proof is not None and window.copy.part.width and error is None:
+                piece = self._landing.part(window.slots[0], window.copy.part.width)
+                window.of.pieces.append((piece, window.copy.part.source))
             self._landing.give(window.slots)
         window.of.stopped(result, error)
         self._settle(window.of)
@@ -129,12 +136,21 @@ class PageCopier:
             self._jobs.remove(going)
             if going.lands:
                 self._turns.drop(going)
+            if going.pieces and going.error is None:
+                going.error = self._judged_pieces(going)
             self._over.append(going.result(time.monotonic()))
 
     def _judged(self, window: _RunningWindow, result: CopyResult) -> CopyResult:
-        """A proof that came, but with other bytes, proves nothing."""
+        """A proof that came, but with other bytes, proves nothing. Parts of one are judged together."""
         proof, backend = window.copy.proof, window.of.route.backend
-        if proof is None or not result.ok or backend.checksum(window.copy) == proof:
+        if proof is None or window.copy.part.width or not result.ok or backend.checksum(window.copy) == proof:
             return result
         error = TransferFailed(f"{result.path} brought other bytes than the owner has")
         return dataclasses.replace(result, error=error)
+
+    def _judged_pieces(self, going: WindowedJob) -> EyasError | None:
+        """Why the parts of a proof page prove nothing; None: together they are the page."""
+        assert self._landing is not None
+        if zlib.crc32(self._landing.joined(going.pieces)) == going.job.proof:
+            return None
+        return TransferFailed(f"{going.route.backend.name} brought other bytes than the owner has")

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from eyas.common.errors import ConfigError
-from eyas.common.types import KvKind
-from eyas.common.wire.pool import PoolInfo
+from eyas.common.types import ALL_OF_RANK_0, KvKind, PageShare
+from eyas.common.wire.pool import PoolGeometry, PoolInfo
 
-PROTOCOL = 5  # raised whenever pages, handles or the rules of a lease change their meaning
+PROTOCOL = 6  # raised whenever pages, handles or the rules of a lease change their meaning
 
 WINDOW_BYTES = 32 << 20
 """The bytes of a window of staged pages: enough that a step between two windows does not show."""
@@ -124,3 +124,48 @@ def replicas(peer_rank: int, peer_ranks: int, heads: int, our_ranks: int) -> lis
     return [
         HeadShare(rank, 0, 0, heads) for rank in range(our_ranks) if rank % max(peer_ranks, 1) == peer_rank
     ]
+
+
+@dataclass(frozen=True)
+class PagePart:
+    """What one of our ranks takes of every page of a peer's rank: `source` there, `target` here.
+
+    `width`: bytes of each page that come; 0: whole pages do. `window`: the most pages that pass through
+    staging together, at both ends.
+    """
+
+    source: PageShare = ALL_OF_RANK_0
+    target: PageShare = ALL_OF_RANK_0
+    width: int = 0
+    window: int = WINDOW_BYTES
+
+
+WHOLE = PagePart()
+"""Pages of one rank, as they are."""
+
+
+@dataclass(frozen=True)
+class RankPools:
+    """Our pools of a group: `ranks` of one `geometry`. `divides`: some heads of a page can come alone."""
+
+    geometry: PoolGeometry
+    ranks: int = 1
+    divides: bool = False
+
+    def parts(self, theirs: PoolInfo, rank: int) -> tuple[PagePart, ...]:
+        """Returns what our ranks take of one rank of a peer that is compatible. There may be nothing."""
+        peer, ours = theirs.geometry, self.geometry
+        if ours.replicated:
+            taken = replicas(rank, len(theirs.ranks), ours.kv_heads, self.ranks)
+        else:
+            taken = shares(rank, peer.kv_heads, ours.kv_heads, self.ranks)
+        return tuple(self._part(peer, rank, share) for share in taken)
+
+    def _part(self, peer: PoolGeometry, rank: int, share: HeadShare) -> PagePart:
+        ours = self.geometry
+        window = window_pages(max(peer.page_bytes, ours.page_bytes))
+        if share.heads == peer.kv_heads == ours.kv_heads:
+            return PagePart(PageShare(rank), PageShare(share.rank), window=window)
+        source = PageShare(rank, share.theirs, share.heads)
+        target = PageShare(share.rank, share.ours, share.heads)
+        return PagePart(source, target, ours.part_bytes(share.heads), window)

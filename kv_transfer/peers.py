@@ -21,6 +21,7 @@ from eyas.common.types import KvHandle, KvKind
 from eyas.common.wire.pool import PoolInfo, RankPool
 from kv_transfer.backends.base import PeerSource, TransferBackend
 from kv_transfer.backends.table import AUTO, BACKENDS, missing
+from kv_transfer.layout import WHOLE, PagePart, RankPools
 from kv_transfer.lease_board import LeaseBoardView
 
 MOST_PEERS = 1024
@@ -30,10 +31,11 @@ _log = logging.getLogger("eyas.pulls")
 
 @dataclass(frozen=True)
 class PeerRoute:
-    """One backend's way to one peer's area."""
+    """One backend's way to one peer's area. `parts`: what our ranks take of its pages by it."""
 
     backend: TransferBackend
     source: PeerSource
+    parts: tuple[PagePart, ...] = (WHOLE,)
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,11 @@ class KvPeers:
 
 class PeerRoutes:
     """The backends that may be taken to the pages of one group. `backends`: by name, the best first.
-    `transfer`: auto, or the one that may be taken.
+    `transfer`: auto, or the one that may be taken. `ours`: the pools that pages come to.
     """
 
-    def __init__(self, backends: Mapping[str, TransferBackend], transfer: str) -> None:
+    def __init__(self, backends: Mapping[str, TransferBackend], transfer: str, ours: RankPools) -> None:
+        self._ours = ours
         self._backends = [b for name, b in backends.items() if transfer in (AUTO, name)]
         self._transfer = transfer
 
@@ -164,7 +167,7 @@ class PeerRoutes:
 
     def search(self, pages: PeerPages) -> RouteSearch:
         """A new search for a way to `pages`, through all backends that may be taken."""
-        return RouteSearch(pages, list(self._backends), self._transfer)
+        return RouteSearch(pages, list(self._backends), self._transfer, self._ours)
 
     def _obstacle(self, name: str, refusals: Mapping[str, EyasError]) -> str:
         if name in refusals:
@@ -179,6 +182,7 @@ class RouteSearch:
     pages: PeerPages
     left: list[TransferBackend]
     transfer: str
+    ours: RankPools
     refusals: dict[str, EyasError] = field(default_factory=dict)
 
     def next(self) -> PeerRoute:
@@ -189,10 +193,23 @@ class RouteSearch:
             try:
                 if backend.name not in exports:
                     raise ConfigError(f"worker {self.pages.worker} does not offer its KV by {backend.name}")
-                return PeerRoute(backend, backend.open(exports[backend.name]))
+                return self._route(backend, backend.open(exports[backend.name]))
             except EyasError as error:
                 self.refuse(backend.name, error)
         raise self._verdict()
+
+    def _route(self, backend: TransferBackend, source: PeerSource) -> PeerRoute:
+        """Raises ConfigError where only whole pages come this way, and ours are others."""
+        if backend.direct:
+            return PeerRoute(backend, source)
+        parts = self.ours.parts(self.pages.info, self.pages.rank)
+        here, there = self.ours.ranks, len(self.pages.info.ranks)
+        if any(part.width for part in parts) and not (self.ours.divides and source.divides):
+            text = (
+                f"pages are of {there} ranks there and of {here} here, and one of the two lets whole ones go"
+            )
+            raise ConfigError(f"{text}, by {backend.name}")
+        return PeerRoute(backend, source, parts)
 
     def prove(self, route: PeerRoute) -> None:
         """The proof page came this way."""

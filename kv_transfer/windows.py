@@ -7,17 +7,21 @@ ours. Where slots are short, pulls take turns, so that a long prompt delays no o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from eyas.common.errors import EyasError
-from eyas.common.types import RankPages
+from eyas.common.types import PageShare, RankPages
 from kv_transfer.backends.base import CopyJob, CopyResult
 from kv_transfer.copy_thread import Then
 from kv_transfer.peers import PeerRoute
 
 AT_ONCE = 3
+
+PagePiece: TypeAlias = tuple[bytes, PageShare]
+"""Some heads of a page, and which of the peer's rank they are."""
 
 
 class LandingSlots(Protocol):
@@ -34,8 +38,18 @@ class LandingSlots(Protocol):
         """Takes slots back, in which nothing is copied any more."""
         ...
 
-    def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:
-        """Copies slots to pages of the pool; `poll` calls `then` when that has stopped."""
+    def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then, target: PageShare) -> None:
+        """Copies slots to pages of a rank's pool, or to some heads of them; `poll` calls `then` when that has
+        stopped.
+        """
+        ...
+
+    def part(self, slot: int, width: int) -> bytes:
+        """The first `width` bytes of a slot."""
+        ...
+
+    def joined(self, parts: Sequence[PagePiece]) -> bytes:
+        """One page of a peer's rank, of all its parts."""
         ...
 
     def poll(self) -> None:
@@ -49,61 +63,66 @@ class LandingSlots(Protocol):
 
 @dataclass(eq=False)
 class WindowedJob:
-    """A job that goes by `route` in windows of at most `size` pages. Times are monotonic seconds.
+    """A job that goes by `route` in `windows`, those that were not begun. Times are monotonic seconds.
 
-    `lands`: its windows take slots of ours. `started`: pages that a window was begun for; `windows`: how many
-    were begun; `running`: those that have not stopped.
+    `lands`: its windows take slots of ours. `begun`: windows; `running`: those of them that have not stopped.
+    `pieces`: of a proof page that comes in parts.
     """
 
     route: PeerRoute
     job: CopyJob
-    size: int
+    windows: deque[CopyJob]
     lands: bool
     began: float
-    started: int = 0
-    windows: int = 0
+    begun: int = 0
     running: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    path: str = ""
+    pieces: list[PagePiece] = field(default_factory=list)
     error: EyasError | None = None
 
     @property
-    def left(self) -> int:
-        """The number of pages that no window was begun for, and one should."""
-        return 0 if self.error else len(self.job.dst_pages) - self.started
+    def left(self) -> bool:
+        """Whether a window was not begun, and should be."""
+        return bool(self.windows) and self.error is None
 
     @property
     def ready(self) -> bool:
         """Whether its next window may begin."""
-        return self.left > 0 and self.running < AT_ONCE
+        return self.left and self.running < AT_ONCE
 
     @property
     def count(self) -> int:
         """Pages of its next window."""
-        return min(self.left, self.size)
+        return len(self.windows[0].dst_pages)
 
     def next(self) -> CopyJob:
         """Begins its next window, whose pages are those of the job."""
-        pages, job = slice(self.started, self.started + self.count), self.job
-        self.started += self.count
-        self.windows += 1
+        self.begun += 1
         self.running += 1
-        source = RankPages(job.source.rank, job.source.pages[pages])
-        return replace(job, source=source, dst_pages=job.dst_pages[pages])
+        return self.windows.popleft()
 
     def stopped(self, result: CopyResult, error: EyasError | None) -> None:
         """A window has stopped: `result` of its way here, `error` of all of it."""
         self.running -= 1
         self.bytes += result.bytes
         self.seconds += result.seconds
-        self.path = result.path
         self.error = self.error or error
 
     def result(self, now: float) -> CopyResult:
         """The result of all, once nothing runs or is left. Windows overlap, so their seconds are no sum."""
-        seconds = now - self.began if self.windows > 1 else self.seconds
-        return CopyResult(self.job, self.path, self.bytes, seconds, self.error)
+        seconds = now - self.began if self.begun > 1 else self.seconds
+        return CopyResult(self.job, self.route.backend.name, self.bytes, seconds, self.error)
+
+
+def cut(route: PeerRoute, job: CopyJob, size: int) -> Iterator[CopyJob]:
+    """The windows of a job, of at most `size` pages: for each of our ranks the same pages, then the next."""
+    size = min((size, *(part.window for part in route.parts)))
+    for first in range(0, len(job.dst_pages), size):
+        pages = slice(first, first + size)
+        source = RankPages(job.source.rank, job.source.pages[pages])
+        for part in route.parts:
+            yield replace(job, source=source, dst_pages=job.dst_pages[pages], part=part)
 
 
 @dataclass

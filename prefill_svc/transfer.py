@@ -24,7 +24,7 @@ from eyas.common.errors import (
     TransferFailed,
     Unavailable,
 )
-from eyas.common.types import KvHandle, KvKind
+from eyas.common.types import KvHandle, KvKind, PageShare
 from eyas.common.wire import convert, transfer
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.message import WireFailure
@@ -154,7 +154,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         the handle does not name, TransferFailed without a Watch.
         """
         group = self._check(request)
-        async with contextlib.aclosing(self._bytes(group, request.id, request.pages)) as data:
+        async with contextlib.aclosing(self._bytes(group, request)) as data:
             async for part in data:
                 self._still_watched(request)
                 yield part
@@ -175,7 +175,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             raise TransferFailed("this worker's pages are read where they lie")
         if not 0 < len(request.pages) <= (most := window_pages(self._info(group).geometry.page_bytes)):
             raise InvalidRequest(f"pages must be 1 to {most} pages", param="pages")
-        source = StagedPages(self._engine, self._engine.pages(group), group, request.id)
+        source = self._staged(group, request)
         window = StagedWindow(source, tuple(request.pages))
         try:
             slots = await window.staged()
@@ -244,16 +244,29 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         if len(request.pages) > (most := PROBE_WINDOWS * window_pages(info.geometry.page_bytes)):
             raise InvalidRequest(f"pages may name the proof page {most} times at most", param="pages")
 
-    async def _bytes(self, group: KvKind, handle: int, pages: Sequence[int]) -> AsyncGenerator[bytes, None]:
+    async def _bytes(self, group: KvKind, request: transfer_pb2.FetchRequest) -> AsyncGenerator[bytes, None]:
         """The bytes of pages: those after a chunk are read when that is taken, or staged a little before."""
         if self._ready().staged:
-            source = StagedPages(self._engine, self._engine.pages(group), group, handle)
-            async with contextlib.aclosing(source.chunks(pages)) as staged:
+            source = self._staged(group, request)
+            async with contextlib.aclosing(source.chunks(request.pages)) as staged:
                 async for data in staged:
                     yield data
             return
-        for data in chunks(self._engine.pages(group), pages):
+        if request.rank or request.heads:
+            raise TransferFailed("this worker's pages are of one rank, and go whole")
+        for data in chunks(self._engine.pages(group), request.pages):
             yield data
+
+    def _staged(self, group: KvKind, request: transfer_pb2.FetchRequest) -> StagedPages:
+        """Raises InvalidRequest for a rank or heads that this worker does not have."""
+        info = self._info(group)
+        if request.rank >= len(info.ranks):
+            raise InvalidRequest(f"rank is one of {len(info.ranks)} ranks", param="rank")
+        if request.first_head + request.heads > info.geometry.kv_heads:
+            raise InvalidRequest(f"heads are some of {info.geometry.kv_heads}", param="heads")
+        share = PageShare(request.rank, request.first_head if request.heads else 0, request.heads)
+        slots = self._engine.pages(group)[:, : info.geometry.part_bytes(share.heads)]
+        return StagedPages(self._engine, slots, group, request.id, share)
 
     def _info(self, group: KvKind) -> PoolInfo:
         pools = self._ready().pools
@@ -303,12 +316,15 @@ def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
 
 @dataclass(frozen=True)
 class StagedPages:
-    """The pages of one lease. `slots`: the mapped staging; `handle` 0: the proof page alone."""
+    """The pages of one lease. `slots`: the mapped staging, as much of each as `share` takes; `handle` 0: the
+    proof page alone.
+    """
 
     engine: EngineClient
     slots: Pages
     group: KvKind
     handle: int
+    share: PageShare
 
     async def chunks(self, pages: Sequence[int]) -> AsyncGenerator[bytes, None]:
         """The bytes of `pages`, in order. However this ends, every slot goes back.
@@ -347,7 +363,7 @@ class StagedWindow:
         deadline = asyncio.get_running_loop().time() + STAGED_S
         self._answer: StreamBuffer[PagesStaged | EngineStopped] = StreamBuffer(2, deadline)
         self._call = source.engine.open(self._answer.put)
-        source.engine.send(StagePages(self._call, source.group, source.handle, pages))
+        source.engine.send(StagePages(self._call, source.group, source.handle, pages, source.share))
 
     async def staged(self) -> tuple[int, ...]:
         """The slots with the copies."""

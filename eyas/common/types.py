@@ -214,6 +214,17 @@ class RankPages(msgspec.Struct, frozen=True):
     pages: tuple[int, ...]
 
 
+class PageShare(msgspec.Struct, frozen=True):
+    """What travels of every page of a rank: `heads` of its heads, from `first` on; 0: all of the page."""
+
+    rank: int = 0
+    first: int = 0
+    heads: int = 0
+
+
+ALL_OF_RANK_0 = PageShare()
+
+
 class KvHandle(msgspec.Struct, frozen=True):
     """A leased claim on KV pages of another worker: metadata only, never bytes.
 

@@ -60,7 +60,7 @@ class FetchTasks:
         """The bytes written. This task alone writes to the pages, and only between two of its waits."""
         clock = asyncio.get_running_loop().time
         async with contextlib.aclosing(chunks):
-            writer = PageWriter(self._engine.pages(group), job.dst_pages)
+            writer = PageWriter(self._engine.pages(group), job.dst_pages, job.width)
             try:
                 async with asyncio.timeout(STALL_S) as stall:
                     async for chunk in chunks:

@@ -144,9 +144,9 @@ class KvPuller:
             return
         owner = self._client(pull.at)
         if event.proof:
-            chunks = owner.fetch_proof(pull.handle.group, pull.handle.epoch, event.pages)
+            chunks = owner.fetch_proof(pull.handle.group, pull.handle.epoch, event.pages, event.share)
         else:
-            chunks = owner.fetch(pull.handle, pull.attempt, event.pages)
+            chunks = owner.fetch(pull.handle, pull.attempt, event.pages, event.share)
         self._fetches.start(event, pull.handle.group, chunks)
 
     def _stage(self, event: StageCopy) -> None:
@@ -158,9 +158,9 @@ class KvPuller:
             return
         owner = self._client(pull.at)
         if event.proof:
-            staging = owner.stage_proof(pull.handle.group, pull.handle.epoch, event.pages)
+            staging = owner.stage_proof(pull.handle.group, pull.handle.epoch, event.pages, event.share)
         else:
-            staging = owner.stage(pull.handle, pull.attempt, event.pages)
+            staging = owner.stage(pull.handle, pull.attempt, event.pages, event.share)
         self._stagings.start(event, staging)
 
     def _watched(self, event: CopyPages | StageCopy) -> _OpenPull | None:
@@ -282,14 +282,14 @@ class LinkProbes:
         """Make a copy that the engine of a probe cannot make itself."""
         owner = self._owner(job)
         if owner is not None:
-            chunks = owner.client.fetch_proof(owner.group, owner.pool.epoch, job.pages)
+            chunks = owner.client.fetch_proof(owner.group, owner.pool.epoch, job.pages, job.share)
             self._fetches.start(job, owner.group, chunks)
 
     def stage(self, job: StageCopy) -> None:
         """Have the owner stage what the engine of a probe reads there."""
         owner = self._owner(job)
         if owner is not None:
-            staging = owner.client.stage_proof(owner.group, owner.pool.epoch, job.pages)
+            staging = owner.client.stage_proof(owner.group, owner.pool.epoch, job.pages, job.share)
             self._stagings.start(job, staging)
 
     def _owner(self, job: CopyPages | StageCopy) -> _PageOwner | None:

@@ -12,6 +12,7 @@ from eyas.common.types import RankPages
 from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea, Pages, PoolArea
 from kv_transfer.copy_thread import CopyDone, CopyThread
+from kv_transfer.layout import WHOLE, PagePart
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class CopyJob:
     """One job: page `source.pages[i]` of the peer's pool becomes page `dst_pages[i]` of ours.
 
     (Of the staging beside ours where that is a device's, unless the backend is direct.) `pull` and `number`
-    name the job. `proof`: the CRC-32 that the only page must have when it has come.
+    name the job. `proof`: the CRC-32 that the only page must have when it has come. `part`: what comes of
+    each page, to the beginning of its place in the staging.
     """
 
     pull: int
@@ -27,6 +29,7 @@ class CopyJob:
     source: RankPages
     dst_pages: tuple[int, ...]
     proof: int | None = None
+    part: PagePart = WHOLE
 
     @property
     def name(self) -> tuple[int, int]:
@@ -64,6 +67,11 @@ class PeerSource:
     def current(self) -> bool:
         """False once the peer's incarnation is known to be gone: what it holds may be let go."""
         return True
+
+    @property
+    def divides(self) -> bool:
+        """Whether some heads of its pages can come alone, to staging here."""
+        return self.is_staging
 
 
 class TransferWire(Protocol):

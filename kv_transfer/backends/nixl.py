@@ -26,7 +26,7 @@ from kv_transfer.backends.staged_reads import ReadingBackend
 from kv_transfer.copy_thread import CopyDone
 
 AGENT_S = 30.0  # an agent that is not made by then is none
-_MEMORY = struct.Struct("<QQ")  # address, pages
+_MEMORY = struct.Struct("<QQQ")  # address, pages, bytes of a page
 _MOST_PAGES = 2**31 - 1  # the library numbers them so
 _EAGER_S, _PATIENT_S = 5e-5, 2e-3  # between looks at what runs: at first, and after a while
 _IDLE_S = 0.05  # between looks at what was given up
@@ -55,7 +55,7 @@ class NixlBackend(ReadingBackend):
         def offer(reads: NixlReads) -> None:
             try:
                 agent = reads.export()
-                memory = _MEMORY.pack(agent.memory.address, agent.memory.pages)
+                memory = _MEMORY.pack(agent.memory.address, agent.memory.pages, agent.memory.page_bytes)
                 export = {"agent": agent.name.encode(), "metadata": agent.metadata(), "memory": memory}
                 made.set_result({**export, "staged": b"1"} if self.exports_staging else export)
             except EyasError as error:
@@ -72,12 +72,14 @@ class NixlBackend(ReadingBackend):
     def open(self, export: Export) -> PeerSource:
         try:
             agent, metadata = export["agent"].decode(), export["metadata"]
-            address, pages = _MEMORY.unpack(export["memory"])
+            address, pages, page_bytes = _MEMORY.unpack(export["memory"])
         except (KeyError, ValueError, struct.error) as error:
             raise ConfigError(f"what the peer exports is not a NIXL agent's: {error!r}") from error
         if not 0 < pages <= _MOST_PAGES:
             raise ConfigError(f"what the peer exports has {pages} pages")
-        memory = NixlMemory(address, self.area.pages.shape[1], pages)
+        if not 0 < page_bytes or (page_bytes != self.area.pages.shape[1] and "staged" not in export):
+            raise ConfigError(f"what the peer exports has pages of {page_bytes} bytes")
+        memory = NixlMemory(address, page_bytes, pages)
         return NixlPeer(RemotePages(agent, metadata, memory), is_staging="staged" in export)
 
     def close(self, deadline: float) -> bool:

@@ -13,9 +13,9 @@ import math
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,10 +54,11 @@ class NixlMemory:
         """An area in host memory."""
         return cls(area.pages.ctypes.data, area.pages.shape[1], len(area.pages))
 
-    @property
-    def rows(self) -> list[list[int]]:
-        """One row: address, bytes, device, stride and count of its blocks, which are the pages."""
-        return [[self.address, self.page_bytes, 0, self.page_bytes, self.pages]]
+    def rows(self, width: int) -> list[list[int]]:
+        """One row: address, bytes, device, stride and count of its blocks, the first `width` bytes of each
+        page.
+        """
+        return [[self.address, width, 0, self.page_bytes, self.pages]]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,13 @@ class RemotePages:
     agent: str
     metadata: bytes
     memory: NixlMemory
+
+
+class RemoteBlocks(NamedTuple):
+    """The beginnings of a peer's pages, of `width` bytes each, by the library's `name` of them."""
+
+    name: int
+    width: int
 
 
 def load() -> Any:
@@ -98,44 +106,46 @@ class NixlAgent:
             config.syncMode = bindings.NIXL_THREAD_SYNC_NONE
             self._agent = bindings.nixlAgent(self.name, config)
             self._agent.createBackend("UCX", _UCX)
-            rows = np.array(self.memory.rows + NixlMemory.of(self._scratch).rows, np.uint64)
-            whole = [(int(row[0]), int(row[3] * row[4]), int(row[2]), "") for row in rows]
+            whole = [(row[0], row[3] * row[4], row[2], "") for row in self._rows(self.memory.page_bytes)]
             self._agent.registerMem(bindings.nixlRegDList(bindings.DRAM_SEG, whole))
-            self._own = self._agent.prepXferDlist(bindings.NIXL_INIT_AGENT, bindings.DRAM_SEG, rows, [])
+        self._own: dict[int, int] = {}  # the library's names of our pages, by the width of what is read
 
     def metadata(self) -> bytes:
         """The metadata with which a peer's agent reaches this one."""
         with _plain("the NIXL agent cannot describe itself"):
             return bytes(self._agent.getLocalMD())
 
-    def connect(self, remote: RemotePages) -> int:
-        """Make a peer known; gives its pages' name for `read`. Nothing is sent."""
+    def connect(self, remote: RemotePages) -> None:
+        """Make a peer known. Nothing is sent."""
         with _plain("NIXL does not know the peer"):
             name = self._agent.loadRemoteMD(remote.metadata)
             if name.decode() != remote.agent:
                 self._agent.invalidateRemoteMD(name.decode())
                 raise TransferFailed(f"the peer's NIXL metadata is that of {name!r}, not of {remote.agent}")
-            rows = np.array(remote.memory.rows, np.uint64)
-            try:
-                return int(self._agent.prepXferDlist(remote.agent, self._nixl.DRAM_SEG, rows, []))
-            except Exception:
-                self._agent.invalidateRemoteMD(remote.agent)
-                raise
 
-    def disconnect(self, remote: RemotePages, pages: int) -> None:
+    def pages(self, remote: RemotePages, width: int) -> RemoteBlocks:
+        """The name for `read` of the first `width` bytes of each page of a known peer."""
+        with _plain("NIXL does not know the peer's pages"):
+            rows = np.array(remote.memory.rows(width), np.uint64)
+            segment = self._nixl.DRAM_SEG
+            return RemoteBlocks(int(self._agent.prepXferDlist(remote.agent, segment, rows, [])), width)
+
+    def disconnect(self, remote: RemotePages, pages: Iterable[RemoteBlocks]) -> None:
         """Forget a peer none of whose READs runs: those would be told of no more, and write all the same."""
         with contextlib.suppress(EyasError), _plain("NIXL cannot forget the peer"):
-            self._agent.releasedDlistH(pages)
+            for blocks in pages:
+                self._agent.releasedDlistH(blocks.name)
             self._agent.invalidateRemoteMD(remote.agent)
 
-    def read(self, pages: int, src: tuple[int, ...], dst: tuple[int, ...]) -> int:
+    def read(self, pages: RemoteBlocks, src: tuple[int, ...], dst: tuple[int, ...]) -> int:
         """Begin a READ of pages `src` of a peer into `dst` of this area; gives its name for `fate`.
 
         It may block as long as the copy takes. A failure to begin is its fate.
         """
         with _plain("NIXL cannot prepare a READ"):
-            mine, theirs = np.array(dst, np.int32), np.array(src, np.int32)
-            handle = int(self._agent.makeXferReq(self._nixl.NIXL_READ, self._own, mine, pages, theirs))
+            here, there = np.array(dst, np.int32), np.array(src, np.int32)
+            mine = self._places(pages.width)
+            handle = int(self._agent.makeXferReq(self._nixl.NIXL_READ, mine, here, pages.name, there))
         with contextlib.suppress(EyasError), _plain("NIXL cannot begin a READ"):
             self._agent.postXferReq(handle)
         return handle
@@ -159,6 +169,16 @@ class NixlAgent:
         return (
             (ReadFate.RUNNING, "") if status == nixl.NIXL_IN_PROG else (ReadFate.BROKEN, f"status {status}")
         )
+
+    def _places(self, width: int) -> int:
+        """The name of the first `width` bytes of each of our pages."""
+        if width not in self._own:
+            nixl, rows = self._nixl, np.array(self._rows(width), np.uint64)
+            self._own[width] = self._agent.prepXferDlist(nixl.NIXL_INIT_AGENT, nixl.DRAM_SEG, rows, [])
+        return self._own[width]
+
+    def _rows(self, width: int) -> list[list[int]]:
+        return self.memory.rows(width) + NixlMemory.of(self._scratch).rows(width)
 
     def release(self, handle: int) -> None:
         """Forget a READ that has stopped. (One that runs would write all its bytes nevertheless.)"""
@@ -216,7 +236,8 @@ class NixlLink:
         self.at_fault = False
         self.reads = 0
         self.peers: weakref.WeakSet[NixlPeer] = weakref.WeakSet()  # who may still ask for more
-        self.pages: int | None = None  # the peer's, as `agent` calls them
+        self._pages: dict[int, RemoteBlocks] = {}  # the peer's, by how much of each is read
+        self._known = False
         self._since = now
         self._posted = now
         self._greeting: int | None = None  # the READ of it that runs
@@ -256,22 +277,34 @@ class NixlLink:
     def close(self) -> None:
         """Forget the peer; only an idle link can."""
         assert self.idle, "the library would tell no more of READs that run"
-        if self.pages is not None:
-            self.agent.disconnect(self.remote, self.pages)
+        if self._known:
+            self.agent.disconnect(self.remote, self._pages.values())
+
+    def read(self, src: tuple[int, ...], dst: tuple[int, ...], width: int = 0) -> int:
+        """Begins a READ of the first `width` bytes of pages (0: of all); gives its name for the agent."""
+        width = width or self.remote.memory.page_bytes
+        if width not in self._pages:
+            self._pages[width] = self.agent.pages(self.remote, width)
+        return self.agent.read(self._pages[width], src, dst)
 
     def _begin(self, now: float) -> None:
         try:
-            self.pages = self.agent.connect(self.remote)
+            self.agent.connect(self.remote)
+            self._known = True
             self._read(1, now)
         except EyasError as error:
             self.broke(error, at_fault=True)
 
     def _read(self, count: int, now: float) -> None:
         """Reads the last page `count` times: in a pool it is the proof page, which needs no lease."""
-        assert self.pages is not None
-        proof = self.remote.memory.pages - 1
+        proof, scratch = self.remote.memory.pages - 1, self.agent.scratch
         self._posted = now
-        self._greeting = self.agent.read(self.pages, (proof,) * count, (self.agent.scratch,) * count)
+        self._greeting = self.read((proof,) * count, (scratch,) * count, self._probe_width)
+
+    @property
+    def _probe_width(self) -> int:
+        """Bytes of a page that there and here have."""
+        return min(self.remote.memory.page_bytes, self.agent.memory.page_bytes)
 
     def _greeted(self, fate: ReadFate, why: str, now: float) -> None:
         if fate is not ReadFate.DONE:
@@ -279,7 +312,7 @@ class NixlLink:
         elif self.phase is LinkPhase.GREETING and self._probed:
             self._open(now)
         elif self.phase is LinkPhase.GREETING:
-            self._probed = max(1, PROBE_BYTES // self.remote.memory.page_bytes)
+            self._probed = max(1, PROBE_BYTES // self._probe_width)
             try:
                 self._read(self._probed, now)
             except EyasError as error:
@@ -289,5 +322,5 @@ class NixlLink:
         """(The probe may be over when its post returns, so its seconds begin before that.)"""
         self.phase = LinkPhase.OPEN
         seconds = now - self._posted
-        rate = self._probed * self.remote.memory.page_bytes / seconds / 1e9 if seconds > 0 else math.inf
+        rate = self._probed * self._probe_width / seconds / 1e9 if seconds > 0 else math.inf
         _log.info("NIXL reads from %s at %.2f GB/s", self.remote.agent, rate)

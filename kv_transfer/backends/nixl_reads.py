@@ -37,6 +37,11 @@ class _ReadJob:
     running: dict[int, int] = field(default_factory=dict)  # bytes by READ
 
     @property
+    def width(self) -> int:
+        """Bytes that come of each page."""
+        return self.job.part.width or self.link.remote.memory.page_bytes
+
+    @property
     def over(self) -> bool:
         return not self.running and not self.left
 
@@ -151,7 +156,7 @@ class NixlReads:
                 reading.fail(link.stopped(fate, why))
         if reading.began is None or reading.error is not None:
             return
-        size = len(reading.job.dst_pages) * link.remote.memory.page_bytes
+        size = len(reading.job.dst_pages) * reading.width
         limit = COPY_S + size / SLOWEST_BYTES_S
         if reading.running and now >= reading.began + limit:
             error = TransferFailed(f"a copy by NIXL took longer than {limit:.0f} s")
@@ -170,14 +175,13 @@ class NixlReads:
             src, dst = reading.left[0]
             reading.began = reading.began or now
             try:
-                assert link.pages is not None
-                handle = link.agent.read(link.pages, src, dst)
+                handle = link.read(src, dst, reading.width)
             except EyasError as error:
                 reading.fail(error)
                 link.broke(error, at_fault=True)
                 return
             reading.left.popleft()
-            reading.running[handle] = len(src) * link.remote.memory.page_bytes
+            reading.running[handle] = len(src) * reading.width
             link.reads += 1
 
     def _tidy(self) -> None:

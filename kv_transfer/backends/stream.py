@@ -16,6 +16,14 @@ from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSour
 CHUNK_BYTES = 1024 * 1024
 
 
+class FrontSource(PeerSource):
+    """A peer whose front sends its pages."""
+
+    @property
+    def divides(self) -> bool:
+        return True
+
+
 class StreamBackend(TransferBackend):
     """Copies that the fronts make, straight into the file of the site's area."""
 
@@ -33,7 +41,7 @@ class StreamBackend(TransferBackend):
     def open(self, export: Export) -> PeerSource:
         if not self._reachable:
             raise ConfigError("this worker's front cannot write to its KV pool")
-        return PeerSource()
+        return FrontSource()
 
     def start(self, source: PeerSource, job: CopyJob) -> None:
         self._wire.fetch(job)
@@ -75,10 +83,13 @@ def chunks(source: Pages, pages: Sequence[int]) -> Iterator[bytes]:
 
 
 class PageWriter:
-    """Writes a stream of bytes into `pages` of `destination`, one page after the other, and nowhere else."""
+    """Writes a stream of bytes into `pages` of `destination`, one page after the other, and nowhere else.
 
-    def __init__(self, destination: Pages, pages: Sequence[int]) -> None:
-        self._left = [destination[page].data for page in reversed(pages)]
+    `width`: bytes of each, from its beginning on; 0: all.
+    """
+
+    def __init__(self, destination: Pages, pages: Sequence[int], width: int = 0) -> None:
+        self._left = [destination[page, : width or None].data for page in reversed(pages)]
         self.bytes = 0  # written so far
 
     def write(self, chunk: bytes | memoryview) -> None:

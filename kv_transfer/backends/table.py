@@ -27,6 +27,8 @@ BACKENDS = {
 
 IN_PLAIN = ("nixl", "tcp")  # they leave the host, and what they move is not encrypted
 
+OF_HOST_POOLS = ("shm",)  # they map another process's pool in the host's memory
+
 _LIBRARIES = {"nixl": "nixl"}  # by backend: a module that not every machine has, also the name of its extra
 
 _log = logging.getLogger("eyas.pulls")
@@ -47,10 +49,9 @@ def direct(name: str) -> bool:
 
 def unfit(transfer: str, ranks: int) -> str:
     """Why `transfer` moves no pages of `ranks` GPUs that share a model; empty if it can be asked for."""
-    if ranks == 1 or transfer in (AUTO, NONE) or direct(transfer):
+    if ranks == 1 or transfer not in OF_HOST_POOLS:
         return ""
-    fit = [AUTO, *(name for name in BACKENDS if direct(name))]
-    return f"{transfer} leads to one GPU, and GPUs that share a model take {', '.join(fit)} or {NONE}"
+    return f"{transfer} leads to a CPU's pools, and GPUs that share a model have none"
 
 
 def usable(encrypted: bool = False) -> list[str]:

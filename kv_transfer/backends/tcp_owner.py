@@ -3,7 +3,8 @@
     puller                                      owner
     MAGIC, token                     ->
                                      <-         pages, bytes of a page      (of a wrong token: it hangs up)
-    runs, then first and count each  ->
+    runs and bytes of each page,
+    then first and count each        ->
                                      <-         XXH3-64 of all bytes, the bytes
     the next runs                    ->         ..
 
@@ -26,9 +27,9 @@ import xxhash
 
 from kv_transfer.area import PoolArea
 
-MAGIC = b"eyas-kv1"
+MAGIC = b"eyas-kv2"
 HELLO, AREA = struct.Struct("<8s32s"), struct.Struct("<QQ")
-COUNT, RUN, DIGEST = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<Q")
+COUNT, RUN, DIGEST = struct.Struct("<IQ"), struct.Struct("<II"), struct.Struct("<Q")
 MOST_RUNS = 1024  # of a request
 MOST_CONNECTIONS = 256
 HELLO_S, IDLE_S, SEND_S = 5.0, 120.0, 20.0  # for the token; between requests; for the kernel to take more
@@ -98,27 +99,35 @@ class PageServer:
         connection.sendall(AREA.pack(*self._area.pages.shape))
         while True:
             connection.settimeout(IDLE_S)
-            runs = self._runs(connection)
+            width, runs = self._runs(connection)
             connection.settimeout(SEND_S)
-            self._send(connection, file, runs)
+            self._send(connection, file, width, runs)
 
-    def _runs(self, connection: socket.socket) -> list[tuple[int, int]]:
-        """The next request. Raises ValueError for pages that are none."""
-        (count,) = COUNT.unpack(received(connection, COUNT.size))
+    def _runs(self, connection: socket.socket) -> tuple[int, list[tuple[int, int]]]:
+        """The next request: bytes of each page, and the pages. Raises ValueError for pages that are none."""
+        count, width = COUNT.unpack(received(connection, COUNT.size))
         if not 0 < count <= MOST_RUNS:
             raise ValueError(f"a request of {count} runs")
+        if not 0 < width <= self._area.pages.shape[1]:
+            raise ValueError(f"a request of {width} bytes of each page")
         runs = list(RUN.iter_unpack(received(connection, count * RUN.size)))
         if any(first + pages > len(self._area.pages) for first, pages in runs):
             raise ValueError("a request for pages that the area does not have")
-        return runs
+        return width, runs
 
-    def _send(self, connection: socket.socket, file: BinaryIO, runs: list[tuple[int, int]]) -> None:
+    def _send(
+        self, connection: socket.socket, file: BinaryIO, width: int, runs: list[tuple[int, int]]
+    ) -> None:
         digest, size = xxhash.xxh3_64(), self._area.pages.shape[1]
-        for first, pages in runs:
-            digest.update(self._area.pages[first : first + pages].data)
+        whole = self._area.pages.reshape(-1).data
+        pieces = [(first * size, pages * size) for first, pages in runs]
+        if width < size:
+            pieces = [((first + i) * size, width) for first, pages in runs for i in range(pages)]
+        for start, count in pieces:
+            digest.update(whole[start : start + count])
         connection.sendall(DIGEST.pack(digest.intdigest()))
-        for first, pages in runs:
-            if connection.sendfile(file, first * size, pages * size) < pages * size:
+        for start, count in pieces:
+            if connection.sendfile(file, start, count) < count:
                 raise ValueError("the area's file is shorter than the area")
 
 

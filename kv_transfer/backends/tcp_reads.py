@@ -40,14 +40,14 @@ Request = tuple[tuple[int, int, int], ...]
 
 @dataclass(eq=False)
 class TcpPeer(PeerSource):
-    """A peer's listener. `pages`: how many its area has. `met`: it has answered once."""
+    """A peer's listener. `pages`: how many its area has; `page_bytes`: of each, once it has answered."""
 
     host: str
     port: int
     token: bytes
     pages: int
     is_staging: bool = False
-    met: bool = False
+    page_bytes: int = 0
     gone: bool = False
 
     @property
@@ -177,7 +177,8 @@ class SocketReads:
         reading.running -= 1
         again = False
         if error is None:
-            reading.moved += sum(count for _, _, count in request) * self._area.pages.shape[1]
+            width = reading.job.part.width or self._area.pages.shape[1]
+            reading.moved += sum(count for _, _, count in request) * width
         elif isinstance(error, EyasError):
             self._end(reading, error)
         elif reading.error is None:
@@ -196,7 +197,7 @@ class SocketReads:
         """Ends the job if it is no use."""
         peer = reading.peer
         peer.gone = peer.gone or isinstance(error, ConnectionRefusedError)
-        if peer.gone or not peer.met or reading.garbled > MOST_GARBLED:
+        if peer.gone or not peer.page_bytes or reading.garbled > MOST_GARBLED:
             self._end(reading, TransferFailed(f"pages of {peer.address} cannot be read: {error}"))
             return False
         return True
@@ -255,7 +256,7 @@ class _Links:
         if peer not in self._links:
             while len(self._links) >= MOST_LINKS:
                 self._drop(next(iter(self._links)))
-            self._links[peer] = _connected(peer, self._area.pages.shape[1])
+            self._links[peer] = _connected(peer)
         self._links.move_to_end(peer)
         return self._links[peer]
 
@@ -266,27 +267,42 @@ class _Links:
 
     def _read(self, link: socket.socket, reading: _SocketJob, request: Request) -> None:
         words = [RUN.pack(source, count) for source, _, count in request]
-        link.sendall(COUNT.pack(len(request)) + b"".join(words))
+        width = self._width(reading)
+        link.sendall(COUNT.pack(len(request), width) + b"".join(words))
         head, digest = bytearray(DIGEST.size), xxhash.xxh3_64()
         _fill(link, memoryview(head), reading)
         for _, first, count in request:
-            pages = self._area.pages[first : first + count].reshape(-1).data
-            _fill(link, pages, reading)
-            digest.update(pages)
+            for memory in self._places(first, count, width):
+                _fill(link, memory, reading)
+                digest.update(memory)
         if (digest.intdigest(),) != DIGEST.unpack(head):
             raise _GarbledError("bytes were altered on their way")
 
+    def _width(self, reading: _SocketJob) -> int:
+        """Bytes of each page. Raises TransferFailed if pages there do not have them."""
+        peer, size = reading.peer, self._area.pages.shape[1]
+        width = reading.job.part.width or size
+        if width > peer.page_bytes or (not reading.job.part.width and size != peer.page_bytes):
+            raise TransferFailed(
+                f"{peer.address} has pages of {peer.page_bytes} bytes, not those of the peer"
+            )
+        return width
 
-def _connected(peer: TcpPeer, page_bytes: int) -> socket.socket:
+    def _places(self, first: int, count: int, width: int) -> list[memoryview]:
+        pages = self._area.pages[first : first + count]
+        return [pages.reshape(-1).data] if width == pages.shape[1] else [page[:width].data for page in pages]
+
+
+def _connected(peer: TcpPeer) -> socket.socket:
     """Raises OSError; TransferFailed if somebody else listens there."""
     with contextlib.ExitStack() as undo:
         link = undo.enter_context(socket.create_connection((peer.host, peer.port), CONNECT_S))
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.sendall(HELLO.pack(MAGIC, peer.token))
         pages, size = AREA.unpack(received(link, AREA.size))
-        if (pages, size) != (peer.pages, page_bytes):
+        if pages != peer.pages or size == 0:
             raise TransferFailed(f"{peer.address} has {pages} pages of {size} bytes, not those of the peer")
-        peer.met = True
+        peer.page_bytes = size
         link.settimeout(LOOK_S)
         undo.pop_all()
         return link

@@ -63,7 +63,16 @@ class PoolGeometry(msgspec.Struct, frozen=True):
     @property
     def page_bytes(self) -> int:
         """Bytes of one page: all fields of all its slots, in all layers, and their scales."""
-        return self.page_rows * self.kv_heads * self.head_dim * _ITEMSIZE[self.dtype]
+        return self.part_bytes(self.kv_heads)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head of one row."""
+        return self.head_dim * _ITEMSIZE[self.dtype]
+
+    def part_bytes(self, heads: int) -> int:
+        """Bytes of so many heads of a page; 0: of the whole page."""
+        return self.page_rows * (heads or self.kv_heads) * self.head_bytes
 
     @property
     def page_rows(self) -> int:

@@ -18,7 +18,7 @@ import grpc
 import msgspec
 
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.types import FirstToken, KvHandle, KvKind
+from eyas.common.types import ALL_OF_RANK_0, FirstToken, KvHandle, KvKind, PageShare
 from eyas.common.wire import convert, rpc
 from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from protos import transfer_pb2, transfer_pb2_grpc
@@ -115,27 +115,33 @@ class TransferClient:
             raise rpc.map_rpc_error(error) from error
         return bool(reply.valid)
 
-    def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncGenerator[memoryview, None]:
+    def fetch(
+        self, handle: KvHandle, attempt: int, pages: Sequence[int], share: PageShare = ALL_OF_RANK_0
+    ) -> AsyncGenerator[memoryview, None]:
         """The bytes of some of the handle's pages, in order, while its Watch is open.
 
         Raises TransferFailed if the owner has no such Watch, InvalidRequest for pages that the handle
         does not name, Unavailable if the owner is gone.
         """
-        return self._chunks(_of_handle(handle, attempt, pages))
+        return self._chunks(_of_handle(handle, attempt, pages, share))
 
     def fetch_proof(
-        self, group: KvKind, epoch: int, pages: Sequence[int]
+        self, group: KvKind, epoch: int, pages: Sequence[int], share: PageShare = ALL_OF_RANK_0
     ) -> AsyncGenerator[memoryview, None]:
         """The bytes of the proof page of a group, as often as `pages` names it. No Watch is needed."""
-        return self._chunks(_of_proof(group, epoch, pages))
+        return self._chunks(_of_proof(group, epoch, pages, share))
 
-    def stage(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> Staging:
+    def stage(
+        self, handle: KvHandle, attempt: int, pages: Sequence[int], share: PageShare = ALL_OF_RANK_0
+    ) -> Staging:
         """Copies of some of the handle's pages in the owner's staging. Errors as of `fetch`."""
-        return self._staged(_of_handle(handle, attempt, pages))
+        return self._staged(_of_handle(handle, attempt, pages, share))
 
-    def stage_proof(self, group: KvKind, epoch: int, pages: Sequence[int]) -> Staging:
+    def stage_proof(
+        self, group: KvKind, epoch: int, pages: Sequence[int], share: PageShare = ALL_OF_RANK_0
+    ) -> Staging:
         """Copies of the proof page of a group, as often as `pages` names it. No Watch is needed."""
-        return self._staged(_of_proof(group, epoch, pages))
+        return self._staged(_of_proof(group, epoch, pages, share))
 
     @contextlib.asynccontextmanager
     async def _staged(self, request: transfer_pb2.FetchRequest) -> AsyncIterator[StagedSlots]:
@@ -175,15 +181,23 @@ def _released(handle: KvHandle, attempt: int) -> transfer_pb2.ReleaseRequest:
     return transfer_pb2.ReleaseRequest(epoch=handle.epoch, id=handle.id, attempt=attempt)
 
 
-def _of_handle(handle: KvHandle, attempt: int, pages: Sequence[int]) -> transfer_pb2.FetchRequest:
-    group = convert.group_to_pb(handle.group)
+def _of_handle(
+    handle: KvHandle, attempt: int, pages: Sequence[int], share: PageShare
+) -> transfer_pb2.FetchRequest:
+    request = _of_proof(handle.group, handle.epoch, pages, share)
+    request.id, request.attempt = handle.id, attempt
+    return request
+
+
+def _of_proof(group: KvKind, epoch: int, pages: Sequence[int], share: PageShare) -> transfer_pb2.FetchRequest:
     return transfer_pb2.FetchRequest(
-        epoch=handle.epoch, id=handle.id, attempt=attempt, pages=pages, group=group
+        epoch=epoch,
+        pages=pages,
+        group=convert.group_to_pb(group),
+        rank=share.rank,
+        first_head=share.first,
+        heads=share.heads,
     )
-
-
-def _of_proof(group: KvKind, epoch: int, pages: Sequence[int]) -> transfer_pb2.FetchRequest:
-    return transfer_pb2.FetchRequest(epoch=epoch, pages=pages, group=convert.group_to_pb(group))
 
 
 def pool_to_pb(pool: PoolInfo) -> transfer_pb2.HandshakeResponse:

@@ -6,7 +6,7 @@ front, and asks its front for the copies that only fronts can make.
 
 from __future__ import annotations
 
-from eyas.common.types import FirstToken, KvHandle, KvKind
+from eyas.common.types import ALL_OF_RANK_0, FirstToken, KvHandle, KvKind, PageShare
 from eyas.common.wire.links import PageLink
 from eyas.common.wire.message import TaggedMessage, WireFailure
 from eyas.common.wire.pool import PoolInfo
@@ -42,12 +42,14 @@ class StagePages(TaggedMessage, frozen=True):
     """Asks for copies of a handle's pages where the front can read them. The answer is one `PagesStaged`.
 
     At most `kv_transfer.layout.window_pages` of them. `handle` 0: the proof page, which no handle names.
+    What comes of each page stands at the beginning of its slot.
     """
 
     call: int  # the front's number for this request; all that is said of it carries that number
     group: KvKind
     handle: int
     pages: tuple[int, ...]
+    share: PageShare = ALL_OF_RANK_0
 
 
 class UnstagePages(TaggedMessage, frozen=True):
@@ -176,7 +178,8 @@ class OpenPull(TaggedMessage, frozen=True):
 class CopyPages(TaggedMessage, frozen=True):
     """Asks the front to fetch the owner's `pages` into our `dst_pages`. The answer is one `CopyStopped`.
 
-    `proof`: it is the owner's proof page, which no handle names. So are all pages of a `pull` below 0.
+    `proof`: it is the owner's proof page, which no handle names. So are all pages of a `pull` below 0. Of
+    each page comes `share`, which are `width` bytes (0: all) for the beginning of ours.
     """
 
     pull: int
@@ -184,19 +187,22 @@ class CopyPages(TaggedMessage, frozen=True):
     pages: tuple[int, ...]
     dst_pages: tuple[int, ...]
     proof: bool = False
+    share: PageShare = ALL_OF_RANK_0
+    width: int = 0
 
 
 class StageCopy(TaggedMessage, frozen=True):
     """Asks the front to have the owner copy its `pages` to staging, which we read ourselves.
 
     The answer is a `CopyStaged`, unless it fails, and at last one `CopyStopped` of no bytes: without a
-    failure, the pages were held until our `CopyRead`. `proof` as in `CopyPages`.
+    failure, the pages were held until our `CopyRead`. `proof` and `share` as in `CopyPages`.
     """
 
     pull: int
     number: int
     pages: tuple[int, ...]
     proof: bool = False
+    share: PageShare = ALL_OF_RANK_0
 
 
 class CopyRead(TaggedMessage, frozen=True):

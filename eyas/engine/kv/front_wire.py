@@ -24,12 +24,15 @@ class FrontWire:
     def fetch(self, job: CopyJob) -> None:
         """Asks the front for the bytes of a job; `stopped` gives its one result."""
         self._fetching[job.name] = job
-        self._outbox.add(CopyPages(*job.name, job.source.pages, job.dst_pages, proof=job.proof is not None))
+        proof, part = job.proof is not None, job.part
+        copy = CopyPages(*job.name, job.source.pages, job.dst_pages, proof, part.source, part.width)
+        self._outbox.add(copy)
 
     def stage(self, job: CopyJob) -> None:
         """Asks the front to have a job's pages staged; `let_go` gives its one result."""
         self._staging[job.name] = job
-        self._outbox.add(StageCopy(*job.name, job.source.pages, proof=job.proof is not None))
+        proof = job.proof is not None
+        self._outbox.add(StageCopy(*job.name, job.source.pages, proof, job.part.source))
 
     def read(self, job: CopyJob) -> None:
         """Says that the slots of a job have been read."""

@@ -295,7 +295,7 @@ class KvPool:
 
     def close(self) -> None:
         """Gives the memory back and removes the file; the mapping goes with the last view of it."""
-        for closable in self.attached:
+        for closable in self.attached[::-1]:  # threads that copy to memory, before that
             closable.close()
         self.attached = []
         self.area = None

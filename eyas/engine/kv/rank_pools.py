@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from eyas.common.errors import ConfigError
 from eyas.common.wire.pool import PoolGeometry
+from eyas.engine.kv.pool import PoolShape, bytes_of
 from kv_transfer.area import DeviceArea
 from kv_transfer.gpu.driver import DeviceAllocation, DriverError, GpuDriver
 from kv_transfer.gpu.handover import take
@@ -44,6 +47,11 @@ class FollowerPool:
             os.close(taken.descriptor)
         area = DeviceArea(mapped.memory.address, geometry, mapped, str(giver))
         return cls(area, mapped, zlib.crc32(proof))
+
+    def pages(self, shape: PoolShape, device: str) -> torch.Tensor:
+        """[pages + 1, elements of a page]: the pool, which is of that GPU, and its proof page."""
+        size = (shape.all_pages + 1) * shape.page_bytes
+        return bytes_of(self.mapped.memory, device)[:size].view(shape.dtype).view(shape.all_pages + 1, -1)
 
     def close(self) -> None:
         """Unmaps it."""

@@ -106,7 +106,8 @@ class PageStager:
             return False
         del self._waiting[command.call]
         self._calls[command.call] = staged = _StagedCall(outlet, slots)
-        outlet.staging.copy_out(command.pages, slots, partial(self._copied, command.call, staged))
+        copied = partial(self._copied, command.call, staged)
+        outlet.staging.copy_out(command.pages, slots, copied, command.share)
         return True
 
     def _copied(self, call: int, staged: _StagedCall, error: EyasError | None) -> None:

@@ -1,7 +1,7 @@
 """Host memory beside a device's pool, in a file that other processes map: pages pass through it.
 
-Its thread copies between the two, on a stream of its own, and waits for the copies itself: the step loop
-never does. Whose pages they are, and which slots are free, is the business of its callers.
+A thread for each rank's pool copies between the two, on a stream of its own, and waits for the copies itself:
+the step loop never does. Whose pages they are, and which slots are free, is the business of its callers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from eyas.common.types import ALL_OF_RANK_0, PageShare
 from eyas.engine.kv.pinned import copying_on, pin, unpin
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.kv.rank_pages import PagesByHeads
 from eyas.engine.kv.slots import SlotAllocator
 from kv_transfer.area import PoolArea, create_file
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_thread import CopyThread, Then
+from kv_transfer.windows import PagePiece
 
 STOP_S = 5.0  # the end waits this long for a copy that still runs
 
@@ -28,40 +31,55 @@ STOP_S = 5.0  # the end waits this long for a copy that still runs
 class PageStaging:
     """`slots` places for pages of `pool`, page-locked where that is a GPU's. Closed by its pool.
 
-    `area`: the slots.
+    `others`: the pages of further ranks, as that pool's are. `area`: the slots.
 
     Raises ConfigError if the file system cannot hold it, or the driver cannot lock it.
     """
 
-    def __init__(self, pool: KvPool, path: Path, slots: int) -> None:
+    def __init__(self, pool: KvPool, path: Path, slots: int, others: Sequence[torch.Tensor] = ()) -> None:
         shape = pool.shape
         self._path = path
         self._file = create_file(path, slots * shape.page_bytes)
         slots_bytes = np.frombuffer(memoryview(self._file), np.uint8)
         self.area = PoolArea(slots_bytes.reshape(slots, shape.page_bytes), str(path))
         self._host = torch.frombuffer(self._file, dtype=shape.dtype).view(slots, -1)
-        self._device = pool.pages
-        self._stream: torch.cuda.Stream | None = None
-        if self._device.is_cuda:
+        self._ranks = [PagesByHeads(pages, shape) for pages in (pool.pages, *others)]
+        self._locked = pool.pages.is_cuda
+        if self._locked:
             pin(self._host)
-            self._stream = torch.cuda.Stream(self._device.device)
-        self._thread: CopyThread[int] = CopyThread("staging")
+        self._threads: list[CopyThread[int]] = [CopyThread("staging") for _ in self._ranks]
         self._numbers = itertools.count()
         self._running: dict[int, Then] = {}
         pool.attached.append(self)
 
-    def copy_out(self, pages: Sequence[int], slots: Sequence[int], then: Then) -> None:
-        """Pages of the pool, or its proof page, to slots. What counts is past its device event."""
-        self._submit(lambda: self._copy(self._device, pages, self._host, slots), then)
+    def copy_out(
+        self, pages: Sequence[int], slots: Sequence[int], then: Then, share: PageShare = ALL_OF_RANK_0
+    ) -> None:
+        """Pages of a rank's pool, or its proof page, to slots; of each what `share` says, to the beginning of
+        its slot. What counts is past its device event.
+        """
+        self._submit(share, lambda: self._copy_out(share, pages, slots), then)
 
-    def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:
-        """Slots to pages of the pool."""
-        self._submit(lambda: self._copy(self._host, slots, self._device, pages), then)
+    def copy_in(
+        self, slots: Sequence[int], pages: Sequence[int], then: Then, share: PageShare = ALL_OF_RANK_0
+    ) -> None:
+        """Slots to pages of a rank's pool, or to the heads of `share` in them."""
+        self._submit(share, lambda: self._copy_in(share, slots, pages), then)
+
+    def joined(self, parts: Sequence[PagePiece]) -> bytes:
+        """One page of a peer's rank, of all its parts."""
+        rank, heads = self._ranks[0], sum(share.heads for _, share in parts)
+        page = np.empty((rank.rows, heads, rank.head_bytes), np.uint8)
+        for part, share in parts:
+            rows = np.frombuffer(part, np.uint8).reshape(rank.rows, share.heads, -1)
+            page[:, share.first : share.first + share.heads] = rows
+        return page.tobytes()
 
     def poll(self) -> None:
-        """Tell of the copies that stopped, in the order in which they were asked for."""
-        for done in self._thread.finished():
-            self._running.pop(done.job)(done.error)
+        """Tell of the copies that stopped, of each rank in the order in which they were asked for."""
+        for thread in self._threads:
+            for done in thread.finished():
+                self._running.pop(done.job)(done.error)
 
     @property
     def copying(self) -> bool:
@@ -69,31 +87,58 @@ class PageStaging:
         return bool(self._running)
 
     def stop(self, deadline: float) -> bool:
-        """Ends the thread; False if it still copies at `deadline` (monotonic seconds)."""
-        return self._thread.close(deadline)
+        """Ends the threads; False if one still copies at `deadline` (monotonic seconds)."""
+        return all([thread.close(deadline) for thread in self._threads])
 
     def close(self) -> None:
-        """Ends the thread and removes the file; the memory goes with the last view of it."""
+        """Ends the threads and removes the file; the memory goes with the last view of it."""
         if self.stop(time.monotonic() + STOP_S):
-            if self._stream is not None:
+            if self._locked:
                 unpin(self._host)
-            self._host = self._device = torch.empty(0)
+            self._host, self._ranks = torch.empty(0), []
         self._path.unlink(missing_ok=True)
 
-    def _submit(self, do: Callable[[], int], then: Then) -> None:
+    def _submit(self, share: PageShare, do: Callable[[], int], then: Then) -> None:
         number = next(self._numbers)
         self._running[number] = then
-        self._thread.submit(number, do)
+        self._threads[share.rank].submit(number, do)
 
     @torch.inference_mode()
-    def _copy(
-        self, source: torch.Tensor, src: Sequence[int], target: torch.Tensor, dst: Sequence[int]
-    ) -> int:
-        """The bytes moved; when it returns they are there. On the thread."""
-        with copying_on(self._stream):
-            for first, to, count in runs(tuple(src), tuple(dst)):
-                target[to : to + count].copy_(source[first : first + count], non_blocking=True)
-        return len(src) * source.shape[1] * source.itemsize
+    def _copy_out(self, share: PageShare, pages: Sequence[int], slots: Sequence[int]) -> int:
+        """The bytes moved; when it returns they are there. On the rank's thread, as `_copy_in`."""
+        rank = self._ranks[share.rank]
+        with copying_on(rank.stream):
+            if not share.heads:
+                return _copy_runs(rank.pages, pages, self._host, slots)
+            parts = rank.gather(pages, share)
+            for slot, part in zip(slots, parts, strict=True):
+                self._part(slot, share).copy_(part, non_blocking=True)
+        return parts.nbytes
+
+    @torch.inference_mode()
+    def _copy_in(self, share: PageShare, slots: Sequence[int], pages: Sequence[int]) -> int:
+        rank = self._ranks[share.rank]
+        with copying_on(rank.stream):
+            if not share.heads:
+                return _copy_runs(self._host, slots, rank.pages, pages)
+            size = (len(slots), rank.part_bytes(share))
+            parts = torch.empty(size, dtype=torch.uint8, device=rank.pages.device)
+            for slot, part in zip(slots, parts, strict=True):
+                part.copy_(self._part(slot, share), non_blocking=True)
+            rank.scatter(parts, pages, share)
+        return parts.nbytes
+
+    def _part(self, slot: int, share: PageShare) -> torch.Tensor:
+        """The beginning of a slot: uint8 [bytes of a part]."""
+        part: torch.Tensor = self._host[slot].view(torch.uint8)[: self._ranks[0].part_bytes(share)]
+        return part
+
+
+def _copy_runs(source: torch.Tensor, src: Sequence[int], target: torch.Tensor, dst: Sequence[int]) -> int:
+    """Copies whole pages, runs of them in one go; returns the bytes."""
+    for first, to, count in runs(tuple(src), tuple(dst)):
+        target[to : to + count].copy_(source[first : first + count], non_blocking=True)
+    return len(src) * source.shape[1] * source.itemsize
 
 
 @dataclass(frozen=True)
@@ -111,9 +156,17 @@ class StagingInlet:
         """Takes slots back, in which nothing is copied any more."""
         self.slots.give(slots)
 
-    def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:
-        """Copies slots to pages of the pool; `poll` calls `then` when that has stopped."""
-        self.staging.copy_in(slots, pages, then)
+    def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then, target: PageShare) -> None:
+        """Copies slots to pages of a rank's pool; `poll` calls `then` when that has stopped."""
+        self.staging.copy_in(slots, pages, then, target)
+
+    def part(self, slot: int, width: int) -> bytes:
+        """The first `width` bytes of a slot."""
+        return self.staging.area.pages[slot, :width].tobytes()
+
+    def joined(self, parts: Sequence[PagePiece]) -> bytes:
+        """One page of a peer's rank, of all its parts."""
+        return self.staging.joined(parts)
 
     def poll(self) -> None:
         """Tells of the copies that have stopped."""

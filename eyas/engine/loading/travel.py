@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from eyas.common.machine.gpus import number_of
 from eyas.common.types import KvKind, Role
@@ -26,13 +26,13 @@ from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.stager import StagingOutlet
 from eyas.engine.kv.staging import PageStaging, StagingInlet
 from eyas.engine.loading.spec import EngineSpec
-from kv_transfer.area import PoolArea
+from kv_transfer.area import DeviceArea
 from kv_transfer.backends.base import BackendSite, TransferBackend
-from kv_transfer.backends.table import NONE, backend, direct, usable
+from kv_transfer.backends.table import NONE, backend, usable
 from kv_transfer.copier import PageCopier
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.host_files import new_path
-from kv_transfer.layout import window_pages
+from kv_transfer.layout import RankPools, window_pages
 from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.peers import KvPeers, PeerRoutes
 from kv_transfer.windows import AT_ONCE
@@ -73,7 +73,10 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: EventOutbox) -
     moving = {group: reach for group, reach in reaches.items() if reach.backends}
     windows = {group: window_pages(pool.shape.page_bytes) for group, pool in pools.items()}
     copiers = {group: reach.copier(windows[group]) for group, reach in reaches.items()}
-    routes = {group: PeerRoutes(reach.backends, spec.config.transfer) for group, reach in reaches.items()}
+    routes = {
+        group: PeerRoutes(reach.backends, spec.config.transfer, reach.pools(spec, group))
+        for group, reach in reaches.items()
+    }
     size, numbers = spec.config.page_size, itertools.count(1)
     return PageTransfer(
         board=board,
@@ -119,6 +122,10 @@ class _PoolRoute:
     def copier(self, window: int) -> PageCopier:
         return PageCopier(self.backends, window, self.inlet)
 
+    def pools(self, spec: EngineSpec, group: KvKind) -> RankPools:
+        """Those that pages come to."""
+        return RankPools(spec.geometry(group), spec.config.tensor_parallel_size, self.inlet is not None)
+
     def info(self, spec: EngineSpec, group: KvKind, board: Export) -> PoolInfo:
         ranks = tuple(self._rank(rank, checksum) for rank, checksum in enumerate(self.checksums))
         arithmetic = spec.page_arithmetic(group)
@@ -133,44 +140,50 @@ class _PoolRoute:
 def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
     if spec.config.transfer == NONE:
         return _PoolRoute(wire, {})
-    if spec.config.tensor_parallel_size > 1:
-        return _of_ranks(spec, group, pool, wire)
-    if pool.area is None:
+    if pool.area is None or spec.config.tensor_parallel_size > 1:
         return _beside(spec, group, pool, wire)
     site = BackendSite(pool.area, spec.config.pool_dir, wire, host=_host(spec))
     return _PoolRoute(wire, _backends(spec, site), (pool.checksum,), pool.area.path)
 
 
-def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
-    """Pools of several GPUs, without staging: only a direct way leads there."""
+@dataclass(frozen=True)
+class OtherRank:
+    """A further rank's pool as rank 0 has it: also as a tensor; and the checksum of its proof page."""
+
+    area: DeviceArea
+    pages: torch.Tensor
+    checksum: int
+
+
+def other_ranks(spec: EngineSpec, group: KvKind, pool: KvPool) -> list[OtherRank]:
+    """Maps the pools of the other ranks until `pool` is closed."""
     first, geometry = number_of(spec.config.device), spec.geometry(group)
-    others = [
-        FollowerPool.at(spec.giver(group, rank), geometry, partial(CudaDriver, first + rank))
-        for rank in range(1, spec.config.tensor_parallel_size)
-    ]
-    pool.attached += others
-    devices = (pool.device_area(), *(other.area for other in others))
-    site = BackendSite(PoolArea(np.empty((1, 0), np.uint8)), spec.config.pool_dir, wire, devices)
-    checksums = (pool.checksum, *(other.checksum for other in others))
-    return _PoolRoute(
-        wire, {name: backend(name)(site) for name in usable(spec.config.encrypted) if direct(name)}, checksums
-    )
+    others = []
+    for rank in range(1, spec.config.tensor_parallel_size):
+        other = FollowerPool.at(spec.giver(group, rank), geometry, partial(CudaDriver, first + rank))
+        pool.attached.append(other)
+        pages = other.pages(pool.shape, f"cuda:{first + rank}")
+        others.append(OtherRank(other.area, pages, other.checksum))
+    return others
 
 
 def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
-    """A device's pool: staging beside it, for the ways that need some."""
+    """The pools of a device, or of several: staging beside them, for the ways that need some."""
+    others = other_ranks(spec, group, pool) if spec.config.tensor_parallel_size > 1 else []
     window = window_pages(pool.shape.page_bytes)
     slots = max(AT_ONCE * window, min(STAGED_BYTES // pool.shape.page_bytes, pool.shape.all_pages))
     out = slots if Role.PREFILL in spec.config.roles else 0
     back = slots if set(spec.config.roles) != {Role.PREFILL} else 0
-    staging = PageStaging(pool, new_path(group.value, Path(spec.config.pool_dir)), out + back)
+    path = new_path(group.value, Path(spec.config.pool_dir))
+    staging = PageStaging(pool, path, out + back, [other.pages for other in others])
     text = "staging of %s KV: %d pages to leave and %d to come, %.0f MiB in %s"
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
-    site = BackendSite(staging.area, spec.config.pool_dir, wire, (pool.device_area(),), _host(spec))
+    devices = (pool.device_area(), *(other.area for other in others))
+    site = BackendSite(staging.area, spec.config.pool_dir, wire, devices, _host(spec))
     return _PoolRoute(
         wire,
         _backends(spec, site),
-        (pool.checksum,),
+        (pool.checksum, *(other.checksum for other in others)),
         staging.area.path,
         StagingOutlet(staging, SlotAllocator(range(out)), proof=pool.shape.all_pages),
         StagingInlet(staging, SlotAllocator(range(out, out + back))),

@@ -1,0 +1,216 @@
+"""Pages between groups of ranks of any two sizes: every rank gets its heads of every page, and nothing else.
+
+The specification is a slice of the pages of one rank that has all heads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import zlib
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from eyas.common.errors import TransferFailed
+from eyas.common.types import RankPages
+from eyas.common.wire.pool import PoolInfo, RankPool
+from eyas.engine.kv.format import KvFormat
+from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.kv.rank_pages import PagesByHeads
+from eyas.engine.kv.slots import SlotAllocator
+from eyas.engine.kv.staging import PageStaging, StagingInlet
+from kv_transfer.area import DeviceArea
+from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource
+from kv_transfer.backends.tcp import TcpBackend
+from kv_transfer.copier import PageCopier
+from kv_transfer.copy_thread import CopyDone
+from kv_transfer.layout import RankPools
+from kv_transfer.peers import PeerRoute
+
+PAGES, SLOTS, WINDOW = 9, 6, 2
+HEADS = KvFormat(layers=2, kv_heads=4, head_dim=16)
+LATENTS = KvFormat(layers=2, kv_heads=1, head_dim=24, latent=16)
+KINDS = {
+    "heads": (HEADS, torch.bfloat16),
+    "fp8": (HEADS, torch.float8_e4m3fn),
+    "latents": (LATENTS, torch.float32),
+}
+
+
+class Group:
+    """A group's pools, filled with random bytes, and staging beside them that a listener serves."""
+
+    def __init__(self, folder: Path, kind: str, ranks: int, seed: int, wire: Any) -> None:
+        form, dtype = KINDS[kind]
+        self.shape = PoolShape(form.of_rank(ranks), pages=PAGES, page_size=4, dtype=dtype)
+        self.pool = KvPool(self.shape)
+        self.ranks = [self.pool.pages, *(torch.empty_like(self.pool.pages) for _ in range(1, ranks))]
+        for rank, pages in enumerate(self.ranks):
+            noise = torch.Generator().manual_seed(10 * seed + (0 if form.latent else rank))
+            pages.view(torch.uint8).random_(generator=noise)
+        self.staging = PageStaging(self.pool, folder / f"staging-{seed}", SLOTS, self.ranks[1:])
+        areas = tuple(DeviceArea(pages.data_ptr(), self.shape.geometry) for pages in self.ranks)
+        self.backend = TcpBackend(BackendSite(self.staging.area, str(folder), wire, areas))
+        self.slots = SlotAllocator(range(SLOTS))
+        self.before = [self.bytes(rank) for rank in range(ranks)]
+
+    def bytes(self, rank: int) -> np.ndarray:
+        """A copy of a rank's pages, uint8 [pages + 1, page rows, heads, bytes of a head]."""
+        pages, geometry = self.ranks[rank].view(torch.uint8).numpy().copy(), self.shape.geometry
+        return pages.reshape(PAGES + 1, geometry.page_rows, geometry.kv_heads, -1)
+
+    def whole(self, pages: list[np.ndarray]) -> np.ndarray:
+        """What one rank with all heads has; of latents each has everything."""
+        return pages[0] if self.shape.geometry.replicated else np.concatenate(pages, axis=2)
+
+    def proof(self, rank: int) -> int:
+        return zlib.crc32(self.bytes(rank)[PAGES].tobytes())
+
+    def info(self) -> PoolInfo:
+        export = self.backend.export()
+        assert export is not None
+        ranks = tuple(RankPool(rank, self.proof(rank), {"tcp": export}) for rank in range(len(self.ranks)))
+        return PoolInfo(1, "hash", self.shape.geometry, ranks)
+
+    def close(self) -> None:
+        assert self.backend.close(time.monotonic() + 5.0)
+        self.pool.close()
+
+
+class Owner:
+    """The fronts between a puller and the owner's staging. `staged`: what was asked for: pages of a rank."""
+
+    def __init__(self) -> None:
+        self.group: Group
+        self.asked: list[CopyJob] = []
+        self._staged: list[tuple[CopyJob, tuple[int, ...]]] = []
+        self._waiting: list[CopyJob] = []
+        self._slots: dict[tuple[int, int], list[int]] = {}
+        self._over: list[CopyDone[CopyJob]] = []
+
+    def stage(self, job: CopyJob) -> None:
+        self.asked.append(job)
+        self._waiting.append(job)
+        self._begin()
+
+    def _begin(self) -> None:
+        while self._waiting:
+            slots = self.group.slots.take(len(self._waiting[0].source.pages))
+            if slots is None:
+                return
+            self._copy(self._waiting.pop(0), slots)
+
+    def _copy(self, job: CopyJob, slots: list[int]) -> None:
+        self._slots[job.name] = slots
+        then = lambda error: self._staged.append((job, tuple(slots)))  # noqa: E731
+        self.group.staging.copy_out(job.source.pages, slots, then, job.part.source)
+
+    def read(self, job: CopyJob) -> None:
+        self.group.slots.give(self._slots.pop(job.name))
+        self._over.append(CopyDone(job, 0, 0.0, None))
+        self._begin()
+
+    def staged(self, mine: Container[Any] = ()) -> list[tuple[CopyJob, tuple[int, ...]]]:
+        self.group.staging.poll()
+        staged, self._staged = self._staged, []
+        return staged
+
+    def let_go(self, mine: Container[Any] = ()) -> list[CopyDone[CopyJob]]:
+        over, self._over = self._over, []
+        return over
+
+
+class Pair:
+    """A puller and an owner."""
+
+    def __init__(self, folder: Path, kind: str, there: int, here: int) -> None:
+        self.owner = Owner()
+        self.there = self.owner.group = Group(folder, kind, there, 1, None)
+        self.here = Group(folder, kind, here, 2, self.owner)
+        inlet = StagingInlet(self.here.staging, self.here.slots)
+        self.copier = PageCopier({"tcp": self.here.backend}, WINDOW, inlet)
+        self.info = self.there.info()
+        self.ours = RankPools(self.here.shape.geometry, here, divides=True)
+
+    def route(self, rank: int) -> PeerRoute:
+        source: PeerSource = self.here.backend.open(self.info.ranks[rank].exports["tcp"])
+        return PeerRoute(self.here.backend, source, self.ours.parts(self.info, rank))
+
+    def copy(self, *jobs: CopyJob) -> list[CopyResult]:
+        for job in jobs:
+            self.copier.submit(self.route(job.source.rank), job)
+        results, deadline = [], time.monotonic() + 20.0
+        while len(results) < len(jobs):
+            assert time.monotonic() < deadline
+            results += self.copier.finished()
+        return results
+
+    def close(self) -> None:
+        self.here.close()
+        self.there.close()
+
+
+@contextlib.contextmanager
+def pair(folder: Path, kind: str, there: int, here: int) -> Iterator[Pair]:
+    made = Pair(folder, kind, there, here)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+SRC, DST = (7, 0, 3, 4, 8), (1, 2, 6, 5, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("there", [1, 2, 4])
+@pytest.mark.parametrize("here", [1, 2, 4])
+def test_every_rank_gets_its_heads_and_nothing_else(tmp_path: Path, kind: str, there: int, here: int) -> None:
+    with pair(tmp_path, kind, there, here) as made:
+        jobs = [CopyJob(1, rank, RankPages(rank, SRC), DST) for rank in range(there)]
+        results = made.copy(*jobs)
+        assert all(result.ok and result.path == "tcp" for result in results)
+        wanted = made.here.whole(made.here.before).copy()
+        wanted[list(DST)] = made.there.whole(made.there.before)[list(SRC)]
+        found = [made.here.bytes(rank) for rank in range(here)]
+        if made.here.shape.geometry.replicated:
+            assert all((one == wanted).all() for one in found)
+        else:
+            assert (made.here.whole(found) == wanted).all()
+        page = made.here.shape.page_bytes
+        assert sum(result.bytes for result in results) == len(SRC) * page * here
+        assert made.here.slots.free == made.there.slots.free == SLOTS
+        assert all(job.part.width == 0 for job in made.owner.asked) == (there == here or kind == "latents")
+
+
+@pytest.mark.parametrize(("there", "here"), [(2, 1), (1, 2), (4, 2), (2, 2)])
+def test_a_proof_is_the_whole_page_of_a_rank_in_its_parts(tmp_path: Path, there: int, here: int) -> None:
+    with pair(tmp_path, "heads", there, here) as made:
+        for rank in range(there):
+            for proof, right in ((made.there.proof(rank), True), (7, False)):
+                job = CopyJob(1, 2 * rank + right, RankPages(rank, (PAGES,)), (3,), proof)
+                (result,) = made.copy(job)
+                assert result.ok == right and result.job is job
+                assert right or isinstance(result.error, TransferFailed)
+        assert [made.here.bytes(rank).tobytes() for rank in range(here)] == [
+            one.tobytes() for one in made.here.before
+        ], "a proof ends in staging"
+
+
+def test_other_heads_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that begins one head later than it should."""
+    gather = PagesByHeads.gather
+
+    def made_wrong(self, pages, share):
+        return gather(self, pages, msgspec.structs.replace(share, first=share.first ^ 1))
+
+    monkeypatch.setattr(PagesByHeads, "gather", made_wrong)
+    with pair(tmp_path, "heads", 1, 4) as made:
+        (result,) = made.copy(CopyJob(1, 0, RankPages(0, (PAGES,)), (3,), made.there.proof(0)))
+        assert not result.ok
