@@ -232,14 +232,14 @@ async def test_an_idle_owner_looks_after_pages_on_their_way_out(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its naps are long here, and its copies to staging end after its last step."""
-    copy = PageStaging._copy
+    copy = PageStaging._copy_out
 
     def slowly(*args: Any) -> int:
         time.sleep(0.2)
         return copy(*args)
 
     async with pair(config, tmp_path, "grpc") as (a, b), decoding(b) as decode:
-        monkeypatch.setattr(PageStaging, "_copy", slowly)
+        monkeypatch.setattr(PageStaging, "_copy_out", slowly)
         monkeypatch.setattr(loop_engine, "IDLE_S", 8.0)
         began = time.monotonic()
         decode.attach(request(0), await prefill(a, request(0)))

@@ -18,17 +18,17 @@ class ByHand:
     """The copy thread of a staging, whose jobs are done when the test says so, in order."""
 
     def __init__(self, staging: PageStaging) -> None:
-        staging._thread.close(time.monotonic() + 5.0)
+        staging._threads[0].close(time.monotonic() + 5.0)
         self.jobs: list[tuple[int, object]] = []
         self.out: list[tuple[list[int], tuple[int, ...]]] = []  # pages and slots of the jobs
         self.broken: TransferFailed | None = None
-        staging._thread = self  # type: ignore[assignment]
+        staging._threads = [self]  # type: ignore[list-item]
         self._staging, self._copy_out = staging, staging.copy_out
         staging.copy_out = self.copy_out  # type: ignore[method-assign]
 
-    def copy_out(self, pages, slots, then) -> None:
+    def copy_out(self, pages, slots, then, share) -> None:
         self.out.append((pages, slots))
-        self._copy_out(pages, slots, then)
+        self._copy_out(pages, slots, then, share)
 
     def submit(self, job: int, do: object) -> None:
         self.jobs.append((job, do))

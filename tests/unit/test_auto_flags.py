@@ -59,8 +59,8 @@ def test_several_gpus_are_for_the_auto_layout(
             "--tpot-target: needs --layout auto, and this one is",
         ),
         (
-            ("--device", "cuda", "--layout", "auto", "--tp", "2", "--transfer", "grpc"),
-            "--transfer: grpc leads to one GPU, and GPUs that share a model take",
+            ("--device", "cuda", "--layout", "auto", "--tp", "2", "--transfer", "shm"),
+            "--transfer: shm leads to a CPU's pools, and GPUs that share a model have none",
         ),
     ],
 )

@@ -253,14 +253,14 @@ def test_a_cancelled_job_whose_windows_all_came_is_a_copy_like_any_other(landing
 def test_it_is_not_closed_while_slots_are_copied_into_the_pool(
     landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, gate, copy = threading.Event(), threading.Event(), PageStaging._copy
+    begun, gate, copy = threading.Event(), threading.Event(), PageStaging._copy_in
 
     def gated(*args: Any) -> int:
         begun.set()
         assert gate.wait(10)
         return copy(*args)
 
-    monkeypatch.setattr(PageStaging, "_copy", gated)
+    monkeypatch.setattr(PageStaging, "_copy_in", gated)
     landing.submit(job(0, (50,), (3,)))
     landing.backend.finish()
     landing.copier.finished()

@@ -162,7 +162,13 @@ def test_whoever_lacks_the_token_gets_nothing(ends: Ends) -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [struct.pack("<III", 1, 0, 10**6), struct.pack("<I", 0), struct.pack("<I", 2**31)],
+    [
+        struct.pack("<IQII", 1, PAGE, 0, 10**6),
+        struct.pack("<IQ", 0, PAGE),
+        struct.pack("<IQ", 2**31, PAGE),
+        struct.pack("<IQ", 1, 0),
+        struct.pack("<IQ", 1, PAGE + 1),
+    ],
 )
 def test_a_request_that_makes_no_sense_ends_its_connection(ends: Ends, request_: bytes) -> None:
     export = ends.owners.export()

@@ -282,7 +282,7 @@ def wait_for_one(backend: NixlBackend) -> None:
 @pytest.mark.parametrize("field", ["agent", "metadata", "memory"])
 def test_an_export_of_something_else_is_refused(field: str) -> None:
     backend = NixlBackend(BackendSite(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
-    export = {"agent": b"a", "metadata": b"m", "memory": struct.pack("<QQ", 4096, 1)}
+    export = {"agent": b"a", "metadata": b"m", "memory": struct.pack("<QQQ", 4096, 1, PAGE)}
     backend.open(export)
     with pytest.raises(ConfigError, match="is not a NIXL agent's"):
         backend.open({name: value for name, value in export.items() if name != field})
@@ -292,7 +292,13 @@ def test_an_export_of_something_else_is_refused(field: str) -> None:
 def test_an_export_of_no_pages_or_too_many_is_refused(pages: int) -> None:
     backend = NixlBackend(BackendSite(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"has {pages} pages"):
-        backend.open({"agent": b"a", "metadata": b"m", "memory": struct.pack("<QQ", 4096, pages)})
+        backend.open(
+            {
+                "agent": b"a",
+                "metadata": b"m",
+                "memory": struct.pack("<QQQ", 4096, pages, PAGE),
+            }
+        )
 
 
 def test_staging_is_told_as_what_it_is() -> None:

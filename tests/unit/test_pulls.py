@@ -41,12 +41,14 @@ from kv_transfer.backends.base import BackendSite
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import StreamBackend
 from kv_transfer.copier import PageCopier
+from kv_transfer.layout import RankPools
 from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.peers import KvPeers, PeerRoutes
 
 STOPPED = WireFailure("cancelled", "the pull was given up")
 BROKEN = WireFailure("unavailable", "the peer is gone")
 PROOF = bytes(range(128))
+OURS = RankPools(GEOMETRY)
 INFO = PoolInfo(7, "m", GEOMETRY, (RankPool(0, zlib.crc32(PROOF), {"grpc": {}}),))
 assert len(PROOF) == GEOMETRY.page_bytes and POOL.geometry.pages == 64
 
@@ -65,7 +67,7 @@ class FrontRig(Rig):
         self.area, wire = PoolArea.new(memory, GEOMETRY.page_bytes, "/dev/shm/here"), FrontWire(self.outbox)
         site = BackendSite(self.area, "/dev/shm", wire)
         backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
-        copier, routes = PageCopier(backends, window=4), PeerRoutes(backends, self.transfer)
+        copier, routes = PageCopier(backends, window=4), PeerRoutes(backends, self.transfer, OURS)
         return PullManager(copier, routes, wire, PAGE, self.outbox, itertools.count(1), KvPeers(self.boards))
 
     def tell(self, *commands: object) -> list[Event]:
@@ -253,4 +255,4 @@ def test_a_worker_without_the_way_that_it_may_take_says_so() -> None:
     pages = KvPeers("").meet("w1", KvKind.TARGET, INFO).pages(KvKind.TARGET, 0)
     for transfer, says in (("grpc", "this worker has no way named grpc"), ("auto", "no way leads to")):
         with pytest.raises(EyasError, match=says):
-            PeerRoutes({}, transfer).search(pages).next()
+            PeerRoutes({}, transfer, OURS).search(pages).next()
