@@ -80,7 +80,7 @@ def _tokenizer(args: argparse.Namespace) -> str | None:
 
 def _engine(args: argparse.Namespace) -> EngineConfig:
     """Makes an engine's configuration. Nothing is fetched from the hub until all flags are checked."""
-    _check_transfer(args.transfer, args.tensor_parallel_size)
+    _check_transfer(args.transfer)
     _check_tiers(args)
     if args.device == "cpu" and args.transfer in table.BACKENDS and table.direct(args.transfer):
         reason = f"{args.transfer} goes from GPU to GPU (--device cuda)"
@@ -135,8 +135,8 @@ def _draft_folder(args: argparse.Namespace) -> str | None:
     return folder
 
 
-def _check_transfer(transfer: str, ranks: int) -> None:
-    if reason := table.missing(transfer) or table.unfit(transfer, ranks):
+def _check_transfer(transfer: str) -> None:
+    if reason := table.missing(transfer):
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
@@ -404,7 +404,6 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
         text = f"--decode-tp: {counts['decode_tp']} is not --prefill-tp {counts['prefill_tp']}, as"
         why = "sums over another number of GPUs have other bits"
         raise ConfigError(f"{text} --deterministic asks: {why}", param="decode-tp")
-    _check_transfer(engine.transfer, max(counts["prefill_tp"], counts["decode_tp"]))
     brought = _brought(engine)
     if gateway.model == engine.model:
         gateway = dataclasses.replace(gateway, model=brought.model, tokenizer=brought.tokenizer)

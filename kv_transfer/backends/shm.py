@@ -38,6 +38,10 @@ class MappedArea(PeerSource):
     direct: bool = False
 
     @property
+    def divides(self) -> bool:
+        return False
+
+    @property
     def current(self) -> bool:
         try:
             return os.stat(self.path).st_ino == self.inode
@@ -109,7 +113,7 @@ class ShmBackend(ReadingBackend):
 
 
 def _reachable(site: BackendSite) -> bool:
-    """Whether there is one device whose driver can copy into the pool. (Ranks have no staging.)"""
+    """Whether there is one device whose driver can copy into the pool. (Ranks have slots of ours between.)"""
     return len(site.devices) == 1 and site.devices[0].allocation is not None
 
 

@@ -27,8 +27,6 @@ BACKENDS = {
 
 IN_PLAIN = ("nixl", "tcp")  # they leave the host, and what they move is not encrypted
 
-OF_HOST_POOLS = ("shm",)  # they map another process's pool in the host's memory
-
 _LIBRARIES = {"nixl": "nixl"}  # by backend: a module that not every machine has, also the name of its extra
 
 _log = logging.getLogger("eyas.pulls")
@@ -45,13 +43,6 @@ def missing(name: str) -> str:
 def direct(name: str) -> bool:
     """Whether a backend of the table goes from GPU to GPU."""
     return cast("type[TransferBackend]", pkgutil.resolve_name(BACKENDS[name])).direct
-
-
-def unfit(transfer: str, ranks: int) -> str:
-    """Why `transfer` moves no pages of `ranks` GPUs that share a model; empty if it can be asked for."""
-    if ranks == 1 or transfer not in OF_HOST_POOLS:
-        return ""
-    return f"{transfer} leads to a CPU's pools, and GPUs that share a model have none"
 
 
 def usable(encrypted: bool = False) -> list[str]:

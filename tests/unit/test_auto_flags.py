@@ -58,10 +58,6 @@ def test_several_gpus_are_for_the_auto_layout(
             ("--layout", "unified", "--tpot-target", "2"),
             "--tpot-target: needs --layout auto, and this one is",
         ),
-        (
-            ("--device", "cuda", "--layout", "auto", "--tp", "2", "--transfer", "shm"),
-            "--transfer: shm leads to a CPU's pools, and GPUs that share a model have none",
-        ),
     ],
 )
 def test_what_the_auto_layout_cannot_have_is_refused(flags: tuple[str, ...], says: str) -> None:

@@ -46,7 +46,7 @@ def config(tmp_path: Path) -> EngineConfig:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("by", ["tcp"])
+@pytest.mark.parametrize("by", ["tcp", "grpc"])
 @pytest.mark.parametrize(("there", "here"), [(2, 1), (1, 2)])
 async def test_unequal_groups_give_what_one_worker_gives(
     config: EngineConfig, tmp_path: Path, there: int, here: int, by: str

@@ -114,10 +114,3 @@ def test_a_worker_that_needs_others_lets_its_pages_travel(spec: EngineSpec, role
     config = dataclasses.replace(spec.config, transfer="none", roles=roles)
     with pytest.raises(ConfigError, match="--transfer: none, but only a worker with all roles"):
         build_engine(config, QueueLink(lambda event: None))
-
-
-def test_gpus_that_share_a_model_have_no_pools_in_host_memory(spec: EngineSpec) -> None:
-    config = dataclasses.replace(spec.config, transfer="shm", tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match="--transfer: shm leads to a CPU's pools") as refused:
-        build_engine(config, QueueLink(lambda event: None))
-    assert refused.value.param == "transfer"

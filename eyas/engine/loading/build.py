@@ -75,7 +75,7 @@ from eyas.engine.speculation.drafters.base import Drafter
 from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
 from eyas.engine.speculation.drafters.lookup import LookupDrafter
 from eyas.engine.speculation.drafters.remote import RemoteDrafter
-from kv_transfer.backends.table import NONE, unfit
+from kv_transfer.backends.table import NONE
 from kv_transfer.host_files import new_path, own_prefix, sweep
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import LeaseOwner
@@ -165,8 +165,6 @@ def _check_transfer(config: EngineConfig) -> None:
     if config.transfer == NONE and set(config.roles) != set(Role):
         text = "--transfer: none, but only a worker with all roles needs no other's pages"
         raise ConfigError(text, param="transfer")
-    if reason := unfit(config.transfer, config.tensor_parallel_size):
-        raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
 def _check_attention_ranks(config: EngineConfig) -> None:
