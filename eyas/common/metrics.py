@@ -95,6 +95,7 @@ _TOTALS = {
     "store_bytes_out": ("store_bytes_out", "KV bytes written to a disk or a shared store"),
     "store_bytes_in": ("store_bytes_in", "KV bytes read from there"),
     "store_failures": ("store_failures", "Calls that a disk or a shared store failed"),
+    "store_slow": ("store_slow", "Prompts computed because that was faster than their KV from there"),
     "host_tokens": ("host_cache_tokens", "Prompt tokens whose KV came back from the host"),
     "host_bytes_out": ("host_cache_bytes_out", "KV bytes copied to the host"),
     "host_bytes_in": ("host_cache_bytes_in", "KV bytes copied back from the host"),

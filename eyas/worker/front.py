@@ -372,6 +372,7 @@ class WorkerFront:
             store_bytes_out=load.host.store_bytes_out,
             store_bytes_in=load.host.store_bytes_in,
             store_failures=load.host.store_failures,
+            store_slow=load.host.store_slow,
             state_hits=load.states.hits,
             state_tokens=load.states.tokens,
             state_missed=load.states.missed,

@@ -21,7 +21,7 @@ from eyas.common.types import GenerationRequest
 from eyas.configuration import serve_config
 from eyas.engine.ipc.messages import HostCache
 from eyas.engine.kv import cold_tier
-from eyas.engine.kv.cold_tier import ColdTier
+from eyas.engine.kv.cold_tier import READERS, ColdTier, StorePace
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.stores.disk import DiskStore
 from eyas.engine.kv.stores.shared import SharedStore
@@ -40,7 +40,7 @@ Answers = list[list[int]]
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     """Of one that would rather load than compute, however fast it computes."""
     monkeypatch.setattr(host_loads, "LEAST_TOKENS", 32)
-    monkeypatch.setattr(ColdTier, "fetch_s", lambda tier, pages: 0.0)
+    monkeypatch.setattr(ColdTier, "_is_quick", lambda tier, store: True)
     monkeypatch.setattr(HostTier, "load_s", lambda tier, pages: 0.0)
     return EngineConfig(
         draft=None, num_pages=64, max_running=2, chunk_tokens=64, pool_dir=str(tmp_path), worker="alone"
@@ -139,15 +139,60 @@ def test_what_a_disk_spoils_or_loses_is_computed(
     assert again == plain and cached == counts.store_tokens == 0 and counts.store_misses > 0
 
 
-@pytest.mark.slow
+class Slow(DiskStore):
+    """Takes a hundred times as long as computing a page does."""
+
+    page_s = 5e-4
+    reads = 0
+
+    def get(self, key: bytes, parts: object) -> bool:
+        Slow.reads += 1
+        time.sleep(100 * self.page_s)
+        return super().get(key, parts)
+
+
 def test_pages_come_back_only_where_computing_takes_longer(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One text is lost to finding out, and one more whenever that was long ago."""
+    monkeypatch.undo()
+    monkeypatch.setattr(host_loads, "LEAST_TOKENS", 32)
+    monkeypatch.setattr("eyas.engine.loading.host_cache.DiskStore", Slow)
+    tier = cold_tier.ColdTier.__init__
+    monkeypatch.setattr(ColdTier, "__init__", lambda self, *given: tier(self, *given[:-1], Slow.page_s))
     config = on_disk(config, tmp_path)
     plain, _, _ = life(config)
-    monkeypatch.setattr(ColdTier, "fetch_s", lambda tier, pages: 1e6)
-    again, cached, counts = life(config)
-    assert again == plain and cached == counts.store_tokens == counts.store_misses == 0
+    for again_s, least, most, slow in ((30.0, 1, 4, 2), (0.0, 20, 30, 0)):
+        monkeypatch.setattr(cold_tier, "TRY_S", again_s)
+        Slow.reads = 0
+        again, _, counts = life(config)
+        assert again == plain and least <= Slow.reads <= most and counts.store_slow == slow
+
+
+def test_a_stores_pace_is_that_of_its_newest_reads() -> None:
+    pace = StorePace(0.0, -100.0).after(4.0, 0.0)
+    assert pace.page_s == 4.0 / READERS
+    assert pace.after(8.0, 1.0).page_s == pytest.approx((0.8 * 4.0 + 0.2 * 8.0) / READERS)
+    assert pace.after(8.0, 31.0).page_s == 8.0 / READERS, "what was long ago still counts"
+
+
+def test_pages_come_back_while_their_sequence_is_in_the_queue(config: EngineConfig, tmp_path: Path) -> None:
+    config = replace(on_disk(config, tmp_path), max_running=1)
+    life(config, PROMPTS[:1])
+    cluster = Loopback(config)
+    try:
+        host = cluster.workers["alone"].engine._scheduler.host
+        wait(lambda: host.tier._known > 0)
+        long = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+        first = cluster.submit(GenerationRequest("first", PROMPTS[1][:40], long), split=False)
+        params = SamplingParams(temperature=0.7, seed=3, max_tokens=4, ignore_eos=True)
+        second = cluster.submit(GenerationRequest("second", PROMPTS[0], params), split=False)
+        wait(lambda: host.cold.counts.hits == 9)
+        assert not first.done.is_set(), "they came when it was its turn"
+        wait_all([first, second], 60)
+        assert second.entries[0].timings.cached_tokens == 9 * 16
+    finally:
+        cluster.close()
 
 
 def test_a_gap_ends_what_comes_back(config: EngineConfig, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ class HostCache(msgspec.Struct, frozen=True, array_like=True):
     """The host tier: `pages` that it holds, prompt tokens loaded from it, bytes copied to it and back.
 
     Of the stores behind it: prompt tokens that came from there, looks that ended at a page that was not
-    there, bytes written and read, and calls that failed.
+    there, bytes written and read, calls that failed, and prompts that were computed because that was faster.
     """
 
     pages: int = 0
@@ -279,6 +279,7 @@ class HostCache(msgspec.Struct, frozen=True, array_like=True):
     store_bytes_out: int = 0
     store_bytes_in: int = 0
     store_failures: int = 0
+    store_slow: int = 0
 
 
 class StateCache(msgspec.Struct, frozen=True, array_like=True):

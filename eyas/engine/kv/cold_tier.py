@@ -1,7 +1,8 @@
 """The cold tier: pages that came to host memory are written to stores behind it, and come back from there.
 
 Both ways are beside the loop: a thread writes, and another reads. What it cannot write in time it leaves out.
-A store that fails is left alone for a while; whatever it loses is computed again.
+A store that fails is left alone for a while; whatever it loses is computed again. So is what it gives more
+slowly than the engine computes, by the reads until now: such a store is tried again now and then.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ BATCH = 32  # pages that are read before it is looked how many came
 READERS = 4  # threads of a batch
 MOST_WRITES = 256  # pages that wait to be written
 REST_S = 5.0  # a store that failed is asked again then
+TRY_S = 30.0  # and one that was too slow
+NEWEST = 0.2  # the weight of the newest read in a store's pace
 
 Then: TypeAlias = Callable[[], None]
 PartsOf: TypeAlias = Callable[[int], Parts]
@@ -40,31 +43,51 @@ class _Fetch:
 
 
 @dataclass
+class StorePace:
+    """Seconds in which a store gives a page while READERS read, as its reads went until `at` (monotonic)."""
+
+    page_s: float
+    at: float
+
+    def after(self, seconds: float, now: float) -> StorePace:
+        """With one more read, of so many seconds. An old pace says nothing any more."""
+        newest = seconds / READERS
+        old = now > self.at + TRY_S
+        return StorePace(newest if old else self.page_s + NEWEST * (newest - self.page_s), now)
+
+
+@dataclass
 class StoreCounts:
-    """Running totals, of pages and bytes. `failures`: calls that a store did not answer as it should."""
+    """Running totals, of pages and bytes. `failures`: calls that a store did not answer as it should; `slow`:
+    prompts that were computed because that was faster.
+    """
 
     hits: int = 0
     misses: int = 0
     bytes_out: int = 0
     bytes_in: int = 0
     failures: int = 0
+    slow: int = 0
 
 
 class ColdTier:
-    """Behind `tier`, whose slots' bytes `parts` gives. `stores`: the nearest first. One thread uses it."""
+    """Behind `tier`, whose slots' bytes `parts` gives. `stores`: the nearest first. `page_s`: seconds that
+    the engine takes to compute a page. One thread uses it.
+    """
 
-    def __init__(self, tier: HostTier, parts: PartsOf, stores: Sequence[PageStore]) -> None:
+    def __init__(self, tier: HostTier, parts: PartsOf, stores: Sequence[PageStore], page_s: float) -> None:
         self._tier = tier
         self._parts = parts
         self._stores = list(stores)
+        self._page_s = page_s
         self._rests: dict[str, float] = {}  # until when, by store
+        self._paces: dict[str, StorePace] = {}  # by store
         self._numbers = itertools.count()
         self._out: CopyThread[int] = CopyThread("cold-out")
         self._in: CopyThread[int] = CopyThread("cold-in")
         self._readers = ThreadPoolExecutor(READERS, "cold-read")
         self._writing: dict[int, Sequence[bytes]] = {}
         self._reading: dict[int, tuple[_Fetch, Sequence[bytes]]] = {}
-        self._read_s = 0.0
         self.counts = StoreCounts()
         tier.on_saved = self._saved
 
@@ -73,9 +96,10 @@ class ColdTier:
         """True if `poll` will have something to report soon."""
         return bool(self._writing or self._reading)
 
-    def fetch_s(self, pages: int) -> float:
-        """Seconds that fetching takes, as fetches went until now; 0.0 before the first."""
-        return pages * self._read_s / max(self.counts.hits, 1)
+    @property
+    def pays(self) -> bool:
+        """True if some store works, and gives a page sooner than it is computed, as far as is known."""
+        return any(map(self._is_quick, self._awake()))
 
     def fetch(self, names: Iterator[bytes], deadline: float, then: Then) -> None:
         """Brings pages of these names to host memory, up to the first that no store has. `then`: it is over.
@@ -93,7 +117,6 @@ class ColdTier:
             fetch, names = self._reading.pop(done.job)
             count = done.bytes // self._tier.memory.page_bytes
             self._tier.settle(names, count)
-            self._read_s += done.seconds
             self.counts.hits += count
             self.counts.misses += count < len(names)
             self.counts.bytes_in += done.bytes
@@ -144,16 +167,29 @@ class ColdTier:
             return 0
 
     def _read(self, pages: Sequence[tuple[bytes, int]]) -> int:
-        """The bytes of the first pages that came, without a gap."""
-        came = self._readers.map(lambda page: self._read_one(*page), pages)
-        return len(list(itertools.takewhile(bool, came))) * self._tier.memory.page_bytes
+        """The bytes of the first pages that came, without a gap. None is looked for behind one."""
+        gaps: list[int] = []
+
+        def came(place: int, page: tuple[bytes, int]) -> bool:
+            if gaps and place > min(gaps):
+                return False
+            here = self._read_one(*page)
+            if not here:
+                gaps.append(place)
+            return here
+
+        found = self._readers.map(came, itertools.count(), pages)
+        return len(list(itertools.takewhile(bool, found))) * self._tier.memory.page_bytes
 
     def _read_one(self, name: bytes, slot: int) -> bool:
         """Whether it came. Stores nearer than the one that had it get it, too."""
         nearer: list[PageStore] = []
-        for store in self._awake():
+        for store in filter(self._is_quick, self._awake()):
             try:
-                if store.get(name, self._parts(slot)):
+                began = time.monotonic()
+                here = store.get(name, self._parts(slot))
+                self._took(store, time.monotonic() - began, here=here)
+                if here:
                     for other in nearer:
                         self._put(other, [(name, slot)])
                     return True
@@ -161,6 +197,17 @@ class ColdTier:
             except EyasError as error:
                 self._failed(store, error)
         return False
+
+    def _took(self, store: PageStore, seconds: float, *, here: bool) -> None:
+        """A look that met nothing is quick, unless the store is slow."""
+        now = time.monotonic()
+        pace = self._paces.get(store.name) or StorePace(0.0, now - 2 * TRY_S)
+        if here or seconds / READERS > self._page_s:
+            self._paces[store.name] = pace.after(seconds, now)
+
+    def _is_quick(self, store: PageStore) -> bool:
+        pace = self._paces.get(store.name)
+        return pace is None or pace.page_s < self._page_s or time.monotonic() > pace.at + TRY_S
 
     def _awake(self) -> list[PageStore]:
         now = time.monotonic()

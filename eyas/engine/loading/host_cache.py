@@ -61,9 +61,10 @@ def host_loads(
     _log.info("host cache: %d KV pages, %d tokens", slots, slots * config.page_size)
     memory = HostMemory(pools, slots)
     tier = HostTier(pages, cache, memory)
-    loads = HostLoads(tier, pages, cache, config.page_size, config.chunk_tokens / max(slowest_step_s, 1e-6))
+    rate = config.chunk_tokens / max(slowest_step_s, 1e-6)
+    loads = HostLoads(tier, pages, cache, config.page_size, rate)
     if stores := _stores(loaded, cache):
-        loads.cold = ColdTier(tier, memory.parts, stores)
+        loads.cold = ColdTier(tier, memory.parts, stores, config.page_size / rate)
     return loads
 
 

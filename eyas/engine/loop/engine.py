@@ -245,6 +245,7 @@ class Engine:
             back = self._scheduler.host.poll(now)
             for seq in back:
                 self._scheduler.enqueue(seq)
+            self._scheduler.host.look_ahead(self._scheduler.waiting)
         for pulls in self._pulls:
             pulls.poll(now)
         self._requests.join(now)

@@ -2,15 +2,17 @@
 
 Pages are loaded for the prefix cache, not for a sequence: it then finds them there like any others. So a
 sequence that is cancelled meanwhile leaves nothing behind. What fails, or takes long, is computed. Where
-stores lie behind the host's memory, pages come from there to the host first, likewise.
+stores lie behind the host's memory, pages come from there to the host first, likewise: for the first in the
+queue before it is their turn.
 """
 
 from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -24,6 +26,7 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 
 LEAST_TOKENS = 256  # to load fewer gains nothing: a load takes a turn of the loop, which computes as many
 LOAD_TIMEOUT_S = 1.0  # a sequence waits no longer for its pages
+LOOK_AHEAD = 4  # sequences of the queue whose pages come from stores before it is their turn
 
 
 class LoadDecision(enum.Enum):
@@ -37,11 +40,12 @@ class LoadDecision(enum.Enum):
 @dataclass(eq=False)
 class _ColdFetch:
     """Pages on their way to the host. `sequence`: None once it waits no more, at `deadline` (monotonic
-    seconds) at the latest.
+    seconds) at the latest, or as long as it is in the queue: then they come for `queued`.
     """
 
     sequence: Sequence | None
     deadline: float
+    queued: Sequence | None = field(default=None, kw_only=True)
 
 
 @dataclass(eq=False)
@@ -90,8 +94,8 @@ class HostLoads:
         if self.cold is None:
             return HostCache(*host)
         cold = self.cold.counts
-        stores = (cold.hits * self._size, cold.misses, cold.bytes_out, cold.bytes_in, cold.failures)
-        return HostCache(*host, *stores)
+        stores = (cold.hits * self._size, cold.misses, cold.bytes_out, cold.bytes_in)
+        return HostCache(*host, *stores, cold.failures, cold.slow)
 
     @property
     def loading(self) -> bool:
@@ -110,10 +114,13 @@ class HostLoads:
         """
         if sequence.fetched:
             return LoadDecision.COMPUTE
+        if self._awaits(sequence):
+            return LoadDecision.LOADS
         cached = self._cache.match(tokens, sequence.salt)
         names = self.tier.find(self._cache.names_after(tokens, cached, sequence.salt))
-        if self._fetch(sequence, tokens, cached, len(names)):
+        if fetch := self._fetch(sequence, tokens, cached, len(names)):
             self._pool.drop(cached)
+            fetch.sequence = sequence
             return LoadDecision.LOADS
         answer = self._judge(len(names), pages - len(cached))
         if answer is not LoadDecision.LOADS:
@@ -130,19 +137,43 @@ class HostLoads:
 
     def _fetch(
         self, sequence: Sequence, tokens: SequenceOf[int], cached: SequenceOf[int], found: int
-    ) -> bool:
+    ) -> _ColdFetch | None:
         """Begins to bring what continues the pages on the host from the stores, once for a sequence."""
         left = (len(tokens) - 1) // self._size - len(cached) - found
-        if self.cold is None or sequence.sought or left * self._size < LEAST_TOKENS:
-            return False
+        if self.cold is None or sequence.sought:
+            return None
         sequence.sought = True
-        if self.cold.fetch_s(left) >= left * self._size / self._rate:
-            return False
-        fetch = _ColdFetch(sequence, time.monotonic() + LOAD_TIMEOUT_S)
+        if left * self._size < LEAST_TOKENS:
+            return None
+        if not self.cold.pays:
+            self.cold.counts.slow += 1
+            return None
+        fetch = _ColdFetch(None, time.monotonic() + LOAD_TIMEOUT_S)
         self._fetches.append(fetch)
         names = islice(self._cache.names_after(tokens, cached, sequence.salt), found, None)
         self.cold.fetch(names, fetch.deadline, partial(self._fetched, fetch))
-        return True
+        return fetch
+
+    def look_ahead(self, waiting: Iterable[Sequence]) -> None:
+        """Runs once a loop: brings the pages of those first in the queue to the host, while others run."""
+        if self.cold is None or len(self._fetches) >= LOOK_AHEAD:
+            return
+        for sequence in islice(waiting, LOOK_AHEAD):
+            if not sequence.sought and sequence.generation.scores is None:
+                tokens = sequence.all_tokens()
+                cached = self._cache.match(tokens, sequence.salt)
+                names = self.tier.find(self._cache.names_after(tokens, cached, sequence.salt))
+                if fetch := self._fetch(sequence, tokens, cached, len(names)):
+                    fetch.queued = sequence
+                self._pool.drop(cached)
+
+    def _awaits(self, sequence: Sequence) -> bool:
+        """Lets a sequence whose turn it is wait for the pages that come for it; False: none do."""
+        for fetch in self._fetches:
+            if fetch.queued is sequence:
+                fetch.sequence, fetch.queued = sequence, None
+                return True
+        return False
 
     @property
     def _waiting(self) -> list[_ColdFetch]:
