@@ -33,6 +33,7 @@ COUNT, RUN, DIGEST = struct.Struct("<IQ"), struct.Struct("<II"), struct.Struct("
 MOST_RUNS = 1024  # of a request
 MOST_CONNECTIONS = 256
 HELLO_S, IDLE_S, SEND_S = 5.0, 120.0, 20.0  # for the token; between requests; for the kernel to take more
+AGAIN_S = 0.2  # before it accepts again, where it could not
 
 _log = logging.getLogger("eyas.pulls")
 
@@ -50,6 +51,7 @@ class PageServer:
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         threading.Thread(target=self._accept, name="tcp-listen", daemon=True).start()
 
     @property
@@ -59,6 +61,7 @@ class PageServer:
 
     def close(self) -> None:
         """Hangs up on everyone."""
+        self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
@@ -67,16 +70,23 @@ class PageServer:
                 _hang_up(connection)
 
     def _accept(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
+                self._begin(self._listener.accept()[0])
+            except (OSError, RuntimeError) as error:  # no file, or no thread, is free for it
+                if not self._closing.wait(AGAIN_S):
+                    _log.warning("tcp: a connection for KV pages could not be taken: %s", error)
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Serves a connection on a thread of its own, unless there are too many."""
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(connection)
             if not self._free.acquire(blocking=False):
                 _log.warning("tcp: more than %d connections for KV pages", MOST_CONNECTIONS)
-                connection.close()
-                continue
+                return
+            undo.callback(self._free.release)
             threading.Thread(target=self._connected, args=(connection,), daemon=True).start()
+            undo.pop_all()
 
     def _connected(self, connection: socket.socket) -> None:
         with self._lock:

@@ -199,6 +199,36 @@ def test_many_connections_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
+    ("of", "name", "error"),
+    [
+        (socket.socket, "accept", OSError(24, "Too many open files")),
+        (threading.Thread, "start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_a_moment_without_room_is_over_with_it(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, of: type, name: str, error: Exception
+) -> None:
+    monkeypatch.setattr(tcp_owner, "AGAIN_S", 0.01)
+    export = ends.owners.export()
+    assert export is not None
+    address = ("127.0.0.1", int(export["port"]))
+    left, works = [3], getattr(of, name)
+
+    def fails(self: object) -> object:
+        if threading.current_thread().name != "tcp-listen" or not left[0]:
+            return works(self)
+        left[0] -= 1
+        raise error
+
+    socket.create_connection(address, 5).close()  # it accepts the patched way from the next one on
+    monkeypatch.setattr(of, name, fails)
+    for _ in range(5):
+        socket.create_connection(address, 5).close()
+    ends.backend.start(ends.open(), job((1,), (1,)))
+    assert wait_for(ends.backend.poll, 1)[0].ok and not left[0]
+
+
+@pytest.mark.parametrize(
     "fields", [{"port": b"0"}, {"port": b"x"}, {"host": b""}, {"pages": b"0"}, {"token": b"short"}]
 )
 def test_an_export_that_makes_no_sense_is_not_opened(ends: Ends, fields: dict[str, bytes]) -> None:
