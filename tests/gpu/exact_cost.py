@@ -90,6 +90,14 @@ class Timed(Engine):
                 self._last[entry.id] = now
         super().event(worker, event)
 
+    def answered(self, request: GenerationRequest) -> tuple[float, list[int]]:
+        """A request alone: seconds to its first token, and all tokens. Raises RuntimeError if it fails."""
+        began = time.perf_counter()
+        result = self.submit(request, split=False)
+        if not result.done.wait(LIMIT_S) or result.failure is not None:
+            raise RuntimeError(f"request {request.id}: {result.failure or 'no answer'}")
+        return self._first[request.id] - began, result.tokens[0]
+
     def measured(self, load: Load, seed: int) -> float:
         """The figure of a load, in its unit."""
         dice = random.Random(seed)

@@ -64,7 +64,6 @@ STATES = {
 }
 
 
-@pytest.mark.xfail(reason="not seen on a GPU yet: --deterministic is refused")
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
 def test_nor_do_those_of_a_hybrid(tmp_path: Path, name: str) -> None:
     write_hybrid(tmp_path, name, **SIZES | STATES)

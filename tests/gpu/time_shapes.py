@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,22 +61,34 @@ class Shape:
     dense_bits: float = 16
 
     def floor_ms(self, config: ModelConfig, rows: int) -> float:
-        """A step of that many rows of `config`, which is the model as it was read."""
+        """A step of that many rows of `config`, which is the model as it was read. A state is read and
+        written.
+        """
         bits = sum(self._bits(layer, config.hidden_size, rows) for layer in config.layers)
-        return (bits / 8 + config.vocab_size * config.hidden_size * 2) / BYTES_PER_S * 1e3
+        states = sum(math.prod(layer.delta.state) for layer in config.layers if layer.delta is not None)
+        ends = config.vocab_size * config.hidden_size * 2
+        return (bits / 8 + ends + 2 * 4 * rows * states) / BYTES_PER_S * 1e3
 
     def _bits(self, layer: LayerSpec, hidden: int, rows: int) -> float:
-        attention, mlp = layer.attention, layer.feed_forward
-        stored = 0 if attention.shared_from is not None else 1 if attention.keys_as_values else 2
-        columns = attention.head_dim * (2 * attention.num_heads + stored * attention.num_kv_heads)
+        mlp, mixed = layer.feed_forward, mixing_numbers(layer, hidden) * self.dense_bits
         each, matrices = hidden * mlp.width, 3 if mlp.gated else 2
         if not isinstance(mlp, ExpertsSpec):
-            return (hidden * columns + matrices * each) * self.dense_bits
+            return mixed + matrices * each * self.dense_bits
         touched = mlp.experts * (1 - (1 - mlp.per_row / mlp.experts) ** rows)
         shared = matrices * hidden * mlp.shared_width
         shared_bits = self.expert_bits if mlp.shared_width == mlp.width else self.dense_bits
         experts = touched * matrices * each * self.expert_bits + shared * shared_bits
-        return hidden * columns * self.dense_bits + experts + hidden * mlp.experts * 16
+        return mixed + experts + hidden * mlp.experts * 16
+
+
+def mixing_numbers(layer: LayerSpec, hidden: int) -> int:
+    """The numbers of the matrices of a layer's attention, or of its state."""
+    if layer.delta is not None:
+        return layer.delta.weights(hidden)
+    attention = layer.attention
+    stored = 0 if attention.shared_from is not None else 1 if attention.keys_as_values else 2
+    heads = (2 + attention.gated) * attention.num_heads + stored * attention.num_kv_heads
+    return hidden * attention.head_dim * heads
 
 
 def _gpt_oss(layers: int, experts: int) -> Shape:
@@ -205,12 +219,14 @@ SMALL = {
 }
 
 
-def written(shape: Shape, folder: Path, layers: int, *, small: bool) -> None:
-    """`layers`: of it, if not 0. `small`: with few and small matrices, to try the script."""
-    sizes = replace(shape.sizes, layers=layers or shape.sizes.layers)
-    write_model(replace(sizes, vocab=SMALL["vocab_size"]) if small else sizes, folder)
+def written(
+    shape: Shape, folder: Path, layers: int, *, small: bool, sizes: Mapping[str, int] = SMALL
+) -> None:
+    """`layers`: of it, if not 0. `small`: with few and small matrices of these `sizes`, to try the script."""
+    whole = replace(shape.sizes, layers=layers or shape.sizes.layers)
+    write_model(replace(whole, vocab=sizes["vocab_size"]) if small else whole, folder)
     stated = json.loads((folder / "config.json").read_text()) | shape.stated
-    stated |= {key: size for key, size in SMALL.items() if small and key in stated}
+    stated |= {key: size for key, size in sizes.items() if small and key in stated}
     (folder / "config.json").write_text(json.dumps(stated))
 
 

@@ -24,6 +24,7 @@ from gateway.backends.admission import served_model
 from tests.unit import tensor_core
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, write_format
+from tests.unit.hybrid_rig import write_hybrid
 
 # --- configuration ---------------------------------------------------------------------------------------
 
@@ -217,6 +218,24 @@ def test_of_latents_all_products_are_asked_for(tmp_path: Path) -> None:
     asked = {(asked.shape.n, asked.shape.k) for asked in products_of(model) if asked.shape.experts == 1}
     assert {(40 + 24 + 8, 48), (4 * 20, 40), (48, 4 * 20)} <= asked
     assert all(weight.kind in ("linear", "gated") for weight in weights_of(model))
+
+
+def test_of_a_hybrid_too_states_and_gates_are_judged(tmp_path: Path) -> None:
+    """q, k and v of 2 and 6 heads of 16 and 8, the gate, and two numbers of a head; 4 gated queries of 16."""
+    write_hybrid(tmp_path, "qwen3_5")
+    model = read_model(tmp_path)
+    hidden, config = model.hidden_size, resolve_engine("cuda", deterministic=True)
+    assert inexact(model, config) == ""
+    judged = {(weight.kind, weight.n, weight.k) for weight in weights_of(model)}
+    heads = model.layers[2].attention
+    rows = 2 * heads.head_dim * (heads.num_heads + heads.num_kv_heads)
+    assert {("linear", 2 * 32 + 2 * 48 + 2 * 6, hidden), ("linear", hidden, 48)} <= judged
+    assert ("linear", rows, hidden) in judged
+
+
+def test_other_states_are_refused_by_name(tmp_path: Path) -> None:
+    write_hybrid(tmp_path, "lfm2")
+    assert "short convolutions" in inexact(read_model(tmp_path), resolve_engine("cuda", deterministic=True))
 
 
 def test_ranks_are_judged_by_their_shares(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_heads_of_512_as_a_model_has_them() -> None:
     """Cut as launches are by default: rows alone, a chain, and a chunk by programs of fewer rows."""
     own, cut = Tokens(140, (2, 1, 512), "cpu", torch.float16), AttentionCut.of(1, 2, 1, 512)
     assert (cut.rows, AttentionCut.of(1, 64, 1, 512).rows, ChunkCut.of(512).rows) == (16, 32, 32)
+    assert (AttentionCut.of(1, 64, 1, 256).rows, ChunkCut.of(256).rows) == (32, 64)
     runs = {f"row {end}": partial(Exact(own, SHORT, ALONE).rows, [PATH[:end]]) for end in (65, 68)}
     runs["chain"] = partial(Exact(own, SHORT).rows, [PATH[:68]], 4)
     runs["chunk"] = partial(Exact(own, SHORT).chunks, [(PATH[:68], 60)], ChunkCut.of(512).rows)

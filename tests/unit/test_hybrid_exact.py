@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ import torch
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.loading import arithmetic
 from tests.unit import tensor_core
 from tests.unit.hybrid_rig import add_mtp_layer, write_hybrid
 from tests.unit.test_exact_engine import Told, answers
@@ -33,8 +31,7 @@ TREE = SpeculationConfig(steps=1, topk=6, draft_tokens=7)
 
 @pytest.fixture(autouse=True, scope="module")
 def _matrix_unit() -> Iterator[None]:
-    """Also allows what is refused until a GPU has shown the same."""
-    with tensor_core.hopper(folds=True), mock.patch.object(arithmetic, "_check", lambda loaded: None):
+    with tensor_core.hopper(folds=True):
         yield
 
 

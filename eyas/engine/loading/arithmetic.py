@@ -36,6 +36,7 @@ from eyas.engine.models.feed_forward import GATES
 from eyas.engine.models.ops.device_step import RowAttention
 from eyas.engine.models.ops.expert_products import KNOWN_SCORES
 from eyas.engine.speculation.feature_rows import RING_ROWS
+from eyas.engine.states.shape import DeltaShape
 
 UNSPLIT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 """Without memory for partial sums cuBLAS splits no k. It reads these before its first product."""
@@ -169,8 +170,8 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
             return "there are no exact kernels yet for norms of values, and numbers that scale a layer"
         if layer.attention.row_norms:
             return "there are no exact kernels yet for norms over whole rows of queries and keys"
-        if layer.delta is not None or layer.attention.gated:
-            return "there are no exact kernels yet for layers with states, and gates behind attention"
+        if layer.delta is not None and type(layer.delta) is not DeltaShape:
+            return f"there are no exact kernels yet for {layer.delta.kind}"
         if layer.attention.latent and layer.attention.qkv_bias:
             return "there are no exact kernels yet for latent attention with biases"
         mlp = layer.feed_forward

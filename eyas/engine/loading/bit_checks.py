@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import RowRounding, scales_of
 from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.kernels.experts.group import group
@@ -72,24 +72,10 @@ def weights_of(target: ModelConfig, ranks: int = 1, *, scaled: bool = False) -> 
     keys and values are stored with scales.
     """
     target, outputs = config_of_rank(target, ranks), target.vocab_size // ranks
-    hidden, weights = target.hidden_size, []
+    hidden, weights = target.hidden_size, list[FoldedWeight]()
     for spec in dict.fromkeys(target.layers):
-        attention, mlp, delta = spec.attention, spec.feed_forward, spec.delta
-        if delta is not None:
-            values = delta.value_heads * delta.value_size
-            rows = delta.inputs + values + delta.gates
-            weights.append(FoldedWeight("linear", rows, hidden, rows))
-            weights.append(FoldedWeight("linear", hidden, values, hidden))
-        elif attention.gated:
-            inner = attention.num_heads * attention.head_dim
-            rows = 2 * (inner + attention.num_kv_heads * attention.head_dim)
-            weights.append(FoldedWeight("linear", rows, hidden, rows))
-            weights.append(FoldedWeight("linear", hidden, inner, hidden))
-        elif not attention.latent:
-            dim, heads = attention.head_dim, attention.num_heads
-            rows = (heads + 2 * attention.num_kv_heads) * dim
-            weights.append(FoldedWeight(skinny.qkv_kind(attention.head_norms, scaled), rows, hidden, dim))
-            weights.append(FoldedWeight("linear", hidden, heads * dim, hidden))
+        mlp = spec.feed_forward
+        weights += _mixing(spec, hidden, scaled)
         if isinstance(mlp, ExpertsSpec):
             routes = mlp.experts + -mlp.experts % SIDE
             weights.append(FoldedWeight("linear", routes, hidden, routes, router=True))
@@ -98,6 +84,24 @@ def weights_of(target: ModelConfig, ranks: int = 1, *, scaled: bool = False) -> 
             weights.append(FoldedWeight("linear", hidden, mlp.width, hidden))
     weights.append(FoldedWeight("linear", outputs, hidden, outputs))
     return list(dict.fromkeys(weights))
+
+
+def _mixing(spec: LayerSpec, hidden: int, scaled: bool) -> Iterator[FoldedWeight]:
+    """Those of a layer's state, or of its attention; of latents none."""
+    attention, delta = spec.attention, spec.delta
+    if delta is None and attention.latent:
+        return
+    if delta is not None:
+        inner, kind = delta.value_heads * delta.value_size, "linear"
+        rows = span = delta.inputs + inner + delta.gates
+    else:
+        dim, inner = attention.head_dim, attention.num_heads * attention.head_dim
+        rows = inner * (1 + attention.gated) + 2 * attention.num_kv_heads * dim
+        kind, span = skinny.qkv_kind(attention.head_norms, scaled), dim
+        if attention.gated:
+            kind, span = "linear", rows
+    yield FoldedWeight(kind, rows, hidden, span)
+    yield FoldedWeight("linear", hidden, inner, hidden)
 
 
 @torch.inference_mode()
@@ -232,12 +236,9 @@ def _of_layer(spec: LayerSpec, hidden: int, rounding: RowRounding | None) -> Ite
         yield CheckedProduct(GroupedShape(1, hidden, dense, False, size), rounding)
     if isinstance(attention, LatentSpec):
         yield from _of_latents(attention, hidden, rounding)
-    elif rounding is not None and isinstance(attention, AttentionSpec):
-        dim, heads = attention.head_dim, attention.num_heads
-        yield CheckedProduct(
-            GroupedShape(1, (heads + 2 * attention.num_kv_heads) * dim, hidden, False, size), rounding
-        )
-        yield CheckedProduct(GroupedShape(1, hidden, heads * dim, False, size), rounding)
+    elif rounding is not None:
+        for weight in _mixing(spec, hidden, scaled=False):
+            yield CheckedProduct(GroupedShape(1, weight.n, weight.k, False, size), rounding)
 
 
 def _of_latents(spec: LatentSpec, hidden: int, rounding: RowRounding | None) -> Iterator[CheckedProduct]:

@@ -38,6 +38,8 @@ from eyas.engine.kernels.launch.sizes import cdiv, padded_batch, power_of_2
 _PROGRAMS = 512  # about four for each of 132 multiprocessors
 _MOST_SHARES = 16
 _REGISTERS = 128  # so that four programs of 16 rows run on a multiprocessor
+SLIM = 128
+"""Values of a head: of wider ones an SM has no room for tiles of 128 rows, and two sums of each."""
 _AHEAD = tl.constexpr(128)  # columns that a program calls ahead
 _MERGED = tl.constexpr(4)  # parts that the last program reads at once, where registers have room for them
 
@@ -97,13 +99,13 @@ class AttentionCut:
     @classmethod
     def of(cls, batch: int, rows: int, kv_heads: int, dim: int = NARROW) -> AttentionCut:
         """Divides a launch of `batch` sequences of `rows` = width * group rows a key head of `dim` values."""
-        tile = min(128 if dim <= NARROW else WIDE_ROWS, max(16, power_of_2(rows)))
+        tile = min(128 if dim <= SLIM else WIDE_ROWS, max(16, power_of_2(rows)))
         programs = padded_batch(batch) * kv_heads * cdiv(rows, tile)
         shares = min(_MOST_SHARES, cdiv(_PROGRAMS, programs))
         if dim > NARROW:
             return cls(tile, shares, warps=8, stages=1)
-        few = _REGISTERS if tile == 16 else None
-        return cls(tile, shares, warps=8 if tile == 128 else 4, registers=few)
+        few = _REGISTERS if tile == 16 and dim <= SLIM else None
+        return cls(tile, shares, warps=8 if tile == (128 if dim <= SLIM else WIDE_ROWS) else 4, registers=few)
 
     @classmethod
     def most_shared(cls, batch: int, width: int, group: int, kv_heads: int, dim: int = NARROW) -> int:

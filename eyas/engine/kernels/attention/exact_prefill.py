@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 
 from eyas.engine.kernels.attention.attend_tiles import NARROW, WIDE_ROWS
-from eyas.engine.kernels.attention.exact_attend import write
+from eyas.engine.kernels.attention.exact_attend import SLIM, write
 from eyas.engine.kernels.attention.exact_blocks import BlockLayout, over_columns
 from eyas.engine.kernels.attention.exact_parts import BLOCK, PartSizes, nothing
 from eyas.engine.kernels.attention.paged import PagedKv, scales_of
@@ -36,7 +36,9 @@ class ChunkCut:
     @classmethod
     def of(cls, dim: int) -> ChunkCut:
         """The division of heads of `dim` values."""
-        return cls() if dim <= NARROW else cls(WIDE_ROWS, stages=1)
+        if dim <= SLIM:
+            return cls()
+        return cls(TILE // 2, stages=2) if dim <= NARROW else cls(WIDE_ROWS, stages=1)
 
 
 def attend_chunks_exactly(
