@@ -62,6 +62,20 @@ class DeviceArea:
     giver: str = ""
 
 
+@dataclass(frozen=True)
+class DeviceSlots:
+    """Staging slots in one rank's device, from `address` on, and behind the last a page of no use.
+
+    `device`: its number. `memory`: what owns them, for as long as they are used.
+    """
+
+    address: int
+    page_bytes: int
+    slots: int
+    device: int
+    memory: object
+
+
 def map_file(path: Path) -> mmap.mmap:
     """A file that another process of this host has made, mapped, to be read and written."""
     fd = os.open(path, os.O_RDWR)

@@ -123,9 +123,9 @@ class PageCopier:
     def _stopped(self, result: CopyResult, error: EyasError | None) -> None:
         window = self._windows.pop(result.job.number)
         if self._landing is not None:
-            if window.copy.proof is not None and window.copy.part.width and error is None:
-                piece = self._landing.part(window.slots[0], window.copy.part.width)
-                window.of.pieces.append((piece, window.copy.part.source))
+            if window.copy.proof is not None and window.slots and error is None:
+                part = window.copy.part
+                window.of.pieces.append((self._landing.piece(window.slots[0], part.target), part.source))
             self._landing.give(window.slots)
         window.of.stopped(result, error)
         self._settle(window.of)
@@ -141,15 +141,15 @@ class PageCopier:
             self._over.append(going.result(time.monotonic()))
 
     def _judged(self, window: _RunningWindow, result: CopyResult) -> CopyResult:
-        """A proof that came, but with other bytes, proves nothing. Parts of one are judged together."""
+        """A proof that came, but with other bytes, proves nothing. One in slots is judged whole."""
         proof, backend = window.copy.proof, window.of.route.backend
-        if proof is None or window.copy.part.width or not result.ok or backend.checksum(window.copy) == proof:
+        if proof is None or window.slots or not result.ok or backend.checksum(window.copy) == proof:
             return result
         error = TransferFailed(f"{result.path} brought other bytes than the owner has")
         return dataclasses.replace(result, error=error)
 
     def _judged_pieces(self, going: WindowedJob) -> EyasError | None:
-        """Why the parts of a proof page prove nothing; None: together they are the page."""
+        """Why the pieces of a proof page prove nothing; None: together they are the page."""
         assert self._landing is not None
         if zlib.crc32(self._landing.joined(going.pieces)) == going.job.proof:
             return None

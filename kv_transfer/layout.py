@@ -152,20 +152,24 @@ class RankPools:
     ranks: int = 1
     divides: bool = False
 
-    def parts(self, theirs: PoolInfo, rank: int) -> tuple[PagePart, ...]:
-        """Returns what our ranks take of one rank of a peer that is compatible. There may be nothing."""
+    def parts(self, theirs: PoolInfo, rank: int, on_device: bool = False) -> tuple[PagePart, ...]:
+        """Returns what our ranks take of one rank of a peer that is compatible. There may be nothing.
+
+        `on_device`: through slots in the devices' memory.
+        """
         peer, ours = theirs.geometry, self.geometry
         if ours.replicated:
             taken = replicas(rank, len(theirs.ranks), ours.kv_heads, self.ranks)
         else:
             taken = shares(rank, peer.kv_heads, ours.kv_heads, self.ranks)
-        return tuple(self._part(peer, rank, share) for share in taken)
+        return tuple(self._part(peer, rank, share, on_device) for share in taken)
 
-    def _part(self, peer: PoolGeometry, rank: int, share: HeadShare) -> PagePart:
+    def _part(self, peer: PoolGeometry, rank: int, share: HeadShare, on_device: bool) -> PagePart:
         ours = self.geometry
         window = window_pages(max(peer.page_bytes, ours.page_bytes))
         if share.heads == peer.kv_heads == ours.kv_heads:
-            return PagePart(PageShare(rank), PageShare(share.rank), window=window)
-        source = PageShare(rank, share.theirs, share.heads)
-        target = PageShare(share.rank, share.ours, share.heads)
+            source, target = (PageShare(number, on_device=on_device) for number in (rank, share.rank))
+            return PagePart(source, target, window=window)
+        source = PageShare(rank, share.theirs, share.heads, on_device)
+        target = PageShare(share.rank, share.ours, share.heads, on_device)
         return PagePart(source, target, ours.part_bytes(share.heads), window)

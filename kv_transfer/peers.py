@@ -202,7 +202,7 @@ class RouteSearch:
         """Raises ConfigError where only whole pages come this way, and ours are others."""
         if backend.direct:
             return PeerRoute(backend, source)
-        parts = self.ours.parts(self.pages.info, self.pages.rank)
+        parts = self.ours.parts(self.pages.info, self.pages.rank, source.on_device)
         here, there = self.ours.ranks, len(self.pages.info.ranks)
         if any(part.width for part in parts) and not (self.ours.divides and source.divides):
             text = (

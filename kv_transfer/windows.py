@@ -44,12 +44,12 @@ class LandingSlots(Protocol):
         """
         ...
 
-    def part(self, slot: int, width: int) -> bytes:
-        """The first `width` bytes of a slot."""
+    def piece(self, slot: int, target: PageShare) -> bytes:
+        """What has come to a slot for a rank's pool."""
         ...
 
-    def joined(self, parts: Sequence[PagePiece]) -> bytes:
-        """One page of a peer's rank, of all its parts."""
+    def joined(self, pieces: Sequence[PagePiece]) -> bytes:
+        """One page of a peer's rank, of all its pieces."""
         ...
 
     def poll(self) -> None:
@@ -66,7 +66,7 @@ class WindowedJob:
     """A job that goes by `route` in `windows`, those that were not begun. Times are monotonic seconds.
 
     `lands`: its windows take slots of ours. `begun`: windows; `running`: those of them that have not stopped.
-    `pieces`: of a proof page that comes in parts.
+    `pieces`: of a proof page, as they came.
     """
 
     route: PeerRoute

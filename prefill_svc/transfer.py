@@ -246,6 +246,8 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
     async def _bytes(self, group: KvKind, request: transfer_pb2.FetchRequest) -> AsyncGenerator[bytes, None]:
         """The bytes of pages: those after a chunk are read when that is taken, or staged a little before."""
+        if request.on_device:
+            raise InvalidRequest("on_device is for slots that the caller reads", param="on_device")
         if self._ready().staged:
             source = self._staged(group, request)
             async with contextlib.aclosing(source.chunks(request.pages)) as staged:
@@ -264,7 +266,8 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             raise InvalidRequest(f"rank is one of {len(info.ranks)} ranks", param="rank")
         if request.first_head + request.heads > info.geometry.kv_heads:
             raise InvalidRequest(f"heads are some of {info.geometry.kv_heads}", param="heads")
-        share = PageShare(request.rank, request.first_head if request.heads else 0, request.heads)
+        first = request.first_head if request.heads else 0
+        share = PageShare(request.rank, first, request.heads, request.on_device)
         slots = self._engine.pages(group)[:, : info.geometry.part_bytes(share.heads)]
         return StagedPages(self._engine, slots, group, request.id, share)
 

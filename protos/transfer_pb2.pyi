@@ -138,7 +138,7 @@ class ReleaseResponse(_message.Message):
     def __init__(self, valid: _Optional[bool] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("epoch", "id", "attempt", "pages", "rank", "first_head", "heads", "group")
+    __slots__ = ("epoch", "id", "attempt", "pages", "rank", "first_head", "heads", "on_device", "group")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class FetchRequest(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     id: int
@@ -154,8 +155,9 @@ class FetchRequest(_message.Message):
     rank: int
     first_head: int
     heads: int
+    on_device: bool
     group: _common_pb2.KvKind
-    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., first_head: _Optional[int] = ..., heads: _Optional[int] = ..., group: _Optional[_Union[_common_pb2.KvKind, str]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., first_head: _Optional[int] = ..., heads: _Optional[int] = ..., on_device: _Optional[bool] = ..., group: _Optional[_Union[_common_pb2.KvKind, str]] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("data",)

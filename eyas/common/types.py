@@ -215,11 +215,15 @@ class RankPages(msgspec.Struct, frozen=True):
 
 
 class PageShare(msgspec.Struct, frozen=True):
-    """What travels of every page of a rank: `heads` of its heads, from `first` on; 0: all of the page."""
+    """What travels of every page of a rank: `heads` of its heads, from `first` on; 0: all of the page.
+
+    `on_device`: through slots in the memory of the rank's device, not the host's.
+    """
 
     rank: int = 0
     first: int = 0
     heads: int = 0
+    on_device: bool = False
 
 
 ALL_OF_RANK_0 = PageShare()

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import RankPages
 from eyas.common.wire.pool import Export
-from kv_transfer.area import DeviceArea, Pages, PoolArea
+from kv_transfer.area import DeviceArea, DeviceSlots, Pages, PoolArea
 from kv_transfer.copy_thread import CopyDone, CopyThread
 from kv_transfer.layout import WHOLE, PagePart
 
@@ -57,10 +57,12 @@ class PeerSource:
     """A peer's pool, opened by one backend, which subclasses this with what its copies need.
 
     `is_staging`: it is not the pool but slots beside it, which hold nothing until their owner is asked.
+    `on_device`: those slots are in its devices' memory, and ours for them too.
     `direct`: what is read of it lands in our device's pool itself, not in the site's area.
     """
 
     is_staging: bool = False
+    on_device: bool = False
     direct: bool = False
 
     @property
@@ -118,14 +120,15 @@ class BackendSite:
     """The surroundings of a backend. `pool_dir`: the folder where areas of this host lie.
 
     `devices`: the pool, where it is in the memory of devices, one per rank; `area` is then the staging beside
-    it, whose slots hold pages of any peer at any moment, and without a path if there is none. `host`: how
-    other hosts name this one.
+    it, whose slots hold pages of any peer at any moment, and without a path if there is none. `slots`: those
+    in the devices' memory, one record per rank, if there are some. `host`: how other hosts name this one.
     """
 
     area: PoolArea
     pool_dir: str
     wire: TransferWire
     devices: tuple[DeviceArea, ...] = ()
+    slots: tuple[DeviceSlots, ...] = ()
     host: str = "127.0.0.1"
 
 

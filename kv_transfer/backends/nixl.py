@@ -13,20 +13,20 @@ import queue
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
-from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, RemotePages, load
+from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, OwnPages, RemotePages, load
 from kv_transfer.backends.nixl_reads import NixlReads
 from kv_transfer.backends.staged_reads import ReadingBackend
 from kv_transfer.copy_thread import CopyDone
 
 AGENT_S = 30.0  # an agent that is not made by then is none
-_MEMORY = struct.Struct("<QQQ")  # address, pages, bytes of a page
+_MEMORY = struct.Struct("<QQQq")  # address, pages, bytes of a page, device; -1: the host's memory
 _MOST_PAGES = 2**31 - 1  # the library numbers them so
 _EAGER_S, _PATIENT_S = 5e-5, 2e-3  # between looks at what runs: at first, and after a while
 _IDLE_S = 0.05  # between looks at what was given up
@@ -40,6 +40,8 @@ class NixlBackend(ReadingBackend):
     """Reads the pages of other agents. `bindings` gives the library's, or raises ConfigError."""
 
     name = "nixl"
+    on_device: ClassVar[bool] = False
+    """Whether it reads slots in the memory of GPUs."""
 
     def __init__(self, site: BackendSite, bindings: Callable[[], Any] = load) -> None:
         super().__init__(site)  # (a device's pool by its staging: UCX of the wheel would read it by TCP)
@@ -55,7 +57,7 @@ class NixlBackend(ReadingBackend):
         def offer(reads: NixlReads) -> None:
             try:
                 agent = reads.export()
-                memory = _MEMORY.pack(agent.memory.address, agent.memory.pages, agent.memory.page_bytes)
+                memory = _packed(agent.own[rank if self.on_device else 0].memory)
                 export = {"agent": agent.name.encode(), "metadata": agent.metadata(), "memory": memory}
                 made.set_result({**export, "staged": b"1"} if self.exports_staging else export)
             except EyasError as error:
@@ -72,15 +74,21 @@ class NixlBackend(ReadingBackend):
     def open(self, export: Export) -> PeerSource:
         try:
             agent, metadata = export["agent"].decode(), export["metadata"]
-            address, pages, page_bytes = _MEMORY.unpack(export["memory"])
+            address, pages, page_bytes, device = _MEMORY.unpack(export["memory"])
         except (KeyError, ValueError, struct.error) as error:
             raise ConfigError(f"what the peer exports is not a NIXL agent's: {error!r}") from error
         if not 0 < pages <= _MOST_PAGES:
             raise ConfigError(f"what the peer exports has {pages} pages")
         if not 0 < page_bytes or (page_bytes != self.area.pages.shape[1] and "staged" not in export):
             raise ConfigError(f"what the peer exports has pages of {page_bytes} bytes")
-        memory = NixlMemory(address, page_bytes, pages)
-        return NixlPeer(RemotePages(agent, metadata, memory), is_staging="staged" in export)
+        memory = NixlMemory(address, page_bytes, pages, None if device < 0 else device)
+        if (memory.device is not None) != self.on_device:
+            raise ConfigError("what the peer exports is in memory of another kind")
+        remote = RemotePages(agent, metadata, memory)
+        return NixlPeer(remote, is_staging="staged" in export, on_device=self.on_device)
+
+    def _own_pages(self) -> Sequence[OwnPages]:
+        return (OwnPages.in_host(self.area),)
 
     def close(self, deadline: float) -> bool:
         if self._thread is None:
@@ -106,7 +114,7 @@ class NixlBackend(ReadingBackend):
             self._thread.start()
 
     def _run(self) -> None:
-        reads = NixlReads(lambda: NixlAgent(self._bindings(), self.area))
+        reads = NixlReads(lambda: NixlAgent(self._bindings(), self._own_pages()))
         active = time.monotonic()  # when something last happened
         while reads.busy or not reads.closing:
             heard = self._obey(reads, _pause(reads, time.monotonic() - active))
@@ -125,6 +133,11 @@ class NixlBackend(ReadingBackend):
         for _ in range(self._commands.qsize()):
             self._commands.get()(reads)
         return True
+
+
+def _packed(memory: NixlMemory) -> bytes:
+    device = -1 if memory.device is None else memory.device
+    return _MEMORY.pack(memory.address, memory.pages, memory.page_bytes, device)
 
 
 def _pause(reads: NixlReads, quiet: float) -> float | None:

@@ -13,14 +13,14 @@ import math
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
-from kv_transfer.area import PoolArea
+from kv_transfer.area import DeviceSlots, PoolArea
 from kv_transfer.backends.base import PeerSource
 
 _ONE_AT_A_TIME = threading.Lock()  # agents of one process that are made side by side may hang
@@ -28,6 +28,7 @@ _LISTEN_US = 100_000  # the most that the library's progress thread sleeps; byte
 _UCX = {"engine_config": "RCACHE_MAX_UNRELEASED=1024"}  # else its cache of registrations grows for ever
 GREET_S = 10.0  # from the first contact to the last byte of the probe
 PROBE_BYTES = 16 * 2**20
+SLOWEST_GPU_GB_S = 1.5  # below it the library copies through the host, which it does without a word
 
 _log = logging.getLogger("eyas.pulls")
 
@@ -43,22 +44,54 @@ class ReadFate(enum.Enum):
 
 @dataclass(frozen=True)
 class NixlMemory:
-    """Pages as the library addresses them. (Pages on a device would be a VRAM_SEG, with its ordinal.)"""
+    """Pages as the library addresses them. `device`: the number of the GPU that has them; None: the host."""
 
     address: int
     page_bytes: int
     pages: int
-
-    @classmethod
-    def of(cls, area: PoolArea) -> NixlMemory:
-        """An area in host memory."""
-        return cls(area.pages.ctypes.data, area.pages.shape[1], len(area.pages))
+    device: int | None = None
 
     def rows(self, width: int) -> list[list[int]]:
         """One row: address, bytes, device, stride and count of its blocks, the first `width` bytes of each
         page.
         """
-        return [[self.address, width, 0, self.page_bytes, self.pages]]
+        return [[self.address, width, self.device or 0, self.page_bytes, self.pages]]
+
+    @property
+    def whole(self) -> tuple[int, int, int, str]:
+        """Address, bytes and device of all of it, and no name."""
+        return self.address, self.page_bytes * self.pages, self.device or 0, ""
+
+
+@dataclass(frozen=True)
+class OwnPages:
+    """Pages of ours, and a page of `scratch` behind them, for bytes that mean nothing. `kept`: their owners,
+    for as long as the library knows the addresses.
+    """
+
+    memory: NixlMemory
+    scratch: NixlMemory
+    kept: tuple[object, ...]
+
+    @classmethod
+    def in_host(cls, area: PoolArea) -> OwnPages:
+        """An area in host memory."""
+        count, size = area.pages.shape
+        scratch = np.zeros(size, np.uint8)
+        memory = NixlMemory(area.pages.ctypes.data, size, count)
+        return cls(memory, NixlMemory(scratch.ctypes.data, size, 1), (area, scratch))
+
+    @classmethod
+    def on_device(cls, slots: DeviceSlots) -> OwnPages:
+        """Slots of a GPU."""
+        size, device = slots.page_bytes, slots.device
+        memory = NixlMemory(slots.address, size, slots.slots, device)
+        behind = NixlMemory(slots.address + slots.slots * size, size, 1, device)
+        return cls(memory, behind, (slots.memory,))
+
+    def rows(self, width: int) -> list[list[int]]:
+        """Those of the pages, and then of the scratch."""
+        return self.memory.rows(width) + self.scratch.rows(width)
 
 
 @dataclass(frozen=True)
@@ -87,18 +120,16 @@ def load() -> Any:
 
 
 class NixlAgent:
-    """An agent over `area`, as owner and as reader. One thread makes all calls; every error is an EyasError.
+    """An agent over pages of `own`, as owner and as reader. One thread makes all calls; every error is an
+    EyasError.
 
     It is made of the bindings, because the library's Python class lets the progress thread spin: that
     takes a core per agent, and with a delay it waits for events instead.
     """
 
-    def __init__(self, bindings: Any, area: PoolArea) -> None:
+    def __init__(self, bindings: Any, own: Sequence[OwnPages]) -> None:
         self.name = f"eyas-{secrets.token_hex(8)}"
-        self.memory = NixlMemory.of(area)
-        self.scratch = self.memory.pages  # the index of a page of its own, for bytes that mean nothing
-        self._area = area  # kept mapped as long as the library knows its address
-        self._scratch = PoolArea(np.zeros((1, self.memory.page_bytes), np.uint8))
+        self.own = own
         self._nixl = bindings
         with _ONE_AT_A_TIME, _plain("no NIXL agent can be made", ConfigError):
             config = bindings.nixlAgentConfig()
@@ -106,9 +137,11 @@ class NixlAgent:
             config.syncMode = bindings.NIXL_THREAD_SYNC_NONE
             self._agent = bindings.nixlAgent(self.name, config)
             self._agent.createBackend("UCX", _UCX)
-            whole = [(row[0], row[3] * row[4], row[2], "") for row in self._rows(self.memory.page_bytes)]
-            self._agent.registerMem(bindings.nixlRegDList(bindings.DRAM_SEG, whole))
-        self._own: dict[int, int] = {}  # the library's names of our pages, by the width of what is read
+            for pages in own:
+                for memory in (pages.memory, pages.scratch):
+                    rows = bindings.nixlRegDList(self._segment(memory), [memory.whole])
+                    self._agent.registerMem(rows)
+        self._places: dict[tuple[int, int], int] = {}  # the library's names of our pages, by whose and width
 
     def metadata(self) -> bytes:
         """The metadata with which a peer's agent reaches this one."""
@@ -127,7 +160,7 @@ class NixlAgent:
         """The name for `read` of the first `width` bytes of each page of a known peer."""
         with _plain("NIXL does not know the peer's pages"):
             rows = np.array(remote.memory.rows(width), np.uint64)
-            segment = self._nixl.DRAM_SEG
+            segment = self._segment(remote.memory)
             return RemoteBlocks(int(self._agent.prepXferDlist(remote.agent, segment, rows, [])), width)
 
     def disconnect(self, remote: RemotePages, pages: Iterable[RemoteBlocks]) -> None:
@@ -137,14 +170,15 @@ class NixlAgent:
                 self._agent.releasedDlistH(blocks.name)
             self._agent.invalidateRemoteMD(remote.agent)
 
-    def read(self, pages: RemoteBlocks, src: tuple[int, ...], dst: tuple[int, ...]) -> int:
-        """Begin a READ of pages `src` of a peer into `dst` of this area; gives its name for `fate`.
+    def read(self, pages: RemoteBlocks, src: tuple[int, ...], dst: tuple[int, ...], own: int = 0) -> int:
+        """Begin a READ of pages `src` of a peer into `dst` of ours, of those numbered `own`; gives its name
+        for `fate`.
 
         It may block as long as the copy takes. A failure to begin is its fate.
         """
         with _plain("NIXL cannot prepare a READ"):
             here, there = np.array(dst, np.int32), np.array(src, np.int32)
-            mine = self._places(pages.width)
+            mine = self._here(own, pages.width)
             handle = int(self._agent.makeXferReq(self._nixl.NIXL_READ, mine, here, pages.name, there))
         with contextlib.suppress(EyasError), _plain("NIXL cannot begin a READ"):
             self._agent.postXferReq(handle)
@@ -170,15 +204,16 @@ class NixlAgent:
             (ReadFate.RUNNING, "") if status == nixl.NIXL_IN_PROG else (ReadFate.BROKEN, f"status {status}")
         )
 
-    def _places(self, width: int) -> int:
+    def _here(self, own: int, width: int) -> int:
         """The name of the first `width` bytes of each of our pages."""
-        if width not in self._own:
-            nixl, rows = self._nixl, np.array(self._rows(width), np.uint64)
-            self._own[width] = self._agent.prepXferDlist(nixl.NIXL_INIT_AGENT, nixl.DRAM_SEG, rows, [])
-        return self._own[width]
+        if (own, width) not in self._places:
+            pages, here = self.own[own], self._nixl.NIXL_INIT_AGENT
+            rows, segment = np.array(pages.rows(width), np.uint64), self._segment(pages.memory)
+            self._places[own, width] = self._agent.prepXferDlist(here, segment, rows, [])
+        return self._places[own, width]
 
-    def _rows(self, width: int) -> list[list[int]]:
-        return self.memory.rows(width) + NixlMemory.of(self._scratch).rows(width)
+    def _segment(self, memory: NixlMemory) -> Any:
+        return self._nixl.DRAM_SEG if memory.device is None else self._nixl.VRAM_SEG
 
     def release(self, handle: int) -> None:
         """Forget a READ that has stopped. (One that runs would write all its bytes nevertheless.)"""
@@ -214,6 +249,7 @@ class NixlPeer(PeerSource):
 
     remote: RemotePages
     is_staging: bool = False
+    on_device: bool = False
     gone: bool = False
 
     @property
@@ -236,7 +272,7 @@ class NixlLink:
         self.at_fault = False
         self.reads = 0
         self.peers: weakref.WeakSet[NixlPeer] = weakref.WeakSet()  # who may still ask for more
-        self._pages: dict[int, RemoteBlocks] = {}  # the peer's, by how much of each is read
+        self._pages: dict[tuple[NixlMemory, int], RemoteBlocks] = {}  # the peer's, and how much of each
         self._known = False
         self._since = now
         self._posted = now
@@ -280,12 +316,11 @@ class NixlLink:
         if self._known:
             self.agent.disconnect(self.remote, self._pages.values())
 
-    def read(self, src: tuple[int, ...], dst: tuple[int, ...], width: int = 0) -> int:
-        """Begins a READ of the first `width` bytes of pages (0: of all); gives its name for the agent."""
-        width = width or self.remote.memory.page_bytes
-        if width not in self._pages:
-            self._pages[width] = self.agent.pages(self.remote, width)
-        return self.agent.read(self._pages[width], src, dst)
+    def blocks(self, memory: NixlMemory, width: int) -> RemoteBlocks:
+        """The first `width` bytes of each page of the peer's `memory`, for the agent."""
+        if (memory, width) not in self._pages:
+            self._pages[memory, width] = self.agent.pages(replace(self.remote, memory=memory), width)
+        return self._pages[memory, width]
 
     def _begin(self, now: float) -> None:
         try:
@@ -297,14 +332,15 @@ class NixlLink:
 
     def _read(self, count: int, now: float) -> None:
         """Reads the last page `count` times: in a pool it is the proof page, which needs no lease."""
-        proof, scratch = self.remote.memory.pages - 1, self.agent.scratch
+        memory, scratch = self.remote.memory, self.agent.own[0].memory.pages
         self._posted = now
-        self._greeting = self.read((proof,) * count, (scratch,) * count, self._probe_width)
+        blocks = self.blocks(memory, self._probe_width)
+        self._greeting = self.agent.read(blocks, (memory.pages - 1,) * count, (scratch,) * count)
 
     @property
     def _probe_width(self) -> int:
         """Bytes of a page that there and here have."""
-        return min(self.remote.memory.page_bytes, self.agent.memory.page_bytes)
+        return min(self.remote.memory.page_bytes, self.agent.own[0].memory.page_bytes)
 
     def _greeted(self, fate: ReadFate, why: str, now: float) -> None:
         if fate is not ReadFate.DONE:
@@ -320,7 +356,11 @@ class NixlLink:
 
     def _open(self, now: float) -> None:
         """(The probe may be over when its post returns, so its seconds begin before that.)"""
-        self.phase = LinkPhase.OPEN
         seconds = now - self._posted
         rate = self._probed * self._probe_width / seconds / 1e9 if seconds > 0 else math.inf
+        if self.remote.memory.device is not None and rate < SLOWEST_GPU_GB_S:
+            text = f"NIXL reads a GPU's memory there at {rate:.2f} GB/s, as it does through the host"
+            self.broke(TransferFailed(text))
+            return
+        self.phase = LinkPhase.OPEN
         _log.info("NIXL reads from %s at %.2f GB/s", self.remote.agent, rate)

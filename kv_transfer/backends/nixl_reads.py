@@ -39,7 +39,13 @@ class _ReadJob:
     @property
     def width(self) -> int:
         """Bytes that come of each page."""
-        return self.job.part.width or self.link.remote.memory.page_bytes
+        return self.job.part.width or self.peer.remote.memory.page_bytes
+
+    @property
+    def own(self) -> int:
+        """Whose pages of ours it fills."""
+        target = self.job.part.target
+        return target.rank if target.on_device else 0
 
     @property
     def over(self) -> bool:
@@ -175,7 +181,8 @@ class NixlReads:
             src, dst = reading.left[0]
             reading.began = reading.began or now
             try:
-                handle = link.read(src, dst, reading.width)
+                blocks = link.blocks(reading.peer.remote.memory, reading.width)
+                handle = link.agent.read(blocks, src, dst, reading.own)
             except EyasError as error:
                 reading.fail(error)
                 link.broke(error, at_fault=True)

@@ -20,14 +20,16 @@ NONE = "none"  # no pages leave the pool, or come there
 BACKENDS = {
     "cuda_ipc": "kv_transfer.backends.cuda_ipc:CudaIpcBackend",
     "shm": "kv_transfer.backends.shm:ShmBackend",
+    "rdma_slots": "kv_transfer.backends.rdma_slots:RdmaSlotsBackend",
     "nixl": "kv_transfer.backends.nixl:NixlBackend",
     "tcp": "kv_transfer.backends.tcp:TcpBackend",
     "grpc": "kv_transfer.backends.stream:StreamBackend",
 }
 
-IN_PLAIN = ("nixl", "tcp")  # they leave the host, and what they move is not encrypted
+IN_PLAIN = ("rdma_slots", "nixl", "tcp")  # they leave the host, and what they move is not encrypted
 
-_LIBRARIES = {"nixl": "nixl"}  # by backend: a module that not every machine has, also the name of its extra
+_LIBRARIES = {"rdma_slots": "nixl", "nixl": "nixl"}
+"""By backend: a module that not every machine has, which is also the name of its extra."""
 
 _log = logging.getLogger("eyas.pulls")
 

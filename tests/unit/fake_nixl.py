@@ -60,6 +60,7 @@ class FakeNixl:
 
     NIXL_SUCCESS, NIXL_IN_PROG, NIXL_ERR = "DONE", "PROC", "ERR"
     NIXL_READ, DRAM_SEG, NIXL_INIT_AGENT, NIXL_THREAD_SYNC_NONE = "READ", "DRAM", "NIXL_INIT_AGENT", "NONE"
+    VRAM_SEG = "VRAM"
     nixlRemoteDisconnectError = nixlRemoteDisconnectError
     nixlBackendError = nixlBackendError
     nixlCancelledError = nixlCancelledError

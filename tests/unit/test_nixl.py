@@ -19,7 +19,7 @@ from kv_transfer.area import PoolArea
 from kv_transfer.backends import nixl_reads, table
 from kv_transfer.backends.base import BackendSite, CopyJob
 from kv_transfer.backends.nixl import NixlBackend
-from kv_transfer.backends.nixl_agent import GREET_S, NixlAgent, NixlPeer, RemotePages
+from kv_transfer.backends.nixl_agent import GREET_S, NixlAgent, NixlPeer, OwnPages, RemotePages
 from kv_transfer.backends.nixl_reads import COPY_S, REBUILD_AFTER, NixlReads
 from kv_transfer.copy_thread import CopyDone
 
@@ -49,13 +49,13 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.mine.pages[:] = 0
-        self.reads = NixlReads(lambda: NixlAgent(self.nixl, self.mine))
+        self.reads = NixlReads(lambda: NixlAgent(self.nixl, [OwnPages.in_host(self.mine)]))
         self.peer = self.other()
 
     def other(self) -> NixlPeer:
         """One more agent over the owner's pages: the first, or that of a restarted owner."""
-        agent = NixlAgent(self.nixl, self.owner)
-        return NixlPeer(RemotePages(agent.name, agent.metadata(), agent.memory))
+        agent = NixlAgent(self.nixl, [OwnPages.in_host(self.owner)])
+        return NixlPeer(RemotePages(agent.name, agent.metadata(), agent.own[0].memory))
 
     def add(self, *jobs: CopyJob, peer: NixlPeer | None = None) -> list[CopyDone[CopyJob]]:
         for each in jobs:
@@ -282,7 +282,7 @@ def wait_for_one(backend: NixlBackend) -> None:
 @pytest.mark.parametrize("field", ["agent", "metadata", "memory"])
 def test_an_export_of_something_else_is_refused(field: str) -> None:
     backend = NixlBackend(BackendSite(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
-    export = {"agent": b"a", "metadata": b"m", "memory": struct.pack("<QQQ", 4096, 1, PAGE)}
+    export = {"agent": b"a", "metadata": b"m", "memory": struct.pack("<QQQq", 4096, 1, PAGE, -1)}
     backend.open(export)
     with pytest.raises(ConfigError, match="is not a NIXL agent's"):
         backend.open({name: value for name, value in export.items() if name != field})
@@ -296,7 +296,7 @@ def test_an_export_of_no_pages_or_too_many_is_refused(pages: int) -> None:
             {
                 "agent": b"a",
                 "metadata": b"m",
-                "memory": struct.pack("<QQQ", 4096, pages, PAGE),
+                "memory": struct.pack("<QQQq", 4096, pages, PAGE, -1),
             }
         )
 
@@ -329,7 +329,7 @@ def test_without_the_library_it_is_refused_by_name_and_left_out_of_auto(
     assert cli.main(["serve", "--transfer", "nixl"]) != 0
     assert "pip install eyas[nixl]" in capsys.readouterr().err
     monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: object())
-    assert table.usable() == ["cuda_ipc", "shm", "nixl", "tcp", "grpc"]
+    assert table.usable() == ["cuda_ipc", "shm", "rdma_slots", "nixl", "tcp", "grpc"]
     assert table.usable(encrypted=True) == ["cuda_ipc", "shm", "grpc"]
     for command in (["serve"], ["worker"]):
         assert cli.main([*command, "--transfer", "nixl", "--tls-dir", "x"]) == 2

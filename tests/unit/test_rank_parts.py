@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,16 @@ from eyas.engine.kv.rank_pages import PagesByHeads
 from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.staging import PageStaging, StagingInlet
 from kv_transfer.area import DeviceArea
-from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource
+from kv_transfer.backends import nixl_agent
+from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
+from kv_transfer.backends.nixl import NixlBackend
+from kv_transfer.backends.rdma_slots import RdmaSlotsBackend
 from kv_transfer.backends.tcp import TcpBackend
 from kv_transfer.copier import PageCopier
 from kv_transfer.copy_thread import CopyDone
 from kv_transfer.layout import RankPools
 from kv_transfer.peers import PeerRoute
+from tests.unit.fake_nixl import FakeNixl
 
 PAGES, SLOTS, WINDOW = 9, 6, 2
 HEADS = KvFormat(layers=2, kv_heads=4, head_dim=16)
@@ -43,10 +48,16 @@ KINDS = {
 }
 
 
-class Group:
-    """A group's pools, filled with random bytes, and staging beside them that a listener serves."""
+@pytest.fixture(autouse=True)
+def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The played library copies no faster than one core."""
+    monkeypatch.setattr(nixl_agent, "SLOWEST_GPU_GB_S", 0.0)
 
-    def __init__(self, folder: Path, kind: str, ranks: int, seed: int, wire: Any) -> None:
+
+class Group:
+    """A group's pools, filled with random bytes, and staging beside them that a backend serves."""
+
+    def __init__(self, folder: Path, kind: str, ranks: int, seed: int, way: Way) -> None:
         form, dtype = KINDS[kind]
         self.shape = PoolShape(form.of_rank(ranks), pages=PAGES, page_size=4, dtype=dtype)
         self.pool = KvPool(self.shape)
@@ -56,7 +67,8 @@ class Group:
             pages.view(torch.uint8).random_(generator=noise)
         self.staging = PageStaging(self.pool, folder / f"staging-{seed}", SLOTS, self.ranks[1:])
         areas = tuple(DeviceArea(pages.data_ptr(), self.shape.geometry) for pages in self.ranks)
-        self.backend = TcpBackend(BackendSite(self.staging.area, str(folder), wire, areas))
+        slots = self.staging.make_device_slots() if way.on_device else ()
+        self.backend = way.backend(BackendSite(self.staging.area, str(folder), way.wire, areas, slots))
         self.slots = SlotAllocator(range(SLOTS))
         self.before = [self.bytes(rank) for rank in range(ranks)]
 
@@ -73,10 +85,12 @@ class Group:
         return zlib.crc32(self.bytes(rank)[PAGES].tobytes())
 
     def info(self) -> PoolInfo:
-        export = self.backend.export()
-        assert export is not None
-        ranks = tuple(RankPool(rank, self.proof(rank), {"tcp": export}) for rank in range(len(self.ranks)))
-        return PoolInfo(1, "hash", self.shape.geometry, ranks)
+        ranks = []
+        for rank in range(len(self.ranks)):
+            export = self.backend.export(rank)
+            assert export is not None
+            ranks.append(RankPool(rank, self.proof(rank), {"way": export}))
+        return PoolInfo(1, "hash", self.shape.geometry, tuple(ranks))
 
     def close(self) -> None:
         assert self.backend.close(time.monotonic() + 5.0)
@@ -126,21 +140,41 @@ class Owner:
         return over
 
 
+@dataclass(frozen=True)
+class Way:
+    """A backend of both ends, and the puller's wire."""
+
+    backend: Callable[[BackendSite], TransferBackend]
+    wire: Any
+    on_device: bool = False
+
+    @classmethod
+    def named(cls, name: str, wire: Any) -> Way:
+        nixl = FakeNixl()
+        if name == "nixl":
+            return cls(lambda site: NixlBackend(site, lambda: nixl), wire)
+        if name == "rdma_slots":
+            return cls(lambda site: RdmaSlotsBackend(site, lambda: nixl), wire, on_device=True)
+        return cls(TcpBackend, wire)
+
+
 class Pair:
     """A puller and an owner."""
 
-    def __init__(self, folder: Path, kind: str, there: int, here: int) -> None:
+    def __init__(self, folder: Path, kind: str, there: int, here: int, by: str) -> None:
         self.owner = Owner()
-        self.there = self.owner.group = Group(folder, kind, there, 1, None)
-        self.here = Group(folder, kind, here, 2, self.owner)
+        way = Way.named(by, self.owner)
+        self.there = self.owner.group = Group(folder, kind, there, 1, way)
+        self.here = Group(folder, kind, here, 2, way)
         inlet = StagingInlet(self.here.staging, self.here.slots)
-        self.copier = PageCopier({"tcp": self.here.backend}, WINDOW, inlet)
+        self.copier = PageCopier({by: self.here.backend}, WINDOW, inlet)
         self.info = self.there.info()
         self.ours = RankPools(self.here.shape.geometry, here, divides=True)
 
     def route(self, rank: int) -> PeerRoute:
-        source: PeerSource = self.here.backend.open(self.info.ranks[rank].exports["tcp"])
-        return PeerRoute(self.here.backend, source, self.ours.parts(self.info, rank))
+        source: PeerSource = self.here.backend.open(self.info.ranks[rank].exports["way"])
+        parts = self.ours.parts(self.info, rank, source.on_device)
+        return PeerRoute(self.here.backend, source, parts)
 
     def copy(self, *jobs: CopyJob) -> list[CopyResult]:
         for job in jobs:
@@ -157,8 +191,8 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(folder: Path, kind: str, there: int, here: int) -> Iterator[Pair]:
-    made = Pair(folder, kind, there, here)
+def pair(folder: Path, kind: str, there: int, here: int, by: str = "tcp") -> Iterator[Pair]:
+    made = Pair(folder, kind, there, here, by)
     try:
         yield made
     finally:
@@ -168,14 +202,17 @@ def pair(folder: Path, kind: str, there: int, here: int) -> Iterator[Pair]:
 SRC, DST = (7, 0, 3, 4, 8), (1, 2, 6, 5, 0)
 
 
+@pytest.mark.parametrize("by", ["tcp", "nixl", "rdma_slots"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("there", [1, 2, 4])
 @pytest.mark.parametrize("here", [1, 2, 4])
-def test_every_rank_gets_its_heads_and_nothing_else(tmp_path: Path, kind: str, there: int, here: int) -> None:
-    with pair(tmp_path, kind, there, here) as made:
+def test_every_rank_gets_its_heads_and_nothing_else(
+    tmp_path: Path, kind: str, there: int, here: int, by: str
+) -> None:
+    with pair(tmp_path, kind, there, here, by) as made:
         jobs = [CopyJob(1, rank, RankPages(rank, SRC), DST) for rank in range(there)]
         results = made.copy(*jobs)
-        assert all(result.ok and result.path == "tcp" for result in results)
+        assert all(result.ok and result.path == by for result in results)
         wanted = made.here.whole(made.here.before).copy()
         wanted[list(DST)] = made.there.whole(made.there.before)[list(SRC)]
         found = [made.here.bytes(rank) for rank in range(here)]
@@ -189,9 +226,12 @@ def test_every_rank_gets_its_heads_and_nothing_else(tmp_path: Path, kind: str, t
         assert all(job.part.width == 0 for job in made.owner.asked) == (there == here or kind == "latents")
 
 
+@pytest.mark.parametrize("by", ["tcp", "rdma_slots"])
 @pytest.mark.parametrize(("there", "here"), [(2, 1), (1, 2), (4, 2), (2, 2)])
-def test_a_proof_is_the_whole_page_of_a_rank_in_its_parts(tmp_path: Path, there: int, here: int) -> None:
-    with pair(tmp_path, "heads", there, here) as made:
+def test_a_proof_is_the_whole_page_of_a_rank_in_its_parts(
+    tmp_path: Path, there: int, here: int, by: str
+) -> None:
+    with pair(tmp_path, "heads", there, here, by) as made:
         for rank in range(there):
             for proof, right in ((made.there.proof(rank), True), (7, False)):
                 job = CopyJob(1, 2 * rank + right, RankPages(rank, (PAGES,)), (3,), proof)

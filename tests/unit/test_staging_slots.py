@@ -253,7 +253,7 @@ class Asking(RuleBasedStateMachine):
     def what_was_told_lies_in_its_slots(self):
         for call, slots in self.staged.items():
             for page, slot in zip(self.asked[call], slots, strict=True):
-                assert (self.rig.staging._host[slot] == page).all()
+                assert (self.rig.staging.area.pages[slot].view("f4") == page).all()
 
     @invariant()
     def no_slot_has_two_owners(self):

@@ -197,6 +197,7 @@ def _of_proof(group: KvKind, epoch: int, pages: Sequence[int], share: PageShare)
         rank=share.rank,
         first_head=share.first,
         heads=share.heads,
+        on_device=share.on_device,
     )
 
 

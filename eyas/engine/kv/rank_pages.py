@@ -13,28 +13,27 @@ _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class PagesByHeads:
-    """`pages` [pages, elements of a page] of a pool of that shape, the proof page too.
+    """`pages` [pages, elements of a page] of a pool of that shape, the proof page too; `whole`: as bytes.
 
     A part of a page has the rows of heads in their order, and in each of them the heads of the share: uint8
     [page rows, heads, bytes of a head], flat.
     """
 
     def __init__(self, pages: torch.Tensor, shape: PoolShape) -> None:
-        self.pages = pages
+        self.whole = pages.view(torch.uint8)
         self.stream = torch.cuda.Stream(pages.device) if pages.is_cuda else None
         geometry = shape.geometry
         self.head_bytes, self.rows = geometry.head_bytes, geometry.page_rows
-        whole = pages.view(torch.uint8)
         self._word = next(word for word in _WORDS if self.head_bytes % word.itemsize == 0)
-        self._heads = whole.view(self._word).unflatten(1, (geometry.page_rows, geometry.kv_heads, -1))
+        self._heads = self.whole.view(self._word).unflatten(1, (geometry.page_rows, geometry.kv_heads, -1))
 
     def part_bytes(self, share: PageShare) -> int:
         """Bytes of each page that are of a share."""
-        return self.rows * share.heads * self.head_bytes if share.heads else self.pages[0].nbytes
+        return self.rows * share.heads * self.head_bytes if share.heads else self.whole.shape[1]
 
     def gather(self, pages: Sequence[int], share: PageShare) -> torch.Tensor:
         """uint8 [len(pages), bytes of a part], on the device."""
-        parts: torch.Tensor = self._of(share).index_select(0, self._index(pages))
+        parts: torch.Tensor = self._of(share).index_select(0, self.index(pages))
         return parts.flatten(1).view(torch.uint8)
 
     def scatter(self, parts: torch.Tensor, pages: Sequence[int], share: PageShare) -> None:
@@ -43,11 +42,12 @@ class PagesByHeads:
         """
         heads = self._of(share)
         words = parts.view(self._word).unflatten(1, heads.shape[1:])
-        heads.index_copy_(0, self._index(pages), words)
+        heads.index_copy_(0, self.index(pages), words)
+
+    def index(self, numbers: Sequence[int]) -> torch.Tensor:
+        """int64 [n], on the device."""
+        return torch.tensor(numbers, dtype=torch.int64, device=self.whole.device)
 
     def _of(self, share: PageShare) -> torch.Tensor:
         heads: torch.Tensor = self._heads[:, :, share.first : share.first + share.heads]
         return heads
-
-    def _index(self, pages: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(pages, dtype=torch.int64, device=self.pages.device)

@@ -93,6 +93,8 @@ class PageStager:
             return TransferFailed(
                 f"{len(command.pages)} {command.group} pages cannot be staged here together"
             )
+        if command.share.on_device and not outlet.staging.on_devices:
+            return TransferFailed("this worker has no staging in the memory of its devices")
         proof = command.handle == 0 and set(command.pages) == {outlet.proof}
         if proof or self.covers(command.handle, command.group, command.pages):
             return None

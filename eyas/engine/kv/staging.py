@@ -1,5 +1,8 @@
 """Host memory beside a device's pool, in a file that other processes map: pages pass through it.
 
+Where it has slots in the devices' memory too, a slot's number is that of a place in the host's memory and of
+one in each device's.
+
 A thread for each rank's pool copies between the two, on a stream of its own, and waits for the copies itself:
 the step loop never does. Whose pages they are, and which slots are free, is the business of its callers.
 """
@@ -15,12 +18,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from eyas.common.errors import ConfigError
 from eyas.common.types import ALL_OF_RANK_0, PageShare
 from eyas.engine.kv.pinned import copying_on, pin, unpin
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.rank_pages import PagesByHeads
 from eyas.engine.kv.slots import SlotAllocator
-from kv_transfer.area import PoolArea, create_file
+from kv_transfer.area import DeviceSlots, PoolArea, create_file
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_thread import CopyThread, Then
 from kv_transfer.windows import PagePiece
@@ -31,7 +35,8 @@ STOP_S = 5.0  # the end waits this long for a copy that still runs
 class PageStaging:
     """`slots` places for pages of `pool`, page-locked where that is a GPU's. Closed by its pool.
 
-    `others`: the pages of further ranks, as that pool's are. `area`: the slots.
+    `others`: the pages of further ranks, as that pool's are. `area`: the slots in the host's memory;
+    `on_devices`: those of each rank, uint8 [slots + 1, bytes of a page], once they are made.
 
     Raises ConfigError if the file system cannot hold it, or the driver cannot lock it.
     """
@@ -42,8 +47,9 @@ class PageStaging:
         self._file = create_file(path, slots * shape.page_bytes)
         slots_bytes = np.frombuffer(memoryview(self._file), np.uint8)
         self.area = PoolArea(slots_bytes.reshape(slots, shape.page_bytes), str(path))
-        self._host = torch.frombuffer(self._file, dtype=shape.dtype).view(slots, -1)
+        self._host = torch.frombuffer(self._file, dtype=torch.uint8).view(slots, -1)
         self._ranks = [PagesByHeads(pages, shape) for pages in (pool.pages, *others)]
+        self.on_devices: tuple[torch.Tensor, ...] = ()
         self._locked = pool.pages.is_cuda
         if self._locked:
             pin(self._host)
@@ -51,6 +57,24 @@ class PageStaging:
         self._numbers = itertools.count()
         self._running: dict[int, Then] = {}
         pool.attached.append(self)
+
+    def make_device_slots(self) -> tuple[DeviceSlots, ...]:
+        """Slots in the memory of each rank's device, of torch's allocator: a NIC reads what that gives.
+
+        Raises ConfigError if a device has no room.
+        """
+        slots, size = self.area.pages.shape
+        try:
+            self.on_devices = tuple(
+                torch.empty((slots + 1, size), dtype=torch.uint8, device=rank.whole.device)
+                for rank in self._ranks
+            )
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(f"a GPU has no room for {slots} slots of {size} bytes") from error
+        return tuple(
+            DeviceSlots(memory.data_ptr(), size, slots, max(memory.get_device(), 0), memory)
+            for memory in self.on_devices
+        )
 
     def copy_out(
         self, pages: Sequence[int], slots: Sequence[int], then: Then, share: PageShare = ALL_OF_RANK_0
@@ -66,12 +90,19 @@ class PageStaging:
         """Slots to pages of a rank's pool, or to the heads of `share` in them."""
         self._submit(share, lambda: self._copy_in(share, slots, pages), then)
 
-    def joined(self, parts: Sequence[PagePiece]) -> bytes:
-        """One page of a peer's rank, of all its parts."""
-        rank, heads = self._ranks[0], sum(share.heads for _, share in parts)
+    def piece(self, slot: int, share: PageShare) -> bytes:
+        """What stands in a slot of a rank."""
+        return bytes(self._piece(slot, share).cpu().numpy())
+
+    def joined(self, pieces: Sequence[PagePiece]) -> bytes:
+        """One page of a peer's rank, of all its pieces."""
+        rank, heads = self._ranks[0], sum(share.heads for _, share in pieces)
+        if not heads:
+            ((whole, _),) = pieces
+            return whole
         page = np.empty((rank.rows, heads, rank.head_bytes), np.uint8)
-        for part, share in parts:
-            rows = np.frombuffer(part, np.uint8).reshape(rank.rows, share.heads, -1)
+        for piece, share in pieces:
+            rows = np.frombuffer(piece, np.uint8).reshape(rank.rows, share.heads, -1)
             page[:, share.first : share.first + share.heads] = rows
         return page.tobytes()
 
@@ -95,7 +126,7 @@ class PageStaging:
         if self.stop(time.monotonic() + STOP_S):
             if self._locked:
                 unpin(self._host)
-            self._host, self._ranks = torch.empty(0), []
+            self._host, self._ranks, self.on_devices = torch.empty(0), [], ()
         self._path.unlink(missing_ok=True)
 
     def _submit(self, share: PageShare, do: Callable[[], int], then: Then) -> None:
@@ -106,32 +137,42 @@ class PageStaging:
     @torch.inference_mode()
     def _copy_out(self, share: PageShare, pages: Sequence[int], slots: Sequence[int]) -> int:
         """The bytes moved; when it returns they are there. On the rank's thread, as `_copy_in`."""
-        rank = self._ranks[share.rank]
+        rank, memory = self._ranks[share.rank], self._memory(share)
         with copying_on(rank.stream):
             if not share.heads:
-                return _copy_runs(rank.pages, pages, self._host, slots)
+                return _copy_runs(rank.whole, pages, memory, slots)
             parts = rank.gather(pages, share)
-            for slot, part in zip(slots, parts, strict=True):
-                self._part(slot, share).copy_(part, non_blocking=True)
+            if share.on_device:
+                memory[:, : parts.shape[1]].index_copy_(0, rank.index(slots), parts)
+            else:
+                for slot, part in zip(slots, parts, strict=True):
+                    self._piece(slot, share).copy_(part, non_blocking=True)
         return parts.nbytes
 
     @torch.inference_mode()
     def _copy_in(self, share: PageShare, slots: Sequence[int], pages: Sequence[int]) -> int:
-        rank = self._ranks[share.rank]
+        rank, memory = self._ranks[share.rank], self._memory(share)
+        width = rank.part_bytes(share)
         with copying_on(rank.stream):
             if not share.heads:
-                return _copy_runs(self._host, slots, rank.pages, pages)
-            size = (len(slots), rank.part_bytes(share))
-            parts = torch.empty(size, dtype=torch.uint8, device=rank.pages.device)
-            for slot, part in zip(slots, parts, strict=True):
-                part.copy_(self._part(slot, share), non_blocking=True)
+                return _copy_runs(memory, slots, rank.whole, pages)
+            if share.on_device:
+                parts = memory[:, :width].index_select(0, rank.index(slots))
+            else:
+                parts = torch.empty((len(slots), width), dtype=torch.uint8, device=rank.whole.device)
+                for slot, part in zip(slots, parts, strict=True):
+                    part.copy_(self._piece(slot, share), non_blocking=True)
             rank.scatter(parts, pages, share)
         return parts.nbytes
 
-    def _part(self, slot: int, share: PageShare) -> torch.Tensor:
+    def _memory(self, share: PageShare) -> torch.Tensor:
+        """The slots for a rank: uint8 [slots, bytes of a page]."""
+        return self.on_devices[share.rank] if share.on_device else self._host
+
+    def _piece(self, slot: int, share: PageShare) -> torch.Tensor:
         """The beginning of a slot: uint8 [bytes of a part]."""
-        part: torch.Tensor = self._host[slot].view(torch.uint8)[: self._ranks[0].part_bytes(share)]
-        return part
+        piece: torch.Tensor = self._memory(share)[slot, : self._ranks[0].part_bytes(share)]
+        return piece
 
 
 def _copy_runs(source: torch.Tensor, src: Sequence[int], target: torch.Tensor, dst: Sequence[int]) -> int:
@@ -160,13 +201,13 @@ class StagingInlet:
         """Copies slots to pages of a rank's pool; `poll` calls `then` when that has stopped."""
         self.staging.copy_in(slots, pages, then, target)
 
-    def part(self, slot: int, width: int) -> bytes:
-        """The first `width` bytes of a slot."""
-        return self.staging.area.pages[slot, :width].tobytes()
+    def piece(self, slot: int, target: PageShare) -> bytes:
+        """What has come to a slot for a rank's pool."""
+        return self.staging.piece(slot, target)
 
-    def joined(self, parts: Sequence[PagePiece]) -> bytes:
-        """One page of a peer's rank, of all its parts."""
-        return self.staging.joined(parts)
+    def joined(self, pieces: Sequence[PagePiece]) -> bytes:
+        """One page of a peer's rank, of all its pieces."""
+        return self.staging.joined(pieces)
 
     def poll(self) -> None:
         """Tells of the copies that have stopped."""

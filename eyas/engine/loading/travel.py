@@ -28,7 +28,8 @@ from eyas.engine.kv.staging import PageStaging, StagingInlet
 from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import DeviceArea
 from kv_transfer.backends.base import BackendSite, TransferBackend
-from kv_transfer.backends.table import NONE, backend, usable
+from kv_transfer.backends.rdma_slots import RdmaSlotsBackend
+from kv_transfer.backends.table import AUTO, NONE, backend, usable
 from kv_transfer.copier import PageCopier
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.host_files import new_path
@@ -39,6 +40,8 @@ from kv_transfer.windows import AT_ONCE
 
 STAGED_BYTES = 256 << 20
 """For pages on their way out of a pool, and as much for pages on their way in: host memory is page-locked."""
+
+_NICS = Path("/sys/class/infiniband")
 
 _log = logging.getLogger("eyas.engine")
 
@@ -179,7 +182,8 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
     text = "staging of %s KV: %d pages to leave and %d to come, %.0f MiB in %s"
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
     devices = (pool.device_area(), *(other.area for other in others))
-    site = BackendSite(staging.area, spec.config.pool_dir, wire, devices, _host(spec))
+    own = staging.make_device_slots() if _reads_devices(spec) else ()
+    site = BackendSite(staging.area, spec.config.pool_dir, wire, devices, own, _host(spec))
     return _PoolRoute(
         wire,
         _backends(spec, site),
@@ -187,6 +191,14 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
         staging.area.path,
         StagingOutlet(staging, SlotAllocator(range(out)), proof=pool.shape.all_pages),
         StagingInlet(staging, SlotAllocator(range(out, out + back))),
+    )
+
+
+def _reads_devices(spec: EngineSpec) -> bool:
+    """Whether slots in the devices' memory have a reader: a NIC, or who says so."""
+    name = RdmaSlotsBackend.name
+    return name in usable(spec.config.encrypted) and (
+        spec.config.transfer == name or (spec.config.transfer == AUTO and any(_NICS.glob("*")))
     )
 
 
