@@ -49,6 +49,16 @@ KINDS: dict[str, dict[str, Any]] = {
             "weight_block_size": [128, 128],
         },
     },
+    "hybrid": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5",
+        "head_dim": 256,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "intermediate_size": 12288,
+        "rope_scaling": None,
+        "mtp_num_hidden_layers": 1,
+    },
     "int4": {
         "quantization_config": {
             "quant_method": "gptq",
@@ -85,6 +95,8 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 """What the model's config.json says beside its sizes."""
+OWN_HEADS = ("hybrid",)
+"""Kinds whose folders have heads of their own, in place of one of EAGLE-3."""
 ONE_WAY = ("fp8", "latents")
 """Kinds whose layers have one way for any number of rows, with grouped products."""
 LENGTHS = ((40, 5, 120), (8, 120, 600), (2, 600, 2300), (1, 2300, 5000))  # weight, shortest, longest prompt
@@ -135,7 +147,10 @@ class Bed:
         drafts = DRAFTS[way.drafts]
         if drafts is not None:
             drafts = replace(drafts, synthetic_rates=(way.rate,) * drafts.steps if way.rate else ())
-            options |= {"draft": str(head), "speculation": drafts}
+            options |= {
+                "draft": str(model if self.kind in OWN_HEADS else head),
+                "speculation": drafts,
+            }
         if self.device != "cpu":
             options = {"prefill_attention_backend": "triton"} | options
             options["deterministic"] = way.arithmetic == "exact"

@@ -42,6 +42,7 @@ from eyas.engine.loading.startup import EngineStart
 from eyas.engine.models.table import read_model
 from eyas.engine.speculation.synthetic import resolve
 from tests.gpu.exact_cost import Load, Timed, say
+from tests.gpu.exact_ops import side_by_side
 from tests.gpu.time_shapes import SMALL, Shape, kernels, mixing_numbers, written
 
 STEPS, LENGTH = 2, 2.5  # of an MTP layer: drafts in a row, tokens per round
@@ -216,7 +217,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="small matrices and loads, to try it")
     parser.add_argument("--pages", type=int, default=8000)
     parser.add_argument("--folder", help="one way alone, in this process")
-    parser.add_argument("--compile", action="store_true", help="only its kernels")
+    parser.add_argument("--compile", action="store_true", help="only kernels")
     args = parser.parse_args()
     if args.folder:
         try:
@@ -225,22 +226,21 @@ def main() -> int:
         except BaseException:
             say(args.out, {"shape": args.shapes[0], "way": args.ways[0], "failed": traceback.format_exc()})
             os._exit(1)
-    failed, ends_at = False, time.monotonic() + args.seconds
+    ends_at = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
         commands = []
         for name in args.shapes:
             written(SHAPES[name], Path(folder, name), args.layers, small=args.small, sizes=SMALL | TINY)
             commands += [command(args, name, way, str(Path(folder, name))) for way in args.ways]
-        ahead = [subprocess.Popen([*words, "--compile"]) for words in commands if args.device != "cpu"]
-        for process in ahead:
-            process.wait(max(ends_at - time.monotonic(), 1.0))
-        for words in commands:
+        ahead = [[*words, "--compile"] for words in commands if args.device != "cpu"]
+        failed = any(side_by_side(ahead, ends_at))
+        for words in commands if not args.compile else ():
             try:
                 subprocess.run(words, check=True, timeout=max(ends_at - time.monotonic(), 1.0))
             except subprocess.SubprocessError as error:
                 failed = True
                 say(args.out, {"failed": str(error)[-300:]})
-    for line in ratios(args.out):
+    for line in ratios(args.out) if args.out.exists() else ():
         say(args.out, line)
     return int(failed)
 
