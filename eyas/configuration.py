@@ -121,6 +121,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         disk_cache_gb=EngineConfig.disk_cache_gb if args.disk_cache_gb is None else args.disk_cache_gb,
         kv_store=args.kv_store,
         transfer=args.transfer,
+        transfer_devices=args.transfer_devices,
         log_format=args.log_format,
         log_level=args.log_level,
         speculation=_speculation_config(args),

@@ -144,7 +144,19 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help=f"seconds for which offered KV pages are kept without a sign of life ({engine.lease_s:g})",
     )
     _add_tiers(add)
+    _add_transfer(add)
+
+
+def _add_transfer(add: Callable[..., argparse.Action]) -> None:
+    engine = EngineConfig()
     add("--transfer", default=engine.transfer, choices=[AUTO, *BACKENDS, NONE], help="how KV moves (auto)")
+    add(
+        "--transfer-devices",
+        type=names,
+        default=engine.transfer_devices,
+        metavar="CARD,...",
+        help="the RDMA cards that may carry KV, as /sys/class/infiniband names them (those near each GPU)",
+    )
 
 
 def _add_tiers(add: Callable[..., argparse.Action]) -> None:

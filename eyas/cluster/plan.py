@@ -265,6 +265,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
     }
     if engine.disk_cache_dir is not None:
         flags |= {"disk-cache-dir": engine.disk_cache_dir, "disk-cache-gb": f"{engine.disk_cache_gb:g}"}
+    if engine.transfer_devices:
+        flags["transfer-devices"] = ",".join(engine.transfer_devices)
     if engine.kv_store is not None:
         flags["kv-store"] = engine.kv_store
     if engine.tokenizer is not None:

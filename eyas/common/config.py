@@ -114,6 +114,7 @@ class EngineConfig:
     uniform_experts: bool = False  # chance chooses experts, for benchmarks; answers mean nothing
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
+    transfer_devices: tuple[str, ...] = ()  # RDMA cards that may carry KV; (): those near each GPU
     encrypted: bool = False  # KV leaves this host in encrypted ways alone
     kv_events: bool = False  # the front hears the tokens of pages that the prefix cache gets
     log_format: str = "text"  # or "json"; also of the front before this engine

@@ -295,7 +295,7 @@ SPLIT = (
     FlagRow(
         SGLANG,
         ("--disaggregation-ib-device",),
-        RefusedFlag("leave it out: UCX takes its devices from the environment (UCX_NET_DEVICES)"),
+        AliasFlag("--transfer-devices", note="cards of every GPU alike"),
         example="m",
     ),
     FlagRow(

@@ -13,6 +13,7 @@ from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea, DeviceSlots, Pages, PoolArea
 from kv_transfer.copy_thread import CopyDone, CopyThread
 from kv_transfer.layout import WHOLE, PagePart
+from kv_transfer.nics import RdmaCard
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class BackendSite:
     `devices`: the pool, where it is in the memory of devices, one per rank; `area` is then the staging beside
     it, whose slots hold pages of any peer at any moment, and without a path if there is none. `slots`: those
     in the devices' memory, one record per rank, if there are some. `host`: how other hosts name this one.
+    `cards`: the RDMA cards that may be used; None: those near each device.
     """
 
     area: PoolArea
@@ -130,6 +132,7 @@ class BackendSite:
     devices: tuple[DeviceArea, ...] = ()
     slots: tuple[DeviceSlots, ...] = ()
     host: str = "127.0.0.1"
+    cards: tuple[RdmaCard, ...] | None = None
 
 
 class TransferBackend(ABC):

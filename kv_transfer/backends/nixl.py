@@ -25,6 +25,7 @@ from kv_transfer.backends.nixl_reads import NixlReads
 from kv_transfer.backends.staged_reads import ReadingBackend
 from kv_transfer.copy_thread import CopyDone
 
+SLOW = 1.5e9  # bytes per second; below it the library takes a GPU's memory through a host's, without a word
 AGENT_S = 30.0  # an agent that is not made by then is none
 _MEMORY = struct.Struct("<QQQq")  # address, pages, bytes of a page, device; -1: the host's memory
 _MOST_PAGES = 2**31 - 1  # the library numbers them so
@@ -41,10 +42,13 @@ class NixlBackend(ReadingBackend):
 
     name = "nixl"
     on_device: ClassVar[bool] = False
-    """Whether it reads slots in the memory of GPUs."""
+    """Whether what it reads is in the memory of GPUs."""
+    reads_pools: ClassVar[bool] = False
+    """Whether that is their pools, and lands in ours."""
 
     def __init__(self, site: BackendSite, bindings: Callable[[], Any] = load) -> None:
-        super().__init__(site)  # (a device's pool by its staging: UCX of the wheel would read it by TCP)
+        super().__init__(site)  # (a device's pool by its staging; `rdma` reads the pool itself)
+        self._cards = tuple(card.name for card in site.cards or ())
         self._bindings = bindings
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[CopyDone[CopyJob]] = queue.SimpleQueue()
@@ -59,16 +63,16 @@ class NixlBackend(ReadingBackend):
                 agent = reads.export()
                 memory = _packed(agent.own[rank if self.on_device else 0].memory)
                 export = {"agent": agent.name.encode(), "metadata": agent.metadata(), "memory": memory}
-                made.set_result({**export, "staged": b"1"} if self.exports_staging else export)
+                made.set_result(export)
             except EyasError as error:
                 made.set_exception(error)
 
         self._tell(offer)
         try:
-            return made.result(AGENT_S)
+            return {**made.result(AGENT_S), **self._described()}
         except (EyasError, TimeoutError) as error:
             reason = f"no agent within {AGENT_S:g} s" if isinstance(error, TimeoutError) else error
-            _log.warning("KV pages cannot be read by nixl: %s", reason)
+            _log.warning("KV pages cannot be read by %s: %s", self.name, reason)
             return None
 
     def open(self, export: Export) -> PeerSource:
@@ -84,11 +88,20 @@ class NixlBackend(ReadingBackend):
         memory = NixlMemory(address, page_bytes, pages, None if device < 0 else device)
         if (memory.device is not None) != self.on_device:
             raise ConfigError("what the peer exports is in memory of another kind")
-        remote = RemotePages(agent, metadata, memory)
-        return NixlPeer(remote, is_staging="staged" in export, on_device=self.on_device)
+        remote = RemotePages(agent, metadata, memory, self._floor(export))
+        in_slots = self.on_device and not self.reads_pools
+        return NixlPeer(remote, "staged" in export, in_slots, direct=self.reads_pools)
 
     def _own_pages(self) -> Sequence[OwnPages]:
         return (OwnPages.in_host(self.area),)
+
+    def _described(self) -> Export:
+        """What an export says of the pages, beside where they are."""
+        return {"staged": b"1"} if self.exports_staging else {}
+
+    def _floor(self, export: Export) -> float:
+        """Bytes per second that READs of the pages must have. Raises ConfigError for a bad export."""
+        return SLOW if self.on_device else 0.0
 
     def close(self, deadline: float) -> bool:
         if self._thread is None:
@@ -110,11 +123,11 @@ class NixlBackend(ReadingBackend):
     def _tell(self, command: Command) -> None:
         self._commands.put(command)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="copy-nixl", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=f"copy-{self.name}", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        reads = NixlReads(lambda: NixlAgent(self._bindings(), self._own_pages()))
+        reads = NixlReads(lambda: NixlAgent(self._bindings(), self._own_pages(), self._cards))
         active = time.monotonic()  # when something last happened
         while reads.busy or not reads.closing:
             heard = self._obey(reads, _pause(reads, time.monotonic() - active))

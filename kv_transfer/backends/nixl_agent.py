@@ -28,7 +28,8 @@ _LISTEN_US = 100_000  # the most that the library's progress thread sleeps; byte
 _UCX = {"engine_config": "RCACHE_MAX_UNRELEASED=1024"}  # else its cache of registrations grows for ever
 GREET_S = 10.0  # from the first contact to the last byte of the probe
 PROBE_BYTES = 16 * 2**20
-SLOWEST_GPU_GB_S = 1.5  # below it the library copies through the host, which it does without a word
+JUDGED_BYTES = 64 * 2**20  # of the probe of a link with a floor, and of jobs that are held to it
+PROBES = 3  # of such a link, until one is fast enough: others may use it
 
 _log = logging.getLogger("eyas.pulls")
 
@@ -96,11 +97,15 @@ class OwnPages:
 
 @dataclass(frozen=True)
 class RemotePages:
-    """A peer's pages, by what its export said. `agent` names one incarnation of the peer."""
+    """A peer's pages, by what its export said. `agent` names one incarnation of the peer.
+
+    `floor`: bytes per second under which READs have taken another way than they should; 0: any will do.
+    """
 
     agent: str
     metadata: bytes
     memory: NixlMemory
+    floor: float = 0.0
 
 
 class RemoteBlocks(NamedTuple):
@@ -121,13 +126,13 @@ def load() -> Any:
 
 class NixlAgent:
     """An agent over pages of `own`, as owner and as reader. One thread makes all calls; every error is an
-    EyasError.
+    EyasError. `cards`: the network cards that the library may use; none: any.
 
     It is made of the bindings, because the library's Python class lets the progress thread spin: that
     takes a core per agent, and with a delay it waits for events instead.
     """
 
-    def __init__(self, bindings: Any, own: Sequence[OwnPages]) -> None:
+    def __init__(self, bindings: Any, own: Sequence[OwnPages], cards: Sequence[str] = ()) -> None:
         self.name = f"eyas-{secrets.token_hex(8)}"
         self.own = own
         self._nixl = bindings
@@ -136,7 +141,8 @@ class NixlAgent:
             config.useProgThread, config.pthrDelay = True, _LISTEN_US
             config.syncMode = bindings.NIXL_THREAD_SYNC_NONE
             self._agent = bindings.nixlAgent(self.name, config)
-            self._agent.createBackend("UCX", _UCX)
+            chosen = {"device_list": ", ".join(cards)} if cards else {}
+            self._agent.createBackend("UCX", _UCX | chosen)
             for pages in own:
                 for memory in (pages.memory, pages.scratch):
                     rows = bindings.nixlRegDList(self._segment(memory), [memory.whole])
@@ -174,7 +180,8 @@ class NixlAgent:
         """Begin a READ of pages `src` of a peer into `dst` of ours, of those numbered `own`; gives its name
         for `fate`.
 
-        It may block as long as the copy takes. A failure to begin is its fate.
+        The library joins pages that follow each other on both sides. It may block as long as the copy takes.
+        A failure to begin is its fate.
         """
         with _plain("NIXL cannot prepare a READ"):
             here, there = np.array(dst, np.int32), np.array(src, np.int32)
@@ -245,12 +252,14 @@ class NixlPeer(PeerSource):
     """An opened peer. Its link lives as long as this object, or a READ over it.
 
     `is_staging`: its pages are slots beside a device's pool, which hold nothing unless it is asked.
+    `direct`: READs land in our device's pool itself.
     """
 
     remote: RemotePages
     is_staging: bool = False
     on_device: bool = False
     gone: bool = False
+    direct: bool = False
 
     @property
     def current(self) -> bool:
@@ -278,6 +287,7 @@ class NixlLink:
         self._posted = now
         self._greeting: int | None = None  # the READ of it that runs
         self._probed = 0  # pages; of the probe, once it has begun
+        self._probes = 0
         self._begin(now)
 
     @property
@@ -346,21 +356,40 @@ class NixlLink:
         if fate is not ReadFate.DONE:
             self.stopped(fate, why)
         elif self.phase is LinkPhase.GREETING and self._probed:
-            self._open(now)
+            self._measured(now)
         elif self.phase is LinkPhase.GREETING:
-            self._probed = max(1, PROBE_BYTES // self._probe_width)
-            try:
-                self._read(self._probed, now)
-            except EyasError as error:
-                self.broke(error, at_fault=True)
+            self._probe(now)
 
-    def _open(self, now: float) -> None:
+    def _probe(self, now: float) -> None:
+        size = JUDGED_BYTES if self.remote.floor else PROBE_BYTES
+        self._probed = max(1, size // self._probe_width)
+        self._probes += 1
+        try:
+            self._read(self._probed, now)
+        except EyasError as error:
+            self.broke(error, at_fault=True)
+
+    def _measured(self, now: float) -> None:
         """(The probe may be over when its post returns, so its seconds begin before that.)"""
-        seconds = now - self._posted
-        rate = self._probed * self._probe_width / seconds / 1e9 if seconds > 0 else math.inf
-        if self.remote.memory.device is not None and rate < SLOWEST_GPU_GB_S:
-            text = f"NIXL reads a GPU's memory there at {rate:.2f} GB/s, as it does through the host"
-            self.broke(TransferFailed(text))
-            return
-        self.phase = LinkPhase.OPEN
-        _log.info("NIXL reads from %s at %.2f GB/s", self.remote.agent, rate)
+        size, seconds = self._probed * self._probe_width, now - self._posted
+        slow = self.judge(size, seconds)
+        if slow is None:
+            self.phase = LinkPhase.OPEN
+            _log.info("NIXL reads from %s at %.2f GB/s", self.remote.agent, _rate(size, seconds) / 1e9)
+        elif self._probes < PROBES:
+            self._probe(now)
+        else:
+            self.broke(slow)
+
+    def judge(self, size: int, seconds: float) -> TransferFailed | None:
+        """What is wrong with `size` bytes in as many seconds, if anything is."""
+        rate = _rate(size, seconds)
+        if rate >= self.remote.floor:
+            return None
+        least = f"{rate / 1e9:.2f} GB/s, where {self.remote.floor / 1e9:.2f} are the least that RDMA gives"
+        return TransferFailed(f"READs come at {least}: the library takes another way, or the link is ill")
+
+
+def _rate(size: int, seconds: float) -> float:
+    """Bytes per second."""
+    return size / seconds if seconds > 0 else math.inf

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.backends.base import CopyJob, check_pages
-from kv_transfer.backends.nixl_agent import LinkPhase, NixlAgent, NixlLink, NixlPeer, ReadFate
+from kv_transfer.backends.nixl_agent import (
+    JUDGED_BYTES,
+    LinkPhase,
+    NixlAgent,
+    NixlLink,
+    NixlPeer,
+    ReadFate,
+)
 from kv_transfer.copy_thread import CopyDone
 
 READ_BYTES = 32 * 2**20  # the most of one READ: a post may block for all of it
@@ -137,6 +144,7 @@ class NixlReads:
             if reading.over:
                 seconds = now - reading.began if reading.began is not None else 0.0
                 moved = 0 if reading.error else reading.moved
+                _hold(reading, moved, seconds)
                 stopped.append(CopyDone(reading.job, moved, seconds, reading.error))
         self._readings = [reading for reading in self._readings if not reading.over]
         return stopped
@@ -202,6 +210,14 @@ class NixlReads:
         if self._faults is not None and self._faults >= REBUILD_AFTER:
             _log.warning("NIXL failed %d times in a row: its agent is made anew", self._faults)
             self._faults = self._agent = None
+
+
+def _hold(reading: _ReadJob, moved: int, seconds: float) -> None:
+    """Holds a link to its floor: a job that came below it counts, and nothing more begins over that link."""
+    slow = reading.link.judge(moved, seconds) if moved >= JUDGED_BYTES else None
+    if slow is not None and reading.link.phase is LinkPhase.OPEN:
+        _log.warning("%s", slow.message)
+        reading.link.broke(slow)
 
 
 def _cut(job: CopyJob, page_bytes: int) -> deque[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -20,15 +20,16 @@ NONE = "none"  # no pages leave the pool, or come there
 BACKENDS = {
     "cuda_ipc": "kv_transfer.backends.cuda_ipc:CudaIpcBackend",
     "shm": "kv_transfer.backends.shm:ShmBackend",
+    "rdma": "kv_transfer.backends.rdma:RdmaBackend",
     "rdma_slots": "kv_transfer.backends.rdma_slots:RdmaSlotsBackend",
     "nixl": "kv_transfer.backends.nixl:NixlBackend",
     "tcp": "kv_transfer.backends.tcp:TcpBackend",
     "grpc": "kv_transfer.backends.stream:StreamBackend",
 }
 
-IN_PLAIN = ("rdma_slots", "nixl", "tcp")  # they leave the host, and what they move is not encrypted
+IN_PLAIN = ("rdma", "rdma_slots", "nixl", "tcp")  # they leave the host, and what they move is not encrypted
 
-_LIBRARIES = {"rdma_slots": "nixl", "nixl": "nixl"}
+_LIBRARIES = {"rdma": "nixl", "rdma_slots": "nixl", "nixl": "nixl"}
 """By backend: a module that not every machine has, which is also the name of its extra."""
 
 _log = logging.getLogger("eyas.pulls")

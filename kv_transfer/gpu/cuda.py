@@ -17,6 +17,7 @@ PINNED, DEVICE, FILE_DESCRIPTOR = 1, 1, 1  # CUmemAllocationType, CUmemLocationT
 READ_WRITE = 3
 IN_ALL_CONTEXTS, FOR_KERNELS = 1, 2  # CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP
 RECOMMENDED = 1
+RDMA_CAPABLE = 15  # CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
 RDMA_WITH_VMM = 110  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
 IN_STREAM_ORDER = 1  # CUmemcpySrcAccessOrder
 BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
@@ -96,14 +97,41 @@ class CudaDriver:
         except OSError as error:
             raise DriverError(f"the CUDA driver cannot be loaded: {error}") from None
         self._call("cuInit", ctypes.c_uint(0))
+        self.ordinal = ordinal
         self._device = self._nth(ordinal)
         self.uuid = self._uuid(self._device)
         self._context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self._location = _MemoryLocation(DEVICE, ordinal)
-        with self._here():
+        with self.bound():
             self._lanes = [self._lane() for _ in range(STREAMS)]
         self._copying = threading.Lock()  # of the streams and their events
+
+    @property
+    def pci_address(self) -> str:
+        """Its place on the PCI bus, as sysfs writes it."""
+        text = ctypes.create_string_buffer(16)
+        self._call("cuDeviceGetPCIBusId", text, ctypes.c_int(len(text)), self._device)
+        return text.value.decode().lower()
+
+    def rdma_capable(self, address: int) -> bool:
+        """Whether network cards may be given the memory at `address`: its allocation asked for that, in vain
+        perhaps.
+        """
+        able = ctypes.c_int()
+        with self.bound():
+            attribute, place = ctypes.c_int(RDMA_CAPABLE), ctypes.c_uint64(address)
+            self._call("cuPointerGetAttribute", ctypes.byref(able), attribute, place)
+        return able.value != 0
+
+    @contextlib.contextmanager
+    def bound(self) -> Iterator[None]:
+        """The thread is on this GPU meanwhile, and then where it was: there torch launches its kernels."""
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def obstacle(self, uuid: bytes) -> str:
         """Returns why this GPU cannot read the memory of the GPU `uuid`; empty: it can."""
@@ -116,7 +144,7 @@ class CudaDriver:
 
     def allocate(self, size: int) -> GpuMemory:
         """Allocates at least `size` bytes of this GPU, not initialised, that can be exported."""
-        with self._here():
+        with self.bound():
             prop = self._prop()
             size = self._whole(size, prop)
             handle = ctypes.c_uint64()
@@ -131,7 +159,7 @@ class CudaDriver:
     def export(self, memory: GpuMemory) -> int:
         """A file descriptor that gives another process `memory`; the caller closes it."""
         descriptor = ctypes.c_int()
-        with self._here():
+        with self.bound():
             self._call(
                 "cuMemExportToShareableHandle",
                 ctypes.byref(descriptor),
@@ -144,7 +172,7 @@ class CudaDriver:
     def map(self, descriptor: int, size: int) -> GpuMemory:
         """Maps another process's memory; its handle is let go at once, since the mapping holds it."""
         handle = ctypes.c_uint64()
-        with self._here():
+        with self.bound():
             self._call(
                 "cuMemImportFromShareableHandle",
                 ctypes.byref(handle),
@@ -158,7 +186,7 @@ class CudaDriver:
 
     def unmap(self, memory: GpuMemory) -> None:
         """Gives memory back, own or mapped. Nothing may use it any more."""
-        with self._here():
+        with self.bound():
             self._call("cuMemUnmap", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
             self._call("cuMemAddressFree", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
             if memory.handle:
@@ -168,7 +196,7 @@ class CudaDriver:
         """Locks memory of the host, and gives the address by which kernels of this GPU use it."""
         here, device_address = ctypes.c_void_p(address), ctypes.c_uint64()
         flags = ctypes.c_uint(IN_ALL_CONTEXTS | FOR_KERNELS)
-        with self._here():
+        with self.bound():
             self._call("cuMemHostRegister_v2", here, ctypes.c_size_t(size), flags)
             try:
                 self._call(
@@ -181,12 +209,12 @@ class CudaDriver:
 
     def unregister(self, address: int) -> None:
         """Undoes `register`."""
-        with self._here():
+        with self.bound():
             self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def copy(self, blocks: Sequence[CopyBlock]) -> None:
         """Copies by the copy engines, which leave the GPU's processors to compute."""
-        with self._here(), self._copying:
+        with self.bound(), self._copying:
             try:
                 self._launch(blocks)
             finally:
@@ -196,7 +224,7 @@ class CudaDriver:
         """Bytes of a GPU."""
         target = ctypes.create_string_buffer(size)
         source, length = ctypes.c_uint64(address), ctypes.c_size_t(size)
-        with self._here(), self._copying:
+        with self.bound(), self._copying:
             self._call("cuMemcpyDtoHAsync_v2", target, source, length, self._lanes[0][0])
             self._wait()
         return target.raw
@@ -300,15 +328,6 @@ class CudaDriver:
         uuid = (ctypes.c_ubyte * 16)()
         self._call("cuDeviceGetUuid_v2", uuid, device)
         return bytes(uuid)
-
-    @contextlib.contextmanager
-    def _here(self) -> Iterator[None]:
-        """The thread is on this GPU meanwhile, and then where it was: there torch launches its kernels."""
-        self._call("cuCtxPushCurrent_v2", self._context)
-        try:
-            yield
-        finally:
-            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._cuda, name)(*arguments)

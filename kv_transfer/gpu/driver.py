@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -40,6 +41,24 @@ class GpuDriver(Protocol):
     @property
     def uuid(self) -> bytes:
         """Names the GPU in all processes and on all hosts; 16 bytes."""
+        ...
+
+    @property
+    def ordinal(self) -> int:
+        """The GPU's number in this process."""
+        ...
+
+    @property
+    def pci_address(self) -> str:
+        """Its place on the PCI bus: domain, bus, device and function, as "0000:1b:00.0"."""
+        ...
+
+    def rdma_capable(self, address: int) -> bool:
+        """Whether network cards may be given the memory at `address`."""
+        ...
+
+    def bound(self) -> AbstractContextManager[None]:
+        """The calling thread is on this GPU meanwhile, for libraries that ask which one it is on."""
         ...
 
     def obstacle(self, uuid: bytes) -> str:

@@ -5,6 +5,7 @@ Memory lives as long as a process has it mapped or has a descriptor of it, as a 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -33,6 +34,13 @@ class FakeDriver:
         self._mapped: dict[int, mmap.mmap] = {}
         self._descriptors: dict[int, int] = {}
         self.registered: dict[int, int] = {}  # bytes of the host's memory by address
+        self.ordinal, self.pci_address, self.capable = 0, "0000:1b:00.0", True
+
+    def rdma_capable(self, address: int) -> bool:
+        return self.capable
+
+    def bound(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     @property
     def mappings(self) -> int:
@@ -143,19 +151,25 @@ class FakePool:
         ctypes.memmove(self.areas[rank].address, pages.tobytes(), pages.nbytes)
 
 
+def adopted(site: BackendSite, giver: str = "") -> DeviceArea:
+    """A site's area as the pool of a fake GPU, which has its file's bytes."""
+    pages, page_bytes = site.area.pages.shape
+    small = PoolGeometry(
+        pages=pages - 1, page_size=1, layers=1, kv_heads=1, head_dim=page_bytes // 8, dtype="float32"
+    )
+    driver = FakeDriver()
+    pool = DeviceAllocation(driver, driver.adopt(site.area.path))
+    return DeviceArea(pool.memory.address, small, pool, giver)
+
+
 class OnFakeGpu(CudaIpcBackend):
     """The backend of a site's area, whose file is the memory of a fake GPU."""
 
     def __init__(self, site: BackendSite) -> None:
-        pages, page_bytes = site.area.pages.shape
-        small = PoolGeometry(
-            pages=pages - 1, page_size=1, layers=1, kv_heads=1, head_dim=page_bytes // 8, dtype="float32"
-        )
-        driver = FakeDriver()
-        pool = DeviceAllocation(driver, driver.adopt(site.area.path))
         path = Path(site.pool_dir) / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-giver"
-        self._giver = DescriptorGiver(path, pool.memory.size, pool.export)
-        area = DeviceArea(pool.memory.address, small, pool, str(path))
+        area = adopted(site, str(path))
+        assert area.allocation is not None
+        self._giver = DescriptorGiver(path, area.allocation.memory.size, area.allocation.export)
         super().__init__(BackendSite(site.area, site.pool_dir, site.wire, (area,)))
 
     def close(self, deadline: float) -> bool:

@@ -68,7 +68,7 @@ class FakeNixl:
     nixlAgentConfig = SimpleNamespace
 
     def nixlRegDList(self, segment: str, rows: list[tuple[int, int, int, str]]) -> list:
-        return rows
+        return [(segment, *row) for row in rows]
 
     def nixlAgent(self, name: str, config: Any) -> FakeAgent:
         assert config.pthrDelay > 0, "the progress thread would spin"
@@ -97,7 +97,8 @@ class FakeNixl:
 class FakeAgent:
     nixl: FakeNixl
     name: str
-    ranges: list[tuple[int, int]] = field(default_factory=list)
+    options: dict[str, str] = field(default_factory=dict)  # of its backend
+    ranges: list[tuple[str, int, int, int]] = field(default_factory=list)  # segment, from, to, device
     known: set[str] = field(default_factory=set)
     handles: dict[int, Any] = field(default_factory=dict)
     numbers: itertools.count = field(default_factory=lambda: itertools.count(1))
@@ -107,10 +108,11 @@ class FakeAgent:
 
     def createBackend(self, name: str, options: dict[str, str]) -> int:
         assert name == "UCX"
+        self.options = options
         return 1
 
-    def registerMem(self, rows: list[tuple[int, int, int, str]]) -> None:
-        self.ranges += [(address, address + size) for address, size, _, _ in rows]
+    def registerMem(self, rows: list[tuple[str, int, int, int, str]]) -> None:
+        self.ranges += [(kind, address, address + size, device) for kind, address, size, device, _ in rows]
 
     def getLocalMD(self) -> bytes:
         return self.name.encode()
@@ -132,8 +134,10 @@ class FakeAgent:
     def prepXferDlist(self, peer: str, segment: str, rows: np.ndarray, backends: list) -> int:
         owner = self if peer == "NIXL_INIT_AGENT" else self.nixl.agents[peer]
         blocks = []
-        for address, size, _, stride, count in rows.tolist():
-            assert any(a <= address and address + stride * count <= b for a, b in owner.ranges)
+        for address, size, device, stride, count in rows.tolist():
+            end = address + stride * count
+            there = [(a, b) for kind, a, b, at in owner.ranges if (kind, at) == (segment, device)]
+            assert any(a <= address and end <= b for a, b in there)
             blocks += [(address + stride * i, size) for i in range(count)]
         return self._handle((peer, blocks))
 

@@ -22,15 +22,18 @@ from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
 from eyas.common.types import RankPages
 from eyas.common.wire.pool import PoolGeometry
 from kv_transfer.area import DeviceArea, PoolArea, create_file
+from kv_transfer.backends import nixl_agent
 from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
 from kv_transfer.backends.nixl import NixlBackend
+from kv_transfer.backends.rdma import RdmaBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks
 from kv_transfer.backends.table import BACKENDS, backend
 from kv_transfer.copier import PageCopier
 from kv_transfer.copy_thread import CopyDone
+from kv_transfer.nics import RdmaCard
 from kv_transfer.peers import PeerRoute
-from tests.unit.fake_gpu import OnFakeGpu
+from tests.unit.fake_gpu import OnFakeGpu, adopted
 
 PAGES, PAGE = 32, 2048
 POOL_DIR = "/dev/shm"
@@ -127,12 +130,28 @@ def documented() -> Callable[[BackendSite], TransferBackend]:
 
 
 AGENTS = FakeNixl()
+CARD = RdmaCard("mlx5_0", 1e6)  # that is so slow that nothing is slower
+
+
+def by_card(site: BackendSite) -> RdmaBackend:
+    """The backend of a site's area, whose file is the memory of a fake GPU near a card."""
+    site = BackendSite(site.area, site.pool_dir, site.wire, (adopted(site),), cards=(CARD,))
+    return RdmaBackend(site, lambda: AGENTS)
+
+
 MAKERS: dict[str, Callable[[BackendSite], TransferBackend]] = {
     **{name: backend(name) for name in BACKENDS if name != "rdma_slots"},  # no areas: see test_rank_parts
     "cuda_ipc": OnFakeGpu,
+    "rdma": by_card,
     "nixl": lambda site: NixlBackend(site, lambda: AGENTS),
     "pread": documented(),
 }
+
+
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_agent, "PROBE_BYTES", 64 * PAGE)
+    monkeypatch.setattr(nixl_agent, "JUDGED_BYTES", 64 * PAGE)
 
 
 @pytest.fixture(params=MAKERS)
@@ -265,7 +284,9 @@ def test_the_checksum_is_that_of_the_page_which_came(ends: Ends) -> None:
     assert [ends.backend.checksum(one) for one in (proof, other)] == [ends.owner.checksum(n) for n in (7, 8)]
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("cuda_ipc", "shm", "nixl", "tcp")])
+@pytest.mark.parametrize(
+    "name", [name for name in MAKERS if name not in ("cuda_ipc", "shm", "rdma", "nixl", "tcp")]
+)
 def test_staging_beside_a_device_is_told_to_nobody(name: str) -> None:
     """Its slots are no pages of the pool: only what asks the owner first leads to those."""
     ends = Ends(name)
@@ -316,7 +337,7 @@ def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
 
 
 def test_the_table_and_the_names_agree() -> None:
-    assert list(BACKENDS) == ["cuda_ipc", "shm", "rdma_slots", "nixl", "tcp", "grpc"]
+    assert list(BACKENDS) == ["cuda_ipc", "shm", "rdma", "rdma_slots", "nixl", "tcp", "grpc"]
     for name in MAKERS:
         ends = Ends(name)
         assert ends.backend.name == name

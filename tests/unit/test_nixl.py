@@ -329,7 +329,7 @@ def test_without_the_library_it_is_refused_by_name_and_left_out_of_auto(
     assert cli.main(["serve", "--transfer", "nixl"]) != 0
     assert "pip install eyas[nixl]" in capsys.readouterr().err
     monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: object())
-    assert table.usable() == ["cuda_ipc", "shm", "rdma_slots", "nixl", "tcp", "grpc"]
+    assert table.usable() == ["cuda_ipc", "shm", "rdma", "rdma_slots", "nixl", "tcp", "grpc"]
     assert table.usable(encrypted=True) == ["cuda_ipc", "shm", "grpc"]
     for command in (["serve"], ["worker"]):
         assert cli.main([*command, "--transfer", "nixl", "--tls-dir", "x"]) == 2

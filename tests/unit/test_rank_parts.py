@@ -27,7 +27,7 @@ from eyas.engine.kv.rank_pages import PagesByHeads
 from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.staging import PageStaging, StagingInlet
 from kv_transfer.area import DeviceArea
-from kv_transfer.backends import nixl_agent
+from kv_transfer.backends import nixl
 from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.rdma_slots import RdmaSlotsBackend
@@ -51,7 +51,7 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The played library copies no faster than one core."""
-    monkeypatch.setattr(nixl_agent, "SLOWEST_GPU_GB_S", 0.0)
+    monkeypatch.setattr(nixl, "SLOW", 0.0)
 
 
 class Group:

@@ -26,6 +26,7 @@ from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.stager import StagingOutlet
 from eyas.engine.kv.staging import PageStaging, StagingInlet
 from eyas.engine.loading.spec import EngineSpec
+from kv_transfer import nics
 from kv_transfer.area import DeviceArea
 from kv_transfer.backends.base import BackendSite, TransferBackend
 from kv_transfer.backends.rdma_slots import RdmaSlotsBackend
@@ -35,6 +36,7 @@ from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.host_files import new_path
 from kv_transfer.layout import RankPools, window_pages
 from kv_transfer.lease_board import LeaseBoard
+from kv_transfer.nics import RdmaCard
 from kv_transfer.peers import KvPeers, PeerRoutes
 from kv_transfer.windows import AT_ONCE
 
@@ -145,7 +147,7 @@ def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _P
         return _PoolRoute(wire, {})
     if pool.area is None or spec.config.tensor_parallel_size > 1:
         return _beside(spec, group, pool, wire)
-    site = BackendSite(pool.area, spec.config.pool_dir, wire, host=_host(spec))
+    site = BackendSite(pool.area, spec.config.pool_dir, wire, host=_host(spec), cards=_cards(spec))
     return _PoolRoute(wire, _backends(spec, site), (pool.checksum,), pool.area.path)
 
 
@@ -183,7 +185,8 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
     devices = (pool.device_area(), *(other.area for other in others))
     own = staging.make_device_slots() if _reads_devices(spec) else ()
-    site = BackendSite(staging.area, spec.config.pool_dir, wire, devices, own, _host(spec))
+    where = (spec.config.pool_dir, wire, devices, own, _host(spec), _cards(spec))
+    site = BackendSite(staging.area, *where)
     return _PoolRoute(
         wire,
         _backends(spec, site),
@@ -205,6 +208,12 @@ def _reads_devices(spec: EngineSpec) -> bool:
 def _host(spec: EngineSpec) -> str:
     """As handles name it, without the port."""
     return spec.config.worker.rpartition(":")[0].strip("[]")
+
+
+def _cards(spec: EngineSpec) -> tuple[RdmaCard, ...] | None:
+    """The cards that --transfer-devices names. Raises ConfigError for one that this host does not have."""
+    names = spec.config.transfer_devices
+    return tuple(nics.named(names)) if names else None
 
 
 def _backends(spec: EngineSpec, site: BackendSite) -> dict[str, TransferBackend]:
