@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from eyas.bench.kernels.timing import graph_us, queue_us
 from eyas.engine.kernels.launch.warm import KernelWarmup
@@ -88,7 +89,7 @@ class StepCase:
         each = SHAPE.key_heads * SHAPE.key_size * 2 + SHAPE.value_heads * (SHAPE.value_size * 4 + 8)
         solved = SHAPE.value_heads * 4 * sum(self.behind(s) ** 2 // 2 for s in range(self.batch))
         moved = SHAPE.inputs * 8 + SHAPE.value_heads * SHAPE.value_size * 2
-        return kept * each + solved + self.batch * self.rows * (moved + each + SHAPE.value_heads * SPAN * 8)
+        return kept * each + solved + self.batch * self.rows * (moved + each + SHAPE.value_heads * SPAN * 4)
 
 
 class Step:
@@ -132,19 +133,23 @@ STEPS = [
     *(StepCase(batch, rows=16, tree=True) for batch in (1, 8, 32)),
     *(StepCase(32, due=True), StepCase(32, rows=4, crossing=True), StepCase(8, 16, True, crossing=True)),
 ]
-PROMPTS = [(1, 1024), (1, 4096), (4, 1024), (1, 16384)]
+PROMPTS = [(1, 1024), (1, 4096), (4, 1024), (1, 32768)]
 
 
-BLOCKS = (32, 64)
+BLOCKS, SOLVERS = (16, 32, 64), (2, 4)
 
 
 def recipe() -> None:
     """All that is launched here but for the smallest kernels, so that it is compiled by many processes."""
     for rows, tree in ((1, False), (4, False), (16, False), (16, True)):
-        for batch, pdl in ((2, False), (2, True), (8, True)):
-            Step(StepCase(batch, rows, tree), 1, "meta").recur(0, pdl)
+        step = Step(StepCase(2, rows, tree), 1, "meta")
+        for pdl in (False, True):
+            step.recur(0, pdl)
     for block in BLOCKS:
         with patch.object(prompts, "_BLOCK", block):
+            _prompt(1, 256, "meta")()
+    for warps in SOLVERS:
+        with patch.object(prompts, "_SOLVERS", warps):
             _prompt(1, 256, "meta")()
 
 
@@ -196,6 +201,20 @@ def time_steps() -> Iterator[Record]:
         every = (case.floor_bytes + case.row_bytes) / COPY_BYTES_PER_US
         record = {"time": case.name, "us": us, "states_us": floor, "bytes_us": every, "over": us / every}
         yield record | {"of_model_ms": us * LAYERS / 1e3}
+
+
+def time_kernels() -> Iterator[Record]:
+    """Each kernel of a prompt of 4,096 rows."""
+    for warps in SOLVERS:
+        with patch.object(prompts, "_SOLVERS", warps):
+            run_once = _prompt(1, 4096)
+            run_once()
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                for _ in range(3):
+                    run_once()
+                torch.cuda.synchronize()
+            for kernel in seen.key_averages():
+                yield {"kernel": kernel.key[:40], "solvers": warps, "us": kernel.device_time_total / 3}
 
 
 def time_prompts() -> Iterator[Record]:
@@ -251,6 +270,7 @@ def main() -> int:
     parts = {
         "rows": partial(check_rows, "cuda"),
         "steps": time_steps,
+        "kernels": time_kernels,
         "prompts": time_prompts,
         "beside": time_beside,
     }

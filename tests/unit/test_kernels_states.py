@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,9 @@ from tests.unit.states_rig import DEVICE, Piece, Scene
 from tests.unit.tensor_core import hopper
 
 SHAPE = DeltaShape(1, 2, 16, 16, 4)
+
+
+SPACE = SpaceShape(2, 4, 16, 48, 4)
 
 
 def text(first: int, count: int) -> list[int]:
@@ -72,10 +76,30 @@ def test_a_slot_that_came_from_elsewhere() -> None:
     scene.step([Piece(0, text(70, 2))])
 
 
+def test_a_state_space_model() -> None:
+    """Prompts, single rows, a chain, and trees; past positions of states."""
+    scene = Scene(SPACE, 3, width=9)
+    scene.step([Piece(0, text(0, 61)), Piece(2, text(100, 130))], prompt=True)
+    scene.step([Piece(2, text(230, 2)), Piece(0, text(61, 2), certain=1)])
+    scene.step([Piece(0, text(300, 9), TREE, certain=0), Piece(2, text(232, 1))])
+    scene.accept(0, 62, [0, 2, 4, 6])
+    scene.step([Piece(0, text(310, 1))])
+
+
+@pytest.mark.parametrize("lost", ["bias", "skip"])
+def test_a_state_space_model_that_loses_a_part(lost: str) -> None:
+    """The comparison sees what a kernel would leave out."""
+    scene = Scene(SPACE, 1)
+    scene.lose(lost)
+    with pytest.raises(AssertionError):
+        scene.step([Piece(0, text(0, 3))])
+
+
 def test_sizes_that_no_tile_has() -> None:
     for shape, message in (
-        (DeltaShape(1, 1, 16, 24, 4), "a power of 2, 16 or more, not 24"),
-        (ChannelShape(1, 1, 16, 16, 4), "the gated delta rule alone"),
+        (DeltaShape(1, 1, 24, 16, 4), "keys of a power of 2, 16 or more, not 24"),
+        (DeltaShape(1, 1, 16, 24, 4), "values of a multiple of 16, not 24"),
+        (ChannelShape(1, 1, 16, 16, 4), "one decay per value head, not a state of Kimi Delta Attention"),
     ):
         with pytest.raises(ValueError, match=message):
             Scene(shape, 1).step([Piece(0, text(0, 1))])
@@ -83,11 +107,15 @@ def test_sizes_that_no_tile_has() -> None:
         Scene(SHAPE, 1).step([Piece(0, text(0, 65))])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a matrix unit of its own")
-@pytest.mark.parametrize("shape", [DeltaShape(1, 1, 16, 16, 4)])
+def matrix_unit() -> AbstractContextManager[None]:
+    """That of the GPU, or a model of Hopper's."""
+    return nullcontext() if torch.cuda.is_available() else hopper(folds=True)
+
+
+@pytest.mark.parametrize("shape", [DeltaShape(1, 1, 16, 16, 4), SpaceShape(1, 1, 16, 16, 4)])
 def test_bits_follow_from_a_rows_path_alone(shape: DeltaShape) -> None:
     """One prompt; one in pieces beside others; single rows; chains and trees, across a state's position."""
-    with hopper(folds=True):
+    with matrix_unit():
         whole = _scene(shape)
         [expected] = whole.step([Piece(0, text(0, 70))], prompt=True, twin=False)
         pieces = _scene(shape)
@@ -111,6 +139,34 @@ def test_bits_follow_from_a_rows_path_alone(shape: DeltaShape) -> None:
         assert torch.equal(torch.cat(last), expected[67:])
         for scene in (pieces, chains):
             assert torch.equal(scene.layer.states[0], whole.layer.states[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="numpy's products have orders of their own")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", [DeltaShape, SpaceShape])
+def test_bits_on_a_gpu(kind: type[DeltaShape], dtype: torch.dtype) -> None:
+    """The law of `test_bits_follow_from_a_rows_path_alone` at heads as models have them."""
+    whole, pieces = (Scene(kind(2, 4, 128, 128, 4), 2, dtype, width=16) for _ in range(2))
+    [expected] = whole.step([Piece(0, text(0, 200))], prompt=True, twin=False)
+    found = []
+    for first, count in ((0, 7), (7, 50), (57, 66), (123, 70)):
+        both = [Piece(1, text(300 + first // 2, 3)), Piece(0, text(first, count))]
+        found.append(pieces.step(both, prompt=True, twin=False)[1])
+    found.append(pieces.step([Piece(0, text(193, 5))], twin=False)[0])
+    found += [pieces.step([Piece(0, [row])], twin=False)[0] for row in (198, 199)]
+    assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(pieces.layer.states[0], whole.layer.states[0])
+
+
+def test_a_wrong_bit_of_what_a_row_adds_is_noticed() -> None:
+    with matrix_unit():
+        whole, other = _scene(SHAPE), _scene(SHAPE)
+        for scene in (whole, other):
+            scene.step([Piece(0, text(0, 20))], prompt=True, twin=False)
+        added = other.solved.added[0, 17]
+        added.view(torch.int16)[..., 0] += 8
+        found, expected = (scene.step([Piece(0, [20])], twin=False)[0] for scene in (other, whole))
+        assert not torch.equal(found, expected)
 
 
 def _scene(shape: DeltaShape) -> Scene:

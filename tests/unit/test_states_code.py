@@ -1,15 +1,20 @@
-"""Every kernel of states compiles for Hopper and fits a multiprocessor. Nothing runs."""
+"""Every kernel of states compiles for Hopper, fits a multiprocessor, and reads nothing that Triton's copies
+ahead have overwritten. Nothing runs.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import triton.language as tl
 
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch, RoundVerdicts
+from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.states.accepted import keep_path
 from eyas.engine.kernels.states.few import recur_few
@@ -21,8 +26,9 @@ from eyas.engine.kernels.states.short import convolve
 from eyas.engine.states.convolution import ShortConvolution
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateGroups, StateRows
-from eyas.engine.states.shape import ConvolutionShape, DeltaShape, ring_rows
+from eyas.engine.states.shape import ConvolutionShape, DeltaShape, SpaceShape, ring_rows
 from eyas.engine.states.store import StateFormat, StateStore
+from tests.unit.pipelined import late_reads
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -44,8 +50,21 @@ def few() -> None:
         recur_few(*_given(2 * most, most), tree, pdl=True)
 
 
-def prompts() -> None:
-    recur_chunks(*_given(256, 256), Chunks(int32(6, 2), int32(2)))
+def prompts(dtype: torch.dtype = torch.bfloat16) -> None:
+    recur_chunks(*_given(256, 256, dtype), Chunks(int32(6, 2), int32(2)))
+
+
+def space() -> None:
+    """Mamba-2 in the sizes of Bamba-9B, few rows and prompts."""
+    shape = SpaceShape(1, 128, 256, 64, 4)
+    recur_few(*_given(2, 1, shape=shape), pdl=True)
+    recur_few(*_given(16, 8, shape=shape), tree=True, pdl=True)
+    recur_chunks(*_given(256, 256, shape=shape), Chunks(int32(6, 2), int32(2)))
+
+
+def float32() -> None:
+    """Prompts: the tensor cores do not multiply these."""
+    prompts(torch.float32)
 
 
 def path() -> None:
@@ -71,24 +90,71 @@ def short() -> None:
     keep_path(batch, RoundVerdicts(int32(2, FACTS + 16), int32(2, 6)), states, SolvedStore.on(states))
 
 
-def _given(m: int, most: int) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, StateRows]:
-    format = StateFormat((0,), SHAPE, ring_rows(16), torch.bfloat16)
+@kernel
+def _reads_in_an_if(x, y, count, last):
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
+    state = tl.load(y + row * 16 + column)
+    acc = state
+    for turn in range(count):
+        some = tl.load(x + turn * 256 + row * 16 + column)
+        acc = tl.dot(some, state, acc, input_precision="ieee")
+        if turn != last:
+            state = tl.dot(tl.trans(some), acc, input_precision="ieee")
+    tl.store(y + row * 16 + column, acc)
+
+
+def faulty() -> None:
+    """A kernel of which Triton overlooks a read."""
+    _reads_in_an_if[(1,)](empty(16, 256, dtype=torch.float32), empty(256, dtype=torch.float32), 5, 4)
+
+
+def _given(
+    m: int, most: int, dtype: torch.dtype = torch.bfloat16, shape: DeltaShape = SHAPE
+) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, StateRows]:
+    format = StateFormat((0,), shape, ring_rows(16), dtype)
     stored = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8)).layers[0]
-    rule = DeltaRule(SHAPE, empty(SHAPE.inputs, 4, dtype=torch.float32))
+    filters = empty(shape.inputs, 4, dtype=torch.float32)
+    parts = () if shape.corrects else (filters[:, 0], empty(shape.value_heads, dtype=torch.float32))
+    rule = DeltaRule(shape, filters, *parts)
     rows = StateRows(*(int32(2) for _ in range(6)), int32(m), int32(m), most)
-    gates = empty(m, SHAPE.gates, dtype=torch.float32)
-    return empty(m, SHAPE.inputs), gates, DeltaLayer(rule, stored, SolvedRows.on(stored, SHAPE)), rows
+    gates = empty(m, shape.gates, dtype=torch.float32)
+    return (
+        empty(m, shape.inputs, dtype=dtype),
+        gates,
+        DeltaLayer(rule, stored, SolvedRows.on(stored, shape)),
+        rows,
+    )
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("few", 8), ("prompts", 4), ("path", 2), ("short", 7)])
-def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Path]]:
+    """Compiles a recipe of this file -> the paths of its kernels' PTX."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    KernelWarmup(f"tests.unit.test_states_code:{recipe}", (), 90, processes=2).wait()
-    code = {path: path.read_text() for path in tmp_path.rglob("*.ptx")}
+
+    def compile_recipe(recipe: str) -> list[Path]:
+        KernelWarmup(f"tests.unit.test_states_code:{recipe}", (), 90, processes=2).wait()
+        return list(tmp_path.rglob("*.ptx"))
+
+    return compile_recipe
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kernels"),
+    [("few", 4), ("prompts", 4), ("space", 6), ("float32", 4), ("path", 2), ("short", 7)],
+)
+def test_kernels_compile(recipe: str, kernels: int, compiled: Callable[[str], list[Path]]) -> None:
+    code = compiled(recipe)
     assert len(code) == kernels
-    for path, text in code.items():
+    for path in code:
+        text = path.read_text()
         assert ".local" not in text, "what no register has is slow"
         assert json.loads(path.with_suffix(".json").read_text())["shared"] <= SHARED_BYTES
         assert "red.global.add.f32" not in text
+        assert not list(late_reads(path.with_suffix(".ttgir").read_text()))
+
+
+def test_a_read_that_triton_overlooks_is_noticed(compiled: Callable[[str], list[Path]]) -> None:
+    [path] = compiled("faulty")
+    assert list(late_reads(path.with_suffix(".ttgir").read_text()))

@@ -35,11 +35,11 @@ def inputs_at(
     number, real, column, lowest, inputs, stride, origin, start, ring, tails, bound, layout: tl.constexpr
 ):  # fmt: skip
     """The convolution's inputs of rows `number` [rows] in columns [n]: of the forward, of the slot's ring
-    below `start`, and of its tail below `bound`. No row is below `lowest`; `inputs` points at row `origin`.
+    below `start`, and of its tail below `bound`; those that are `real` [rows, n]. No row is below `lowest`;
+    `inputs` points at row `origin`.
     """
     column = column[None, :]
     number = number[:, None]
-    real = real[:, None]
     x = tl.load(inputs + (number - origin) * stride + column, mask=real & (number >= start), other=0.0)
     if lowest < start:
         kept = real & (number < start) & (number >= bound)
@@ -53,18 +53,29 @@ def inputs_at(
 
 @triton.jit
 def convolved(
-    numbers, real, column, lowest, filters, inputs, stride, origin, start, ring, tails, bound,
+    numbers, real, column, there, lowest, filters, bias, inputs, stride, origin, start, ring, tails, bound,
     layout: tl.constexpr,
 ):  # fmt: skip
-    """silu of the convolution of columns [n] along the rows' paths, float32 [rows, n]; the oldest first."""
+    """silu of the convolution of columns [n], as far as they are `there`, along the rows' paths, float32
+    [rows, n]; the oldest first.
+    """
     KERNEL: tl.constexpr = layout.kernel
     acc = tl.full((real.shape[0], column.shape[0]), 0.0, tl.float32)
+    real = real[:, None] & there[None, :]
     for tap in tl.static_range(KERNEL):
         number = numbers[KERNEL - 1 - tap]
         x = inputs_at(number, real, column, lowest, inputs, stride, origin, start, ring, tails, bound, layout)
-        factor = tl.load(filters + column * KERNEL + tap)
+        factor = tl.load(filters + column * KERNEL + tap, mask=there, other=0.0)
         acc = acc + x * factor[None, :]
+    if layout.bias:
+        acc += tl.load(bias + column, mask=there, other=0.0)[None, :]
     return acc / (1.0 + tl.exp(-acc))
+
+
+@triton.jit
+def key_rows(x, layout: tl.constexpr):
+    """Queries or keys x [rows, n] as the rule reads them."""
+    return normed(x) if layout.corrects else x
 
 
 @triton.jit

@@ -1,7 +1,7 @@
-"""The gated delta rule over prompts: chunks of 64 rows at multiples of 64, so that no cut changes a bit.
+"""Layers with a state over prompts: chunks of 64 rows at multiples of 64, so that no cut changes a bit.
 
 A sequence's first chunk begins at its state's position: rows that came before this forward are made again
-from the ring. One kernel makes `solved` and `weights` (see `order`) of all chunks at once, the next one walks
+from the ring. One kernel makes `solved` and p (see `order`) of all chunks at once, the next one walks
 through a sequence's chunks with its state in registers; value columns are independent, and so a head has
 several programs. The rows behind the last full chunk are kept as few rows keep theirs.
 """
@@ -16,28 +16,29 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import kernel
-from eyas.engine.kernels.states.mixing import convolved, normed, numbers_back
+from eyas.engine.kernels.states.mixing import convolved, key_rows, numbers_back
 from eyas.engine.kernels.states.order import (
     COLUMNS,
     STEP,
     DeltaLayer,
     DeltaLayout,
-    corrections,
     folded,
     missed,
     product,
     read,
-    readings,
     rows_times,
-    shares_of,
-    solve_behind,
-    solve_further,
     ticks,
+    weighed,
 )
 from eyas.engine.states.rows import StateRows
 from eyas.engine.states.shape import SPAN
 
 _BLOCK = 32  # columns of a value head to a program that walks
+_SOLVERS = 4  # warps of a program that solves
+_STAGES, _STAGE_BYTES = (
+    3,
+    1024,
+)  # chunks that a program which walks has in shared memory; of keys in all of them
 
 
 @dataclass(frozen=True)
@@ -72,42 +73,50 @@ def recur_chunks(
 
     A sequence without rows is one whose `SolvedRows` are made again, after its slot came from elsewhere.
     """
-    stored, solved = layer.stored, layer.solved
-    shape, (m, _), count = layer.rule.shape, inputs.shape, chunks.chunks.shape[0]
+    rule, stored, solved = layer.rule, layer.stored, layer.solved
+    shape, (m, _), count = rule.shape, inputs.shape, chunks.chunks.shape[0]
     layout = DeltaLayout.of(layer, SPAN, _BLOCK)
     mixed = inputs.new_empty(count * SPAN, shape.inputs)
     every = gates.new_empty(count * SPAN, shape.gates)
     where = (chunks.chunks, rows.slots, rows.firsts, rows.counts, rows.starts)
-    given = (inputs, inputs.stride(0), gates, layer.rule.filters, stored.inputs, stored.gates, stored.tails)
-    options = {"num_warps": 8, "enable_fp_fusion": False}
+    given = (inputs, inputs.stride(0), gates, rule.filters, rule.filters if rule.bias is None else rule.bias)
     heads = 2 * shape.key_heads + shape.value_heads
-    _mix[(heads, count)](*given, *where, rows.bounds, mixed, every, layout, **options)
+    _mix[(heads, count)](
+        *(*given, stored.inputs, stored.gates, stored.tails, *where, rows.bounds, mixed, every, layout),
+        num_warps=8,
+        enable_fp_fusion=False,
+    )
     ends = (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
     _keep_rows[(heads, rows.slots.shape[0])](
         *(inputs, inputs.stride(0), gates, stored.inputs, stored.gates, stored.tails, *ends, layout),
-        **options,
+        num_warps=8,
+        enable_fp_fusion=False,
     )
-    factors = gates.new_empty(2, count * SPAN, shape.value_heads, SPAN)
-    sums = torch.empty(count * SPAN, shape.value_heads, dtype=torch.int64, device=inputs.device)
+    squares = (count, shape.value_heads, SPAN, SPAN)
+    below = gates.new_empty(2, *squares if shape.corrects else (0,))
+    factors = inputs.new_empty(2, *squares)
+    sums = torch.empty(count, shape.value_heads, SPAN, dtype=torch.int64, device=inputs.device)
     _solve[(shape.value_heads, count)](
-        *(mixed, every, factors[0], factors[1], sums, solved.keys, solved.solved, solved.sums),
+        *(mixed, every, *below, *factors, sums, solved.keys, solved.solved, solved.sums),
         *(*where, rows.folds, layout),
-        num_warps=4,
+        num_warps=_SOLVERS,
         enable_fp_fusion=False,
     )
     out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
     _walk[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
-        *(mixed, every, factors[0], factors[1], sums, stored.states, solved.misses),
-        *(chunks.ends, *ends, out, layout),
-        **options,
+        *(mixed, every, gates if rule.skip is None else rule.skip, *factors, sums, stored.states),
+        *(solved.added, solved.misses, chunks.ends, *ends, out, layout),
+        num_warps=4,
+        num_stages=max(1, min(_STAGES, _STAGE_BYTES // (shape.key_size * inputs.element_size()))),
+        enable_fp_fusion=False,
     )
     return out
 
 
 @kernel
 def _mix(
-    inputs, stride, gates, filters, ring, ring_gates, tails, chunks, slots, firsts, counts, starts, bounds,
-    mixed, every, layout: tl.constexpr,
+    inputs, stride, gates, filters, bias, ring, ring_gates, tails, chunks, slots, firsts, counts, starts,
+    bounds, mixed, every, layout: tl.constexpr,
 ):  # fmt: skip
     """Grid (heads of q, k and v, chunks): rows that are not there are zeros."""
     head, chunk = tl.program_id(0), tl.program_id(1)
@@ -125,21 +134,25 @@ def _mix(
     ring += slot * layout.input_stride
     tails += slot * layout.tail_stride
     if head < 2 * layout.key_heads:
-        q = head * layout.key_size + tl.arange(0, layout.key_size)
+        key = tl.arange(0, layout.key_size)
+        q = head * layout.key_size + key
         x = convolved(
-            numbers, real, q, lowest, filters, inputs, stride, base, start, ring, tails, bound, layout
-        )
-        x = tl.where(real[:, None], normed(x), 0.0)
+            numbers, real, q, key >= 0, lowest, filters, bias, inputs, stride, base, start, ring, tails,
+            bound, layout,
+        )  # fmt: skip
+        x = tl.where(real[:, None], key_rows(x, layout), 0.0)
         tl.store(at + q[None, :], x.to(mixed.dtype.element_ty))
     else:
         head -= 2 * layout.key_heads
-        v = 2 * layout.key_heads * layout.key_size + head * layout.value_size
-        v += tl.arange(0, layout.value_size)
+        value = tl.arange(0, layout.values)
+        there = value < layout.value_size
+        v = 2 * layout.key_heads * layout.key_size + head * layout.value_size + value
         made = convolved(
-            numbers, real, v, lowest, filters, inputs, stride, base, start, ring, tails, bound, layout
-        )
+            numbers, real, v, there, lowest, filters, bias, inputs, stride, base, start, ring, tails, bound,
+            layout,
+        )  # fmt: skip
         made = tl.where(real[:, None], made, 0.0)
-        tl.store(at + v[None, :], made.to(mixed.dtype.element_ty))
+        tl.store(at + v[None, :], made.to(mixed.dtype.element_ty), mask=there[None, :])
         ring_gates += slot * layout.gate_stride + head
         every += chunk.to(tl.int64) * (COLUMNS * 2 * layout.value_heads) + head
         _gates_of(number, real, row, gates + head, first, start, ring_gates, every, layout)
@@ -174,13 +187,27 @@ def _keep_rows(
     ring += slot * layout.input_stride
     tails += slot * layout.tail_stride
     if head < 2 * layout.key_heads:
-        column = head * layout.key_size + tl.arange(0, layout.key_size)
-        _keep_columns(column, inputs, stride, ring, tails, start, fold, end, moved, layout)
+        key = tl.arange(0, layout.key_size)
+        _keep_columns(
+            head * layout.key_size + key,
+            key >= 0,
+            inputs,
+            stride,
+            ring,
+            tails,
+            start,
+            fold,
+            end,
+            moved,
+            layout,
+        )
     else:
         head -= 2 * layout.key_heads
-        v = 2 * layout.key_heads * layout.key_size + head * layout.value_size
-        v += tl.arange(0, layout.value_size)
-        _keep_columns(v, inputs, stride, ring, tails, start, fold, end, moved, layout)
+        value = tl.arange(0, layout.values)
+        v = 2 * layout.key_heads * layout.key_size + head * layout.value_size + value
+        _keep_columns(
+            v, value < layout.value_size, inputs, stride, ring, tails, start, fold, end, moved, layout
+        )
         number = fold + tl.arange(0, COLUMNS)
         real = (number >= start) & (number < end)
         source = gates + (first + number - start).to(tl.int64) * (2 * layout.value_heads) + head
@@ -192,17 +219,17 @@ def _keep_rows(
 
 @triton.jit
 def _keep_columns(
-    column, inputs, stride, ring, tails, start, fold, end, moved, layout: tl.constexpr
+    column, there, inputs, stride, ring, tails, start, fold, end, moved, layout: tl.constexpr
 ):  # fmt: skip
     """`inputs` points at the sequence's row `fold`."""
-    column = column[None, :]
+    column, there = column[None, :], there[None, :]
     number = (fold + tl.arange(0, COLUMNS))[:, None]
-    real = (number >= start) & (number < end)
+    real = (number >= start) & (number < end) & there
     x = tl.load(inputs + (number - fold) * stride + column, mask=real)
     tl.store(ring + number % layout.ring * layout.inputs + column, x, mask=real)
     tap = tl.arange(0, triton.next_power_of_2(layout.kernel))[:, None]
     number = fold - layout.kernel + 1 + tap
-    real = moved & (tap < layout.kernel - 1)
+    real = moved & (tap < layout.kernel - 1) & there
     new = tl.load(inputs + (number - fold) * stride + column, mask=real & (number >= start))
     old = tl.load(ring + number % layout.ring * layout.inputs + column, mask=real & (number < start))
     tl.store(tails + tap * layout.inputs + column, tl.where(number >= start, new, old), mask=real)
@@ -210,124 +237,167 @@ def _keep_columns(
 
 @kernel
 def _solve(
-    mixed, every, solved, weights, sums, ring_keys, ring_solved, ring_sums,
+    mixed, every, below, whole, solved, weights, sums, ring_keys, ring_solved, ring_sums,
     chunks, slots, firsts, counts, starts, folds, layout: tl.constexpr,
 ):  # fmt: skip
-    """Grid (value heads, chunks). Rows behind the last `STEP` that has one are left as they are."""
+    """Grid (value heads, chunks). `below` and `whole` float32 [64, 64] for each: factors of `solved`, and
+    what it is before it is rounded.
+    """
     head, chunk = tl.program_id(0), tl.program_id(1)
     sequence, base = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
     count = tl.minimum(tl.load(starts + sequence) + tl.load(counts + sequence) - base, COLUMNS)
-    unfolded = base == tl.load(folds + sequence)
-    ring = tl.load(slots + sequence).to(tl.int64) * layout.ring
     first = chunk.to(tl.int64) * COLUMNS
     mixed += first * layout.inputs + head // layout.group * layout.key_size
     every += first * (2 * layout.value_heads) + head
-    heads = first * layout.value_heads + head
-    sums, solved, weights = sums + heads, solved + heads * COLUMNS, weights + heads * COLUMNS
-    heads = ring * layout.value_heads + head
-    ring_sums, ring_solved = ring_sums + heads, ring_solved + heads * COLUMNS
-    ring_keys += (ring * layout.key_heads + head // layout.group) * layout.key_size
-    own = tl.arange(0, COLUMNS)[None, :]
-    dim = tl.arange(0, layout.key_size)[None, :]
-    every_row = tl.arange(0, COLUMNS)
-    decays = tl.load(every + every_row * (2 * layout.value_heads))
-    tl.store(sums + every_row * layout.value_heads, tl.cumsum(ticks(decays), 0))
+    square = (chunk.to(tl.int64) * layout.value_heads + head) * COLUMNS
+    sums += square
+    square *= COLUMNS
+    solved, weights = solved + square, weights + square
+    row, dim = tl.arange(0, COLUMNS), tl.arange(0, layout.key_size)[None, :]
+    own = tl.cumsum(ticks(tl.load(every + row * (2 * layout.value_heads))), 0)
+    tl.store(sums + row, own)
     tl.debug_barrier()  # what follows reads what other threads wrote
-    for begin in range(0, count, STEP):
-        row = begin + tl.arange(0, STEP)
-        q, k, own_sums = _chunk_rows(mixed, sums, row, dim, layout)
+    column_sums = tl.load(sums + row)
+    at = mixed + row[:, None] * layout.inputs + dim
+    q, k = tl.load(at), tl.load(at + layout.key_heads * layout.key_size)
+    at_square = row[:, None] * COLUMNS + row[None, :]
+    scale = tl.full(row.shape, layout.scale, tl.float32)
+    used = weighed(q, k, scale, column_sums, column_sums, row[:, None] >= row[None, :])
+    tl.store(weights + at_square, used.to(weights.dtype.element_ty))
+    if layout.corrects:
+        below, whole = below + square, whole + square
         beta = tl.load(every + row * (2 * layout.value_heads) + layout.value_heads)
-        made = tl.where(row[:, None] == own, 1.0, 0.0)
-        used = tl.full(made.shape, 0.0, tl.float32)
-        for before in range(0, begin, STEP):
-            column = before + tl.arange(0, STEP)
-            _, keys, column_sums = _chunk_rows(mixed, sums, column, dim, layout)
-            column_solved = tl.load(solved + column[:, None] * (layout.value_heads * COLUMNS) + own)
-            near = (row[:, None] >= 0) & (column[None, :] >= 0)
-            made, used = solve_behind(
-                made, used, k, q, beta, own_sums, keys, column_sums, column_solved, near, layout.scale
-            )
-        below = corrections(k, k, beta, own_sums, own_sums, row[:, None] > row[None, :])
-        seen = readings(q, k, layout.scale, own_sums, own_sums, row[:, None] >= row[None, :])
-        made, used = solve_further(made, used, below, seen, STEP)
-        at = row[:, None] * (layout.value_heads * COLUMNS) + own
-        tl.store(solved + at, made)
-        tl.store(weights + at, used)
-        if unfolded:
-            place = (base + row) % layout.ring
-            real = row < count
-            at_solved = place[:, None] * (layout.value_heads * COLUMNS) + own
-            tl.store(ring_solved + at_solved, made, mask=real[:, None])
-            tl.store(ring_sums + place * layout.value_heads, own_sums, mask=real)
-            if head % layout.group == 0:
-                at_key = place[:, None] * (layout.key_heads * layout.key_size) + dim
-                tl.store(ring_keys + at_key, k, mask=real[:, None])
-        tl.debug_barrier()
+        made = weighed(k, k, -beta, column_sums, column_sums, row[:, None] > row[None, :])
+        tl.store(below + at_square, made)
+        _solve_chunk(below, whole, solved)
+    if base == tl.load(folds + sequence):
+        ring = tl.load(slots + sequence).to(tl.int64) * layout.ring
+        place, real = (base + row) % layout.ring, row < count
+        heads = ring * layout.value_heads + head
+        tl.store(ring_sums + heads + place * layout.value_heads, column_sums, mask=real)
+        if layout.corrects:
+            at_solved = (heads + place * layout.value_heads)[:, None] * COLUMNS + row[None, :]
+            tl.store(ring_solved + at_solved, tl.load(whole + at_square), mask=real[:, None])
+        if head % layout.group == 0:
+            ring_keys += (ring * layout.key_heads + head // layout.group) * layout.key_size
+            at_key = place[:, None] * (layout.key_heads * layout.key_size) + dim
+            tl.store(ring_keys + at_key, k, mask=real[:, None])
 
 
 @triton.jit
-def _chunk_rows(mixed, sums, row, dim, layout: tl.constexpr):
-    """Queries, keys and sums of rows of chunks."""
-    at = mixed + row[:, None] * layout.inputs + dim
-    keys = tl.load(at + layout.key_heads * layout.key_size)
-    return tl.load(at), keys, tl.load(sums + row * layout.value_heads)
+def _solve_chunk(below, whole, solved):
+    """`whole` [64, 64] and, rounded, `solved`, by the factors `below`; `STEP` rows at a time."""
+    own = tl.arange(0, COLUMNS)[None, :]
+    for begin in range(0, COLUMNS, STEP):
+        row = (begin + tl.arange(0, STEP))[:, None]
+        made = tl.where(row == own, 1.0, 0.0)
+        tl.debug_barrier()
+        for before in range(0, begin, STEP):
+            column = before + tl.arange(0, STEP)
+            factors = tl.load(below + row * COLUMNS + column[None, :])
+            rows = tl.load(whole + column[:, None] * COLUMNS + own)
+            made = tl.dot(factors, rows, made, input_precision="ieee")
+        tl.store(whole + row * COLUMNS + own, made)
+        tl.debug_barrier()
+        _solve_step(below + begin * (COLUMNS + 1), whole + begin * COLUMNS, solved + begin * COLUMNS)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _solve_step(below, whole, solved):
+    """`STEP` rows of `whole`, which have all columns before these rows, by their factors of one another. A
+    thread has its columns of all rows, so that none waits for another.
+    """
+    own = tl.arange(0, COLUMNS)
+    rows = ()
+    for r in tl.static_range(STEP):
+        made = tl.load(whole + r * COLUMNS + own)
+        for c in tl.static_range(r):
+            factor = tl.load(below + r * COLUMNS + c)
+            made = tl.fma(tl.full(own.shape, factor, tl.float32), rows[c], made)
+        rows = rows + (made,)  # type: ignore[assignment]
+    for r in tl.static_range(STEP):
+        tl.store(whole + r * COLUMNS + own, rows[r])
+        tl.store(solved + r * COLUMNS + own, rows[r].to(solved.dtype.element_ty))
 
 
 @kernel
 def _walk(
-    mixed, every, solved, weights, sums, states, ring_misses, ends,
+    mixed, every, skip, solved, weights, sums, states, ring_added, ring_misses, ends,
     slots, firsts, counts, starts, bounds, folds, out, layout: tl.constexpr,
 ):  # fmt: skip
     """Grid (value heads * blocks, B)."""
-    DTYPE: tl.constexpr = mixed.dtype.element_ty
     sequence = tl.program_id(1)
     head, block = tl.program_id(0) // layout.blocks, tl.program_id(0) % layout.blocks
     slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
     start, bound = tl.load(starts + sequence), tl.load(bounds + sequence)
     fold, count = tl.load(folds + sequence), tl.load(counts + sequence)
     spans = tl.cdiv(start + count - bound, COLUMNS)
-    first_row = (tl.load(ends + sequence) - spans).to(tl.int64) * COLUMNS
-    dim, row = tl.arange(0, layout.key_size), tl.arange(0, COLUMNS)
-    v_column = block * layout.block + tl.arange(0, layout.block)[None, :]
+    chunk = (tl.load(ends + sequence) - spans).to(tl.int64)
+    dim = tl.arange(0, layout.key_size)[:, None]
+    v = block * layout.block + tl.arange(0, layout.block)[None, :]
+    there = v < layout.value_size
     at_state = states + slot * layout.state_stride + head * (layout.key_size * layout.value_size)
-    at_state += dim[:, None] * layout.value_size + v_column
-    state = tl.load(at_state, mask=(dim >= 0)[:, None] & (bound > 0), other=0.0)
-    mixed += first_row * layout.inputs + head // layout.group * layout.key_size
-    every += first_row * (2 * layout.value_heads) + layout.value_heads + head
-    heads = first_row * layout.value_heads + head
-    sums, solved, weights = sums + heads, solved + heads * COLUMNS, weights + heads * COLUMNS
+    at_state += dim * layout.value_size + v
+    state = tl.load(at_state, mask=there & (dim >= 0) & (bound > 0), other=0.0)
+    mixed += chunk * (COLUMNS * layout.inputs)
+    every += chunk * (COLUMNS * 2 * layout.value_heads) + layout.value_heads + head
+    square = (chunk * layout.value_heads + head) * COLUMNS
+    sums += square
+    square *= COLUMNS
+    given = (mixed, every, solved + square, weights + square, sums)
     out += ((first + bound - start).to(tl.int64) * layout.value_heads + head) * layout.value_size
-    ring_misses += (slot * layout.ring * layout.value_heads + head) * layout.value_size
-    at_key = row[:, None] * layout.inputs + dim[None, :]
-    at_factor = row[:, None] * (layout.value_heads * COLUMNS) + row[None, :]
-    at_value = row[:, None] * (layout.value_heads * layout.value_size) + v_column
-    v_first = 2 * layout.key_heads * layout.key_size - head // layout.group * layout.key_size
-    v_first += head * layout.value_size
-    lower = row[None, :] // STEP <= row[:, None] // STEP  # as fine as several elements are read at once
+    if layout.skip:
+        skip = tl.load(skip + head)
+    reads = (bound, start, start + count, skip, out)
     for span in range(spans):
-        number = bound + span * COLUMNS + row
-        q, k = tl.load(mixed + at_key), tl.load(mixed + layout.key_heads * layout.key_size + at_key)
-        values = tl.load(mixed + v_first + row[:, None] * layout.inputs + v_column)
-        beta = tl.load(every + row * (2 * layout.value_heads))
-        own_sums = tl.load(sums + row * layout.value_heads)
-        made = tl.load(solved + at_factor, mask=lower, other=0.0)
-        used = tl.load(weights + at_factor, mask=lower, other=0.0)
+        k, added, misses, own_sums = _chunk(span, head, v, state, given, reads, layout)
+        last = bound + span * COLUMNS == fold
+        number = fold + tl.arange(0, COLUMNS)
+        place = (slot * layout.ring + number % layout.ring) * layout.value_heads + head
+        at_row = place[:, None] * layout.value_size + v
+        real = (last & (number < start + count))[:, None] & there
+        tl.store(ring_added + at_row, added, mask=real)
+        if layout.corrects:
+            tl.store(ring_misses + at_row, misses, mask=real)
+        total = tl.sum(tl.where(tl.arange(0, COLUMNS) == COLUMNS - 1, own_sums, 0), 0)
+        state = tl.where(last, state, folded(state, k, added, own_sums, total))
+    tl.store(at_state, state, mask=there & (dim >= 0) & (fold != bound))
+
+
+@triton.jit
+def _chunk(span, head, v, state, given, reads, layout: tl.constexpr):
+    """The rows of a chunk read -> their keys, what they add, their misses, and their sums of decays."""
+    mixed, every, solved, weights, sums = given
+    bound, start, end, skip, out = reads
+    DTYPE: tl.constexpr = mixed.dtype.element_ty
+    row = tl.arange(0, COLUMNS)
+    first = span * COLUMNS
+    mixed += first * layout.inputs
+    at_key = row[:, None] * layout.inputs + head // layout.group * layout.key_size
+    at_key += tl.arange(0, layout.key_size)[None, :]
+    at_value = row[:, None] * layout.inputs + head * layout.value_size
+    at_value += 2 * layout.key_heads * layout.key_size
+    q, k = tl.load(mixed + at_key), tl.load(mixed + layout.key_heads * layout.key_size + at_key)
+    values = tl.load(mixed + at_value + v, mask=v < layout.value_size, other=0.0)
+    beta = tl.load(every + (first + row) * (2 * layout.value_heads))
+    first_square = span * (layout.value_heads * COLUMNS * COLUMNS)
+    own_sums = tl.load(sums + span * (layout.value_heads * COLUMNS) + row)
+    at_square = row[:, None] * COLUMNS + row[None, :]
+    used = tl.load(weights + first_square + at_square)
+    if layout.corrects:
+        factors = tl.load(solved + first_square + at_square)
         misses = missed(values, beta, own_sums, rows_times(k, state, DTYPE))
-        acc = product(used, misses, DTYPE)
-        result = read(rows_times(q, state, DTYPE), layout.scale, own_sums, acc)
-        real = number < start + count
-        tl.store(out + at_value, result.to(out.dtype.element_ty), mask=(real & (number >= start))[:, None])
-        if bound + span * COLUMNS == fold:
-            at_miss = (number % layout.ring)[:, None] * (layout.value_heads * layout.value_size) + v_column
-            tl.store(ring_misses + at_miss, misses, mask=real[:, None])
-        else:
-            total = tl.sum(tl.where(row == COLUMNS - 1, own_sums, 0), 0)
-            shares = shares_of(made, misses, own_sums, total, DTYPE)
-            state = folded(state, k, shares, total, DTYPE)
-        mixed += COLUMNS * layout.inputs
-        every += COLUMNS * 2 * layout.value_heads
-        sums += COLUMNS * layout.value_heads
-        solved += COLUMNS * layout.value_heads * COLUMNS
-        weights += COLUMNS * layout.value_heads * COLUMNS
-        out += COLUMNS * layout.value_heads * layout.value_size
-    tl.store(at_state, state, mask=(dim >= 0)[:, None] & (fold != bound))
+        added = product(factors, misses).to(DTYPE)
+    else:
+        misses = values
+        added = (beta[:, None] * values.to(tl.float32)).to(DTYPE)
+    result = read(rows_times(q, state, DTYPE), layout.scale, own_sums)
+    result = tl.dot(used, added, result, input_precision="ieee")
+    if layout.skip:
+        result += values.to(tl.float32) * skip
+    number = bound + first + row
+    real = ((number < end) & (number >= start))[:, None] & (v < layout.value_size)
+    at_out = (first + row)[:, None] * (layout.value_heads * layout.value_size) + v
+    tl.store(out + at_out, result.to(out.dtype.element_ty), mask=real)
+    return k, added, misses, own_sums
