@@ -1,0 +1,233 @@
+"""How fast pages go between groups of ranks, by their slots: `python -m tests.gpu.time_rank_parts`.
+
+Two processes, one GPU each; all ranks of a group are pools of its GPU, so what is compared is the same link
+with whole pages (1 to 1), and with heads that are gathered and scattered (2 to 1, 1 to 2). Fronts are left
+out: a pipe carries what they would. Every byte that came is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Container
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.common.types import RankPages
+from eyas.common.wire.pool import PoolInfo, RankPool
+from eyas.engine.kv.format import KvFormat
+from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.kv.slots import SlotAllocator
+from eyas.engine.kv.staging import PageStaging, StagingInlet
+from kv_transfer.area import DeviceArea
+from kv_transfer.backends.base import BackendSite, CopyJob
+from kv_transfer.backends.table import backend
+from kv_transfer.copier import PageCopier
+from kv_transfer.copy_thread import CopyDone
+from kv_transfer.layout import RankPools, window_pages
+from kv_transfer.peers import PeerRoute
+
+STAGED_BYTES = 256 << 20
+PAIRS = ((1, 1), (2, 1), (1, 2))
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model's pages."""
+
+    pages: int
+    form: KvFormat
+    dtype: torch.dtype = torch.bfloat16
+
+
+def contents(sizes: Sizes, device: str) -> torch.Tensor:
+    """Bytes of all pages, the same in both processes: uint8 [pages, rows, heads, bytes of a head]."""
+    shape = PoolShape(sizes.form, sizes.pages, 16, sizes.dtype, device)
+    noise = torch.Generator(device=device).manual_seed(5)
+    size = (sizes.pages, shape.geometry.page_rows, sizes.form.kv_heads, shape.geometry.head_bytes)
+    return torch.randint(0, 256, size, dtype=torch.uint8, device=device, generator=noise)
+
+
+class Group:
+    """Pools of some ranks on one device, and slots beside them."""
+
+    def __init__(self, sizes: Sizes, device: str, ranks: int, by: str, wire: Any) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="eyas-parts-", dir="/dev/shm")
+        self.shape = PoolShape(sizes.form.of_rank(ranks), sizes.pages, 16, sizes.dtype, device)
+        self.pool = KvPool(self.shape)
+        self.ranks = [self.pool.pages, *(torch.zeros_like(self.pool.pages) for _ in range(1, ranks))]
+        slots = max(3 * window_pages(self.shape.page_bytes), STAGED_BYTES // self.shape.page_bytes)
+        path = Path(self.folder.name, "staging")
+        self.staging = PageStaging(self.pool, path, slots, self.ranks[1:])
+        self.slots = SlotAllocator(range(slots))
+        areas = tuple(DeviceArea(pages.data_ptr(), self.shape.geometry) for pages in self.ranks)
+        own = self.staging.make_device_slots() if by == "rdma_slots" else ()
+        self.backend = backend(by)(BackendSite(self.staging.area, self.folder.name, wire, areas, own))
+
+    def heads(self, rank: int) -> torch.Tensor:
+        """A rank's pages, uint8 [pages, rows, heads, bytes of a head]."""
+        geometry, pages = self.shape.geometry, self.ranks[rank][: self.shape.pages].view(torch.uint8)
+        return pages.view(-1, geometry.page_rows, geometry.kv_heads, geometry.head_bytes)
+
+    def info(self) -> PoolInfo:
+        exports = [self.backend.export(rank) or {} for rank in range(len(self.ranks))]
+        ranks = tuple(RankPool(rank, 0, {"way": export}) for rank, export in enumerate(exports))
+        return PoolInfo(1, "hash", self.shape.geometry, ranks)
+
+    def close(self) -> None:
+        assert self.backend.close(time.monotonic() + 5.0)
+        self.pool.close()
+        self.folder.cleanup()
+
+
+def own(sizes: Sizes, device: str, ranks: int, by: str, pipe: Connection) -> None:
+    """The owner's process: says what it has, and stages what is asked for until the pipe is closed."""
+    group = Group(sizes, device, ranks, by, None)
+    whole = contents(sizes, device)
+    each = sizes.form.kv_heads // ranks
+    for rank in range(ranks):
+        group.heads(rank).copy_(whole[:, :, rank * each : (rank + 1) * each])
+    del whole
+    pipe.send(group.info())
+    slots: dict[tuple[int, int], list[int]] = {}
+    waiting: list[CopyJob] = []
+    while True:
+        if pipe.poll(0 if slots or waiting else 0.001):
+            try:
+                what, job = pipe.recv()
+            except EOFError:
+                break
+            if what == "stage":
+                waiting.append(job)
+            else:
+                group.slots.give(slots.pop(job.name))
+                pipe.send(("held", job, ()))
+        while waiting and (taken := group.slots.take(len(waiting[0].source.pages))) is not None:
+            job = waiting.pop(0)
+            slots[job.name] = taken
+
+            def staged(error: Any, job: CopyJob = job, taken: list[int] = taken) -> None:
+                pipe.send(("staged", job, tuple(taken)))
+
+            group.staging.copy_out(job.source.pages, taken, staged, job.part.source)
+        group.staging.poll()
+    group.close()
+
+
+class PipeWire:
+    """The puller's end of the pipe, as a front."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._staged: list[tuple[CopyJob, tuple[int, ...]]] = []
+        self._over: list[CopyDone[CopyJob]] = []
+
+    def stage(self, job: CopyJob) -> None:
+        self._pipe.send(("stage", job))
+
+    def read(self, job: CopyJob) -> None:
+        self._pipe.send(("read", job))
+
+    def stop(self, job: CopyJob) -> None:
+        raise RuntimeError("a copy failed")
+
+    def staged(self, mine: Container[Any]) -> list[tuple[CopyJob, tuple[int, ...]]]:
+        while self._pipe.poll():
+            what, job, slots = self._pipe.recv()
+            if what == "staged":
+                self._staged.append((job, slots))
+            else:
+                self._over.append(CopyDone(job, 0, 0.0, None))
+        staged, self._staged = self._staged, []
+        return staged
+
+    def let_go(self, mine: Container[Any]) -> list[CopyDone[CopyJob]]:
+        over, self._over = self._over, []
+        return over
+
+
+def timed(
+    sizes: Sizes, devices: tuple[str, str], pair: tuple[int, int], by: str, times: int
+) -> dict[str, Any]:
+    """GB/s of a prompt of all pages, and whether every byte is right."""
+    there, here = pair
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    owner = context.Process(target=own, args=(sizes, devices[0], there, by, theirs), daemon=True)
+    owner.start()
+    theirs.close()
+    group = Group(sizes, devices[1], here, by, PipeWire(pipe))
+    assert pipe.poll(WAIT_S), "the owner said nothing"
+    info = pipe.recv()
+    inlet = StagingInlet(group.staging, group.slots)
+    copier = PageCopier({by: group.backend}, window_pages(group.shape.page_bytes), inlet)
+    ours = RankPools(group.shape.geometry, here, divides=True)
+    sources = [group.backend.open(rank.exports["way"]) for rank in info.ranks]
+    routes = [
+        PeerRoute(group.backend, source, ours.parts(info, rank, source.on_device))
+        for rank, source in enumerate(sources)
+    ]
+    pages, seconds = tuple(range(sizes.pages)), []
+    turned = pages[::-1] if there != here else pages
+    for number in range(times + 1):
+        began = time.perf_counter()
+        for rank, route in enumerate(routes):
+            copier.submit(route, CopyJob(1, number * there + rank, RankPages(rank, pages), turned))
+        left = there
+        while left:
+            for result in copier.finished():
+                if result.error is not None:
+                    raise result.error
+                left -= 1
+        seconds.append(time.perf_counter() - began)
+    whole, each = contents(sizes, devices[1]), sizes.form.kv_heads // here
+    whole = whole.flip(0) if turned is not pages else whole
+    right = all(
+        torch.equal(group.heads(rank), whole[:, :, rank * each : (rank + 1) * each]) for rank in range(here)
+    )
+    gigabytes = sizes.pages * group.shape.page_bytes * here / 1e9
+    pipe.close()
+    owner.join(10)
+    group.close()
+    rate = gigabytes / statistics.median(seconds[1:])
+    best = gigabytes / min(seconds[1:])
+    return {
+        "by": by,
+        "there": there,
+        "here": here,
+        "GB/s": round(rate, 1),
+        "best": round(best, 1),
+        "right": right,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--by", nargs="+", default=["rdma_slots"], help="backends (rdma_slots)")
+    parser.add_argument("--pages", type=int, default=512, help="of 2 MiB each, of all ranks together (512)")
+    parser.add_argument("--times", type=int, default=8)
+    args = parser.parse_args()
+    sizes = Sizes(args.pages, KvFormat(32, 8, 128))
+    devices = ("cuda:0", "cuda:1") if args.device == "cuda" else ("cpu", "cpu")
+    wrong = 0
+    for by in args.by:
+        for pair in PAIRS:
+            found = timed(sizes, devices, pair, by, args.times)
+            wrong += not found["right"]
+            print(json.dumps(found), flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
