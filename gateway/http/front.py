@@ -42,6 +42,7 @@ from gateway.formats.responses_reply import ResponsesFormat
 from gateway.formats.responses_request import FIELDS, ResponsesBody, as_chat
 from gateway.formats.schema import AbortBody, ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.formats.sglang import GenerateBody, SglangFormat, generate_call
+from gateway.http.loads import LoadEndpoints
 from gateway.http.openapi import EVENTS, JSON, Answerer, HttpEndpoint, described
 from gateway.http.pages import AdminEndpoints, ReadEndpoints, json_response
 from gateway.http.wire import (
@@ -102,6 +103,7 @@ def create_app(
     front = HttpFront(config, backend, tokenizer, metrics, quotas or CallerQuotas())
     pages = [
         *ReadEndpoints(config, backend, metrics).endpoints(),
+        *LoadEndpoints(backend, metrics).endpoints(),
         *AdminEndpoints(backend).endpoints(),
         *ConsoleEndpoints(metrics).endpoints(),
     ]

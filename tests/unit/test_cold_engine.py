@@ -21,7 +21,7 @@ from eyas.common.types import GenerationRequest
 from eyas.configuration import serve_config
 from eyas.engine.ipc.messages import HostCache
 from eyas.engine.kv import cold_tier
-from eyas.engine.kv.cold_tier import READERS, ColdTier, StorePace
+from eyas.engine.kv.cold_tier import NO_PACE, READERS, ColdTier
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.stores.disk import DiskStore
 from eyas.engine.kv.stores.shared import SharedStore
@@ -162,7 +162,7 @@ def test_pages_come_back_only_where_computing_takes_longer(
     monkeypatch.setattr(ColdTier, "__init__", lambda self, *given: tier(self, *given[:-1], Slow.page_s))
     config = on_disk(config, tmp_path)
     plain, _, _ = life(config)
-    for again_s, least, most, slow in ((30.0, 1, 4, 2), (0.0, 20, 30, 0)):
+    for again_s, least, most, slow in ((30.0, 8, 11, 2), (0.0, 20, 30, 0)):
         monkeypatch.setattr(cold_tier, "TRY_S", again_s)
         Slow.reads = 0
         again, _, counts = life(config)
@@ -170,8 +170,8 @@ def test_pages_come_back_only_where_computing_takes_longer(
 
 
 def test_a_stores_pace_is_that_of_its_newest_reads() -> None:
-    pace = StorePace(0.0, -100.0).after(4.0, 0.0)
-    assert pace.page_s == 4.0 / READERS
+    pace = NO_PACE.after(4.0, 0.0)
+    assert pace.page_s == 4.0 / READERS and pace.reads == 1
     assert pace.after(8.0, 1.0).page_s == pytest.approx((0.8 * 4.0 + 0.2 * 8.0) / READERS)
     assert pace.after(8.0, 31.0).page_s == 8.0 / READERS, "what was long ago still counts"
 

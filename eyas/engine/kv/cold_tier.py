@@ -27,6 +27,7 @@ MOST_WRITES = 256  # pages that wait to be written
 REST_S = 5.0  # a store that failed is asked again then
 TRY_S = 30.0  # and one that was too slow
 NEWEST = 0.2  # the weight of the newest read in a store's pace
+ENOUGH = 8  # reads that show it: the first ones also dial
 
 Then: TypeAlias = Callable[[], None]
 PartsOf: TypeAlias = Callable[[int], Parts]
@@ -44,16 +45,25 @@ class _Fetch:
 
 @dataclass
 class StorePace:
-    """Seconds in which a store gives a page while READERS read, as its reads went until `at` (monotonic)."""
+    """Seconds in which a store gives a page while READERS read, as `reads` went until `at` (monotonic)."""
 
     page_s: float
     at: float
+    reads: int = 0
 
     def after(self, seconds: float, now: float) -> StorePace:
-        """With one more read, of so many seconds. An old pace says nothing any more."""
+        """With one more read, of so many seconds."""
         newest = seconds / READERS
-        old = now > self.at + TRY_S
-        return StorePace(newest if old else self.page_s + NEWEST * (newest - self.page_s), now)
+        if self.is_old(now):
+            return StorePace(newest, now, 1)
+        return StorePace(self.page_s + NEWEST * (newest - self.page_s), now, self.reads + 1)
+
+    def is_old(self, now: float) -> bool:
+        """Whether it says nothing any more."""
+        return not self.reads or now > self.at + TRY_S
+
+
+NO_PACE = StorePace(0.0, 0.0)
 
 
 @dataclass
@@ -201,13 +211,14 @@ class ColdTier:
     def _took(self, store: PageStore, seconds: float, *, here: bool) -> None:
         """A look that met nothing is quick, unless the store is slow."""
         now = time.monotonic()
-        pace = self._paces.get(store.name) or StorePace(0.0, now - 2 * TRY_S)
+        pace = self._paces.get(store.name, NO_PACE)
         if here or seconds / READERS > self._page_s:
             self._paces[store.name] = pace.after(seconds, now)
 
     def _is_quick(self, store: PageStore) -> bool:
-        pace = self._paces.get(store.name)
-        return pace is None or pace.page_s < self._page_s or time.monotonic() > pace.at + TRY_S
+        pace = self._paces.get(store.name, NO_PACE)
+        known = pace.reads >= ENOUGH and not pace.is_old(time.monotonic())
+        return not known or pace.page_s < self._page_s
 
     def _awake(self) -> list[PageStore]:
         now = time.monotonic()
