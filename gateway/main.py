@@ -230,6 +230,7 @@ class DrainableBackend(PassingBackend):
     # --- the backend -----------------------------------------------------------------------------------
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
+        """Starts a request, unless the gateway leaves."""
         if self._closed:
             raise Unavailable(DRAINING)
         limit = asyncio.timeout(None)
@@ -248,6 +249,7 @@ class DrainableBackend(PassingBackend):
         return stream
 
     def health(self) -> BackendHealth:
+        """Says that it leaves, if it does."""
         return BackendHealth(DRAINING) if self._closed else self._backend.health()
 
     def _ended(self, stream: WatchedStream) -> None:
