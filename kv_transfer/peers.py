@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -151,6 +152,7 @@ class PeerRoutes:
         self._ours = ours
         self._backends = [b for name, b in backends.items() if transfer in (AUTO, name)]
         self._transfer = transfer
+        self.refused: Counter[str] = Counter()  # proofs and copies that failed, by the way's name
 
     def known(self, pages: PeerPages) -> PeerRoute | None:
         """The proven way to these pages."""
@@ -167,7 +169,7 @@ class PeerRoutes:
 
     def search(self, pages: PeerPages) -> RouteSearch:
         """A new search for a way to `pages`, through all backends that may be taken."""
-        return RouteSearch(pages, list(self._backends), self._transfer, self._ours)
+        return RouteSearch(pages, list(self._backends), self._transfer, self._ours, self.refused)
 
     def _obstacle(self, name: str, refusals: Mapping[str, EyasError]) -> str:
         if name in refusals:
@@ -177,12 +179,13 @@ class PeerRoutes:
 
 @dataclass
 class RouteSearch:
-    """The ways to one rank's pages, from the best on."""
+    """The ways to one rank's pages, from the best on. `refused` counts those that failed."""
 
     pages: PeerPages
     left: list[TransferBackend]
     transfer: str
     ours: RankPools
+    refused: Counter[str]
     refusals: dict[str, EyasError] = field(default_factory=dict)
 
     def next(self) -> PeerRoute:
@@ -221,6 +224,8 @@ class RouteSearch:
     def refuse(self, way: str, error: EyasError) -> None:
         """Logs that this way does not lead to the peer's pages: another one will be taken."""
         self.refusals[way] = error
+        if not isinstance(error, ConfigError):
+            self.refused[way] += 1
         level = logging.INFO if isinstance(error, ConfigError) else logging.WARNING
         text = "%s KV of worker %s cannot come by %s: %s"
         _log.log(level, text, self.pages.group, self.pages.worker, way, error.message)

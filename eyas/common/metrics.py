@@ -149,6 +149,12 @@ class WorkerMetrics:
             counter("transfer_seconds", "From the pages of a pull to their validation", ("path",)),
         )
         self._seen_moved: dict[str, tuple[float, ...]] = {}
+        self._ways_refused = counter(
+            "transfer_ways_refused",
+            "Proofs of a way to a peer's pages, and copies by it, that failed",
+            ("path",),
+        )
+        self._seen_refused: dict[str, int] = {}
         self._commits = counter("draft_commits", "Rounds told to draft workers, by path", ("path",))
         self._seen_commits: dict[str, int] = {}
 
@@ -158,6 +164,11 @@ class WorkerMetrics:
         for counter, before, total in zip(self._moved, seen, totals, strict=True):
             counter.labels(path).inc(max(0.0, total - before))
         self._seen_moved[path] = totals
+
+    def ways_refused(self, path: str, total: int) -> None:
+        """The engine's running total of failures of one transfer path."""
+        self._ways_refused.labels(path).inc(max(0, total - self._seen_refused.get(path, 0)))
+        self._seen_refused[path] = total
 
     def drafts_sent(self, path: str, total: int) -> None:
         """The engine's running total of commits to draft workers by one path."""

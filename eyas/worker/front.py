@@ -384,6 +384,8 @@ class WorkerFront:
         self._metrics.leases.set(load.leases)
         for path, moved in load.moved.items():
             self._metrics.moved(path, moved.pulls, moved.bytes, moved.seconds)
+        for path, refused in load.ways_refused.items():
+            self._metrics.ways_refused(path, refused)
         for path, commits in load.drafts_sent.items():
             self._metrics.drafts_sent(path, commits)
 

@@ -50,6 +50,8 @@ def test_a_worker_counts_what_its_engine_says() -> None:
     metrics.moved("shm", 1, 100, 0.5)
     metrics.moved("shm", 3, 300, 0.75)
     metrics.moved("grpc", 1, 7, 1.0)
+    for total in (2, 3, 3):
+        metrics.ways_refused("rdma", total)
     metrics.step([TokenEntry("r", 1, 0, 0, (5, 6, 7), finish=FinishCause.STOP, accepted=2, offered=5)])
     page = generate_latest(registry).decode()
     for line in (
@@ -61,6 +63,7 @@ def test_a_worker_counts_what_its_engine_says() -> None:
         'eyas_transfer_bytes_total{path="shm"} 300.0',
         'eyas_transfer_seconds_total{path="shm"} 0.75',
         'eyas_transfer_bytes_total{path="grpc"} 7.0',
+        'eyas_transfer_ways_refused_total{path="rdma"} 3.0',
         "eyas_generation_tokens_total 3.0",
         "eyas_draft_tokens_accepted_total 2.0",
         "eyas_draft_tokens_offered_total 5.0",

@@ -148,6 +148,7 @@ def test_a_proven_route_is_not_proven_again_until_a_copy_fails_or_the_owner_rest
     (copy,) = of(rig.tell(PullReady(again, 28)), CopyPages)
     assert not copy.proof
     rig.tell(CopyStopped(again, copy.number, 0, 0.1, BROKEN))
+    assert rig.pulls.routes.refused["grpc"] == 1
     (proof,) = of(rig.tell(PullReady(rig.attach("c"), 28)), CopyPages)
     assert proof.proof
     rig.prove(proof)
@@ -163,6 +164,7 @@ def test_a_proof_with_other_bytes_is_named_and_no_page_is_copied() -> None:
     (proof,) = of(rig.tell(PullReady(pull, 28)), CopyPages)
     events = rig.prove(proof, PROOF[::-1])
     assert [type(event) for event in events] == [PagesLost, ReleaseHandle, ClosePull] and rig.held() == 0
+    assert rig.pulls.routes.refused == {"grpc": 1}
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,7 @@ class EngineLoad(TaggedMessage, frozen=True, tag="Load"):
     logits_not_finite: int = 0  # requests that failed for them
     leases: int = 0  # handles that still claim pages here
     moved: dict[str, TransferTotals] = {}  # by transfer path
+    ways_refused: dict[str, int] = {}  # by transfer path: its proofs and copies that failed
     pulls_failed: int = 0
     nodes_verified: int = 0  # drafts on all branches of their trees
     drafts_late: int = 0  # rounds that did not wait for the draft that they had asked for

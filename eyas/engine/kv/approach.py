@@ -57,6 +57,8 @@ class RouteTrial:
             return self._judge(result)
         if result.error is not None and not isinstance(result.error, Cancelled):
             self._pages.doubt()
+            if result.path:
+                self._routes.refused[result.path] += 1
         return [result]
 
     def _prove(self) -> list[CopyResult]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -339,6 +340,7 @@ class Engine:
             logits_not_finite=self._requests.spoiled,
             leases=self._parts.leases.owner.active,
             moved=self._moved(),
+            ways_refused=dict(sum((pulls.routes.refused for pulls in self._pulls), Counter[str]())),
             pulls_failed=sum(pulls.failed for pulls in self._pulls),
             drafts_late=self._drafting.missed_rounds,
             drafts_sent=dict(self._drafting.sent),

@@ -237,6 +237,7 @@ class DraftEngine:
             waiting=0,
             pages_used=self._parts.pool.used,
             moved=dict(pulls.moved),
+            ways_refused=dict(pulls.routes.refused),
             pulls_failed=pulls.failed,
             heard=self._heard,
             step_seconds=tuple(self._step_seconds.counts),
