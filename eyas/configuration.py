@@ -120,6 +120,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         disk_cache_dir=args.disk_cache_dir,
         disk_cache_gb=EngineConfig.disk_cache_gb if args.disk_cache_gb is None else args.disk_cache_gb,
         kv_store=args.kv_store,
+        kv_store_ttl_s=args.kv_store_ttl or EngineConfig.kv_store_ttl_s,
         transfer=args.transfer,
         transfer_devices=args.transfer_devices,
         log_format=args.log_format,
@@ -150,6 +151,7 @@ def _check_tiers(args: argparse.Namespace) -> None:
         ("kv-store", through, store is not None and not args.host_cache_gb),
         ("disk-cache-gb", "of no folder: give --disk-cache-dir, too", most is not None and folder is None),
         ("disk-cache-gb", "0 GiB hold no page", most == 0),
+        ("kv-store-ttl", "of no store: give --kv-store, too", args.kv_store_ttl and store is None),
         ("kv-store", f"{store} is no redis://HOST:PORT/DB", store is not None and not is_redis_url(store)),
     ):
         if wrong:

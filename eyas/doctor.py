@@ -159,6 +159,8 @@ async def _visit(worker: dict[str, Any], dial: rpc.Dial) -> list[str]:
                 problems.append(f"worker {address} ({roles}) is not serving")
             if str(info.epoch) != worker["epoch"]:
                 problems.append(f"worker {address} is at epoch {info.epoch}: the gateway knows an older one")
+            if info.trouble:
+                problems.append(f"worker {address} ({roles}): {info.trouble}")
     if Role.DECODE in worker["roles"] and not worker["connected"]:
         problems.append(f"the gateway has no session with {address} ({roles})")
     load = f"{worker['running']} running, {worker['waiting']} waiting"

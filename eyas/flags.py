@@ -185,6 +185,12 @@ def _add_tiers(add: Callable[..., argparse.Action]) -> None:
         metavar="URL",
         help="redis://HOST:PORT/DB of a Redis or Valkey where they are kept for other workers too (none)",
     )
+    add(
+        "--kv-store-ttl",
+        type=positive,
+        metavar="S",
+        help=f"seconds for which a page lives there ({engine.kv_store_ttl_s})",
+    )
 
 
 def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:

@@ -268,7 +268,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
     if engine.transfer_devices:
         flags["transfer-devices"] = ",".join(engine.transfer_devices)
     if engine.kv_store is not None:
-        flags["kv-store"] = engine.kv_store
+        flags |= {"kv-store": engine.kv_store, "kv-store-ttl": engine.kv_store_ttl_s}
     if engine.tokenizer is not None:
         flags["tokenizer"] = engine.tokenizer
     if engine.chat_template is not None:

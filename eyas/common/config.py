@@ -101,6 +101,7 @@ class EngineConfig:
     disk_cache_dir: str | None = None  # a folder for pages that leave the host's memory, too; None: none
     disk_cache_gb: float = 50.0  # GiB of that folder
     kv_store: str | None = None  # the address of a store that workers share (redis://..), likewise
+    kv_store_ttl_s: int = 24 * 3600  # seconds for which a page lives there
     pool_dir: str = SHARED_MEMORY
     context_length: int | None = None  # tokens; None: the model's
     max_running: int = 64  # sequences in a step (slots), of each attention rank

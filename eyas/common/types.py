@@ -274,7 +274,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     it takes nothing new, and serves again if the engine goes on. `stays`: no KV page leaves it or comes.
     `rates`: None if they are not known. `arithmetic`: "exact" if a request's tokens follow it alone, to the
     bit, else "fast"; "exact_tp2" where two GPUs share the model, whose bits are others. `tokenizer`: a hash
-    of its tokenizer's file, by which it follows grammars; "": it has none.
+    of its tokenizer's file, by which it follows grammars; "": it has none. `trouble`: what it does without,
+    as sentences; "": nothing.
     """
 
     worker: str
@@ -298,6 +299,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     rates: StepRates | None = None
     arithmetic: str = FAST
     tokenizer: str = ""
+    trouble: str = ""
 
     @property
     def runs_target(self) -> bool:

@@ -244,6 +244,7 @@ class WorkerFront:
             rates=ready.rates,
             arithmetic=ready.arithmetic,
             tokenizer=ready.tokenizer,
+            trouble=self._load.host.trouble,
         )
 
     def _send(self, commands: Sequence[Command]) -> None:

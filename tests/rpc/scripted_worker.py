@@ -70,6 +70,7 @@ class Script:
     stop_at: int | None = None  # output index at which decode falls silent, as long as it says so
     muted: bool = False  # no heartbeats
     waiting: int = 0  # requests in its queue, as it says
+    trouble: str = ""  # what it does without, as it says
     draining: bool = False  # as heartbeats say; it does not serve then
     step_s: float = 0.002
     tokens_a_step: int = 2
@@ -145,6 +146,7 @@ class ScriptedWorker(
                 starting=self.script.starting,
                 stalled=self.script.stalled or self.script.late,
                 waiting=self.script.waiting,
+                trouble=self.script.trouble,
             )
         )
 

@@ -140,6 +140,15 @@ async def test_the_doctor_finds_nothing(capsys: pytest.CaptureFixture[str]) -> N
     assert "by shm" in shown and "all is well" in shown and "healthy" in shown
 
 
+async def test_the_doctor_names_what_a_worker_does_without(capsys: pytest.CaptureFixture[str]) -> None:
+    async with workers(PREFILL, DECODE) as started:
+        started[0].script.trouble = "the store gives no page: Connection refused"
+        started[1].script.path = "shm"
+        assert await diagnose(started) == 1
+    worker = f"worker {started[0].address} (prefill)"
+    assert f"problem: {worker}: the store gives no page: Connection refused" in capsys.readouterr().out
+
+
 async def test_the_doctor_shows_each_link(capsys: pytest.CaptureFixture[str]) -> None:
     async with workers(PREFILL, DECODE) as started:
         started[1].script.path = "nixl"

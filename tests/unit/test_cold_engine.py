@@ -230,6 +230,24 @@ class Broken(DiskStore):
         raise TransferFailed("this store gives nothing")
 
 
+class Full(DiskStore):
+    """Takes nothing."""
+
+    def put(self, key: bytes, parts: object) -> int:
+        raise TransferFailed("this store is full")
+
+
+def test_a_store_that_is_full_still_gives_and_is_told_of(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on_disk(config, tmp_path)
+    plain, _, _ = life(config, PROMPTS[:1])
+    monkeypatch.setattr("eyas.engine.loading.host_cache.DiskStore", Full)
+    answers, cached, counts = life(config, [PROMPTS[1], PROMPTS[0]])
+    assert answers[1:] == plain and cached == 9 * 16, "its reads rested with its writes"
+    assert counts.store_failures > 0 and counts.trouble == "this store is full"
+
+
 class Stuck(DiskStore):
     """Answers after the test only."""
 
@@ -301,6 +319,7 @@ def test_the_nearest_store_is_asked_first(config: EngineConfig, tmp_path: Path, 
         ("--kv-store redis://127.0.0.1:1/0", "--kv-store: KV pages go there through the host's memory"),
         ("--disk-cache-gb 1", "--disk-cache-gb: of no folder: give --disk-cache-dir"),
         ("--host-cache-gb 1 --disk-cache-dir a --disk-cache-gb 0", "--disk-cache-gb: 0 GiB hold no page"),
+        ("--kv-store-ttl 60", "--kv-store-ttl: of no store: give --kv-store"),
         *(
             (f"--host-cache-gb 1 --kv-store {url}", "--kv-store: .* is no redis://HOST:PORT/DB")
             for url in (

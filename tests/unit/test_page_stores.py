@@ -35,7 +35,7 @@ def server() -> Iterator[RedisServer]:
 def store(request: pytest.FixtureRequest, tmp_path: Path, server: RedisServer) -> PageStore:
     if request.param == "disk":
         return DiskStore(tmp_path, "n", 1 << 20)
-    return SharedStore(server.url, tmp_path.name)
+    return SharedStore(server.url, tmp_path.name, 60)
 
 
 def page(key: bytes) -> list[memoryview]:
@@ -87,7 +87,7 @@ def test_other_bytes_are_no_page(store: PageStore, how: str) -> None:
 def test_namespaces_share_nothing(tmp_path: Path, server: RedisServer) -> None:
     for a, b in (
         (DiskStore(tmp_path, "a", 1 << 20), DiskStore(tmp_path, "b", 1 << 20)),
-        (SharedStore(server.url, "a"), SharedStore(server.url, "b")),
+        (SharedStore(server.url, "a", 60), SharedStore(server.url, "b", 60)),
     ):
         a.put(KEYS[0], page(KEYS[0]))
         assert got(b, KEYS[0]) is None and got(a, KEYS[0]) is not None
@@ -138,6 +138,26 @@ def test_a_full_disk_takes_no_page_and_leaves_nothing(
     assert store.put(KEYS[0], page(KEYS[0])) == WHOLE
 
 
+def test_a_store_that_is_full_says_so_and_still_gives(server: RedisServer) -> None:
+    store = SharedStore(server.url, "full", 60)
+    store.put(KEYS[0], page(KEYS[0]))
+    store._client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(TransferFailed, match="the store takes no page: .*memory"):
+            store.put(KEYS[1], page(KEYS[1]))
+        assert got(store, KEYS[0]) == page(KEYS[0])
+    finally:
+        store._client.config_set("maxmemory", 0)
+
+
+def test_a_page_lives_as_long_as_it_is_told_from_its_last_writing(server: RedisServer) -> None:
+    store, longer = SharedStore(server.url, "ttl", 60), SharedStore(server.url, "ttl", 600)
+    store.put(KEYS[0], page(KEYS[0]))
+    assert 50 < store._client.ttl(store._prefix + KEYS[0]) <= 60
+    longer.put(KEYS[0], page(KEYS[0]))
+    assert 590 < store._client.ttl(store._prefix + KEYS[0]) <= 600
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written") as refused:
@@ -146,7 +166,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_down_says_so() -> None:
-    store = SharedStore("redis://127.0.0.1:1/0", "n")
+    store = SharedStore("redis://127.0.0.1:1/0", "n", 60)
     with pytest.raises(TransferFailed, match="the store takes no page"):
         store.put(KEYS[0], page(KEYS[0]))
     with pytest.raises(TransferFailed, match="the store gives no page"):

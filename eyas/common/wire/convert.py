@@ -348,6 +348,7 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
         rates=None if info.rates is None else rates_to_pb(info.rates),
         arithmetic=info.arithmetic,
         tokenizer=info.tokenizer,
+        trouble=info.trouble,
     )
 
 
@@ -378,6 +379,7 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
         rates=rates_from_pb(pb.rates) if pb.HasField("rates") else None,
         arithmetic=pb.arithmetic or FAST,
         tokenizer=pb.tokenizer,
+        trouble=pb.trouble,
     )
 
 

@@ -267,7 +267,8 @@ class HostCache(msgspec.Struct, frozen=True, array_like=True):
     """The host tier: `pages` that it holds, prompt tokens loaded from it, bytes copied to it and back.
 
     Of the stores behind it: prompt tokens that came from there, looks that ended at a page that was not
-    there, bytes written and read, calls that failed, and prompts that were computed because that was faster.
+    there, bytes written and read, calls that failed, and prompts that were computed because that was faster;
+    and `trouble`, what is wrong with them now.
     """
 
     pages: int = 0
@@ -280,6 +281,7 @@ class HostCache(msgspec.Struct, frozen=True, array_like=True):
     store_bytes_in: int = 0
     store_failures: int = 0
     store_slow: int = 0
+    trouble: str = ""
 
 
 class StateCache(msgspec.Struct, frozen=True, array_like=True):

@@ -1,8 +1,9 @@
 """The cold tier: pages that came to host memory are written to stores behind it, and come back from there.
 
 Both ways are beside the loop: a thread writes, and another reads. What it cannot write in time it leaves out.
-A store that fails is left alone for a while; whatever it loses is computed again. So is what it gives more
-slowly than the engine computes, by the reads until now: such a store is tried again now and then.
+A store that fails is left alone for a while, in the way in which it failed: one that is full still gives.
+What it loses is computed again. So is what it gives more slowly than the engine computes, by the reads until
+now: such a store is tried again now and then.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ TRY_S = 30.0  # and one that was too slow
 NEWEST = 0.2  # the weight of the newest read in a store's pace
 ENOUGH = 8  # reads that show it: the first ones also dial
 
+WRITES, READS = "writes", "reads"
 Then: TypeAlias = Callable[[], None]
 PartsOf: TypeAlias = Callable[[int], Parts]
 _log = logging.getLogger("eyas.engine")
@@ -66,6 +68,14 @@ class StorePace:
 NO_PACE = StorePace(0.0, 0.0)
 
 
+@dataclass(frozen=True)
+class StoreRest:
+    """A store is not asked until then (monotonic seconds), because of what it said."""
+
+    until: float
+    reason: str
+
+
 @dataclass
 class StoreCounts:
     """Running totals, of pages and bytes. `failures`: calls that a store did not answer as it should; `slow`:
@@ -90,7 +100,7 @@ class ColdTier:
         self._parts = parts
         self._stores = list(stores)
         self._page_s = page_s
-        self._rests: dict[str, float] = {}  # until when, by store
+        self._rests: dict[tuple[str, str], StoreRest] = {}  # by store, of writes and of reads
         self._paces: dict[str, StorePace] = {}  # by store
         self._numbers = itertools.count()
         self._out: CopyThread[int] = CopyThread("cold-out")
@@ -109,7 +119,16 @@ class ColdTier:
     @property
     def pays(self) -> bool:
         """True if some store works, and gives a page sooner than it is computed, as far as is known."""
-        return any(map(self._is_quick, self._awake()))
+        return any(map(self._is_quick, self._awake(READS)))
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with stores now, as sentences; "": nothing."""
+        now = time.monotonic()
+        faults = [rest.reason for rest in list(self._rests.values()) if rest.until > now]
+        slow = (store for store in self._stores if not self._is_quick(store))
+        faults += [f"the {store.name} gives a page more slowly than it is computed" for store in slow]
+        return "; ".join(faults)
 
     def fetch(self, names: Iterator[bytes], deadline: float, then: Then) -> None:
         """Brings pages of these names to host memory, up to the first that no store has. `then`: it is over.
@@ -167,13 +186,13 @@ class ColdTier:
 
     def _write(self, pages: Sequence[tuple[bytes, int]]) -> int:
         """The bytes written."""
-        return sum(self._put(store, pages) for store in self._awake())
+        return sum(self._put(store, pages) for store in self._awake(WRITES))
 
     def _put(self, store: PageStore, pages: Sequence[tuple[bytes, int]]) -> int:
         try:
             return sum(store.put(name, self._parts(slot)) for name, slot in pages)
         except EyasError as error:
-            self._failed(store, error)
+            self._failed(store, WRITES, error)
             return 0
 
     def _read(self, pages: Sequence[tuple[bytes, int]]) -> int:
@@ -194,7 +213,7 @@ class ColdTier:
     def _read_one(self, name: bytes, slot: int) -> bool:
         """Whether it came. Stores nearer than the one that had it get it, too."""
         nearer: list[PageStore] = []
-        for store in filter(self._is_quick, self._awake()):
+        for store in filter(self._is_quick, self._awake(READS)):
             try:
                 began = time.monotonic()
                 here = store.get(name, self._parts(slot))
@@ -205,7 +224,7 @@ class ColdTier:
                     return True
                 nearer.append(store)
             except EyasError as error:
-                self._failed(store, error)
+                self._failed(store, READS, error)
         return False
 
     def _took(self, store: PageStore, seconds: float, *, here: bool) -> None:
@@ -220,11 +239,12 @@ class ColdTier:
         known = pace.reads >= ENOUGH and not pace.is_old(time.monotonic())
         return not known or pace.page_s < self._page_s
 
-    def _awake(self) -> list[PageStore]:
+    def _awake(self, way: str) -> list[PageStore]:
         now = time.monotonic()
-        return [store for store in self._stores if self._rests.get(store.name, 0.0) <= now]
+        rests = [self._rests.get((store.name, way)) for store in self._stores]
+        return [s for s, rest in zip(self._stores, rests, strict=True) if rest is None or rest.until <= now]
 
-    def _failed(self, store: PageStore, error: EyasError) -> None:
+    def _failed(self, store: PageStore, way: str, error: EyasError) -> None:
         self.counts.failures += 1
-        self._rests[store.name] = time.monotonic() + REST_S
-        _log.warning("%s; it rests for %g s", error.message, REST_S)
+        self._rests[store.name, way] = StoreRest(time.monotonic() + REST_S, error.message)
+        _log.warning("%s; its %s rest for %g s", error.message, way, REST_S)

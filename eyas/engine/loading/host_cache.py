@@ -77,7 +77,7 @@ def _stores(loaded: EngineSpec, cache: PrefixCache) -> list[PageStore]:
     if config.kv_store is not None:
         from eyas.engine.kv.stores.shared import SharedStore  # brings redis, which takes a start 0.4 s
 
-        stores.append(SharedStore(config.kv_store, namespace))
+        stores.append(SharedStore(config.kv_store, namespace, config.kv_store_ttl_s))
     for store in stores:
         _log.info("KV pages also go to the %s, as %s", store.name, namespace)
     return stores

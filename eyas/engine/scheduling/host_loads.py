@@ -95,7 +95,7 @@ class HostLoads:
             return HostCache(*host)
         cold = self.cold.counts
         stores = (cold.hits * self._size, cold.misses, cold.bytes_out, cold.bytes_in)
-        return HostCache(*host, *stores, cold.failures, cold.slow)
+        return HostCache(*host, *stores, cold.failures, cold.slow, self.cold.trouble)
 
     @property
     def loading(self) -> bool:

@@ -11,16 +11,19 @@ from redis.retry import Retry
 from eyas.common.errors import TransferFailed
 from eyas.engine.kv.stores.store import SEAL_BYTES, Parts, is_sealed, seal
 
-LIVES_S = 24 * 3600
 ANSWER_S = 1.0  # a store that takes longer costs more than it gives
 
 
 class SharedStore:
-    """Pages under `eyas:kv:NAMESPACE:KEY` at `url`. It is dialled by the first call."""
+    """Pages under `eyas:kv:NAMESPACE:KEY` at `url`, each for `lives_s` seconds after it was last written.
+
+    It is dialled by the first call.
+    """
 
     name = "store"
 
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, url: str, namespace: str, lives_s: int) -> None:
+        self._lives_s = lives_s
         self._prefix = f"eyas:kv:{namespace}:".encode()
         self._client = redis.Redis.from_url(
             url,
@@ -34,10 +37,10 @@ class SharedStore:
         """Stores a page, or lets it live on."""
         name = self._prefix + key
         try:
-            if self._client.expire(name, LIVES_S):
+            if self._client.expire(name, self._lives_s):
                 return 0
             value = b"".join([seal(key, parts), *parts])
-            self._client.set(name, value, ex=LIVES_S)
+            self._client.set(name, value, ex=self._lives_s)
         except redis.RedisError as error:
             raise TransferFailed(f"the store takes no page: {error}") from None
         return len(value)
