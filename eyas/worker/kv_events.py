@@ -8,10 +8,12 @@ ROUTER socket, by asking for it in 8 bytes: each a frame of its number and one o
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 import zmq
@@ -27,6 +29,8 @@ MOST_BYTES = 64 << 20
 """Of messages that are stored for those who missed them."""
 
 MOST_SENT = 100_000  # messages that wait for a slow subscriber; it misses those after them
+REPLAY_S = 30.0  # in which one who asks takes what it missed
+TURN = 64  # messages that are sent to it at a time
 _END = (-1).to_bytes(8, "big", signed=True)
 _NONE = bytes(SHORT_BYTES)
 _MEDIUM = "GPU"  # of all that no cache further out has, whatever the device is
@@ -103,11 +107,14 @@ class KvEventPublisher:
         bound = _is_bound(config.endpoint)
         self._out = self._sockets.enter_context(self._context.socket(zmq.PUB))
         self._out.set(zmq.SNDHWM, MOST_SENT)
+        self._out.set(zmq.LINGER, 0)  # what a subscriber does not take holds no exit up
         self._answers: zmq.asyncio.Socket | None = None
         try:
             self._use("kv-events", config.endpoint, self._out.bind if bound else self._out.connect)
             if config.replay is not None:
                 answers = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
+                answers.set(zmq.LINGER, 0)
+                answers.set(zmq.ROUTER_MANDATORY, 1)  # who reads slowly is waited for, and loses nothing
                 self._answers = self._sockets.enter_context(answers)
                 self._use("kv-events-replay", config.replay, answers.bind)
         except ConfigError:
@@ -150,9 +157,16 @@ class KvEventPublisher:
             return
         while True:
             who, *question = await self._answers.recv_multipart()
-            for number, content in self._from(question):
-                with contextlib.suppress(zmq.ZMQError):  # it has left
-                    await self._answers.send_multipart((who, b"", number, content))
+            with contextlib.suppress(zmq.ZMQError, TimeoutError):  # it has left, or does not read
+                async with asyncio.timeout(REPLAY_S):
+                    await self._replay(self._answers, who, question)
+
+    async def _replay(self, answers: zmq.asyncio.Socket, who: bytes, question: list[bytes]) -> None:
+        messages = self._from(question)
+        while some := list(islice(messages, TURN)):
+            for number, content in some:
+                await answers.send_multipart((who, b"", number, content))
+            await asyncio.sleep(0)  # which a send that does not wait is not: streams go on
 
     def _from(self, question: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """The stored messages from a number on, and the end; nothing for what is no question."""
@@ -167,4 +181,4 @@ class KvEventPublisher:
     def close(self) -> None:
         """Closes the sockets; what is on its way is lost."""
         self._sockets.close()
-        self._context.destroy(linger=0)
+        self._context.term()

@@ -221,6 +221,34 @@ async def test_old_messages_make_room_and_questions_that_are_none_get_no_answer(
         publisher.close()
 
 
+async def test_a_long_replay_is_whole_and_one_who_leaves_or_stalls_ends_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More messages than ZMQ's queues hold, which would drop them."""
+    monkeypatch.setattr(kv_events, "REPLAY_S", 1.5)
+    address, count = f"ipc://{tmp_path}/replay", 5000
+    publisher = KvEventPublisher(KvEventsConfig(f"ipc://{tmp_path}/out", address, "mine"))
+    serving = asyncio.create_task(publisher.serve())
+    context = zmq.asyncio.Context()
+    try:
+        publisher.begin("other")
+        for number in range(count):
+            publisher.publish(CacheUpdate(2, 0, b"", name(number)))
+        for leaves in (True, False):
+            socket = context.socket(zmq.DEALER)
+            socket.connect(address)
+            await socket.send_multipart((b"", name(0)))
+            if leaves:
+                await socket.recv_multipart()
+                socket.close(linger=0)
+        numbers = [int.from_bytes(number, "big") for number, _ in await replayed(address, 0)]
+        assert numbers == [*range(count + 1)]
+    finally:
+        serving.cancel()
+        publisher.close()
+        context.destroy(linger=0)
+
+
 @pytest.mark.parametrize(
     ("config", "flag"),
     [
