@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from eyas.common.config import EngineConfig
+from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
+from eyas.common.wire import message
+from eyas.engine.kv.staging import PageStaging
 from eyas.engine.loading import travel
 from prefill_svc import transfer
-from tests.rpc.real_worker import alone, decoding, prefill, real_worker
+from tests.rpc.real_worker import RealWorker, alone, decoding, prefill, real_worker
 from tests.unit import interpreted
 from tests.unit.ranks_rig import install, no_group_stays, of_ranks
 from tests.unit.tiny import write_tiny_llama
@@ -30,9 +42,9 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "window_pages", lambda page_bytes: WINDOW)
 
 
-def request(name: str = "r") -> GenerationRequest:
-    params = SamplingParams(temperature=0.8, seed=5, max_tokens=4)
-    return GenerationRequest(name, tuple(range(3, 60)), params)  # 4 pages
+def request(name: str = "r", prompt: tuple[int, ...] = tuple(range(3, 60))) -> GenerationRequest:
+    """A prompt of 4 pages."""
+    return GenerationRequest(name, prompt, SamplingParams(temperature=0.8, seed=5, max_tokens=4))
 
 
 @pytest.fixture
@@ -62,3 +74,52 @@ async def test_unequal_groups_give_what_one_worker_gives(
             await b.idle()
     expected = await alone(of_ranks(config, 1, ""), tmp_path / "alone", request())
     assert (tokens, path) == (expected[0], by)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Copies out of pools wait while `shut`; `begun` counts how often one has looked."""
+    copy, state = PageStaging._copy_out, SimpleNamespace(shut=False, begun=0)
+
+    def guarded(*args: Any) -> int:
+        while state.shut:
+            state.begun += 1
+            time.sleep(0.01)
+        return copy(*args)
+
+    monkeypatch.setattr(PageStaging, "_copy_out", guarded)
+    return state
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_rank_that_dies_while_its_pages_are_pulled_costs_no_answer(
+    config: EngineConfig, tmp_path: Path, gate: SimpleNamespace
+) -> None:
+    """Its worker ends with the next step. The prompt is computed here then, and every slot comes back."""
+    there = dataclasses.replace(of_ranks(config, 2, str(tmp_path / "there")), roles=(Role.PREFILL,))
+    owner = await RealWorker(there, "static:").start()
+    puller = of_ranks(config, 1, str(tmp_path / "here"))
+    to = {"registry": f"static:{owner.address}", "transfer": "tcp"}
+    async with real_worker(puller, Role.DECODE, **to) as b, decoding(b) as decode:
+        decode.attach(request("warm"), await prefill(owner, request("warm")))
+        expected = (await decode.tokens())[0]
+        gate.shut = True
+        decode.attach(request(), await prefill(owner, request()))
+        async with asyncio.timeout(30):
+            while not gate.begun:
+                await asyncio.sleep(0.01)
+        (rank,) = multiprocessing.active_children()
+        os.kill(rank.pid or 0, signal.SIGKILL)
+        with pytest.raises(EyasError):
+            await prefill(owner, request("next", tuple(range(60, 3, -1))))
+        await decode.next(message.PagesLost)
+        gate.shut = False
+        decode.session.attach("r", 3, (), ())
+        assert await decode.tokens() == (expected, "")
+        await b.idle()
+        slots = b.engine._parts.copiers[0]._landing.slots
+        assert slots.free == slots.total
+    owner._running.cancel()  # its front, whose process would have ended with the engine
+    with contextlib.suppress(asyncio.CancelledError, EyasError):
+        await owner._running
