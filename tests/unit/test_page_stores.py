@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,7 +105,7 @@ def test_a_disk_keeps_to_its_bytes_and_the_pages_used_last(tmp_path: Path) -> No
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 3 * WHOLE
 
 
-def test_a_disk_is_found_again_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_is_found_again_and_shared(tmp_path: Path) -> None:
     first = DiskStore(tmp_path, "n", 3 * WHOLE)
     for i, key in enumerate(KEYS[:3]):
         first.put(key, page(key))
@@ -116,7 +118,7 @@ def test_a_disk_is_found_again_and_shared(tmp_path: Path, monkeypatch: pytest.Mo
     again.put(KEYS[3], page(KEYS[3]))
     assert [got(again, key) is not None for key in KEYS[:4]] == [False, True, True, True]
     assert got(first, KEYS[3]) == page(KEYS[3]), "another worker's page is not found"
-    monkeypatch.setattr(disk, "LOOK_S", 0.0)
+    first._next_look = 0.0
     first.put(KEYS[4], page(KEYS[4]))
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 3 * WHOLE
 
@@ -181,3 +183,20 @@ def test_a_folder_that_is_removed_comes_back(tmp_path: Path) -> None:
     assert store.put(KEYS[0], page(KEYS[0])) == WHOLE
     assert got(store, KEYS[0]) == page(KEYS[0])
     assert store.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_look_at_a_large_folder_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers go on meanwhile, and the next look is the later the longer one takes."""
+    store = DiskStore(tmp_path, "n", 1 << 20)
+    store.put(KEYS[0], page(KEYS[0]))
+    looks, on = threading.Event(), threading.Event()
+    monkeypatch.setattr(time, "sleep", lambda s: (looks.set(), on.wait(10)))
+    store._next_look = 0.0
+    writer = threading.Thread(target=store.put, args=(KEYS[1], page(KEYS[1])))
+    writer.start()
+    assert looks.wait(10) and got(store, KEYS[0]) == page(KEYS[0])
+    store._look()  # which another thread does already
+    monkeypatch.setattr(disk, "LOOK_SHARE", 1e-9)
+    on.set()
+    writer.join()
+    assert store._next_look > time.monotonic() + 1000 and got(store, KEYS[1]) == page(KEYS[1])

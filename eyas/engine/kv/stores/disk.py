@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.engine.kv.stores.store import SEAL_BYTES, Parts, is_sealed, seal
 
 LOOK_S = 30.0  # between looks at the folder
+LOOK_SHARE = 0.01  # of the time, at most, goes to looks
+BREATH_S = 0.001  # after each of its folders, in which the threads that compute run
 OLD_S = 60.0  # a file that is not whole by then never will be
 PARTIAL = ".part"
 
@@ -36,7 +40,7 @@ class DiskStore:
         self._lock = threading.Lock()
         self._files: OrderedDict[bytes, int] = OrderedDict()  # bytes by key; the next to be removed first
         self._total = 0
-        self._looked = -LOOK_S
+        self._next_look = -math.inf
         self._numbers = itertools.count()
         try:
             self._make_folder()
@@ -51,8 +55,8 @@ class DiskStore:
     def put(self, key: bytes, parts: Parts) -> int:
         """Writes a page's file, after it has removed others if there is no room."""
         size = SEAL_BYTES + sum(len(part) for part in parts)
+        self._look()
         with self._lock:
-            self._look()
             if key in self._files:
                 self._files.move_to_end(key)
                 return 0
@@ -125,18 +129,36 @@ class DiskStore:
                 self._path(key).unlink()
 
     def _look(self) -> None:
-        """Reads which files there are, if that was long ago."""
-        if time.monotonic() < self._looked + LOOK_S:
-            return
-        files: list[tuple[float, bytes, int]] = []
-        for path in self.folder.glob("*/*"):
-            with contextlib.suppress(OSError, ValueError):
-                info = path.stat()
-                files.append((info.st_mtime, bytes.fromhex(path.name), info.st_size))
-        for path in self.folder.glob(f"*{PARTIAL}"):
-            with contextlib.suppress(OSError):
-                if time.time() > path.stat().st_mtime + OLD_S:
-                    path.unlink()
-        self._files = OrderedDict((key, size) for _, key, size in sorted(files))
-        self._total = sum(self._files.values())
-        self._looked = time.monotonic()
+        """Reads which files there are, if that was long ago. The next look sees what changes meanwhile."""
+        began = time.monotonic()
+        with self._lock:
+            if began < self._next_look:
+                return
+            self._next_look = math.inf  # one thread looks
+        files = sorted(self._listed())
+        now = time.monotonic()
+        with self._lock:
+            self._files = OrderedDict((key, size) for _, key, size in files)
+            self._total = sum(self._files.values())
+            self._next_look = now + max(LOOK_S, (now - began) / LOOK_SHARE)
+
+    def _listed(self) -> Iterator[tuple[float, bytes, int]]:
+        """(when it was used, its key, its bytes) of every file. Removes what will never be one."""
+        for entry in _entries(self.folder):
+            if entry.name.endswith(PARTIAL):
+                with contextlib.suppress(OSError):
+                    if time.time() > entry.stat().st_mtime + OLD_S:
+                        os.unlink(entry.path)
+                continue
+            for file in _entries(entry.path):
+                with contextlib.suppress(OSError, ValueError):
+                    info = file.stat()
+                    yield info.st_mtime, bytes.fromhex(file.name), info.st_size
+            time.sleep(BREATH_S)
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What a folder holds; nothing if it is gone, or is none."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return list(entries)
+    return []
