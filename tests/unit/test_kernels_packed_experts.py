@@ -9,10 +9,11 @@ import pytest
 import torch
 import triton
 
-from eyas.engine.kernels.experts.group import GroupedChoices
+from eyas.engine.kernels.experts.group import GroupedChoices, OneRow
 from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_packed import AHEAD_BYTES, plan_of
 from eyas.engine.kernels.experts.grouped_task import shape_of
-from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of
+from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of, most_blocks
 from eyas.engine.kernels.products import fp4
 from eyas.engine.kernels.products.fp4 import Fp4Weight
 from eyas.engine.kernels.products.skinny import ProductLaunch
@@ -187,3 +188,18 @@ def test_every_number_and_the_ends_of_scales() -> None:
     order = shared.group(torch.zeros(32, 1, dtype=torch.int32, device=DEVICE), (weight, weight))
     found = shared.each(torch.eye(32).to(DEVICE, DTYPE), weight, order, 1)
     assert torch.equal(found.double().cpu(), meant((numbers, exponents)).t())
+
+
+@pytest.mark.parametrize(("experts", "rows", "steps"), [(32, 1, 4), (32, 8, 2), (32, 32, 2), (128, 32, 0)])
+def test_all_programs_together_call_ahead_what_l2_keeps(experts: int, rows: int, steps: int) -> None:
+    """Of gpt-oss's down: an H200 read much of 97 MB twice."""
+    side, choices = 2880, 4 * rows
+    words = torch.empty(experts, 23, side, 32, dtype=torch.int16, device="meta")
+    weight = Fp4Weight(words, torch.empty(experts, 23, side, dtype=torch.int32, device="meta"), side, DTYPE)
+    blocks = torch.empty(3 * most_blocks(choices, experts, 8) + 1, dtype=torch.int32, device="meta")
+    order = GroupedChoices(blocks.new_empty(choices), blocks, 8) if rows > 1 else OneRow(blocks[:4], 8)
+    products = GroupedProducts(ProductLaunch.on("meta", pdl=True))
+    task = products.down_task(torch.empty(choices, side, dtype=DTYPE, device="meta"), weight, order)
+    plan = plan_of(task, pdl=True)
+    everyones = plan.ahead * task.most * plan.tiles * plan.split * plan.columns * plan.unit * 2
+    assert plan.ahead == steps and everyones <= AHEAD_BYTES

@@ -31,8 +31,10 @@ DENSE, SINGLE, GROUPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """Walks: rows as they lie, by one expert; the choices of one row; blocks of an order."""
 
 _LINE = 128  # bytes
-MOST_AHEAD = 16
-"""Steps whose words a program prefetches into L2 while it waits."""
+MOST_AHEAD, AHEAD_BYTES = 16, 18 << 20
+"""Steps whose words a program prefetches into L2 while it waits, and what all programs of a product prefetch,
+at most: what L2 does not keep until it is read comes twice, and the product before waits for it.
+"""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,9 @@ def plan_of(task: GroupedTask, pdl: bool) -> PackedPlan:
     step, scaled = weight.step, 0 if isinstance(weight, Fp4Weight) else weight.together
     known = walk.scatter and tile.rows <= 32
     choice = walk.grouped.choice if isinstance(walk.grouped, OneRow) else None
-    ahead = _ahead(cdiv(shape.k, step.columns * tile.split)) if pdl and known else 0
+    tiles = task.most * cdiv(shape.outputs * (2 if gate else 1), tile.columns)
+    room = AHEAD_BYTES // (tiles * tile.split * tile.columns * step.unit * step.size)
+    ahead = _ahead(min(cdiv(shape.k, step.columns * tile.split), room)) if pdl and known else 0
     return PackedPlan(
         n=shape.n,
         k=shape.k,
@@ -177,8 +181,8 @@ def plan_of(task: GroupedTask, pdl: bool) -> PackedPlan:
 
 
 def _ahead(steps: int) -> int:
-    """The number of a program's steps that it prefetches, a power of two."""
-    return min(1 << steps.bit_length() - 1, MOST_AHEAD)
+    """The number of a program's steps that it prefetches, a power of two, of as many as it might."""
+    return min(1 << steps.bit_length() >> 1, MOST_AHEAD)
 
 
 def _walk(walk: RowWalk) -> tl.constexpr:

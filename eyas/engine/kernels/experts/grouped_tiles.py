@@ -238,8 +238,8 @@ def _packed_rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTil
     split, programs = 1, _count(shape, choices, rows, 64 if shape.gated else 128)
     while split < 4 and programs * split < 2 * _PROGRAMS:
         split *= 2
-    if rows <= _FEWEST_ROWS and split == 1 and not shape.gated:
-        return GroupedTile(rows, 64, 128, warps=2, stages=3)
+    if rows <= _FEWEST_ROWS and split == 1:
+        return GroupedTile(rows, 128 if shape.gated else 64, 128, warps=4 if shape.gated else 2, stages=3)
     return GroupedTile(rows, 128, 128, warps=4, stages=4, split=split)
 
 

@@ -1,6 +1,6 @@
 """Few rows on their way to their experts in one launch: norm, router, choice, and the order of choices.
 
-Programs have a row of the router each, in registers before the rows are there, and leave the logits of eight
+Programs have a row of the router each, in registers before the rows are there, and leave the logits of some
 rows; the last one to arrive chooses for all rows, and puts what they chose in order. So one launch is what
 four or five would be, each of which takes about two microseconds, whatever it does. Rows lie along the lanes
 of a warp, what is searched or counted across them: few sums go from lane to lane. No sum has an order that
@@ -31,7 +31,11 @@ FEWEST_ROWS, MOST_ROWS = 9, 32
 MOST_CHOICES = 128
 """Of all rows, each compared with each; rows, and the choices of a row, are filled up to powers of two."""
 
-_TOGETHER = 8  # rows that a program meets, one after the other
+_TOGETHER = (
+    4,
+    8,
+)  # rows that a program meets, one after the other: the fewer, where all programs run at once
+_AT_ONCE = 264  # programs
 _LONGEST = 8192  # elements of a row that a program's registers hold
 
 
@@ -89,7 +93,7 @@ def can_take(rows: int, spec: ExpertsSpec, shared: bool, hidden: int) -> bool:
     """Whether `take` takes this number of rows [rows, hidden]."""
     choices = power_of_2(rows) * power_of_2(spec.per_row + shared)
     few = FEWEST_ROWS <= rows <= MOST_ROWS and choices <= MOST_CHOICES
-    fits = spec.experts >= _TOGETHER and hidden <= _LONGEST
+    fits = spec.experts >= max(_TOGETHER) and hidden <= _LONGEST
     return few and fits and spec.groups == spec.topk_groups
 
 
@@ -105,7 +109,7 @@ def take(
     chosen = _room(m, router, order, x.device)
     plan = RoutePlan(
         rows=power_of_2(m),
-        together=_TOGETHER,
+        together=_together(m, spec.experts),
         experts=spec.experts,
         side=power_of_2(spec.experts),
         per_row=spec.per_row,
@@ -131,6 +135,11 @@ def take(
         launch_pdl=plan.pdl,
     )
     return normed, chosen
+
+
+def _together(m: int, experts: int) -> int:
+    few, many = _TOGETHER
+    return few if experts * power_of_2(m) <= few * _AT_ONCE else many
 
 
 def _room(m: int, router: Router, order: OrderSizes | None, device: torch.device) -> ChosenExperts:
