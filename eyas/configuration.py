@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.cluster.hub import model_folder
-from eyas.common.cluster.names import is_redis, is_redis_url, is_unspecified, listed
+from eyas.common.cluster.names import is_redis, is_redis_url, is_unspecified, listed, mooncake_master
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
@@ -152,10 +152,15 @@ def _check_tiers(args: argparse.Namespace) -> None:
         ("disk-cache-gb", "of no folder: give --disk-cache-dir, too", most is not None and folder is None),
         ("disk-cache-gb", "0 GiB hold no page", most == 0),
         ("kv-store-ttl", "of no store: give --kv-store, too", args.kv_store_ttl and store is None),
-        ("kv-store", f"{store} is no redis://HOST:PORT/DB", store is not None and not is_redis_url(store)),
+        ("kv-store", f"{store} is no redis://HOST:PORT/DB or mooncake://HOST:PORT", not _is_store(store)),
+        ("kv-store-ttl", "Mooncake has none", args.kv_store_ttl and mooncake_master(store or "")),
     ):
         if wrong:
             raise ConfigError(f"--{flag}: {fault}", param=flag)
+
+
+def _is_store(url: str | None) -> bool:
+    return url is None or is_redis_url(url) or mooncake_master(url) is not None
 
 
 def _check_private(transfer: str, tls_dir: str | None) -> None:

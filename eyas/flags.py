@@ -183,7 +183,8 @@ def _add_tiers(add: Callable[..., argparse.Action]) -> None:
     add(
         "--kv-store",
         metavar="URL",
-        help="redis://HOST:PORT/DB of a Redis or Valkey where they are kept for other workers too (none)",
+        help="where they are kept for other workers too: redis://HOST:PORT/DB of a Redis or Valkey, or "
+        "mooncake://HOST:PORT of a Mooncake Store's master (none)",
     )
     add(
         "--kv-store-ttl",

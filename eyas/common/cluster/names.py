@@ -81,6 +81,17 @@ def is_redis_url(text: str) -> bool:
     return url.scheme in SCHEMES and places and re.fullmatch(r"(/[0-9]*)?", url.path) is not None
 
 
+def mooncake_master(text: str) -> tuple[str, int] | None:
+    """Host and port of mooncake://HOST:PORT; None: that is no such text."""
+    try:
+        url = urlsplit(text)
+        host, port = url.hostname or "", url.port or 0
+    except ValueError:  # a port that is no number
+        return None
+    bare = url.path in ("", "/") and not url.query and url.username is None
+    return (host, port) if url.scheme == "mooncake" and bare and host and port else None
+
+
 def checked_cluster(name: str) -> str:
     """The name of a cluster. Raises ConfigError for another string."""
     if not _NAME.fullmatch(name):

@@ -116,10 +116,15 @@ class ColdTier:
         """True if `poll` will have something to report soon."""
         return bool(self._writing or self._reading)
 
-    @property
     def pays(self) -> bool:
-        """True if some store works, and gives a page sooner than it is computed, as far as is known."""
-        return any(map(self._is_quick, self._awake(READS)))
+        """True if some store works, and gives a page sooner than it is computed, as far as is known.
+
+        Counts a prompt for which only slow ones work.
+        """
+        awake = self._awake(READS)
+        quick = any(map(self._is_quick, awake))
+        self.counts.slow += bool(awake) and not quick
+        return quick
 
     @property
     def trouble(self) -> str:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from eyas.common.cluster.names import mooncake_master
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.memory import memory
@@ -18,6 +19,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.stores.disk import DiskStore
+from eyas.engine.kv.stores.mooncake import MooncakeStore
 from eyas.engine.kv.stores.store import PageStore
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.scheduling.host_loads import HostLoads
@@ -75,12 +77,18 @@ def _stores(loaded: EngineSpec, cache: PrefixCache) -> list[PageStore]:
     if config.disk_cache_dir is not None:
         stores.append(DiskStore(Path(config.disk_cache_dir), namespace, int(config.disk_cache_gb * 2**30)))
     if config.kv_store is not None:
-        from eyas.engine.kv.stores.shared import SharedStore  # brings redis, which takes a start 0.4 s
-
-        stores.append(SharedStore(config.kv_store, namespace, config.kv_store_ttl_s))
+        stores.append(_shared(config.kv_store, namespace, config.kv_store_ttl_s))
     for store in stores:
         _log.info("KV pages also go to the %s, as %s", store.name, namespace)
     return stores
+
+
+def _shared(url: str, namespace: str, lives_s: int) -> PageStore:
+    if (master := mooncake_master(url)) is not None:
+        return MooncakeStore(master, namespace)
+    from eyas.engine.kv.stores.shared import SharedStore  # brings redis, which takes a start 0.4 s
+
+    return SharedStore(url, namespace, lives_s)
 
 
 def _namespace(loaded: EngineSpec, cache: PrefixCache) -> str:

@@ -145,8 +145,7 @@ class HostLoads:
         sequence.sought = True
         if left * self._size < LEAST_TOKENS:
             return None
-        if not self.cold.pays:
-            self.cold.counts.slow += 1
+        if not self.cold.pays():
             return None
         fetch = _ColdFetch(None, time.monotonic() + LOAD_TIMEOUT_S)
         self._fetches.append(fetch)

@@ -1,0 +1,183 @@
+"""Mooncake's store: by a library of the same calls, and by its own processes where they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eyas.common.cluster.listening import free_ports
+from eyas.common.cluster.names import mooncake_master
+from eyas.common.errors import ConfigError, TransferFailed
+from eyas.engine.kv.stores.mooncake import MooncakeStore
+from eyas.engine.kv.stores.store import SEAL_BYTES
+
+SIZES = 300, 45  # bytes of a page in each of two pools
+WHOLE = SEAL_BYTES + sum(SIZES)
+KEYS = [bytes([i]) * 16 for i in range(8)]
+START_S = 20.0
+
+
+def page(key: bytes) -> list[memoryview]:
+    dice = random.Random(key)
+    return [memoryview(bytearray(dice.randbytes(size))) for size in SIZES]
+
+
+def got(store: MooncakeStore, key: bytes) -> list[memoryview] | None:
+    parts = [memoryview(bytearray(size)) for size in SIZES]
+    return parts if store.get(key, parts) else None
+
+
+class PaperMooncake:
+    """What its client does, as far as it is called: `down`: the code of a master that does not answer."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, bytes] = {}
+        self.down = 0
+        self.clients = 0
+
+    def setup(self, here: str, meta: str, segment: int, buffer: int, *rest: str) -> int:
+        assert (meta, segment, rest[0], rest[1]) == ("P2PHANDSHAKE", 0, "tcp", "")
+        self.clients += 1
+        return self.down
+
+    def is_exist(self, name: str) -> int:
+        return self.down or int(name in self.pages)
+
+    def put_parts(self, name: str, *parts: bytes) -> int:
+        self.pages[name] = b"".join(parts)
+        return self.down
+
+    def get_buffer(self, name: str) -> memoryview | None:
+        return None if self.down or name not in self.pages else memoryview(self.pages[name])
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MooncakeStore, PaperMooncake]]:
+    library, client = types.ModuleType("mooncake.store"), PaperMooncake()
+    library.MooncakeDistributedStore = lambda: client  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mooncake", types.ModuleType("mooncake"))
+    monkeypatch.setitem(sys.modules, "mooncake.store", library)
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        yield MooncakeStore(master.getsockname(), "n"), client
+
+
+def test_a_page_comes_back_and_other_bytes_are_none(paper: tuple[MooncakeStore, PaperMooncake]) -> None:
+    store, client = paper
+    assert got(store, KEYS[0]) is None
+    assert store.put(KEYS[0], page(KEYS[0])) == WHOLE and store.put(KEYS[0], page(KEYS[0])) == 0
+    assert got(store, KEYS[0]) == page(KEYS[0])
+    store.put(KEYS[1], page(KEYS[1]))
+    first, second = client.pages
+    for spoiled in (client.pages[second], client.pages[first][:-1], b"", client.pages[first][:-1] + b"x"):
+        client.pages[first], kept = spoiled, client.pages[first]
+        assert got(store, KEYS[0]) is None
+        client.pages[first] = kept
+    assert client.clients == 1 and got(store, KEYS[0]) == page(KEYS[0])
+
+
+def test_a_master_that_does_not_answer_is_dialled_anew(paper: tuple[MooncakeStore, PaperMooncake]) -> None:
+    store, client = paper
+    store.put(KEYS[0], page(KEYS[0]))
+    client.down = -900
+    for says in ("does not answer: code -900", "takes no client: code -900"):
+        with pytest.raises(TransferFailed, match=says):
+            store.put(KEYS[1], page(KEYS[1]))
+    with pytest.raises(TransferFailed, match="takes no client"):
+        got(store, KEYS[0])
+    client.down = 0
+    assert got(store, KEYS[0]) == page(KEYS[0]) and client.clients == 4
+
+
+def test_a_master_that_is_not_there_costs_no_minute(paper: tuple[MooncakeStore, PaperMooncake]) -> None:
+    _, client = paper
+    store, began = MooncakeStore(("127.0.0.1", next(free_ports())), "n"), time.monotonic()
+    with pytest.raises(TransferFailed, match="the store is not reached at 127.0.0.1:.*refused"):
+        got(store, KEYS[0])
+    assert time.monotonic() < began + 2 and not client.clients
+
+
+def test_without_its_library_the_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)
+    with pytest.raises(ConfigError, match="--kv-store: Mooncake's library cannot be loaded"):
+        MooncakeStore(("127.0.0.1", 1), "n")
+
+
+@pytest.mark.parametrize(
+    ("text", "master"),
+    [
+        ("mooncake://host:5", ("host", 5)),
+        ("mooncake://[::1]:5/", ("::1", 5)),
+        ("mooncake://host", None),
+        ("mooncake://host:x", None),
+        ("mooncake://host:5/7", None),
+        ("mooncake://host:5?a=b", None),
+        ("redis://host:5", None),
+    ],
+)
+def test_addresses(text: str, master: tuple[str, int] | None) -> None:
+    assert mooncake_master(text) == master
+
+
+# --- its own processes ---------------------------------------------------------------------------------
+
+FOLDER = Path(spec.origin).parent if (spec := importlib.util.find_spec("mooncake")) and spec.origin else None
+
+
+def reached(port: int) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, "it does not start"
+            time.sleep(0.05)
+
+
+@pytest.mark.skipif(FOLDER is None, reason="Mooncake is not installed here")
+def test_its_own_master_and_memory(tmp_path: Path) -> None:
+    assert FOLDER is not None
+    ports = free_ports()
+    port, metrics, memory = (next(ports) for _ in range(3))
+    log = (tmp_path / "log").open("w")
+    master_command = [str(FOLDER / "mooncake_master"), f"--port={port}", f"--metrics_port={metrics}"]
+    memory_command = [str(FOLDER / "mooncake_client"), "--host=127.0.0.1", f"--port={memory}"]
+    memory_command += ["--global_segment_size=256 MB", f"--master_server_address=127.0.0.1:{port}"]
+    memory_command += ["--metadata_server=P2PHANDSHAKE", "--protocol=tcp"]
+    master = subprocess.Popen(master_command, stdout=log, stderr=log)
+    owner: subprocess.Popen[bytes] | None = None
+    store = MooncakeStore(("127.0.0.1", port), tmp_path.name)
+    try:
+        reached(port)
+        with pytest.raises(TransferFailed, match="the store takes no page: code"):
+            store.put(KEYS[0], page(KEYS[0]))  # there is no memory yet
+        owner = subprocess.Popen(memory_command, stdout=log, stderr=log)
+        reached(memory)
+        assert store.put(KEYS[0], page(KEYS[0])) == WHOLE and store.put(KEYS[0], page(KEYS[0])) == 0
+        assert got(store, KEYS[0]) == page(KEYS[0]) and got(store, KEYS[1]) is None
+        owner.kill()
+        with pytest.raises(TransferFailed):
+            got(store, KEYS[0])
+        master.kill()
+        with pytest.raises(TransferFailed):
+            got(store, KEYS[0])
+    finally:
+        store.close()
+        for process in (master, owner):
+            if process is not None:
+                process.kill()
+                process.wait()
+        shutil.rmtree(tmp_path, ignore_errors=True)
