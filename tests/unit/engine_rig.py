@@ -35,6 +35,7 @@ from eyas.engine.scheduling.requests import RequestTable
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.scheduling.turns import StepRoom
 from kv_transfer.backends.base import CopyJob, CopyResult, PeerSource
+from kv_transfer.layout import RankPools
 from kv_transfer.owner import LeaseOwner
 from kv_transfer.peers import KvPeers, PeerPages, PeerRoute, PeerRoutes
 
@@ -85,7 +86,11 @@ class MetPulls(PullManager):
 
 
 def hand_pulls(copier: HandCopier, page_size: int, outbox: EventOutbox) -> PullManager:
-    routes, wire, numbers = KnownRoutes({}, "auto"), FrontWire(outbox), itertools.count(1)
+    routes, wire, numbers = (
+        KnownRoutes({}, "auto", RankPools(GEOMETRY)),
+        FrontWire(outbox),
+        itertools.count(1),
+    )
     return MetPulls(copier, routes, wire, page_size, outbox, numbers, KvPeers(""))  # type: ignore[arg-type]
 
 
