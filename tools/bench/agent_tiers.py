@@ -29,7 +29,7 @@ from eyas.bench.shapes import SHAPES, write_model
 SEED = 1
 PAGE = 16  # tokens
 CHAT_TOKENS = 12  # of a template, for each message
-WARM_UP = 64  # requests on a GPU, before whose end the host's memory is locked
+WARM_UP = 48  # requests on a GPU, before whose end the host's memory is locked
 SPARE = 1.2  # of pages and memory, for what runs
 EMBEDDED = Path(__file__).parents[2] / "eyas" / "assets" / "nano"
 WAYS = ("few", "tiers", "all")
@@ -104,6 +104,8 @@ def measured(way: str, sizes: Sizes, fit: int, serve: Sequence[str], folder: Pat
     """The figures of one way, by a command of its own."""
     pages = sizes.pages(sizes.sessions if way == "all" else fit)
     host = ("--host-cache-gb", f"{sizes.host_gb:.3f}") if way == "tiers" else ()
+    if host and "cpu" not in serve:
+        host += ("--warmup-requests", str(WARM_UP))
     out = folder / f"{way}.jsonl"
     command = [sys.executable, "-m", "eyas.cli", "bench", "serve", "--dataset-name", "agents"]
     command += ["--dataset-path", str(folder / "sessions.jsonl"), "--output-file", str(out)]
@@ -146,7 +148,7 @@ def main() -> int:
         if args.device != "cpu":
             model = folder / "model"
             write_model(SHAPES["llama-3.1-8b"], model)
-            serve += ["--model", str(model), "--load-format", "dummy", "--warmup-requests", str(WARM_UP)]
+            serve += ["--model", str(model), "--load-format", "dummy"]
         drawn = agent_sessions(args.sessions, args.context, None, 0.0, SEED)
         sessions = [Session.of(job, args.turns, number) for number, job in enumerate(drawn)]
         with (folder / "sessions.jsonl").open("w") as file:
