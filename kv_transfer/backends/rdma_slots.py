@@ -7,6 +7,7 @@ slots on its own GPU, so what it reads crosses the NIC that is nearest to that o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ class RdmaSlotsBackend(NixlBackend):
     def __init__(self, site: BackendSite, bindings: Callable[[], Any] = load) -> None:
         super().__init__(site, bindings)
         self._slots = site.slots
+        self._first = site.devices[0].allocation if site.devices else None
 
     def export(self, rank: int = 0) -> Export | None:
         """None without slots."""
@@ -42,3 +44,7 @@ class RdmaSlotsBackend(NixlBackend):
 
     def _own_pages(self) -> Sequence[OwnPages]:
         return [OwnPages.on_device(slots) for slots in self._slots]
+
+    def _run(self) -> None:
+        with contextlib.nullcontext() if self._first is None else self._first.driver.bound():
+            super()._run()

@@ -2,12 +2,14 @@
 
 Two processes, one GPU each; all ranks of a group are pools of its GPU, so what is compared is the same link
 with whole pages (1 to 1), and with heads that are gathered and scattered (2 to 1, 1 to 2). Fronts are left
-out: a pipe carries what they would. Every byte that came is compared.
+out: a pipe carries what they would. Every byte that came is compared. Each step says when it was done.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import json
 import multiprocessing
 import statistics
@@ -70,7 +72,8 @@ class Group:
         path = Path(self.folder.name, "staging")
         self.staging = PageStaging(self.pool, path, slots, self.ranks[1:])
         self.slots = SlotAllocator(range(slots))
-        areas = tuple(DeviceArea(pages.data_ptr(), self.shape.geometry) for pages in self.ranks)
+        others = (DeviceArea(pages.data_ptr(), self.shape.geometry) for pages in self.ranks[1:])
+        areas = (self.pool.device_area(), *others)
         own = self.staging.make_device_slots() if by == "rdma_slots" else ()
         self.backend = backend(by)(BackendSite(self.staging.area, self.folder.name, wire, areas, own))
 
@@ -90,23 +93,29 @@ class Group:
         self.folder.cleanup()
 
 
-def own(sizes: Sizes, device: str, ranks: int, by: str, pipe: Connection) -> None:
-    """The owner's process: says what it has, and stages what is asked for until the pipe is closed."""
-    group = Group(sizes, device, ranks, by, None)
+def own(sizes: Sizes, device: str, by: str, pipe: Connection) -> None:
+    """The owner's process: a group for every number of ranks that it is given, until the pipe is closed."""
     whole = contents(sizes, device)
-    each = sizes.form.kv_heads // ranks
-    for rank in range(ranks):
-        group.heads(rank).copy_(whole[:, :, rank * each : (rank + 1) * each])
-    del whole
-    pipe.send(group.info())
+    with contextlib.suppress(EOFError):
+        while True:
+            group = Group(sizes, device, pipe.recv(), by, None)
+            each = sizes.form.kv_heads // len(group.ranks)
+            for rank in range(len(group.ranks)):
+                group.heads(rank).copy_(whole[:, :, rank * each : (rank + 1) * each])
+            pipe.send(group.info())
+            stage(group, pipe)
+            group.close()
+
+
+def stage(group: Group, pipe: Connection) -> None:
+    """Stages what is asked for until the puller is done."""
     slots: dict[tuple[int, int], list[int]] = {}
     waiting: list[CopyJob] = []
     while True:
         if pipe.poll(0 if slots or waiting else 0.001):
-            try:
-                what, job = pipe.recv()
-            except EOFError:
-                break
+            what, job = pipe.recv()
+            if what == "done":
+                return
             if what == "stage":
                 waiting.append(job)
             else:
@@ -121,7 +130,6 @@ def own(sizes: Sizes, device: str, ranks: int, by: str, pipe: Connection) -> Non
 
             group.staging.copy_out(job.source.pages, taken, staged, job.part.source)
         group.staging.poll()
-    group.close()
 
 
 class PipeWire:
@@ -156,59 +164,84 @@ class PipeWire:
         return over
 
 
-def timed(
-    sizes: Sizes, devices: tuple[str, str], pair: tuple[int, int], by: str, times: int
-) -> dict[str, Any]:
-    """GB/s of a prompt of all pages, and whether every byte is right."""
-    there, here = pair
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    owner = context.Process(target=own, args=(sizes, devices[0], there, by, theirs), daemon=True)
-    owner.start()
-    theirs.close()
-    group = Group(sizes, devices[1], here, by, PipeWire(pipe))
-    assert pipe.poll(WAIT_S), "the owner said nothing"
-    info = pipe.recv()
-    inlet = StagingInlet(group.staging, group.slots)
-    copier = PageCopier({by: group.backend}, window_pages(group.shape.page_bytes), inlet)
-    ours = RankPools(group.shape.geometry, here, divides=True)
-    sources = [group.backend.open(rank.exports["way"]) for rank in info.ranks]
-    routes = [
-        PeerRoute(group.backend, source, ours.parts(info, rank, source.on_device))
-        for rank, source in enumerate(sources)
-    ]
-    pages, seconds = tuple(range(sizes.pages)), []
-    turned = pages[::-1] if there != here else pages
-    for number in range(times + 1):
-        began = time.perf_counter()
-        for rank, route in enumerate(routes):
-            copier.submit(route, CopyJob(1, number * there + rank, RankPages(rank, pages), turned))
-        left = there
-        while left:
-            for result in copier.finished():
-                if result.error is not None:
-                    raise result.error
-                left -= 1
-        seconds.append(time.perf_counter() - began)
-    whole, each = contents(sizes, devices[1]), sizes.form.kv_heads // here
-    whole = whole.flip(0) if turned is not pages else whole
-    right = all(
-        torch.equal(group.heads(rank), whole[:, :, rank * each : (rank + 1) * each]) for rank in range(here)
-    )
-    gigabytes = sizes.pages * group.shape.page_bytes * here / 1e9
-    pipe.close()
-    owner.join(10)
-    group.close()
-    rate = gigabytes / statistics.median(seconds[1:])
-    best = gigabytes / min(seconds[1:])
-    return {
-        "by": by,
-        "there": there,
-        "here": here,
-        "GB/s": round(rate, 1),
-        "best": round(best, 1),
-        "right": right,
-    }
+@dataclass(frozen=True)
+class Puller:
+    """This process. `whole`: what the owner has."""
+
+    sizes: Sizes
+    device: str
+    by: str
+    pipe: Connection
+    whole: torch.Tensor
+    began: float
+
+    @classmethod
+    def started(cls, sizes: Sizes, devices: tuple[str, str], by: str) -> Puller:
+        """Starts the owner, too."""
+        began, context = time.monotonic(), multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        context.Process(target=own, args=(sizes, devices[0], by, theirs), daemon=True).start()
+        theirs.close()
+        puller = cls(sizes, devices[1], by, pipe, contents(sizes, devices[1]), began)
+        puller.say("the puller has its contents")
+        return puller
+
+    def say(self, text: str) -> None:
+        """A step that is done."""
+        print(f"{time.monotonic() - self.began:6.1f} s  {text}", flush=True)
+
+    def routes(self, group: Group, info: PoolInfo) -> list[PeerRoute]:
+        """To each rank of the owner."""
+        ours = RankPools(group.shape.geometry, len(group.ranks), divides=True)
+        sources = [group.backend.open(rank.exports["way"]) for rank in info.ranks]
+        return [
+            PeerRoute(group.backend, source, ours.parts(info, rank, source.on_device))
+            for rank, source in enumerate(sources)
+        ]
+
+    def timed(self, there: int, here: int, times: int) -> bool:
+        """Says the GB/s of a prompt of all pages, and returns whether every byte is right."""
+        self.pipe.send(there)
+        group = Group(self.sizes, self.device, here, self.by, PipeWire(self.pipe))
+        assert self.pipe.poll(WAIT_S), "the owner said nothing"
+        routes = self.routes(group, self.pipe.recv())
+        self.say(f"{there} to {here}: both have their slots")
+        inlet = StagingInlet(group.staging, group.slots)
+        copier = PageCopier({self.by: group.backend}, window_pages(group.shape.page_bytes), inlet)
+        pages = tuple(range(self.sizes.pages))
+        turned = pages[::-1] if there != here else pages
+        seconds = []
+        for number in range(times + 1):
+            jobs = [CopyJob(1, number * there + i, RankPages(i, pages), turned) for i in range(there)]
+            seconds.append(pulled(copier, list(zip(routes, jobs, strict=True))))
+            if number == 0:
+                self.say(f"{there} to {here}: the first prompt, {seconds[0]:.2f} s")
+        each = self.sizes.form.kv_heads // here
+        whole = self.whole if turned is pages else self.whole.flip(0)
+        right = all(
+            torch.equal(group.heads(rank), whole[:, :, rank * each : (rank + 1) * each])
+            for rank in range(here)
+        )
+        self.pipe.send(("done", None))
+        group.close()
+        size = self.sizes.pages * group.shape.page_bytes * here / 1e9
+        rates = {"GB/s": size / statistics.median(seconds[1:]), "best": size / min(seconds[1:])}
+        shown = {name: round(rate, 1) for name, rate in rates.items()}
+        self.say(json.dumps({"by": self.by, "there": there, "here": here, **shown, "right": right}))
+        return right
+
+
+def pulled(copier: PageCopier, jobs: list[tuple[PeerRoute, CopyJob]]) -> float:
+    """Seconds until all have come."""
+    began, left = time.perf_counter(), len(jobs)
+    for route, job in jobs:
+        copier.submit(route, job)
+    while left:
+        for result in copier.finished():
+            if result.error is not None:
+                raise result.error
+            left -= 1
+    return time.perf_counter() - began
 
 
 def main() -> int:
@@ -217,15 +250,15 @@ def main() -> int:
     parser.add_argument("--by", nargs="+", default=["rdma_slots"], help="backends (rdma_slots)")
     parser.add_argument("--pages", type=int, default=512, help="of 2 MiB each, of all ranks together (512)")
     parser.add_argument("--times", type=int, default=8)
+    parser.add_argument("--limit", type=float, default=38.0, help="seconds, then it says where it is (38)")
     args = parser.parse_args()
+    faulthandler.dump_traceback_later(args.limit, exit=True)
     sizes = Sizes(args.pages, KvFormat(32, 8, 128))
     devices = ("cuda:0", "cuda:1") if args.device == "cuda" else ("cpu", "cpu")
     wrong = 0
     for by in args.by:
-        for pair in PAIRS:
-            found = timed(sizes, devices, pair, by, args.times)
-            wrong += not found["right"]
-            print(json.dumps(found), flush=True)
+        puller = Puller.started(sizes, devices, by)
+        wrong += sum(not puller.timed(there, here, args.times) for there, here in PAIRS)
     return 1 if wrong else 0
 
 

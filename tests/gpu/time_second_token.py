@@ -42,21 +42,19 @@ class PlayedLink:
     def __init__(self, page_s: float) -> None:
         self._page_s = page_s
         self._free = 0.0  # when the link has made all that was begun
-        self._due: dict[tuple[int, int], float] = {}
-        self._came: list[CopyResult] = []
+        self._due: dict[CopyJob, float] = {}
+        self._came: dict[object, list[CopyResult]] = {}  # by backend
 
     def start(self, job: CopyJob) -> None:
         """A copy begins."""
         self._free = max(self._free, time.monotonic()) + len(job.dst_pages) * self._page_s
-        self._due[job.name] = self._free
+        self._due[job] = self._free
 
-    def through(self, results: list[CopyResult]) -> list[CopyResult]:
-        """Those that have come, of `results` and earlier ones."""
-        self._came += results
-        now = time.monotonic()
-        over = [one for one in self._came if self._due[one.job.name] <= now]
-        self._came = [one for one in self._came if self._due[one.job.name] > now]
-        return over
+    def through(self, backend: object, results: list[CopyResult]) -> list[CopyResult]:
+        """Those that have come to a backend, of `results` and earlier ones."""
+        came, now = [*self._came.get(backend, ()), *results], time.monotonic()
+        self._came[backend] = [one for one in came if self._due[one.job] > now]
+        return [one for one in came if self._due[one.job] <= now]
 
     def patched(self, kind: type) -> mock._patch_multiple:  # type: ignore[type-arg]
         """Copies of backends of that kind take this link."""
@@ -66,7 +64,9 @@ class PlayedLink:
             self.start(job)
             start(backend, source, job)
 
-        return mock.patch.multiple(kind, start=played_start, poll=lambda backend: self.through(poll(backend)))
+        return mock.patch.multiple(
+            kind, start=played_start, poll=lambda backend: self.through(backend, poll(backend))
+        )
 
 
 class Timeline(Loopback):
