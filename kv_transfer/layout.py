@@ -8,6 +8,7 @@ latents. It works on sizes and names only, and never touches a pool.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,6 +64,16 @@ class HandlePages(NamedTuple):
 
     ordered: int
     loose: int = 0
+
+
+def parts_per_slot(page_bytes: int, width: int) -> int:
+    """How many parts of pages stand one behind the other in a slot of a device's memory."""
+    return page_bytes // width if page_bytes % width == 0 else 1
+
+
+def part_places(slots: Sequence[int], each: int) -> tuple[int, ...]:
+    """The places of as many parts as there are slots, `each` to a slot."""
+    return tuple(slots[i // each] * each + i % each for i in range(len(slots)))
 
 
 def window_pages(page_bytes: int) -> int:

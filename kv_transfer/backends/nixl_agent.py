@@ -22,6 +22,7 @@ import numpy as np
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
 from kv_transfer.area import DeviceSlots, PoolArea
 from kv_transfer.backends.base import PeerSource
+from kv_transfer.layout import part_places, parts_per_slot
 
 _ONE_AT_A_TIME = threading.Lock()  # agents of one process that are made side by side may hang
 _LISTEN_US = 100_000  # the most that the library's progress thread sleeps; bytes from a peer wake it before
@@ -52,11 +53,18 @@ class NixlMemory:
     pages: int
     device: int | None = None
 
+    def each(self, width: int) -> int:
+        """Blocks of `width` bytes that a page has: in the host's memory its beginning alone."""
+        return 1 if self.device is None else parts_per_slot(self.page_bytes, width)
+
+    def places(self, pages: Sequence[int], width: int) -> tuple[int, ...]:
+        """The blocks of as many parts of pages as there are pages to take them."""
+        return part_places(pages, self.each(width))
+
     def rows(self, width: int) -> list[list[int]]:
-        """One row: address, bytes, device, stride and count of its blocks, the first `width` bytes of each
-        page.
-        """
-        return [[self.address, width, self.device or 0, self.page_bytes, self.pages]]
+        """One row: address, bytes, device, stride and count of its blocks of `width` bytes."""
+        each = self.each(width)
+        return [[self.address, width, self.device or 0, self.page_bytes // each, self.pages * each]]
 
     @property
     def whole(self) -> tuple[int, int, int, str]:
@@ -109,7 +117,7 @@ class RemotePages:
 
 
 class RemoteBlocks(NamedTuple):
-    """The beginnings of a peer's pages, of `width` bytes each, by the library's `name` of them."""
+    """Blocks of a peer's pages, of `width` bytes each, by the library's `name` of them."""
 
     name: int
     width: int
@@ -163,7 +171,7 @@ class NixlAgent:
                 raise TransferFailed(f"the peer's NIXL metadata is that of {name!r}, not of {remote.agent}")
 
     def pages(self, remote: RemotePages, width: int) -> RemoteBlocks:
-        """The name for `read` of the first `width` bytes of each page of a known peer."""
+        """The name for `read` of the blocks of `width` bytes of a known peer's pages."""
         with _plain("NIXL does not know the peer's pages"):
             rows = np.array(remote.memory.rows(width), np.uint64)
             segment = self._segment(remote.memory)
@@ -212,7 +220,7 @@ class NixlAgent:
         )
 
     def _here(self, own: int, width: int) -> int:
-        """The name of the first `width` bytes of each of our pages."""
+        """The name of the blocks of `width` bytes of our pages."""
         if (own, width) not in self._places:
             pages, here = self.own[own], self._nixl.NIXL_INIT_AGENT
             rows, segment = np.array(pages.rows(width), np.uint64), self._segment(pages.memory)
@@ -327,7 +335,7 @@ class NixlLink:
             self.agent.disconnect(self.remote, self._pages.values())
 
     def blocks(self, memory: NixlMemory, width: int) -> RemoteBlocks:
-        """The first `width` bytes of each page of the peer's `memory`, for the agent."""
+        """The blocks of `width` bytes of the peer's `memory`, for the agent."""
         if (memory, width) not in self._pages:
             self._pages[memory, width] = self.agent.pages(replace(self.remote, memory=memory), width)
         return self._pages[memory, width]
@@ -342,10 +350,10 @@ class NixlLink:
 
     def _read(self, count: int, now: float) -> None:
         """Reads the last page `count` times: in a pool it is the proof page, which needs no lease."""
-        memory, scratch = self.remote.memory, self.agent.own[0].memory.pages
+        memory, ours, width = self.remote.memory, self.agent.own[0].memory, self._probe_width
+        last, scratch = memory.pages * memory.each(width) - 1, ours.pages * ours.each(width)
         self._posted = now
-        blocks = self.blocks(memory, self._probe_width)
-        self._greeting = self.agent.read(blocks, (memory.pages - 1,) * count, (scratch,) * count)
+        self._greeting = self.agent.read(self.blocks(memory, width), (last,) * count, (scratch,) * count)
 
     @property
     def _probe_width(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
@@ -32,12 +32,12 @@ _log = logging.getLogger("eyas.pulls")
 
 @dataclass(eq=False)
 class _ReadJob:
-    """A job, from the queue until all that it began has stopped. `left`: pages that no READ was begun for."""
+    """A job, from the queue until all that it began has stopped. `left`: blocks that no READ has."""
 
     job: CopyJob
     peer: NixlPeer
     link: NixlLink
-    left: deque[tuple[tuple[int, ...], tuple[int, ...]]]
+    left: deque[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=deque)
     began: float | None = None
     error: EyasError | None = None
     moved: int = 0
@@ -114,7 +114,14 @@ class NixlReads:
             self._stopped.append(CopyDone(job, 0, 0.0, error))
             return
         link.peers.add(peer)
-        self._readings.append(_ReadJob(job, peer, link, _cut(job, remote.memory.page_bytes)))
+        reading = _ReadJob(job, peer, link)
+        ours = link.agent.own[reading.own].memory
+        src, dst = (
+            memory.places(pages, reading.width)
+            for memory, pages in ((remote.memory, job.source.pages), (ours, job.dst_pages))
+        )
+        reading.left.extend(_cut(src, dst, reading.width))
+        self._readings.append(reading)
 
     def cancel(self, job: CopyJob) -> None:
         """Begin no more of it; jobs that are over are none of this."""
@@ -220,8 +227,9 @@ def _hold(reading: _ReadJob, moved: int, seconds: float) -> None:
         reading.link.broke(slow)
 
 
-def _cut(job: CopyJob, page_bytes: int) -> deque[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Cuts a job's pages, there and here, into READs of a bounded size."""
-    count = max(1, READ_BYTES // page_bytes)
-    src, dst = job.source.pages, job.dst_pages
-    return deque((src[i : i + count], dst[i : i + count]) for i in range(0, len(src), count))
+def _cut(
+    src: tuple[int, ...], dst: tuple[int, ...], width: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cuts blocks of `width` bytes, there and here, into READs of a bounded size."""
+    count = max(1, READ_BYTES // width)
+    return ((src[i : i + count], dst[i : i + count]) for i in range(0, len(src), count))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 
 class SlotAllocator:
-    """A free list. Every slot taken is given back once; several are taken together or not at all."""
+    """A free list. Every slot taken is given back once; several are taken together or not at all.
+
+    The lowest ones are taken, in order: copies of neighbours are one copy.
+    """
 
     def __init__(self, numbers: Iterable[int]) -> None:
-        self._free = list(numbers)[::-1]
+        self._free = sorted(numbers)  # a heap
         self._taken: set[int] = set()
 
     @property
@@ -28,7 +32,7 @@ class SlotAllocator:
             raise AssertionError(f"{count} staging slots asked for, there are {self.total}")
         if count > len(self._free):
             return None
-        slots = [self._free.pop() for _ in range(count)]
+        slots = [heapq.heappop(self._free) for _ in range(count)]
         self._taken.update(slots)
         return slots
 
@@ -38,4 +42,4 @@ class SlotAllocator:
             if slot not in self._taken:
                 raise AssertionError(f"staging slot {slot} is not taken")
             self._taken.remove(slot)
-            self._free.append(slot)
+            heapq.heappush(self._free, slot)

@@ -1,7 +1,7 @@
 """Host memory beside a device's pool, in a file that other processes map: pages pass through it.
 
 Where it has slots in the devices' memory too, a slot's number is that of a place in the host's memory and of
-one in each device's.
+one in each device's. There parts of pages stand one behind the other: a NIC takes neighbours together.
 
 A thread for each rank's pool copies between the two, on a stream of its own, and waits for the copies itself:
 the step loop never does. Whose pages they are, and which slots are free, is the business of its callers.
@@ -27,6 +27,7 @@ from eyas.engine.kv.slots import SlotAllocator
 from kv_transfer.area import DeviceSlots, PoolArea, create_file
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_thread import CopyThread, Then
+from kv_transfer.layout import part_places, parts_per_slot
 from kv_transfer.windows import PagePiece
 
 STOP_S = 5.0  # the end waits this long for a copy that still runs
@@ -143,7 +144,8 @@ class PageStaging:
                 return _copy_runs(rank.whole, pages, memory, slots)
             parts = rank.gather(pages, share)
             if share.on_device:
-                memory[:, : parts.shape[1]].index_copy_(0, rank.index(slots), parts)
+                blocks, places = _blocks(memory, parts.shape[1], slots)
+                blocks.index_copy_(0, rank.index(places), parts)
             else:
                 for slot, part in zip(slots, parts, strict=True):
                     self._piece(slot, share).copy_(part, non_blocking=True)
@@ -157,7 +159,8 @@ class PageStaging:
             if not share.heads:
                 return _copy_runs(memory, slots, rank.whole, pages)
             if share.on_device:
-                parts = memory[:, :width].index_select(0, rank.index(slots))
+                blocks, places = _blocks(memory, width, slots)
+                parts = blocks.index_select(0, rank.index(places))
             else:
                 parts = torch.empty((len(slots), width), dtype=torch.uint8, device=rank.whole.device)
                 for slot, part in zip(slots, parts, strict=True):
@@ -173,6 +176,13 @@ class PageStaging:
         """The beginning of a slot: uint8 [bytes of a part]."""
         piece: torch.Tensor = self._memory(share)[slot, : self._ranks[0].part_bytes(share)]
         return piece
+
+
+def _blocks(memory: torch.Tensor, width: int, slots: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
+    """Slots of a device as uint8 [blocks, width], and which blocks parts of pages take in `slots`."""
+    each = parts_per_slot(memory.shape[1], width)
+    blocks = memory[:, :width] if each == 1 else memory.view(-1, width)
+    return blocks, part_places(slots, each)
 
 
 def _copy_runs(source: torch.Tensor, src: Sequence[int], target: torch.Tensor, dst: Sequence[int]) -> int:
