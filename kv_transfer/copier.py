@@ -74,8 +74,8 @@ class PageCopier:
 
     @property
     def brief(self) -> bool:
-        """Does a copy run that ends within milliseconds? Those between GPUs do."""
-        return any(going.route.backend.direct for going in self._jobs)
+        """Does a copy run that ends within milliseconds? Those into a GPU's pool do."""
+        return any(going.route.source.direct for going in self._jobs)
 
     def finished(self) -> list[CopyResult]:
         """The copies that stopped since the last call."""
@@ -89,6 +89,7 @@ class PageCopier:
                 then(result.error)  # (a proof has proven all by being in its slot)
         if self._landing is not None:
             self._landing.poll()
+        self._count_crossed()
         self._begin()
         over, self._over = self._over, []
         return over
@@ -112,6 +113,13 @@ class PageCopier:
                 return
             self._start(turn, tuple(slots))
             self._turns.taken(turn)
+
+    def _count_crossed(self) -> None:
+        crossed = {name for backend in self._backends.values() for name in backend.crossed}
+        for going in self._jobs:
+            going.crossed = 0
+        for window in self._windows.values():
+            window.of.crossed += window.copy.name in crossed
 
     def _start(self, going: WindowedJob, slots: tuple[int, ...]) -> None:
         """Begins the next window: into `slots`, or without any into the memory of the backend."""

@@ -18,7 +18,9 @@ from kv_transfer.backends.base import CopyJob, CopyResult
 from kv_transfer.copy_thread import Then
 from kv_transfer.peers import PeerRoute
 
-AT_ONCE = 3
+AT_ONCE = 4
+"""More than the three places: a window's messages take longer than its bytes. Those that have crossed, and
+wait for their owner's word alone, do not count."""
 
 PagePiece: TypeAlias = tuple[bytes, PageShare]
 """Some heads of a page, and which of the peer's rank they are."""
@@ -65,7 +67,8 @@ class LandingSlots(Protocol):
 class WindowedJob:
     """A job that goes by `route` in `windows`, those that were not begun. Times are monotonic seconds.
 
-    `lands`: its windows take slots of ours. `begun`: windows; `running`: those of them that have not stopped.
+    `lands`: its windows take slots of ours. `begun`: windows; `running`: those of them that have not stopped;
+    `crossed`: those of these whose bytes have come.
     `pieces`: of a proof page, as they came.
     """
 
@@ -76,6 +79,7 @@ class WindowedJob:
     began: float
     begun: int = 0
     running: int = 0
+    crossed: int = 0
     bytes: int = 0
     seconds: float = 0.0
     pieces: list[PagePiece] = field(default_factory=list)
@@ -89,7 +93,7 @@ class WindowedJob:
     @property
     def ready(self) -> bool:
         """Whether its next window may begin."""
-        return self.left and self.running < AT_ONCE
+        return self.left and self.running - self.crossed < AT_ONCE
 
     @property
     def count(self) -> int:

@@ -41,7 +41,6 @@ from eyas.engine.ipc.transfer_messages import (
 from kv_transfer.area import Pages
 from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import PROBE_WINDOWS, window_pages
-from kv_transfer.windows import AT_ONCE
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.internal.v1.TransferService"
@@ -50,6 +49,7 @@ RELEASE_S = 4.0
 REQUEST_S = 5.0  # a puller names the pages to stage as it opens the call
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+AT_ONCE = 3  # windows of one stream: while one is sent, the next ones are copied
 SLOT_LEASE_S = 20.0  # a puller that reads slots itself has them so long: its READs are given up before that
 STAGED_S = 5.0  # an engine that has not copied a window by then has too much to do
 TAKEN_S = 3.0  # a puller that takes no chunk in this time gives its slots back: others wait for them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -166,6 +166,11 @@ class TransferBackend(ABC):
     @abstractmethod
     def poll(self) -> list[CopyResult]:
         """The copies that stopped since the last call."""
+
+    @property
+    def crossed(self) -> Collection[tuple[int, int]]:
+        """The names of copies whose bytes have come, and whose owner has yet to say that they count."""
+        return ()
 
     @abstractmethod
     def cancel(self, job: CopyJob) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
@@ -60,6 +60,10 @@ class ReadingBackend(TransferBackend):
         done = [one for one in self._stopped() if not self._staged.stopped(one)] + self._staged.poll()
         return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
 
+    @property
+    def crossed(self) -> Collection[tuple[int, int]]:
+        return self._staged.crossed
+
     def cancel(self, job: CopyJob) -> None:
         self._staged.cancel(job)
         self._stop(job)
@@ -103,6 +107,11 @@ class StagedCopies:
         self._stop = stop
         self._jobs: dict[tuple[int, int], _StagedRead] = {}
         self._over: list[CopyDone[CopyJob]] = []
+
+    @property
+    def crossed(self) -> list[tuple[int, int]]:
+        """The names of jobs that wait for nothing but the owner's word."""
+        return [name for name, job in self._jobs.items() if job.phase is StagedPhase.CONFIRMING]
 
     def start(self, source: PeerSource, job: CopyJob) -> None:
         """Begins a copy of a window, at most; `poll` gives its one result."""

@@ -26,10 +26,12 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.staging import PageStaging
 from eyas.engine.loading import travel
 from eyas.engine.loading.spec import EngineSpec
+from kv_transfer.windows import AT_ONCE
 from prefill_svc import transfer
 
 PROMPT = tuple(range(3, 133))  # 9 pages
-SLOTS, WINDOW = 6, 2  # pages: the prompt is longer than all staging slots
+WINDOW = 2  # pages
+SLOTS = AT_ONCE * WINDOW  # the prompt is longer than all of them
 
 
 def pretend(patch: pytest.MonkeyPatch) -> None:

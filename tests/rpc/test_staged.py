@@ -49,6 +49,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     def play() -> FakeNixl:
         nixl = FakeNixl()
         monkeypatch.setattr(table, "missing", lambda name: "")
+        for name in ("rdma", "rdma_slots"):
+            table.backend(name)  # their classes are made before the one below them is replaced
         monkeypatch.setattr(
             "kv_transfer.backends.nixl.NixlBackend", partial(NixlBackend, bindings=lambda: nixl)
         )

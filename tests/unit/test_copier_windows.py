@@ -16,6 +16,7 @@ from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import RankPages
 from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.staging import PageStaging, StagingInlet
+from kv_transfer import windows
 from kv_transfer.area import PoolArea
 from kv_transfer.backends.base import CopyJob, CopyResult, PeerSource, TransferBackend
 from kv_transfer.copier import PageCopier
@@ -122,6 +123,11 @@ class Landing:
         return [float(self.pool.tensor[page].flatten()[0]) for page in pages]
 
 
+@pytest.fixture(autouse=True)
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "AT_ONCE", 3)
+
+
 @pytest.fixture
 def landing(tmp_path: Path) -> Iterator[Landing]:
     made = Landing(tmp_path)
@@ -181,6 +187,29 @@ def test_pages_of_a_peers_staging_come_in_windows_without_slots_of_ours(landing:
         over = landing.copier.finished()
     assert sizes == [3, 3, 3, 2, 1] and [result.job for result in over] == [asked]
     assert over[0].bytes == 7 * 9 and landing.numbers(*range(9)) == list(range(60, 69))
+
+
+def test_windows_that_have_crossed_leave_their_place_to_others(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their owner's word is waited for beside the next windows, not before them."""
+    crossed: list[tuple[int, int]] = []
+    monkeypatch.setattr(DirectHand, "crossed", crossed)
+    staging = IntoPool()
+    staging.is_staging = True
+    landing.copier.submit(PeerRoute(landing.direct, staging), job(0, tuple(range(60, 74)), tuple(range(14))))
+    for running in (3, 4, 5):
+        assert len(landing.direct.running) == running and landing.copier.finished() == []
+        crossed.append(landing.direct.running[running - 3].name)
+        landing.copier.finished()
+    crossed.clear()
+    landing.copier.finished()
+    assert len(landing.direct.running) == 6, "what runs is not stopped"
+    over = []
+    while landing.direct.running:
+        landing.direct.finish()
+        over += landing.copier.finished()
+    assert [result.ok for result in over] == [True]
 
 
 def test_slots_are_never_taken_twice_whatever_happens(landing: Landing) -> None:

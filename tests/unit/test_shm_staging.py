@@ -15,6 +15,7 @@ import pytest
 
 from eyas.common.errors import TransferFailed
 from eyas.common.types import RankPages
+from kv_transfer import windows
 from kv_transfer.area import DeviceArea, PoolArea, create_file
 from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource
 from kv_transfer.backends.shm import ShmBackend
@@ -107,6 +108,11 @@ class Puller:
     def pages(self) -> np.ndarray:
         data = self.driver.read(self.memory.memory.address, GEOMETRY.pool_bytes + PAGE)
         return np.frombuffer(data, np.uint8).reshape(-1, PAGE)
+
+
+@pytest.fixture(autouse=True)
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "AT_ONCE", 3)
 
 
 @pytest.fixture

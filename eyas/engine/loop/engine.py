@@ -64,7 +64,7 @@ from kv_transfer.copier import PageCopier
 
 IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least so often
 COPYING_S = 0.001  # while copies run, their results are looked for so often
-BRIEF_S = 0.0001  # and those of copies between GPUs, which take a millisecond
+BRIEF_S = 0.0001  # and those of copies of GPUs, which take a millisecond
 LOAD_S = 0.5  # the front hears of the load at least so often
 NEWS = 256  # pages that a loop names to the front at most
 COUNT_S = 0.1  # between two counts of the backlog, at least
@@ -222,7 +222,7 @@ class Engine:
         """Seconds to wait for commands. A copy that is over soon is not slept over: its sequence waits."""
         if self._busy:
             return 0.0
-        if any(copier.brief for copier in self._parts.copiers):
+        if self._parts.stager.copying or any(copier.brief for copier in self._parts.copiers):
             time.sleep(BRIEF_S)
             return 0.0
         looks = self._copying or self._parts.grammars.working or self._scheduler.cache.untold
