@@ -18,6 +18,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.ipc.messages import CancelGeneration, EngineLoad, EngineReady, Event, ShutdownEngine
 from eyas.engine.loading.build import build_engine
+from eyas.engine.loop import engine as engine_module
 from tests.unit.crossed import crossed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -373,6 +374,26 @@ def test_a_worker_that_is_ready_says_at_once_what_it_can_take(base: EngineConfig
     ready, load = said
     assert isinstance(ready, EngineReady) and isinstance(load, EngineLoad)
     assert (load.backlog.prefill_room, load.backlog.decode_room) == (10, 18)
+
+
+def test_pages_that_come_free_are_not_slept_over(base: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt waits for pages that another's puller has not read yet."""
+    prefill, decode, _ = split_configs(replace(base, draft=None))
+    cluster = Loopback(replace(prefill, num_pages=10), decode)
+    try:
+        time.sleep(2 * engine_module.IDLE_S)
+        monkeypatch.setattr(engine_module, "IDLE_S", 4.0)
+        began, params = time.monotonic(), SamplingParams(temperature=0.0, max_tokens=1)
+        prompts = [tuple((i * i + 7 * k) % VOCAB for i in range(100)) for k in range(4)]
+        results = [
+            cluster.submit(GenerationRequest(f"{k}", prompt, params), split=True)
+            for k, prompt in enumerate(prompts)
+        ]
+        wait_all(results, 60)
+        assert time.monotonic() - began < 3.0
+    finally:
+        monkeypatch.undo()
+        cluster.close()
 
 
 def test_deadlines_end_requests(base: EngineConfig) -> None:

@@ -201,7 +201,7 @@ class Engine:
                 self._receive()
                 self._busy = self._loop.step()
                 self._requests.remember()
-                self._busy |= self._look_after(time.monotonic())  # what can run now is not slept over
+                self._busy |= self._look_after(time.monotonic())  # what may run now is not slept over
                 self._stopping |= self._requests.draining and not self._work()
                 self._tell()
         finally:
@@ -240,8 +240,8 @@ class Engine:
         self._link.send(self._drafting.outgoing())  # at once: it may be waited for
 
     def _look_after(self, now: float) -> bool:
-        """The host's pages, leases, copies, pulls, free slots and deadlines. True: a sequence can run now."""
-        joins, back = self._requests.joins, []
+        """The host's pages, leases, copies, pulls, free slots and deadlines. True: a sequence may run now."""
+        joins, back, used = self._requests.joins, [], self._scheduler.pool.used
         if self._scheduler.host is not None:
             back = self._scheduler.host.poll(now)
             for seq in back:
@@ -256,7 +256,8 @@ class Engine:
         self._parts.leases.poll(now)
         self._parts.stager.poll()
         self._flushes.poll(now)
-        return bool(back) or self._requests.joins > joins
+        freed = self._scheduler.pool.used < used and self._scheduler.waiting
+        return bool(back or freed) or self._requests.joins > joins
 
     def _work(self) -> str:
         """The work that the engine still has, in words; empty: nothing."""
