@@ -136,7 +136,7 @@ STEPS = [
 PROMPTS = [(1, 1024), (1, 4096), (4, 1024), (1, 32768)]
 
 
-BLOCKS, SOLVERS = (16, 32, 64), (2, 4)
+BLOCKS, SOLVERS = (32, 64), (1, 2)
 
 
 def recipe() -> None:

@@ -142,7 +142,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 @pytest.mark.parametrize(
     ("recipe", "kernels"),
-    [("few", 4), ("prompts", 4), ("space", 6), ("float32", 4), ("path", 2), ("short", 7)],
+    [("few", 4), ("prompts", 5), ("space", 6), ("float32", 5), ("path", 2), ("short", 7)],
 )
 def test_kernels_compile(recipe: str, kernels: int, compiled: Callable[[str], list[Path]]) -> None:
     code = compiled(recipe)

@@ -85,10 +85,10 @@ def _few(
         _call_ahead(head, slot, behind, states, keys, added, misses, solved, layout)
     after_previous(layout.pdl)
     count = tl.load(counts + sequence)
-    if count == 0:
-        return
     slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence).to(tl.int64)
     start, bound, stood = tl.load(starts + sequence), tl.load(folds + sequence), tl.load(bounds + sequence)
+    if count == 0:
+        return
     ring, tails = ring + slot * layout.input_stride, tails + slot * layout.tail_stride
     ring_gates += slot * layout.gate_stride + head
     heads = slot * layout.ring * layout.value_heads + head

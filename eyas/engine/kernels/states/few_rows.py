@@ -26,8 +26,8 @@ def mix_heads(
         at = inputs + row[:, None] * stride + column[None, :]
         given = given + (tl.load(at, mask=real[:, None] & there[None, :], other=0.0),)  # type: ignore[assignment]
         x = convolved(
-            numbers, real, column, there, start - 1, filters, bias, inputs, stride, start, start, ring, tails,
-            bound, layout,
+            numbers, real, column, there, filters, bias, inputs, stride, start, start, ring, tails, bound,
+            layout, True,
         )  # fmt: skip
         if part < 2:
             x = key_rows(x, layout)

@@ -32,44 +32,50 @@ def numbers_back(number, real, before, start, layout: tl.constexpr):
 
 @triton.jit
 def inputs_at(
-    number, real, column, lowest, inputs, stride, origin, start, ring, tails, bound, layout: tl.constexpr
+    number, real, column, inputs, stride, origin, start, ring, tails, bound,
+    layout: tl.constexpr, EARLIER: tl.constexpr,
 ):  # fmt: skip
     """The convolution's inputs of rows `number` [rows] in columns [n]: of the forward, of the slot's ring
-    below `start`, and of its tail below `bound`; those that are `real` [rows, n]. No row is below `lowest`;
-    `inputs` points at row `origin`.
+    below `start`, and of its tail below `bound`; those that are `real` [rows, n]. `inputs` points at row
+    `origin`. EARLIER: a row may be below `start`.
     """
     column = column[None, :]
     number = number[:, None]
-    x = tl.load(inputs + (number - origin) * stride + column, mask=real & (number >= start), other=0.0)
-    if lowest < start:
+    if EARLIER:
+        x = tl.load(inputs + (number - origin) * stride + column, mask=real & (number >= start), other=0.0)
         kept = real & (number < start) & (number >= bound)
         at_ring = ring + number % layout.ring * layout.inputs
         x += tl.load(at_ring + column, mask=kept, other=0.0)  # one of the three is not zero
         old = real & (number < bound) & (bound > 0)
         at_tail = tails + (number - bound + layout.kernel - 1) * layout.inputs
         x += tl.load(at_tail + column, mask=old, other=0.0)
+    else:
+        x = tl.load(inputs + (number - origin) * stride + column, mask=real, other=0.0)
     return x.to(tl.float32)
 
 
 @triton.jit
 def convolved(
-    numbers, real, column, there, lowest, filters, bias, inputs, stride, origin, start, ring, tails, bound,
-    layout: tl.constexpr,
+    numbers, real, column, there, filters, bias, inputs, stride, origin, start, ring, tails, bound,
+    layout: tl.constexpr, EARLIER: tl.constexpr,
 ):  # fmt: skip
     """silu of the convolution of columns [n], as far as they are `there`, along the rows' paths, float32
-    [rows, n]; the oldest first.
+    [rows, n]; the oldest first. EARLIER: a path may begin below `start`.
     """
     KERNEL: tl.constexpr = layout.kernel
     acc = tl.full((real.shape[0], column.shape[0]), 0.0, tl.float32)
     real = real[:, None] & there[None, :]
     for tap in tl.static_range(KERNEL):
-        number = numbers[KERNEL - 1 - tap]
-        x = inputs_at(number, real, column, lowest, inputs, stride, origin, start, ring, tails, bound, layout)
+        x = inputs_at(
+            numbers[KERNEL - 1 - tap], real, column, inputs, stride, origin, start, ring, tails, bound,
+            layout, EARLIER,
+        )  # fmt: skip
         factor = tl.load(filters + column * KERNEL + tap, mask=there, other=0.0)
-        acc = acc + x * factor[None, :]
+        acc = tl.fma(x, tl.broadcast_to(factor[None, :], x.shape), acc)
     if layout.bias:
         acc += tl.load(bias + column, mask=there, other=0.0)[None, :]
-    return acc / (1.0 + tl.exp(-acc))
+    root = tl.rsqrt(1.0 + tl.exp(-acc))  # a division takes ten instructions
+    return acc * (root * root)
 
 
 @triton.jit
@@ -81,4 +87,4 @@ def key_rows(x, layout: tl.constexpr):
 @triton.jit
 def normed(x):
     """Heads x [rows, n] over the root of the sum of their squares."""
-    return x / tl.sqrt(halving_sum(x * x) + EPS)[:, None]
+    return x * tl.rsqrt(halving_sum(x * x) + EPS)[:, None]

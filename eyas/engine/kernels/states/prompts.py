@@ -1,7 +1,7 @@
 """Layers with a state over prompts: chunks of 64 rows at multiples of 64, so that no cut changes a bit.
 
 A sequence's first chunk begins at its state's position: rows that came before this forward are made again
-from the ring. One kernel makes `solved` and p (see `order`) of all chunks at once, the next one walks
+from the ring. Two kernels make p and `solved` (see `order`) of all chunks at once, the next one walks
 through a sequence's chunks with its state in registers; value columns are independent, and so a head has
 several programs. The rows behind the last full chunk are kept as few rows keep theirs.
 """
@@ -34,7 +34,8 @@ from eyas.engine.states.rows import StateRows
 from eyas.engine.states.shape import SPAN
 
 _BLOCK = 32  # columns of a value head to a program that walks
-_SOLVERS = 4  # warps of a program that solves
+_MIXED = 32  # rows of a program that convolves
+_SOLVERS = 1  # warps of a program that solves: a thread has two columns
 _STAGES, _STAGE_BYTES = (
     3,
     1024,
@@ -81,8 +82,9 @@ def recur_chunks(
     where = (chunks.chunks, rows.slots, rows.firsts, rows.counts, rows.starts)
     given = (inputs, inputs.stride(0), gates, rule.filters, rule.filters if rule.bias is None else rule.bias)
     heads = 2 * shape.key_heads + shape.value_heads
-    _mix[(heads, count)](
+    _mix[(heads, count, SPAN // _MIXED)](
         *(*given, stored.inputs, stored.gates, stored.tails, *where, rows.bounds, mixed, every, layout),
+        _MIXED,
         num_warps=8,
         enable_fp_fusion=False,
     )
@@ -96,12 +98,18 @@ def recur_chunks(
     below = gates.new_empty(2, *squares if shape.corrects else (0,))
     factors = inputs.new_empty(2, *squares)
     sums = torch.empty(count, shape.value_heads, SPAN, dtype=torch.int64, device=inputs.device)
-    _solve[(shape.value_heads, count)](
-        *(mixed, every, *below, *factors, sums, solved.keys, solved.solved, solved.sums),
-        *(*where, rows.folds, layout),
-        num_warps=_SOLVERS,
+    _factors[(shape.value_heads, count)](
+        *(mixed, every, below[0], factors[1], sums, solved.keys, solved.sums, *where, rows.folds, layout),
+        num_warps=4,
         enable_fp_fusion=False,
     )
+    if shape.corrects:
+        _solve[(shape.value_heads, count)](
+            *(*below, factors[0], solved.solved, chunks.chunks),
+            *(rows.slots, rows.counts, rows.starts, rows.folds, layout),
+            num_warps=_SOLVERS,
+            enable_fp_fusion=False,
+        )
     out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
     _walk[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
         *(mixed, every, gates if rule.skip is None else rule.skip, *factors, sums, stored.states),
@@ -116,30 +124,28 @@ def recur_chunks(
 @kernel
 def _mix(
     inputs, stride, gates, filters, bias, ring, ring_gates, tails, chunks, slots, firsts, counts, starts,
-    bounds, mixed, every, layout: tl.constexpr,
+    bounds, mixed, every, layout: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads of q, k and v, chunks): rows that are not there are zeros."""
-    head, chunk = tl.program_id(0), tl.program_id(1)
+    """Grid (heads of q, k and v, chunks, parts of a chunk): rows that are not there are zeros."""
+    head, chunk, part = tl.program_id(0), tl.program_id(1), tl.program_id(2) * ROWS
     sequence, base = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
     slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
     start, bound = tl.load(starts + sequence), tl.load(bounds + sequence)
     end = start + tl.load(counts + sequence)
-    row = tl.arange(0, COLUMNS)
+    row = part + tl.arange(0, ROWS)
     number = base + row
     real = number < end
-    lowest = base - layout.kernel + 1
+    lowest = base + part - layout.kernel + 1
     numbers = numbers_back(number, real, None, start, layout)
     at = mixed + chunk.to(tl.int64) * (COLUMNS * layout.inputs) + row[:, None] * layout.inputs
     inputs += (first + base - start).to(tl.int64) * stride
     ring += slot * layout.input_stride
     tails += slot * layout.tail_stride
+    rows = (filters, bias, inputs, stride, base, start, ring, tails, bound)
     if head < 2 * layout.key_heads:
         key = tl.arange(0, layout.key_size)
         q = head * layout.key_size + key
-        x = convolved(
-            numbers, real, q, key >= 0, lowest, filters, bias, inputs, stride, base, start, ring, tails,
-            bound, layout,
-        )  # fmt: skip
+        x = _convolved(numbers, real, q, key >= 0, lowest, rows, layout)
         x = tl.where(real[:, None], key_rows(x, layout), 0.0)
         tl.store(at + q[None, :], x.to(mixed.dtype.element_ty))
     else:
@@ -147,10 +153,7 @@ def _mix(
         value = tl.arange(0, layout.values)
         there = value < layout.value_size
         v = 2 * layout.key_heads * layout.key_size + head * layout.value_size + value
-        made = convolved(
-            numbers, real, v, there, lowest, filters, bias, inputs, stride, base, start, ring, tails, bound,
-            layout,
-        )  # fmt: skip
+        made = _convolved(numbers, real, v, there, lowest, rows, layout)
         made = tl.where(real[:, None], made, 0.0)
         tl.store(at + v[None, :], made.to(mixed.dtype.element_ty), mask=there[None, :])
         ring_gates += slot * layout.gate_stride + head
@@ -160,6 +163,25 @@ def _mix(
         _gates_of(
             number, real, row, gates + head + step, first, start, ring_gates + step, every + step, layout
         )
+
+
+@triton.jit
+def _convolved(numbers, real, column, there, lowest, rows, layout: tl.constexpr):
+    """Columns of a chunk's rows; the ring and the tail are read only where the forward has not all of them:
+    no row is below `lowest`.
+    """
+    filters, bias, inputs, stride, base, start, ring, tails, bound = rows
+    if lowest < start:
+        x = convolved(
+            numbers, real, column, there, filters, bias, inputs, stride, base, start, ring, tails, bound,
+            layout, True,
+        )  # fmt: skip
+    else:
+        x = convolved(
+            numbers, real, column, there, filters, bias, inputs, stride, base, start, ring, tails, bound,
+            layout, False,
+        )  # fmt: skip
+    return x
 
 
 @triton.jit
@@ -236,13 +258,11 @@ def _keep_columns(
 
 
 @kernel
-def _solve(
-    mixed, every, below, whole, solved, weights, sums, ring_keys, ring_solved, ring_sums,
+def _factors(
+    mixed, every, below, weights, sums, ring_keys, ring_sums,
     chunks, slots, firsts, counts, starts, folds, layout: tl.constexpr,
 ):  # fmt: skip
-    """Grid (value heads, chunks). `below` and `whole` float32 [64, 64] for each: factors of `solved`, and
-    what it is before it is rounded.
-    """
+    """Grid (value heads, chunks): p, and `below` float32, the factors of `solved`; [64, 64] for each."""
     head, chunk = tl.program_id(0), tl.program_id(1)
     sequence, base = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
     count = tl.minimum(tl.load(starts + sequence) + tl.load(counts + sequence) - base, COLUMNS)
@@ -252,7 +272,6 @@ def _solve(
     square = (chunk.to(tl.int64) * layout.value_heads + head) * COLUMNS
     sums += square
     square *= COLUMNS
-    solved, weights = solved + square, weights + square
     row, dim = tl.arange(0, COLUMNS), tl.arange(0, layout.key_size)[None, :]
     own = tl.cumsum(ticks(tl.load(every + row * (2 * layout.value_heads))), 0)
     tl.store(sums + row, own)
@@ -260,28 +279,43 @@ def _solve(
     column_sums = tl.load(sums + row)
     at = mixed + row[:, None] * layout.inputs + dim
     q, k = tl.load(at), tl.load(at + layout.key_heads * layout.key_size)
-    at_square = row[:, None] * COLUMNS + row[None, :]
+    at_square = square + row[:, None] * COLUMNS + row[None, :]
     scale = tl.full(row.shape, layout.scale, tl.float32)
     used = weighed(q, k, scale, column_sums, column_sums, row[:, None] >= row[None, :])
     tl.store(weights + at_square, used.to(weights.dtype.element_ty))
     if layout.corrects:
-        below, whole = below + square, whole + square
         beta = tl.load(every + row * (2 * layout.value_heads) + layout.value_heads)
         made = weighed(k, k, -beta, column_sums, column_sums, row[:, None] > row[None, :])
         tl.store(below + at_square, made)
-        _solve_chunk(below, whole, solved)
     if base == tl.load(folds + sequence):
         ring = tl.load(slots + sequence).to(tl.int64) * layout.ring
         place, real = (base + row) % layout.ring, row < count
         heads = ring * layout.value_heads + head
         tl.store(ring_sums + heads + place * layout.value_heads, column_sums, mask=real)
-        if layout.corrects:
-            at_solved = (heads + place * layout.value_heads)[:, None] * COLUMNS + row[None, :]
-            tl.store(ring_solved + at_solved, tl.load(whole + at_square), mask=real[:, None])
         if head % layout.group == 0:
             ring_keys += (ring * layout.key_heads + head // layout.group) * layout.key_size
             at_key = place[:, None] * (layout.key_heads * layout.key_size) + dim
             tl.store(ring_keys + at_key, k, mask=real[:, None])
+
+
+@kernel
+def _solve(
+    below, whole, solved, ring_solved, chunks, slots, counts, starts, folds, layout: tl.constexpr
+):  # fmt: skip
+    """Grid (value heads, chunks): `whole` float32 [64, 64] for each, and, rounded, `solved`."""
+    head, chunk = tl.program_id(0), tl.program_id(1)
+    sequence, base = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
+    square = (chunk.to(tl.int64) * layout.value_heads + head) * (COLUMNS * COLUMNS)
+    _solve_chunk(below + square, whole + square, solved + square)
+    if base == tl.load(folds + sequence):
+        count = tl.load(starts + sequence) + tl.load(counts + sequence) - base
+        first = tl.load(slots + sequence).to(tl.int64) * layout.ring
+        own = tl.arange(0, COLUMNS)[None, :]
+        for begin in range(0, count, STEP):
+            row = begin + tl.arange(0, STEP)
+            place = (first + (base + row) % layout.ring) * layout.value_heads + head
+            made = tl.load(whole + square + row[:, None] * COLUMNS + own)
+            tl.store(ring_solved + place[:, None] * COLUMNS + own, made, mask=(row < count)[:, None])
 
 
 @triton.jit
