@@ -7,7 +7,8 @@ in a process of its own; all kernels are compiled before. Times of a token: one 
 bs32), and, without drafts, prompts of 1,024 tokens that keep coming beside 32 answers (s1k); prompts of 7,900
 tokens, four at once, in tokens a second (s8k). Everything is asked twice, and the second time counts. FILE
 gets a line of JSON whenever something is known, the ratios last. `--prompts`: what attends fast prompts;
-exact ones always have a Triton kernel. `--kind`: of the weights; `--only`: one arithmetic.
+exact ones always have a Triton kernel. `--kind`: of the weights (int4-head: the head's too); `--only`: one
+arithmetic.
 """
 
 from __future__ import annotations

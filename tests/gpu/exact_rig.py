@@ -27,6 +27,15 @@ DRAFTS = {
     "chain 3": SpeculationConfig(steps=3, topk=1, draft_tokens=4),
     "tree 32": SpeculationConfig(steps=4, topk=8, draft_tokens=32),
 }
+_GPTQ = {
+    "quantization_config": {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 128,
+        "sym": True,
+        "desc_act": False,
+    },
+}
 KINDS: dict[str, dict[str, Any]] = {
     "dense": {},
     "biases": {"attention_bias": True},
@@ -59,15 +68,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
         "mtp_num_hidden_layers": 1,
     },
-    "int4": {
-        "quantization_config": {
-            "quant_method": "gptq",
-            "bits": 4,
-            "group_size": 128,
-            "sym": True,
-            "desc_act": False,
-        },
-    },
+    "int4": _GPTQ,
+    "int4-head": _GPTQ,
     "latents": {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
@@ -95,6 +97,8 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 """What the model's config.json says beside its sizes."""
+HEADS_TOO = ("int4-head",)
+"""Kinds of which the heads are too."""
 OWN_HEADS = ("hybrid",)
 """Kinds whose folders have heads of their own, in place of one of EAGLE-3."""
 ONE_WAY = ("fp8", "latents")
@@ -136,9 +140,10 @@ class Bed:
         model, head = (self.folder / f"{name}-{shape.layers}" for name in ("model", "head"))
         if not (model / "tokenizer_config.json").exists():
             write_model(shape, model)
-            told = json.loads((model / "config.json").read_text()) | KINDS[self.kind]
-            (model / "config.json").write_text(json.dumps(told))
             write_head(shape, head)
+            for folder in (model, head) if self.kind in HEADS_TOO else (model,):
+                told = json.loads((folder / "config.json").read_text()) | KINDS[self.kind]
+                (folder / "config.json").write_text(json.dumps(told))
         return model, head
 
     def config(self, way: Way, **options: Any) -> EngineConfig:
