@@ -37,7 +37,10 @@ _MEDIUM = "GPU"  # of all that no cache further out has, whatever the device is
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """Pages that follow each other, each of `block_size` tokens: their hashes, and that of the one before."""
+    """Pages that follow each other, each of `block_size` tokens: their hashes, and that of the one before.
+
+    `extra_keys`: of each page what its hash is made of beside tokens: of a first page, its salt's digest.
+    """
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -46,6 +49,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True, frozen=True):
     lora_id: None = None
     medium: str = _MEDIUM
     lora_name: None = None
+    extra_keys: list[tuple[str] | None] | None = None
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -75,12 +79,16 @@ def events_of(said: CacheUpdate) -> list[KvEvent]:
     if said.dropped:
         events.append(BlockRemoved([_hash(name) for name in split(said.dropped)]))
     names, before, ids = list(split(said.added)), list(split(said.before)), unpacked(said.tokens)
+    salts = list(split(said.salts)) or [_NONE] * len(names)
     first = 0
     for place in range(1, len(names) + 1):
         if place == len(names) or before[place] != names[place - 1]:
             parent = None if before[first] == _NONE else _hash(before[first])
             tokens = ids[first * said.page_size : place * said.page_size]
-            events.append(BlockStored([*map(_hash, names[first:place])], parent, tokens, said.page_size))
+            others = [None] * (place - first - 1)
+            keys = None if salts[first] == _NONE else [(salts[first].hex(),), *others]
+            hashes = [*map(_hash, names[first:place])]
+            events.append(BlockStored(hashes, parent, tokens, said.page_size, extra_keys=keys))
             first = place
     return events
 

@@ -20,7 +20,7 @@ from real_worker import Decode, RealWorker, decoding, real_worker, tiny_config
 from eyas import cli
 from eyas.common.config import EngineConfig, KvEventsConfig
 from eyas.common.errors import ConfigError
-from eyas.common.page_names import packed
+from eyas.common.page_names import packed, salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.ipc.messages import CacheUpdate
@@ -36,7 +36,7 @@ class ForeignRouter:
     """Which stretches of tokens are cached, by what a worker says: hashes by parent and tokens."""
 
     def __init__(self) -> None:
-        self.blocks: dict[int, tuple[int | None, tuple[int, ...]]] = {}
+        self.blocks: dict[int, tuple[int | None, tuple[int | str, ...]]] = {}
         self.next = 0
         self.cleared = 0
 
@@ -50,11 +50,15 @@ class ForeignRouter:
             getattr(self, name)(*fields)
 
     def BlockStored(self, hashes: list[int], parent: int | None, tokens: list[int], *rest: object) -> None:
-        assert rest == (PAGE, None, "GPU", None) and len(tokens) == PAGE * len(hashes)
+        page, lora, medium, name, extra = rest
+        assert (page, lora, medium, name) == (PAGE, None, "GPU", None) and len(tokens) == PAGE * len(hashes)
+        salt = None if extra is None else extra[0][0]
+        assert extra is None or (parent is None and extra == [[salt], *[None] * (len(hashes) - 1)])
         assert parent is None or parent in self.blocks
         assert all(0 <= each < 1 << 64 for each in hashes)
         for place, each in enumerate(hashes):
-            self.blocks[each] = (parent, tuple(tokens[place * PAGE : (place + 1) * PAGE]))
+            own = tuple(tokens[place * PAGE : (place + 1) * PAGE])
+            self.blocks[each] = (parent, own if place or salt is None else (salt, *own))
             parent = each
 
     def BlockRemoved(self, hashes: list[int], medium: str) -> None:
@@ -112,9 +116,9 @@ def prompt(seed: int, count: int = 100) -> tuple[int, ...]:
     return tuple(5 + (seed * 7 + i * i) % 40 for i in range(count))
 
 
-async def answer(decode: Decode, name: str, ids: tuple[int, ...]) -> tuple[int, ...]:
+async def answer(decode: Decode, name: str, ids: tuple[int, ...], salt: bytes = b"") -> tuple[int, ...]:
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    decode.session.submit(GenerationRequest(name, ids, params), attempt=1, attach=False)
+    decode.session.submit(GenerationRequest(name, ids, params, salt=salt), attempt=1, attach=False)
     return (*ids, *(await decode.tokens())[0])
 
 
@@ -163,6 +167,24 @@ async def test_a_router_of_others_knows_what_is_cached(tmp_path: Path) -> None:
         ]
 
 
+async def test_a_router_of_others_takes_no_salted_page_for_a_plain_prompts(tmp_path: Path) -> None:
+    router = ForeignRouter()
+    async with served(tiny_config(tmp_path), tmp_path) as worker, decoding(worker) as decode:
+        async with subscribed(f"ipc://{tmp_path}/out") as socket:
+            await asyncio.sleep(0.2)
+            for message in await replayed(f"ipc://{tmp_path}/replay", 0):
+                router.hear(*message)
+            whole = await answer(decode, "salted", prompt(1), salt_of("mine"))
+            async with asyncio.timeout(WAIT_S):
+                while len(router.blocks) < 6:
+                    _, *message = await socket.recv_multipart()
+                    router.hear(*message)
+            assert router.match(list(whole)) == 0
+            assert salt_of("mine")[:8].hex() in {key for _, block in router.blocks.values() for key in block}
+            await answer(decode, "plain", prompt(1))
+            await heard(router, socket, whole[:96], 96)
+
+
 async def test_an_engine_that_is_not_asked_says_no_tokens(tmp_path: Path) -> None:
     said: list[CacheUpdate] = []
     async with real_worker(tiny_config(tmp_path), *Role, pool_dir=str(tmp_path / "pools")) as worker:
@@ -191,7 +213,7 @@ def test_pages_that_follow_each_other_are_one_event() -> None:
         BlockStored([4], None, (6, 7), 2),
     ]
     coded = msgspec.msgpack.decode(msgspec.msgpack.encode(events_of(said)))
-    assert coded[1] == ["BlockStored", [1, 2], 9, [0, 1, 2, 3], 2, None, "GPU", None]
+    assert coded[1] == ["BlockStored", [1, 2], 9, [0, 1, 2, 3], 2, None, "GPU", None, None]
     assert coded[0] == ["BlockRemoved", [7, 8], "GPU"]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(AllBlocksCleared())) == ["AllBlocksCleared"]
 

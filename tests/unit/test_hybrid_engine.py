@@ -15,6 +15,7 @@ from loopback import Loopback, QueueLink, Result, Worker, split_configs, wait_al
 
 from eyas.common.config import SPARE_STATES, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
+from eyas.common.page_names import salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.checkpoint.sizes import state_bytes
@@ -83,11 +84,18 @@ class Served:
         self.split = len(configs) > 1
         self.count = 0
 
-    def ask(self, prompt: Sequence[int], max_tokens: int = NEW, begun: tuple[int, ...] = ()) -> Result:
+    def ask(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = NEW,
+        begun: tuple[int, ...] = (),
+        salt: bytes = b"",
+    ) -> Result:
         """`begun`: what another worker has answered so far."""
         self.count += 1
         params = msgspec.structs.replace(PARAMS, max_tokens=max_tokens)
-        request = GenerationRequest(f"r{self.count}", tuple(prompt), params, (RequestChoice(0, begun),))
+        choices = (RequestChoice(0, begun),)
+        request = GenerationRequest(f"r{self.count}", tuple(prompt), params, choices, salt=salt)
         return self.cluster.submit(request, split=self.split and not begun)
 
     def alone(self, prompt: Sequence[int]) -> Answer:
@@ -133,6 +141,22 @@ def drafts(*quick: str) -> list[Any]:
     ways = {"plain": {}, "chain": {"speculation": CHAIN}, "tree": {"speculation": TREE}}
     slow = {name: () if name in quick else pytest.mark.slow for name in ways}
     return [pytest.param(changes, id=name, marks=slow[name]) for name, changes in ways.items()]
+
+
+def test_states_are_shared_under_their_salt_alone(
+    folder: Path, expected: dict[tuple[int, ...], Answer]
+) -> None:
+    served = Served(config_of(folder))
+    prompt, hits = prompts()[-1], []
+    try:
+        for salt in ("a", "", "b", "a", ""):
+            result = served.ask(prompt, salt=salt_of(salt))
+            wait_all([result], WAIT_S)
+            assert answer(result) == expected[prompt]
+            hits.append(served.states().hits)
+    finally:
+        served.close()
+    assert hits == [0, 0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("drafts", drafts())

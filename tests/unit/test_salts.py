@@ -102,7 +102,7 @@ def test_a_cache_finds_under_a_salt_what_one_of_its_own_would(
     assert len(set(names)) == len(names)
     for salt, tokens in asked[:1]:
         apart.cache.cut(tokens, salt_of(salt))
-        assert apart.cache.reach([*tokens, 0], salt_of(salt)) == 0
+        assert apart.cache.reach(tokens, salt_of(salt)) == 0
     apart.cache.evict(64)
     assert not apart.cache.cached_pages and not apart.cache._roots
 
@@ -132,9 +132,10 @@ def test_routers_of_others_are_told_of_first_pages_as_such() -> None:
     pool = PagePool(8)
     cache = PrefixCache(pool, SIZE, lookahead=0)
     cache.insert([1, 2, 3, 4], pool.take(2), 4, salt=salt_of("a"))
-    before, _ = cache.origins(9)
+    before, _, salts = cache.origins(9)
     came, _ = cache.news(9)
     assert list(split(before)) == [bytes(8), list(split(came))[0]]
+    assert list(split(salts)) == [salt_of("a")[:8], bytes(8)]
 
 
 @pytest.mark.parametrize("salt", [b"", salt_of("a")])

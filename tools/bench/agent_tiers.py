@@ -103,9 +103,9 @@ def token_bytes(model: Path, width: int) -> int:
 def measured(way: str, sizes: Sizes, fit: int, serve: Sequence[str], folder: Path) -> dict[str, Any]:
     """The figures of one way, by a command of its own."""
     pages = sizes.pages(sizes.sessions if way == "all" else fit)
-    host = ("--host-cache-gb", f"{sizes.host_gb:.3f}") if way == "tiers" else ()
+    host = ["--host-cache-gb", f"{sizes.host_gb:.3f}"] if way == "tiers" else []
     if host and "cpu" not in serve:
-        host += ("--warmup-requests", str(WARM_UP))
+        host += ["--warmup-requests", str(WARM_UP)]
     out = folder / f"{way}.jsonl"
     command = [sys.executable, "-m", "eyas.cli", "bench", "serve", "--dataset-name", "agents"]
     command += ["--dataset-path", str(folder / "sessions.jsonl"), "--output-file", str(out)]

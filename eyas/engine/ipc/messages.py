@@ -342,8 +342,9 @@ class EngineAlive(TaggedMessage, frozen=True, tag="Alive"):
 class CacheUpdate(TaggedMessage, frozen=True, tag="Cached"):
     """Pages that the prefix cache got and lost since the last one, by name (`eyas.common.page_names`).
 
-    Those that it lost go first. `before`, `tokens`: of each page that it got the name of the page before it,
-    and its tokens, where an engine is asked to say so (`EngineConfig.kv_events`).
+    Those that it lost go first. `before`, `tokens`, `salts`: of each page that it got the name of the page
+    before it, its tokens, and of a first page its salt, where an engine is asked to say so
+    (`EngineConfig.kv_events`; `PrefixCache.origins`).
     """
 
     page_size: int
@@ -352,6 +353,7 @@ class CacheUpdate(TaggedMessage, frozen=True, tag="Cached"):
     dropped: bytes
     before: bytes = b""
     tokens: bytes = b""
+    salts: bytes = b""
 
 
 class CacheFlushed(TaggedMessage, frozen=True):

@@ -273,15 +273,20 @@ class PrefixCache:
             names[self._changes.pop(node)].append(node.name[:SHORT_BYTES])
         return b"".join(names[True]), b"".join(names[False])
 
-    def origins(self, most: int) -> tuple[bytes, bytes]:
+    def origins(self, most: int) -> tuple[bytes, bytes, bytes]:
         """Of the pages that `news` says next have come: (packed short names of the pages before them, zeros
-        where there is none; their own tokens, packed).
+        where there is none; their own tokens, packed; of first pages the first bytes of their salts, as many
+        as of a name, zeros elsewhere).
         """
         came = [node for node, here in islice(self._changes.items(), most) if here]
-        parents = (node.parent for node in came)
-        before = (parent.name[:SHORT_BYTES] if parent and parent.parent else b"" for parent in parents)
+        before, salts = [], []
+        for node in came:
+            assert node.parent is not None  # roots do not come
+            name, is_first = node.parent.name[:SHORT_BYTES].ljust(SHORT_BYTES, b"\0"), not node.parent.parent
+            before.append(bytes(SHORT_BYTES) if is_first else name)
+            salts.append(name if is_first else bytes(SHORT_BYTES))
         tokens = (packed(node.key[: self.shape.size]) for node in came)
-        return b"".join(name.ljust(SHORT_BYTES, b"\0") for name in before), b"".join(tokens)
+        return b"".join(before), b"".join(tokens), b"".join(salts)
 
     def holds(self, node: CacheNode) -> bool:
         """True if the page of `node` has stayed in the cache since the node was made."""

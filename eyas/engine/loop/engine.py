@@ -295,7 +295,7 @@ class Engine:
         if load != sent or now - sent_at > LOAD_S:
             self._loaded = (now, load)
             events.append(self._stamped(load, now))
-        cache, origins = self._scheduler.cache, (b"", b"")
+        cache, origins = self._scheduler.cache, (b"", b"", b"")
         if cache.untold and self._parts.config.kv_events:
             origins = cache.origins(NEWS)
         if any(changes := cache.news(NEWS)):

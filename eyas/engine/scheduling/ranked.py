@@ -85,10 +85,10 @@ class RankedCache:
         came, left = zip(*(cache.news(most) for cache in self._caches), strict=True)
         return b"".join(came), b"".join(left)
 
-    def origins(self, most: int) -> tuple[bytes, bytes]:
+    def origins(self, most: int) -> tuple[bytes, bytes, bytes]:
         """Those of what `news` says next, as `PrefixCache.origins`."""
-        before, tokens = zip(*(cache.origins(most) for cache in self._caches), strict=True)
-        return b"".join(before), b"".join(tokens)
+        before, tokens, salts = zip(*(cache.origins(most) for cache in self._caches), strict=True)
+        return b"".join(before), b"".join(tokens), b"".join(salts)
 
 
 class RankView:
