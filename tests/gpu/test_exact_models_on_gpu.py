@@ -64,9 +64,12 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "lfm2"])
 def test_nor_do_those_of_a_hybrid(tmp_path: Path, name: str) -> None:
-    write_hybrid(tmp_path, name, **SIZES | STATES)
+    write_hybrid(tmp_path, name, **SIZES | STATES | (CONVOLUTIONS if name == "lfm2" else {}))
     assert said(tmp_path) == []
 
 

@@ -15,13 +15,16 @@ def random(*sizes: int) -> torch.Tensor:
     return torch.randn(*sizes, device=DEVICE)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_rows_are_added_up_by_weight(shared: bool) -> None:
+@pytest.mark.parametrize("shared", ["", "whole", "by share"])
+def test_rows_are_added_up_by_weight(shared: str) -> None:
     made, weights = random(ROWS * PER_ROW, HIDDEN), random(ROWS, PER_ROW)
-    also = random(ROWS, HIDDEN) if shared else None
+    logits = random(ROWS, 16) if shared == "by share" else None
+    also = combine.BesideRows(random(ROWS, HIDDEN), logits) if shared else None
     expected = torch.einsum("rkh,rk->rh", made.view(ROWS, PER_ROW, HIDDEN), weights)
+    by_weight = expected.clone()
     if also is not None:
-        expected += also
+        expected += also.made if logits is None else also.made * logits[:, :1].sigmoid()
+        torch.testing.assert_close(also.whole, expected - by_weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(combine.combine(made, weights, also), expected, rtol=1e-5, atol=1e-5)
     residual = random(ROWS, HIDDEN)
     rows, sums = combine.combine_add(made, weights, also, residual)

@@ -144,6 +144,17 @@ def test_gates_far_out_are_finite() -> None:
         assert rows.act_mul(gate_up, gelu).tolist() == [[0.0, 0.0, 300.0, 1e4]]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate_rows(dtype: torch.dtype) -> None:
+    """Gates that stand behind something else, and are far out."""
+    x, made = random(3, 1030, dtype=dtype), random(3, 1500, dtype=dtype) * 60
+    gates = made[:, 470:]
+    expected = (x.float() * gates.float().sigmoid()).to(dtype)
+    found = rows.gate_rows(x, gates)
+    assert found is x
+    close(found, expected)
+
+
 def rotated(x: torch.Tensor, positions: torch.Tensor, rope: RopeConfig, dim: int) -> torch.Tensor:
     rotary = Rotary(rope, dim, 64)
     return rotary.rotate(x.cpu(), rotary.angles(positions.cpu().long())).to(x.device)
@@ -154,7 +165,8 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, rope: RopeConfig, dim: int
 @pytest.mark.parametrize("normed", [False, True])
 def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, normed: bool) -> None:
     m, rope = 4, RopeConfig(theta=100.0)
-    qkv = random(m, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    columns = (heads + 2 * kv_heads) * dim
+    qkv = random(m, columns + 16 * normed, dtype=dtype)[:, :columns]  # perhaps with something behind
     pool = torch.full((6, 3, 2, PAGE, kv_heads, dim), 7.0, device=DEVICE).to(dtype)
     positions = torch.tensor([0, 63, 5, 17], dtype=torch.int32, device=DEVICE)
     kv_rows = torch.tensor([23, -1, 0, 9], dtype=torch.int32, device=DEVICE)
@@ -164,7 +176,7 @@ def test_rope_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, nor
     norms = HeadNorms(gains, EPS) if normed else None
     place, layout = KvRows(pool[:, LAYER], kv_rows), rows.HeadLayout(heads, kv_heads, dim, norms)
     rows.rope_write(qkv, layout, q, RotaryInput(cos, sin, positions), place)
-    all_heads = qkv.view(m, -1, dim)
+    all_heads = qkv.reshape(m, -1, dim)
     parts = list(all_heads.split([heads, kv_heads, kv_heads], dim=1))
     for i, gain in enumerate(gains):
         if gain is not None:

@@ -93,7 +93,7 @@ def _mixing(spec: LayerSpec, hidden: int, scaled: bool) -> Iterator[FoldedWeight
         return
     if delta is not None:
         inner, kind = delta.value_heads * delta.value_size, "linear"
-        rows = span = delta.inputs + inner + delta.gates
+        rows = span = delta.weights(hidden) // hidden - inner
     else:
         dim, inner = attention.head_dim, attention.num_heads * attention.head_dim
         rows = inner * (1 + attention.gated) + 2 * attention.num_kv_heads * dim

@@ -17,7 +17,6 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
 from eyas.engine.layers.norm import Gain, load_gain
 from eyas.engine.layers.rotary import head_order, temperatures
-from eyas.engine.layers.routing import sigmoid
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import QkvPart
@@ -91,7 +90,7 @@ class HeadsAttention(Generic[ProjectionT]):
             q = ops.qkv(read, self._qkv, layer)
         q = ops.weighed(q, self._qkv)
         mixed = ops.attend(q, self._qkv, layer if self._shared_from is None else self._shared_from)
-        return mixed if gates is None else mixed.mul_(sigmoid(gates))
+        return mixed if gates is None else ops.let_through(mixed, gates)
 
     def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> None:
         """Writes keys and values, if it has some."""

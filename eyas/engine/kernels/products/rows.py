@@ -207,7 +207,8 @@ def rope_write(
     kv: KvRows,
     pdl: bool = False,
 ) -> None:
-    """Rows qkv [m, (heads.q + 2 heads.kv) * dim]: rotated q goes to q [m, heads.q, dim], k and v to the pool.
+    """Rows qkv [m, (heads.q + 2 heads.kv) * dim], of any stride: rotated q goes to q [m, heads.q, dim], k
+    and v to the pool.
 
     k is rotated too, in float32, element i of a head with i + dim / 2. A row at -1 in `kv` writes no k and v.
     """
@@ -218,6 +219,7 @@ def rope_write(
     _rope_write[(qkv.shape[0], programs)](
         *(qkv, q, kv.layer, kv.layer.stride(0), kv.rows),
         *(rotation.cos, rotation.sin, rotation.positions, heads.bias, *gains),
+        STRIDE=qkv.stride(0),
         HEADS=heads.q,
         KV_HEADS=heads.kv,
         DIM=heads.dim,
@@ -229,6 +231,16 @@ def rope_write(
         num_warps=2,
         launch_pdl=pdl,
     )
+
+
+def gate_rows(x: torch.Tensor, gates: torch.Tensor, pdl: bool = False) -> torch.Tensor:
+    """x [m, n] times the sigmoid of gates [m, n], rows of any stride; in x's place, and rounded once."""
+    rows, width = x.shape
+    sizes = {"WIDTH": width, "BLOCK": _PRODUCTS, "PDL": pdl, "launch_pdl": pdl}
+    _gate_rows[(rows, cdiv(width, _PRODUCTS))](
+        x, gates, gates.stride(0), **sizes, num_warps=4, enable_fp_fusion=False
+    )
+    return x
 
 
 def _room_for_sums(rows: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -351,6 +363,17 @@ def _act_mul(
         tl.store(out + row * INNER + column, tl.reshape(rounded, (BLOCK,)), mask=inside)
 
 
+@kernel
+def _gate_rows(x, gates, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    after_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    gate = tl.load(gates + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + row * WIDTH + column, (value / (1.0 + tl.exp(-gate))).to(x.dtype.element_ty), mask=inside)
+
+
 @kernel(do_not_specialize=["kv_rows", "positions"])
 def _rope_write(
     qkv,
@@ -365,6 +388,7 @@ def _rope_write(
     q_gain,
     k_gain,
     eps,
+    STRIDE: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -379,7 +403,7 @@ def _rope_write(
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q_blocks: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
     kv_blocks: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK
-    of_row = qkv + row * (HEADS + 2 * KV_HEADS) * DIM
+    of_row = qkv + row * STRIDE
     place = tl.load(kv_rows + row).to(tl.int64)
     stored = pool_row(layer, place, page_stride, PAGE, KV_HEADS * SHARE)
     angle, half = tl.load(positions + row).to(tl.int64) * (DIM // 2), tl.arange(0, HALF)

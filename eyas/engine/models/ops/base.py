@@ -17,6 +17,7 @@ from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
 from eyas.engine.layers.norm import LayerNorm, centred, rms_norm
+from eyas.engine.layers.routing import sigmoid
 from eyas.engine.models.ops import recurrent
 from eyas.engine.models.ops.parts import (
     DeltaPart,
@@ -176,7 +177,11 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         made, heads = self.product(read, part.projection, part.bias), part.heads
         columns = (heads.q + 2 * heads.kv) * heads.dim
         made, gates = made.split((columns, heads.q * heads.dim), 1)
-        return self.kept(made.contiguous(), part, layer), gates
+        return self.kept(made, part, layer), gates
+
+    def let_through(self, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """mixed [m, n] times the sigmoid of gates [m, n]; in its place."""
+        return mixed.mul_(sigmoid(gates))
 
     def delta(self, read: ReadT, part: DeltaPart[ProjectionT], layer: int) -> torch.Tensor:
         """Keeps the rows -> what heads read of their states, normed and times a gate,
@@ -190,7 +195,7 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         return recurrent.gated(made, gate, part, self.eps)
 
     def kept(self, made: torch.Tensor, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
-        """What `qkv` does with its product."""
+        """What `qkv` does with its product, rows of any stride."""
         heads = part.heads
         if not heads.kv:
             return self.turned(made, part)

@@ -114,6 +114,9 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         rows = self.pool.layer(layer, part.stored)
         return self.step.context.attention(q, rows, self.rows_of(layer), part.scores)
 
+    def let_through(self, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return row_kernels.gate_rows(mixed, gates, self.step.context.launch.pdl)
+
     def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> Rows:
         kv, rotation = (
             skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows),
@@ -172,17 +175,16 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         sums = combine.combine_local(made, chosen.weights, chosen.experts, launch.pdl)
         room = empty_padded(*rows.plain.shape, like=sums)
         added, beside = step.context.sharers.sum_for_owners(sums, room), self._beside(rows, part)
-        return added if beside is None else added.add_(beside)
+        return added if beside is None else added.add_(beside.whole)
 
-    def _beside(self, rows: NormedRows, part: Experts) -> torch.Tensor | None:
+    def _beside(self, rows: NormedRows, part: Experts) -> combine.BesideRows | None:
         """The rows that the feed-forward beside the experts makes, if there is one."""
         if part.beside is None:
             return None
         made = self.step.product(self._gated(rows, part.beside.gated), part.beside.down)
-        if part.beside.share is None:
-            return made
-        shares = expert_products.logits(rows.plain, *part.beside.share, self.step)[:, :1].sigmoid()
-        return made.mul_(shares.to(made.dtype))
+        share = part.beside.share
+        logits = None if share is None else expert_products.logits(rows.plain, *share, self.step)
+        return combine.BesideRows(made, logits)
 
     def _gated(self, rows: NormedRows, part: GatedPart[Projection]) -> Rows:
         if part.gate is None:
