@@ -73,6 +73,18 @@ def test_a_shared_expert_comes_last_and_whole(name: str) -> None:
     assert (found.experts[:, -1] == router.experts).all() and (found.weights[:, -1] == 1.0).all()
 
 
+def test_a_shared_expert_may_have_a_share() -> None:
+    """The sigmoid of the logit behind the experts', which no expert's weight takes part in."""
+    router = spec(8, 2, normalised=True, shared_share=True)
+    logits = logits_of(5, 16).to(DEVICE) * 9
+    alone = route.choose(logits[:, :8].contiguous(), router)
+    found = route.choose(logits, router, shared=True)
+    assert torch.equal(found.experts[:, :-1], alone.experts)
+    assert torch.equal(found.weights[:, :-1], alone.weights)
+    assert (found.experts[:, -1] == 8).all()
+    torch.testing.assert_close(found.weights[:, -1], logits[:, 8].sigmoid(), rtol=3e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("name", ["shares", "v3"])
 def test_every_choice_is_of_the_rank_that_has_the_expert(name: str) -> None:
     """Two ranks, of which the second also has a row of padding: it chooses none of either's."""

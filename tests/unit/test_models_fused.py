@@ -181,6 +181,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "minimax_m2": {},
     "llama4": {"attention_chunk_size": 9},
     "qwen2_moe": {"mlp_only_layers": []},
+    "qwen2_moe_windows": {},  # its shared expert is like the others
     "ernie4_5_moe": {},
     "hunyuan_moe": {},
     "gemma2": {"sliding_window": WINDOW},

@@ -77,7 +77,8 @@ def weights_of(target: ModelConfig, ranks: int = 1, *, scaled: bool = False) -> 
         mlp = spec.feed_forward
         weights += _mixing(spec, hidden, scaled)
         if isinstance(mlp, ExpertsSpec):
-            routes = mlp.experts + -mlp.experts % SIDE
+            routes = mlp.experts + (mlp.shared_share and mlp.with_shared[0] > mlp.experts)
+            routes += -routes % SIDE
             weights.append(FoldedWeight("linear", routes, hidden, routes, router=True))
         else:
             weights.append(FoldedWeight("gated", 2 * mlp.width, hidden, 2 * mlp.width))

@@ -127,8 +127,9 @@ class Mixture(Generic[ProjectionT]):
         every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
         # Of those elsewhere too: all read the same rows.
         loaders = GatedLoaders.of(blocks.loader, every, gated=spec.gated)
-        joined = _is_alike(blocks, spec, loaders, shared)
-        self.router = _router(blocks, spec, f"{prefix}.gate", joined)
+        joined, share_name = _is_alike(blocks, spec, loaders, shared), f"{shared}.share.weight"
+        behind = (share_name,) * (joined and spec.shared_share)
+        self.router = _router(blocks, spec, (f"{prefix}.gate", *behind), joined)
         names = [*(every[i] for i in self.router.own), *[shared] * joined]
         gate_up, down = _experts((spec.latent or config.hidden_size, spec.width), names, loaders)
         bias, down_bias = _biases(blocks, spec, names)
@@ -143,9 +144,7 @@ class Mixture(Generic[ProjectionT]):
             plain = FeedForwardSpec(spec.shared_width, spec.activation, gated=spec.gated)
             share = None
             if spec.shared_share:
-                share = blocks.machine.router(
-                    blocks.weights, f"{shared}.share.weight", (1, config.hidden_size)
-                )
+                share = blocks.machine.router(blocks.weights, [share_name], [1], config.hidden_size)
             beside = BesidePart(GatedPart(forth, gated.activation, gate_of(plain, back), False), back, share)
         out = OutPart(down, down_bias, post, layer.residual_scale)
         latent = _latent(blocks, spec, prefix)
@@ -183,10 +182,13 @@ def _latent(
     )
 
 
-def _router(blocks: Blocks[ProjectionT], spec: ExpertsSpec, prefix: str, shared: bool) -> RouterPart:
-    weights, machine = blocks.weights, blocks.machine
-    shape = (spec.experts, blocks.config.hidden_size)
-    weight, tiles = machine.router(weights, f"{prefix}.weight", shape)
+def _router(
+    blocks: Blocks[ProjectionT], spec: ExpertsSpec, names: tuple[str, ...], shared: bool
+) -> RouterPart:
+    """`names`: what stands before those of its tensors, and the tensor of the row behind its own, if any."""
+    weights, machine, (prefix, *behind) = blocks.weights, blocks.machine, names
+    rows = [spec.experts, *[1] * len(behind)]
+    weight, tiles = machine.router(weights, [f"{prefix}.weight", *behind], rows, blocks.config.hidden_size)
     bias = correction = None
     if spec.router_bias:
         taken = weights.take(f"{prefix}.bias", (spec.experts,), torch.float32)
@@ -219,14 +221,15 @@ def _biases(
 def _is_alike(
     blocks: Blocks[ProjectionT], spec: ExpertsSpec, loaders: GatedLoaders[ProjectionT], shared: str
 ) -> bool:
-    """Is there a shared expert that grouped products can take with those of these loaders?"""
+    """Is there a shared expert that grouped products can take with those of these loaders? A share is then
+    the weight of its choice.
+    """
     if (
         not blocks.machine.groups_experts
         or spec.shared_width != spec.width
         or spec.per_row == MOST_CHOSEN
         or spec.bias
         or not spec.gated
-        or spec.shared_share
         or spec.weighs_input
         or spec.latent
     ):

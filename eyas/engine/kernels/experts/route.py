@@ -47,7 +47,8 @@ class LocalExperts:
 class Router:
     """What becomes of logits. `correction`: float32 [experts]; `bias`, of the logits, as wide or wider.
 
-    `shared`: every row also takes, last and with weight 1, the expert behind the router's.
+    `shared`: every row also takes, last, the expert behind the router's; with weight 1, or, where its spec
+    has a `shared_share`, with the sigmoid of the logit behind the experts'.
     """
 
     spec: ExpertsSpec
@@ -101,6 +102,7 @@ def choose_local(
         ROWS=power_of_2(spec.groups),
         SIDE=power_of_2(spec.experts // spec.groups),
         SHARED=shared,
+        SHARE=spec.shared_share,
         UNIFORM=uniform,
         PDL=pdl,
         num_warps=1 if spec.experts <= 256 else 2,
@@ -115,7 +117,8 @@ def _choose(
     EXPERTS: tl.constexpr, LOCAL: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr,
     NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, TOPK_GROUPS: tl.constexpr,
     BEST: tl.constexpr,
-    ROWS: tl.constexpr, SIDE: tl.constexpr, SHARED: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, SIDE: tl.constexpr, SHARED: tl.constexpr, SHARE: tl.constexpr, UNIFORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One row; its experts stand as [groups, experts of a group], both padded. HELD: how many are here, from
     `first` on, if they are not all.
@@ -165,7 +168,10 @@ def _choose(
     if SHARED:
         last = _shared_number(kv_rows, row, first_row, end_row, EXPERTS, LOCAL)
         tl.store(experts + row * TAKEN + PER_ROW, last)
-        taken_weights = tl.where(rank == PER_ROW, 1.0, taken_weights)
+        share = 1.0
+        if SHARE:
+            share = tl.div_rn(1.0, 1.0 + tl.exp(-tl.load(logits + row.to(tl.int64) * stride + EXPERTS)))
+        taken_weights = tl.where(rank == PER_ROW, share, taken_weights)
     tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
 
 

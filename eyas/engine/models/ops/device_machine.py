@@ -51,10 +51,12 @@ class DeviceMachine(Machine[Projection]):
             return replace(loader, copies=self.copies)
         return loader
 
-    def router(self, weights: WeightSource, name: str, shape: tuple[int, int]) -> tuple[torch.Tensor, Table]:
-        stored = weights.take(name, shape)
-        rows = torch.cat([stored, stored.new_zeros(-shape[0] % SIDE, shape[1])])
-        return rows, router_tiles(*rows.shape)
+    def router(
+        self, weights: WeightSource, names: Sequence[str], rows: Sequence[int], hidden: int
+    ) -> tuple[torch.Tensor, Table]:
+        stored = [weights.take(name, (count, hidden)) for name, count in zip(names, rows, strict=True)]
+        whole = torch.cat([*stored, stored[0].new_zeros(-sum(rows) % SIDE, hidden)])
+        return whole, router_tiles(*whole.shape)
 
     def own_experts(self, weights: WeightSource, experts: int) -> range:
         return weights.placement.own_experts(experts)

@@ -87,7 +87,12 @@ def _product_at_once(
     if norm is None or norm.gain is None or norm.rounding is not None or source.sums is None:
         return None
     plain = part.factors is None and not part.spec.weighs_input and part.spec.scores in KNOWN_SCORES
-    if not plain or step.context.launch.exact or step.everyones is not None:
+    if (
+        not plain
+        or (part.shared and part.spec.shared_share)
+        or step.context.launch.exact
+        or step.everyones is not None
+    ):
         return None
     router = Router(part.spec, part.correction, part.shared, part.bias)
     return RouterProduct(part.weight, norm.gain, norm.eps, router, step.context.uniform_experts)
@@ -150,7 +155,7 @@ def chosen_by_default(
 ) -> ChosenExperts:
     """By scores that no kernel has; as `route.choose_local`."""
     spec, m = part.spec, logits.shape[0]
-    logits = logits[:, : spec.experts]
+    share, logits = logits[:, spec.experts : spec.experts + 1], logits[:, : spec.experts]
     scores = routing.SCORES[spec.scores](logits)
     experts, weights = routing.choose(scores, spec, part.correction)
     if uniform:
@@ -160,7 +165,8 @@ def chosen_by_default(
         weights = routing.weights_of(scores, experts, spec)
     if part.shared:
         experts = torch.cat((experts, experts.new_full((m, 1), spec.experts)), 1)
-        weights = torch.cat((weights, weights.new_ones(m, 1)), 1)
+        last = routing.sigmoid(share) if spec.shared_share else weights.new_ones(m, 1)
+        weights = torch.cat((weights, last), 1)
     if local is not None:
         experts = _numbers_here(experts, spec.experts, local)
     return ChosenExperts(experts.int(), weights)

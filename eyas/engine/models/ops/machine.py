@@ -52,8 +52,12 @@ class Machine(ABC, Generic[ProjectionT]):
         """The loader of the tensors of products that read the same rows."""
 
     @abstractmethod
-    def router(self, weights: WeightSource, name: str, shape: tuple[int, int]) -> tuple[Any, Table]:
-        """A router's rows [at least experts, hidden] and the tiles of their product, as of `RouterPart`."""
+    def router(
+        self, weights: WeightSource, names: Sequence[str], rows: Sequence[int], hidden: int
+    ) -> tuple[Any, Table]:
+        """A router's rows [at least `rows`, hidden], of several tensors one below the other, and the tiles of
+        their product, as of `RouterPart`.
+        """
 
     @abstractmethod
     def own_experts(self, weights: WeightSource, experts: int) -> range:

@@ -126,11 +126,11 @@ class OutPart(Generic[ProjectionT]):
 class RouterPart:
     """A router's rows and what becomes of its logits, which are float32.
 
-    `weight` [at least experts, hidden], as the machine has it: rows beyond the experts are zeros. `bias`, as
-    wide, and `correction` [experts]: float32. `tiles`: of a kernel's product of few rows. `own`: of the
-    experts, if ranks share them out, those that are here. `shared`: each row also takes the expert behind the
-    others, with weight 1. `factors` float32 [experts]: what the weights of each expert are multiplied by, if
-    there is something.
+    `weight` [at least experts, hidden], as the machine has it: behind the experts stand a row for the shared
+    expert's share, if it is `shared` and takes one, and zeros. `bias`, as wide, and `correction` [experts]:
+    float32. `tiles`: of a kernel's product of few rows. `own`: of the experts, if ranks share them out, those
+    that are here. `shared`: each row also takes the expert behind the others, by its share, or with weight 1.
+    `factors` float32 [experts]: what the weights of each expert are multiplied by, if there is something.
     """
 
     spec: ExpertsSpec

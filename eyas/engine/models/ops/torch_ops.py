@@ -305,8 +305,14 @@ class TorchMachine(Machine[Linear]):
     def loader(self, weights: WeightSource, names: list[str]) -> LinearLoader:
         return LinearLoader.of(weights, names)
 
-    def router(self, weights: WeightSource, name: str, shape: tuple[int, int]) -> tuple[Linear, Table]:
-        return Linear(weights.take(name, shape, torch.float32)), {}
+    def router(
+        self, weights: WeightSource, names: Sequence[str], rows: Sequence[int], hidden: int
+    ) -> tuple[Linear, Table]:
+        stored = [
+            weights.take(name, (count, hidden), torch.float32)
+            for name, count in zip(names, rows, strict=True)
+        ]
+        return Linear(torch.cat(stored)), {}
 
     def own_experts(self, weights: WeightSource, experts: int) -> range:
         return range(experts) if self.ranks is None else self.ranks.own
