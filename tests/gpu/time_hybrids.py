@@ -83,7 +83,8 @@ TINY = {"num_experts": 8, "linear_num_value_heads": 16, "num_experts_per_tok": 2
 
 def config_of(args: argparse.Namespace, way: str, folder: str) -> EngineConfig:
     """Of one engine. On a CPU plain torch, which is always exact."""
-    options: dict[str, Any] = {"max_running": 128, "num_pages": args.pages, "context_length": 40960}
+    options: dict[str, Any] = {"max_running": args.running, "num_pages": args.pages}
+    options["context_length"] = 40960
     if args.small:
         options |= {"max_running": 4, "num_pages": 512, "context_length": 2048}
     if way == "mtp":
@@ -92,7 +93,7 @@ def config_of(args: argparse.Namespace, way: str, folder: str) -> EngineConfig:
         )
         options |= {"draft": folder, "speculation": spec}
     if args.device != "cpu":
-        options |= {"prefill_attention_backend": "triton", "cuda_graph_bs": (1, 4, 32, 128)}
+        options |= {"prefill_attention_backend": "triton", "cuda_graph_bs": (1, 4, 32, args.running)}
         options |= {"uniform_experts": way in ("plain", "mtp"), "deterministic": way == "exact"}
     usual: dict[str, Any] = {"draft": None, "load_format": "dummy", "worker": "unified", "transfer": "none"}
     return resolve_engine(args.device, model=folder, **usual | options)
@@ -201,6 +202,7 @@ def ratios(out: Path) -> Iterator[dict[str, Any]]:
 def command(args: argparse.Namespace, shape: str, way: str, folder: str) -> list[str]:
     words = [sys.executable, "-m", "tests.gpu.time_hybrids", "--out", str(args.out), "--folder", folder]
     words += ["--shapes", shape, "--ways", way, "--device", args.device, "--pages", str(args.pages)]
+    words += ["--running", str(args.running)]
     return [*words, "--parts", *args.parts, "--loads", *args.loads, *["--small"] * args.small]
 
 
@@ -216,6 +218,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=0, help="of a model, a multiple of 4 (0: all)")
     parser.add_argument("--small", action="store_true", help="small matrices and loads, to try it")
     parser.add_argument("--pages", type=int, default=8000)
+    parser.add_argument("--running", type=int, default=128, help="requests at once, at most (%(default)d)")
     parser.add_argument("--folder", help="one way alone, in this process")
     parser.add_argument("--compile", action="store_true", help="only kernels")
     args = parser.parse_args()
