@@ -2,7 +2,7 @@
 preempted, and split between two workers on one GPU.
 
 A token is right if transformers in float32 gives no other a logit that is higher by more than `SLACK`; or
-would not, if it decided one of the row's near ties between experts as bfloat16 may have (`near_ties`).
+would not, if it decided near ties of the row between experts as bfloat16 may have (`near_ties`).
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def _judge(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         behind = _behind(model, text, len(prompt))
     for place in (behind > SLACK).nonzero()[:, 0].tolist():
         others = []
-        for tie in near_ties.near(ties, len(prompt) - 1 + place):
-            with near_ties.turned(tie):
+        for some in near_ties.near(ties, len(prompt) - 1 + place):
+            with near_ties.turned(some):
                 others.append(float(_behind(model, text, len(prompt))[place]))
         assert min(others, default=1.0) <= SLACK, (place, float(behind[place]), others)
 

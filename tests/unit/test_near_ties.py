@@ -45,7 +45,7 @@ def test_a_near_tie_may_go_either_way(tokens: tuple[int, int], monkeypatch: pyte
         logits = model(torch.tensor([[5, *tokens]])).logits[0]
     assert [tie.row for tie in ties] == [1]
     assert logits[1, 2] == 0
-    with near_ties.turned(ties[0]):
+    with near_ties.turned(ties):
         turned = model(torch.tensor([[5, *tokens]])).logits[0]
     assert turned[1, 2] == pytest.approx(float(logits[1, 0]), abs=0.01)
     assert torch.equal(turned[0], logits[0])
