@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +23,9 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar import grammars
 from eyas.engine.grammar.grammars import ALLOWED_S, PER_TOKEN_S, QUICK_LOOKS, SLOW_S, PacedState
 from eyas.engine.grammar.state import GrammarState
+from eyas.engine.loop import engine as engine_module
+from eyas.engine.loop.engine import Engine
+from eyas.engine.loop.step_loop import StepLoop
 from tests.unit.crossed import crossed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -183,6 +188,34 @@ def test_what_is_too_slow_fails_alone(base: EngineConfig, way: str, monkeypatch:
     assert bad.done.wait(120) and bad.failure is not None and "too long to follow" in bad.failure
     assert text_of(good.tokens[0]) == "Paris"
     cluster.close()
+
+
+def test_what_is_ready_just_after_it_was_asked_for_is_not_slept_over(
+    base: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled, or looked at aside, between a step that waits for it and the nap behind that step."""
+    cluster = Loopback(replace(base, draft=None))
+    engine, step, waits = cluster.workers["unified"].engine, StepLoop.step, []
+    assert isinstance(engine, Engine)
+
+    def stepped(loop: StepLoop) -> bool:
+        busy, manager = step(loop), engine._parts.grammars
+        futures = [*manager._compiled.values(), *(s._look for s in manager._states.values() if s._look)]
+        waits.append([future for future in futures if not future.done() and not busy])
+        concurrent.futures.wait(waits[-1], 60)
+        return busy
+
+    try:
+        time.sleep(2 * engine_module.IDLE_S)
+        monkeypatch.setattr(engine_module, "IDLE_S", 6.0)
+        monkeypatch.setattr(grammars, "SLOW_S", -1.0)
+        monkeypatch.setattr(StepLoop, "step", stepped)
+        began = time.monotonic()
+        wait_all([cluster.submit(request("r", Grammar.regex("[a-z]{6}")), split=False)], 120)
+        assert time.monotonic() - began < 5.0 and sum(map(bool, waits)) > 1
+    finally:
+        monkeypatch.undo()
+        cluster.close()
 
 
 def run(cluster: Loopback, requests: Sequence[Any]) -> list[Any]:

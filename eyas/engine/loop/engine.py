@@ -225,7 +225,7 @@ class Engine:
         if self._parts.stager.copying or any(copier.brief for copier in self._parts.copiers):
             time.sleep(BRIEF_S)
             return 0.0
-        looks = self._copying or self._parts.grammars.working or self._scheduler.cache.untold
+        looks = self._parts.grammars.awaited() or self._copying or self._scheduler.cache.untold
         return COPYING_S if looks else IDLE_S
 
     def _listen(self, timeout_s: float) -> None:
