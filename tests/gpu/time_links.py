@@ -1,11 +1,12 @@
 """The rates of the ways between GPUs of a host, as `eyas doctor` measures them, beside plain copies.
 
-    [UCX_TLS=^cma] python -m tests.gpu.time_links --out FILE [--ways shm nixl tcp] [--device cpu]
+    [UCX_TLS=^cma] python -m tests.gpu.time_links --out FILE [--ways shm shm@8 nixl tcp] [--device cpu]
 
 One worker that computes prompts on GPU 0, and one per way that decodes on GPU 1, with dummy weights of a
 small model whose pages are those of an 8B model, of 2 MiB. The workers start side by side. Each way copies
 proof pages through whole workers: engines, fronts and gRPC are in it. Beside them the PCIe copy from one GPU
 to pinned memory and into the other is timed, each by itself and both together, and one processor's memcpy.
+WAY@N: with N windows on their way at once instead of `kv_transfer.windows.AT_ONCE`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ PAGES = "1024"
 PORT = 23400  # of the owner; the pullers' follow
 START_S, PROBE_S = 85.0, 12.0
 PROBES = 3  # per way; the first sets it up
+CUSTOM = "import kv_transfer.windows\nkv_transfer.windows.AT_ONCE = {}\n"  # in all of a worker's processes
 PIECE = 32 << 20
 PIECES = 32
 
@@ -87,15 +89,23 @@ def plain(out: Path) -> None:
 def worker(number: int, way: str, args: argparse.Namespace) -> Iterator[None]:
     """A worker's process; its lines go to a file beside the results."""
     role, device = ("prefill", 0) if number == 0 else ("decode", 1)
+    by, _, most = way.partition("@")
     flags = ["--roles", role, "--port", str(PORT + number), "--draft", "none", "--supervised"]
     flags += ["--num-pages", PAGES, "--max-running-requests", "4", "--chunked-prefill-size", "256"]
     if args.device != "cpu":
         flags += ["--device", f"cuda:{device}", "--model", str(MODEL), "--load-format", "dummy"]
-        flags += ["--disable-cuda-graph"]
-    flags += ["--registry", f"static:127.0.0.1:{PORT}"] + ([] if number == 0 else ["--transfer", way])
-    log = args.out.with_name(f"{args.out.stem}-{way}.log").open("w")
+        flags += ["--disable-cuda-graph", "--tune-seconds", "0"]
+    flags += ["--registry", f"static:127.0.0.1:{PORT}"] + ([] if number == 0 else ["--transfer", by])
+    log = args.out.with_name(f"{args.out.stem}-{by}{most}.log").open("w")
     command = [sys.executable, "-m", "eyas.cli", "worker", *flags]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ})
+    paths = [os.environ.get("PYTHONPATH", "")]
+    if most:
+        folder = args.out.with_name(f"windows-{most}")
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(CUSTOM.format(most))
+        paths.insert(0, str(folder.resolve()))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env)
     try:
         yield
     finally:
