@@ -4,13 +4,12 @@ Random models of real proportions, a few layers deep. Two prompts go the wide wa
 sequences the narrow way, a row at a time, along the tokens of the reference. A greedy token is right if the
 reference gives no other a logit higher by more than `SLACK`. In bfloat16 routers decide near ties otherwise:
 there rows follow the experts of the same kernels in float32 (`followed_experts`). Families share most
-of their kernels: `python -m tests.gpu.warm_families` compiles each once for all of them.
+of their kernels: `python -m tests.gpu.warm_families` compiles each once for all of them, by all cores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.machine import gpus
 from eyas.engine.attention.device import chunk_tile_rows, row_attention
 from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement
-from eyas.engine.kernels.launch.warm import KernelWarmup
+from eyas.engine.kernels.launch.warm import use_cache
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
@@ -252,26 +250,9 @@ class Device:
 
 @pytest.fixture(scope="module")
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """One family's, and its kernels compiled side by side for both precisions."""
-    found = Reference.of(tmp_path_factory.mktemp(request.param), request.param)
-    warmups = [_warmup(found.folder, dtype) for dtype in SLACK]
-    with ThreadPoolExecutor(len(warmups)) as pool:
-        list(pool.map(KernelWarmup.wait, warmups))
-    return found
-
-
-def _warmup(folder: Path, dtype: str) -> KernelWarmup:
-    """Of an engine without graphs, whose steps have the shapes of those here."""
-    recipe, config = "eyas.engine.loading.recipe:launches", engine_of(folder, dtype)
-    return KernelWarmup(recipe, (config,), gpus.capability("cuda"), processes=2)
-
-
-def engine_of(folder: Path, dtype: str, load_format: str = "auto") -> EngineConfig:
-    """The configuration of that engine."""
-    asked = {"model": str(folder), "draft": None, "dtype": dtype, "context_length": 1024}
-    asked["load_format"] = load_format
-    asked |= {"max_running": 4, "chunk_tokens": sum(PROMPTS), "mixed_tokens": 0, "cuda_graph_max_bs": 0}
-    return resolve_engine("cuda", prefill_attention_backend="triton", **asked)
+    """One family's. Kernels that `warm_families` has not compiled are, when they are launched."""
+    use_cache(gpus.capability("cuda"))
+    return Reference.of(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.mark.parametrize("dtype", SLACK)

@@ -1,9 +1,10 @@
 """Compiles the kernels of every family of `test_models_on_gpu`, each once, by all cores.
 
-    python -m tests.gpu.warm_families [FAMILY ...] && pytest -n 8 tests/gpu/test_models_on_gpu.py -k bfloat16
+    python -m tests.gpu.warm_families [FAMILY ...]
+    OMP_NUM_THREADS=2 pytest -n 8 tests/gpu/test_models_on_gpu.py -k bfloat16
 
-Without it each family's test compiles its own, and most are another one's too. A test in bfloat16 has the
-one in float32 before it, so that half of them are all.
+Without it each family's test compiles its own, one after the other, and most are another one's too. A test in
+bfloat16 has the one in float32 before it, so that half of them are all.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.machine import gpus
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.loading import recipe
-from tests.gpu.test_models_on_gpu import EXPERTS, FAMILIES, SLACK, engine_of, sizes_of
+from tests.gpu.test_models_on_gpu import EXPERTS, FAMILIES, PROMPTS, SLACK, sizes_of
 from tests.unit.families import SAMPLES, family_config
 
 
@@ -31,7 +34,14 @@ def launches(folder: str, families: list[str]) -> None:
         config.architectures = [SAMPLES[family].model]
         config.save_pretrained(model)
         for dtype in SLACK:
-            recipe.launches(engine_of(model, dtype, "dummy"))
+            recipe.launches(engine_of(model, dtype))
+
+
+def engine_of(folder: Path, dtype: str) -> EngineConfig:
+    """An engine without graphs, whose steps have the shapes of those of the tests."""
+    asked: dict[str, Any] = {"model": str(folder), "draft": None, "load_format": "dummy", "dtype": dtype}
+    asked |= {"context_length": 1024, "max_running": 4, "chunk_tokens": sum(PROMPTS), "mixed_tokens": 0}
+    return resolve_engine("cuda", prefill_attention_backend="triton", cuda_graph_max_bs=0, **asked)
 
 
 def shares(families: list[str]) -> list[list[str]]:
