@@ -25,3 +25,13 @@ def test_a_pulled_cable_loses_no_text(transfer: str) -> None:
     command = [sys.executable, "-m", "tests.e2e.two_hosts", "--cut", "8", "--transfer", transfer]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(REASON), reason=f"two hosts cannot be made here: {REASON}")
+@pytest.mark.parametrize("ranks", [("2", "1"), ("1", "2"), ("2", "2")])
+def test_a_pulled_cable_between_groups_of_ranks_loses_no_answer(ranks: tuple[str, str]) -> None:
+    command = [sys.executable, "-m", "tests.e2e.rank_hosts", "--ranks", *ranks]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
