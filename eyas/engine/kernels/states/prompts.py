@@ -132,6 +132,8 @@ def _mix(
     slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
     start, bound = tl.load(starts + sequence), tl.load(bounds + sequence)
     end = start + tl.load(counts + sequence)
+    if base >= end:  # a chunk of padding, of which a step has room for many
+        return
     row = part + tl.arange(0, ROWS)
     number = base + row
     real = number < end
@@ -266,6 +268,8 @@ def _factors(
     head, chunk = tl.program_id(0), tl.program_id(1)
     sequence, base = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
     count = tl.minimum(tl.load(starts + sequence) + tl.load(counts + sequence) - base, COLUMNS)
+    if count <= 0:
+        return
     first = chunk.to(tl.int64) * COLUMNS
     mixed += first * layout.inputs + head // layout.group * layout.key_size
     every += first * (2 * layout.value_heads) + head
@@ -305,10 +309,12 @@ def _solve(
     """Grid (value heads, chunks): `whole` float32 [64, 64] for each, and, rounded, `solved`."""
     head, chunk = tl.program_id(0), tl.program_id(1)
     sequence, base = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
+    count = tl.load(starts + sequence) + tl.load(counts + sequence) - base
+    if count <= 0:
+        return
     square = (chunk.to(tl.int64) * layout.value_heads + head) * (COLUMNS * COLUMNS)
     _solve_chunk(below + square, whole + square, solved + square)
     if base == tl.load(folds + sequence):
-        count = tl.load(starts + sequence) + tl.load(counts + sequence) - base
         first = tl.load(slots + sequence).to(tl.int64) * layout.ring
         own = tl.arange(0, COLUMNS)[None, :]
         for begin in range(0, count, STEP):
