@@ -122,23 +122,43 @@ class CacheNews(msgspec.Struct, frozen=True):
     until: int = 0
 
 
+IN_POOL, ON_HOST = 1, 2
+
+
 class CachedPages:
-    """The pages of one pool."""
+    """The pages of one pool, and of the host's memory behind it: a page is cached as long as one has it."""
 
     def __init__(self, epoch: int, shape: PageShape, most_logged: int = MOST_LOGGED) -> None:
         self._epoch = epoch
         self._shape = shape
         self._most = most_logged
-        self._cached: dict[bytes, None] = {}
+        self._cached: dict[bytes, int] = {}  # where, by name
         self._log: deque[tuple[bytes, bytes]] = deque()  # (dropped, added)
         self._logged = 0  # bytes
         self._end = 0  # the number of the next change
 
-    def change(self, added: bytes, dropped: bytes) -> None:
-        """Notes what the engine said."""
-        for name in split(dropped):
-            self._cached.pop(name, None)
-        self._cached.update(dict.fromkeys(split(added)))
+    def change(
+        self, added: bytes, dropped: bytes, host_added: bytes = b"", host_dropped: bytes = b""
+    ) -> None:
+        """Notes what the engine said: what came and left, on the host as well."""
+        before: dict[bytes, int] = {}
+        for names, where, here in (
+            (dropped, IN_POOL, False),
+            (host_dropped, ON_HOST, False),
+            (added, IN_POOL, True),
+            (host_added, ON_HOST, True),
+        ):
+            for name in split(names):
+                now = self._cached.get(name, 0)
+                before.setdefault(name, now)
+                self._cached[name] = now | where if here else now & ~where
+        for name in before:
+            if not self._cached[name]:
+                del self._cached[name]
+        dropped = b"".join(name for name, was in before.items() if was and name not in self._cached)
+        added = b"".join(name for name, was in before.items() if not was and name in self._cached)
+        if not (dropped or added):
+            return
         self._log.append((dropped, added))
         self._end += 1
         self._logged += len(dropped) + len(added)

@@ -330,7 +330,7 @@ class WorkerFront:
         if self._cached is None:
             shape = PageShape(said.page_size, said.lookahead)
             self._cached = CachedPages(self._engine.ready.epoch, shape)
-        self._cached.change(said.added, said.dropped)
+        self._cached.change(said.added, said.dropped, said.host_added, said.host_dropped)
         if self._events is not None:
             self._events.publish(said)
 

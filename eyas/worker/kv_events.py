@@ -33,7 +33,8 @@ REPLAY_S = 30.0  # in which one who asks takes what it missed
 TURN = 64  # messages that are sent to it at a time
 _END = (-1).to_bytes(8, "big", signed=True)
 _NONE = bytes(SHORT_BYTES)
-_MEDIUM = "GPU"  # of all that no cache further out has, whatever the device is
+_MEDIUM = "GPU"  # of the pool, whatever the device is
+_HOST = "CPU"  # of the host's memory behind it
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -90,6 +91,11 @@ def events_of(said: CacheUpdate) -> list[KvEvent]:
             hashes = [*map(_hash, names[first:place])]
             events.append(BlockStored(hashes, parent, tokens, said.page_size, extra_keys=keys))
             first = place
+    if said.host_dropped:
+        events.append(BlockRemoved([_hash(name) for name in split(said.host_dropped)], _HOST))
+    if said.host_added:  # whose tokens were told with the pool's pages
+        hashes = [_hash(name) for name in split(said.host_added)]
+        events.append(BlockStored(hashes, None, (), said.page_size, medium=_HOST))
     return events
 
 

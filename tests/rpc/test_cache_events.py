@@ -19,6 +19,8 @@ from eyas.common.page_names import CachedPages, CacheNews, PageShape
 from eyas.common.types import Role
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
+from eyas.engine.kv.host_tier import HostTier
+from eyas.engine.scheduling import host_loads
 from gateway.routing.cluster import Cluster
 from gateway.routing.prefix_caches import CachedPrefixes, CacheWatch, PromptPages
 
@@ -74,6 +76,26 @@ async def test_what_is_evicted_is_heard_of(tmp_path: Path) -> None:
         await until(lambda: max(cached(other, first).values()) == 96)
         for number in range(4):  # of 32 pages each prompt takes 13
             await say(cluster, [(7 * number + i * (number + 3)) % 50 for i in range(200)])
+        await until(lambda: max(cached(other, first).values()) == 0)
+
+
+async def test_what_is_on_the_host_counts_as_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a conversation comes back to the worker whose memory has it."""
+    monkeypatch.setattr(host_loads, "LEAST_TOKENS", 16)
+    monkeypatch.setattr(HostTier, "load_s", lambda tier, pages: 0.0)
+    config = dataclasses.replace(tiny_config(tmp_path), num_pages=32, host_cache_gb=0.02)
+    async with real_cluster(config, tmp_path, (BOTH,)) as cluster, another_gateway(cluster) as other:
+        first = [5 + i % 40 for i in range(100)]
+        await say(cluster, first)
+        (worker,) = cluster.workers
+        for number in range(4):  # of 32 pages each prompt takes 13
+            await say(cluster, [(7 * number + i * (number + 3)) % 50 for i in range(200)])
+        await worker.idle()
+        assert not worker.pages(tuple(first)), "it is still in the pool"
+        await until(lambda: max(cached(other, first).values()) == 96)
+        reply = await cluster.http.post("/v1/completions", json=TURN | {"prompt": first})
+        assert reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+        assert (await cluster.http.post("/flush_cache")).status_code == 200
         await until(lambda: max(cached(other, first).values()) == 0)
 
 

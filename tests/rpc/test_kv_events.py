@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class ForeignRouter:
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int | None, tuple[int | str, ...]]] = {}
+        self.host: set[int] = set()
         self.next = 0
         self.cleared = 0
 
@@ -51,6 +53,10 @@ class ForeignRouter:
 
     def BlockStored(self, hashes: list[int], parent: int | None, tokens: list[int], *rest: object) -> None:
         page, lora, medium, name, extra = rest
+        if medium == "CPU":
+            assert (page, lora, name, extra, parent, tokens) == (PAGE, None, None, None, None, [])
+            self.host.update(hashes)
+            return
         assert (page, lora, medium, name) == (PAGE, None, "GPU", None) and len(tokens) == PAGE * len(hashes)
         salt = None if extra is None else extra[0][0]
         assert extra is None or (parent is None and extra == [[salt], *[None] * (len(hashes) - 1)])
@@ -63,7 +69,10 @@ class ForeignRouter:
 
     def BlockRemoved(self, hashes: list[int], medium: str) -> None:
         for each in hashes:
-            del self.blocks[each]
+            if medium == "CPU":
+                self.host.remove(each)
+            else:
+                del self.blocks[each]
 
     def AllBlocksCleared(self) -> None:
         self.blocks.clear()
@@ -185,6 +194,28 @@ async def test_a_router_of_others_takes_no_salted_page_for_a_plain_prompts(tmp_p
             await heard(router, socket, whole[:96], 96)
 
 
+async def test_a_router_of_others_hears_of_the_hosts_memory(tmp_path: Path) -> None:
+    router = ForeignRouter()
+    config = dataclasses.replace(tiny_config(tmp_path), host_cache_gb=0.02, num_pages=64)
+    async with served(config, tmp_path) as worker, decoding(worker) as decode:
+        async with subscribed(f"ipc://{tmp_path}/out") as socket:
+            await asyncio.sleep(0.2)
+            for message in await replayed(f"ipc://{tmp_path}/replay", 0):
+                router.hear(*message)
+            await answer(decode, "first", prompt(1))
+            async with asyncio.timeout(WAIT_S):
+                while len(router.host) < 6:
+                    _, *message = await socket.recv_multipart()
+                    router.hear(*message)
+            assert router.host == router.blocks.keys()
+            await worker.idle()
+            await flush(worker.front._engine, 5.0)
+            async with asyncio.timeout(WAIT_S):
+                while router.host or router.blocks:
+                    _, *message = await socket.recv_multipart()
+                    router.hear(*message)
+
+
 async def test_an_engine_that_is_not_asked_says_no_tokens(tmp_path: Path) -> None:
     said: list[CacheUpdate] = []
     async with real_worker(tiny_config(tmp_path), *Role, pool_dir=str(tmp_path / "pools")) as worker:
@@ -212,6 +243,8 @@ def test_pages_that_follow_each_other_are_one_event() -> None:
         BlockStored([3], 9, (4, 5), 2),
         BlockStored([4], None, (6, 7), 2),
     ]
+    host = CacheUpdate(2, 0, b"", b"", host_added=name(5), host_dropped=name(6) + name(7))
+    assert events_of(host) == [BlockRemoved([6, 7], "CPU"), BlockStored([5], None, (), 2, medium="CPU")]
     coded = msgspec.msgpack.decode(msgspec.msgpack.encode(events_of(said)))
     assert coded[1] == ["BlockStored", [1, 2], 9, [0, 1, 2, 3], 2, None, "GPU", None, None]
     assert coded[0] == ["BlockRemoved", [7, 8], "GPU"]

@@ -199,3 +199,25 @@ def test_a_pool_that_is_empty_when_first_heard_of_was_emptied() -> None:
     holdings.hear("w", whole, 2.0)
     holding = holdings.of("w", 1)
     assert holding is not None and holding.emptied == 2.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40))
+def test_a_page_is_cached_while_the_pool_or_the_host_has_it(changes: list[tuple[int, int]]) -> None:
+    pages, holdings = CachedPages(1, PageShape(SIZE)), CachedPrefixes()
+    places: tuple[set[bytes], set[bytes]] = (set(), set())
+    number = None
+    for kind, page in changes:
+        name = bytes([page]) * SHORT_BYTES
+        place, came = places[kind // 2], not kind % 2
+        if came == (name in place):
+            continue
+        said = [b"", b"", b"", b""]
+        said[kind] = name
+        pages.change(*said)
+        place.symmetric_difference_update({name})
+        news = pages.since(number)
+        if news is not None:
+            number = news.until
+            holdings.hear("w", news, 0.0)
+        holding = holdings.of("w", 1)
+        assert (set() if holding is None else holding._names) == places[0] | places[1]

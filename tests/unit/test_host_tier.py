@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 
 from eyas.common.errors import TransferFailed
+from eyas.common.page_names import SHORT_BYTES, split
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
@@ -54,6 +55,7 @@ class World(RuleBasedStateMachine):
         self.prompts: list[Prompt] = []
         self.flight: list[tuple[int, Tokens]] | None = None  # pages that a step writes, and what
         self.loaded = 0
+        self.told: set[bytes] = set()  # what is here, by what it says
 
     @rule(family=st.integers(0, 2), pages=st.integers(1, 5), last=st.integers(0, 2))
     @precondition(lambda self: self.flight is None)
@@ -142,6 +144,14 @@ class World(RuleBasedStateMachine):
         held = [held.slot for held in self.tier._pages.values()]
         assert sorted([*held, *self.tier._free]) == list(range(self.tier._known))
         assert self.tier.cached_pages == sum(one.filled for one in self.tier._pages.values())
+
+    @invariant()
+    def it_tells_what_comes_and_leaves(self) -> None:
+        for most in (1, 1000):  # a part, then the rest
+            came, left = self.tier.news(most)
+            self.told = self.told - set(split(left)) | set(split(came))
+        filled = {name[:SHORT_BYTES] for name, one in self.tier._pages.items() if one.filled}
+        assert self.told == filled and not self.tier.untold
 
     @invariant()
     def what_is_held_is_what_was_computed(self) -> None:

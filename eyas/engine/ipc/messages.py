@@ -344,7 +344,8 @@ class CacheUpdate(TaggedMessage, frozen=True, tag="Cached"):
 
     Those that it lost go first. `before`, `tokens`, `salts`: of each page that it got the name of the page
     before it, its tokens, and of a first page its salt, where an engine is asked to say so
-    (`EngineConfig.kv_events`; `PrefixCache.origins`).
+    (`EngineConfig.kv_events`; `PrefixCache.origins`). `host_added`, `host_dropped`: of pages in the host's
+    memory.
     """
 
     page_size: int
@@ -354,6 +355,8 @@ class CacheUpdate(TaggedMessage, frozen=True, tag="Cached"):
     before: bytes = b""
     tokens: bytes = b""
     salts: bytes = b""
+    host_added: bytes = b""
+    host_dropped: bytes = b""
 
 
 class CacheFlushed(TaggedMessage, frozen=True):

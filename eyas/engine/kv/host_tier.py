@@ -13,10 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Protocol
 
 from eyas.common.errors import EyasError
+from eyas.common.page_names import SHORT_BYTES
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import CacheNode, PrefixCache
 from kv_transfer.copy_thread import Then
@@ -79,6 +80,7 @@ class HostTier:
         self._ahead = min(AHEAD, pool.num_pages)
         self._seen = 0  # of the cache's turnover, when pages were last chosen
         self.on_saved: Callable[[Sequence[bytes]], None] | None = None  # hears what came from the pool
+        self._changes: dict[bytes, bool] = {}  # since they were last told: whether the page came
         self.cached_pages = 0  # pages that can come back
         self.loaded = 0  # pages that came back, ever
 
@@ -107,10 +109,9 @@ class HostTier:
         """
         filled = [(name, page) for name, page in self._pages.items() if page.filled]
         for name, page in filled:
-            page.filled = False
+            self._empty(name, page)
             if not page.copies:
                 self._free.append(self._pages.pop(name).slot)
-        self.cached_pages = 0
         return len(filled)
 
     def hold(self, names: Sequence[bytes]) -> list[int]:
@@ -141,10 +142,9 @@ class HostTier:
         """Of the pages that `reserve` gave slots to, the first `count` have come, and no other will."""
         for name in names[:count]:
             self._pages[name].copies -= 1
-            self._pages[name].filled = True
+            self._fill(name, self._pages[name])
         for name in names[count:]:
             self._free.append(self._pages.pop(name).slot)
-        self.cached_pages += count
         self._touch(names[:count])
 
     def load_s(self, pages: int) -> float:
@@ -195,8 +195,38 @@ class HostTier:
         if oldest.copies:
             return None
         del self._pages[name]
-        self.cached_pages -= 1
+        if oldest.filled:
+            self._empty(name, oldest)
         return oldest.slot
+
+    @property
+    def untold(self) -> bool:
+        """True if `news` has something."""
+        return bool(self._changes)
+
+    def news(self, most: int) -> tuple[bytes, bytes]:
+        """(packed short names of pages that came here, of pages that left) since they were last asked for.
+
+        At most `most` pages. A page that came and left in between is not named.
+        """
+        names: dict[bool, list[bytes]] = {True: [], False: []}
+        for name in list(islice(self._changes, most)):
+            names[self._changes.pop(name)].append(name[:SHORT_BYTES])
+        return b"".join(names[True]), b"".join(names[False])
+
+    def _fill(self, name: bytes, page: _HostPage) -> None:
+        page.filled = True
+        self.cached_pages += 1
+        self._note(name, here=True)
+
+    def _empty(self, name: bytes, page: _HostPage) -> None:
+        page.filled = False
+        self.cached_pages -= 1
+        self._note(name, here=False)
+
+    def _note(self, name: bytes, *, here: bool) -> None:
+        if self._changes.pop(name, None) is None:
+            self._changes[name] = here
 
     def _touch(self, names: Sequence[bytes]) -> None:
         """Moves pages to the end of the eviction order, a prefix behind its continuation."""
@@ -219,8 +249,7 @@ class HostTier:
             page = self._pages[node.name]
             page.copies -= 1
             if error is None and self._cache.holds(node):
-                page.filled = True
-                self.cached_pages += 1
+                self._fill(node.name, page)
                 saved.append(node.name)
             else:
                 del self._pages[node.name]

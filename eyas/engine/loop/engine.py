@@ -225,7 +225,7 @@ class Engine:
         if self._parts.stager.copying or any(copier.brief for copier in self._parts.copiers):
             time.sleep(BRIEF_S)
             return 0.0
-        looks = self._parts.grammars.awaited() or self._copying or self._scheduler.cache.untold
+        looks = self._parts.grammars.awaited() or self._copying or self._untold
         return COPYING_S if looks else IDLE_S
 
     def _listen(self, timeout_s: float) -> None:
@@ -278,6 +278,11 @@ class Engine:
         host = self._scheduler.host
         return bool(self._pulling or self._parts.stager.copying or (host is not None and host.copying))
 
+    @property
+    def _untold(self) -> bool:
+        host = self._scheduler.host
+        return self._scheduler.cache.untold or (host is not None and host.untold)
+
     def _take_pull_report(self, command: PullReport) -> None:
         for pulls in self._pulls:
             pulls.receive(command)
@@ -298,8 +303,9 @@ class Engine:
         cache, origins = self._scheduler.cache, (b"", b"", b"")
         if cache.untold and self._parts.config.kv_events:
             origins = cache.origins(NEWS)
-        if any(changes := cache.news(NEWS)):
-            events.append(CacheUpdate(cache.shape.size, cache.shape.lookahead, *changes, *origins))
+        host = (b"", b"") if self._scheduler.host is None else self._scheduler.host.news(NEWS)
+        if any(changes := (*cache.news(NEWS), *origins, *host)):
+            events.append(CacheUpdate(cache.shape.size, cache.shape.lookahead, *changes))
         self._link.send(events)
 
     def _stamped(self, load: EngineLoad, now: float) -> EngineLoad:

@@ -98,6 +98,15 @@ class HostLoads:
         return HostCache(*host, *stores, cold.failures, cold.slow, self.cold.trouble)
 
     @property
+    def untold(self) -> bool:
+        """True if `news` has something."""
+        return self.tier.untold
+
+    def news(self, most: int) -> tuple[bytes, bytes]:
+        """What came to the host and left it, as `HostTier.news`."""
+        return self.tier.news(most)
+
+    @property
     def loading(self) -> bool:
         """True if pages are on their way from the host into the cache, or to the host for a sequence."""
         return bool(self._loads or self._fetches)
