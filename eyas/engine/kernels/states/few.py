@@ -14,7 +14,7 @@ import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import after_previous, call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
-from eyas.engine.kernels.states.few_rows import factors_of, keep_weights, mix_heads, solve_rows, sums_along
+from eyas.engine.kernels.states.few_rows import factors_of, mix_heads, solve_rows, sums_along
 from eyas.engine.kernels.states.order import (
     COLUMNS,
     STEP,
@@ -108,11 +108,10 @@ def _few(
     tl.debug_barrier()  # from here on, threads read what others wrote
     spans = (start, bound, count)
     kept = (keys, added, misses, solved, sums)
-    weights = factors_of(head, spans, gates, mixed, positions, sees, factors, kept, layout)
+    factors_of(head, spans, gates, mixed, positions, sees, factors, kept, layout)
+    tl.debug_barrier()
     if layout.corrects:
         solve_rows(spans, positions, factors, solved, layout)
-        tl.debug_barrier()
-    keep_weights(weights, count, factors, layout)
     state = states + slot * layout.state_stride + head * (layout.key_size * layout.value_size)
     if stood != bound:
         _fold_due(state, stood, kept, layout)
@@ -287,7 +286,7 @@ def _read_from(head, known, span: tl.constexpr, picked, column, spans, given, ke
         new = beta[:, None] * values.to(tl.float32)
     tl.store(added + at_added, new.to(values.dtype), mask=adds[:, None] & there)
     result = read(known, layout.scale, own_sums)
-    weights = factors + row * (layout.value_heads * layout.factors)
+    weights = factors + row * (layout.value_heads * layout.factors) + COLUMNS + layout.width
     result = _onto(result, weights, span, asked, column, spans, added, sees, layout)
     if layout.skip:
         result += values.to(tl.float32) * skip
@@ -298,45 +297,41 @@ def _read_from(head, known, span: tl.constexpr, picked, column, spans, given, ke
 @triton.jit
 def _onto(acc, factors, span: tl.constexpr, picked, column, spans, stored, sees, layout: tl.constexpr):
     """acc [tile, n], and for the rows `picked` what is `stored` for their paths' rows in the ring, in part by
-    other threads just now: by the factors [64] of a span's columns to which `factors` [tile] point.
+    other threads just now: by the factors [64] of a span's columns to which `factors` [tile] point. Columns
+    are taken by `STEP`, as far as a row has some.
     """
     DTYPE: tl.constexpr = stored.dtype.element_ty
     start, bound, count = spans
-    own = tl.arange(0, COLUMNS)
+    first = span * COLUMNS
+    own = tl.where(picked, column - first, -1)
+    whole = tl.max(own, 0) + 1
+    if layout.tree:  # columns of certain rows alone: all rows at once
+        whole = tl.maximum((start - bound) // STEP - span * (COLUMNS // STEP), 0) * STEP
     tl.debug_barrier()
+    for begin in range(0, whole, STEP):
+        some = begin + tl.arange(0, STEP)
+        rows = tl.load(factors[:, None] + some[None, :], mask=some[None, :] <= own[:, None], other=0.0)
+        every = _stored_along(some + first, 0, column, spans, stored, sees, layout)
+        acc = tl.dot(rows.to(DTYPE), every, acc, input_precision="ieee")
     if layout.tree:
         row = tl.arange(0, layout.tile) % (layout.tile // 2)
-        whole = tl.maximum((start - bound) // STEP - span * (COLUMNS // STEP), 0) * STEP
-        if span == 0:  # columns of certain rows alone: all rows at once
-            near = picked[:, None] & (own < whole)[None, :]
-            certain = tl.load(factors[:, None] + own[None, :], mask=near, other=0.0)
-            every = _stored_along(own, own < whole, 0, column, spans, stored, sees, layout)
-            acc = tl.dot(certain.to(DTYPE), every, acc, input_precision="ieee")
-        steps = tl.maximum(tl.max(tl.where(picked, column, -1), 0) - span * COLUMNS - whole + STEP, 0) // STEP
+        steps = tl.maximum(tl.max(own, 0) + STEP - whole, 0) // STEP
         for turn in range(count * steps):
             node = turn // steps
             some = whole + turn % steps * STEP + tl.arange(0, STEP)
-            here = picked & (row == node)
-            rows = tl.load(factors[:, None] + some[None, :], mask=here[:, None], other=0.0)
-            some += span * COLUMNS
-            mine = _stored_along(some, some >= 0, node, column, spans, stored, sees, layout)
-            acc = tl.dot(rows.to(DTYPE), mine, acc, input_precision="ieee")
-        return acc
-    else:
-        rows = tl.load(factors[:, None] + own[None, :], mask=picked[:, None], other=0.0)
-        own += span * COLUMNS
-        every = _stored_along(own, own >= 0, 0, column, spans, stored, sees, layout)
-        return tl.dot(rows.to(DTYPE), every, acc, input_precision="ieee")
+            near = (row == node)[:, None] & (some[None, :] <= own[:, None])
+            rows = tl.load(factors[:, None] + some[None, :], mask=near, other=0.0)
+            every = _stored_along(some + first, node, column, spans, stored, sees, layout)
+            acc = tl.dot(rows.to(DTYPE), every, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
-def _stored_along(at, real, node, column, spans, stored, sees, layout: tl.constexpr):
-    """What is stored, [m, n], for the rows on the path of a node in the columns `at` [m] that are `real`;
-    zeros where there is none.
-    """
+def _stored_along(at, node, column, spans, stored, sees, layout: tl.constexpr):
+    """What is stored, [m, n], for the rows in the columns `at` [m] of a node's path; zeros for none."""
     v = tl.arange(0, layout.values)[None, :]
     number, there = _numbers(at, node, column, spans, sees, layout)
-    mask = (there & real)[:, None] & (v < layout.value_size)
+    mask = there[:, None] & (v < layout.value_size)
     place = number % layout.ring * (layout.value_heads * layout.value_size)
     return tl.load(stored + place[:, None] + v, mask=mask, other=0.0)
 

@@ -93,10 +93,8 @@ def sums_along(
 
 @triton.jit
 def factors_of(head, spans, gates, mixed, positions, sees, factors, kept, layout: tl.constexpr):
-    """Keeps the rows' keys, and writes their factors of `solved`: by certain columns, then by rows of this
-    step -> `weights` [tile, 64], p of the lower half of the tile by columns, and 0 elsewhere.
-
-    Behind those factors stand p by rows of this step.
+    """Keeps the rows' keys, and writes their factors of `solved`, by certain columns and then by rows of this
+    step, and behind them p by columns, as far as a row has them.
     """
     start, bound, count = spans
     keys, added, misses, solved, sums = kept
@@ -114,17 +112,22 @@ def factors_of(head, spans, gates, mixed, positions, sees, factors, kept, layout
     factor = tl.where(asks, layout.scale, -beta)
     own_sums = tl.load(sums + (start + row) % layout.ring * layout.value_heads, mask=real, other=0)
     column = tl.load(positions + row, mask=real, other=0) - bound
-    own = tl.arange(0, COLUMNS)
-    known = bound + own < start
-    place = (bound + own) % layout.ring
-    at_key = (place * (layout.key_heads * layout.key_size))[:, None] + dim
-    certain = tl.load(keys + at_key, mask=known[:, None], other=0.0)
-    certain_sums = tl.load(sums + place * layout.value_heads, mask=known, other=0)
-    near = known[None, :] & (real & (column < COLUMNS))[:, None]
-    behind = weighed(kq, certain, factor, own_sums, certain_sums, near)
+    written = real & (asks | layout.corrects)
+    at = factors + row * (layout.value_heads * layout.factors)
+    at_certain = at + tl.where(asks, COLUMNS + WIDTH, 0)
+    for begin in range(0, start - bound, STEP):
+        own = begin + tl.arange(0, STEP)
+        known = bound + own < start
+        place = (bound + own) % layout.ring
+        at_place = (place * (layout.key_heads * layout.key_size))[:, None] + dim
+        certain = tl.load(keys + at_place, mask=known[:, None], other=0.0)
+        certain_sums = tl.load(sums + place * layout.value_heads, mask=known, other=0)
+        near = known[None, :] & (real & (column < COLUMNS))[:, None]
+        behind = weighed(kq, certain, factor, own_sums, certain_sums, near)
+        tl.store(at_certain[:, None] + own[None, :], behind, mask=written[:, None])
     new = tl.arange(0, max(16, WIDTH))
-    at_key = (new * layout.inputs + (layout.key_heads + key_head) * layout.key_size)[:, None] + dim
-    step = tl.load(mixed + at_key, mask=(new < count)[:, None], other=0.0)
+    at_step = (new * layout.inputs + (layout.key_heads + key_head) * layout.key_size)[:, None] + dim
+    step = tl.load(mixed + at_step, mask=(new < count)[:, None], other=0.0)
     new_place = (start + new) % layout.ring * layout.value_heads
     new_sums = tl.load(sums + new_place, mask=new < count, other=0)
     new_column = tl.load(positions + new, mask=new < count, other=0) - bound
@@ -133,28 +136,10 @@ def factors_of(head, spans, gates, mixed, positions, sees, factors, kept, layout
     near = near & (column[:, None] // COLUMNS == new_column[None, :] // COLUMNS)
     near = near & (asks[:, None] | (row[:, None] != new[None, :]))
     beside = weighed(kq, step, factor, own_sums, new_sums, near)
-    at = factors + row * (layout.value_heads * layout.factors)
-    if layout.corrects:
-        tl.store(at[:, None] + own[None, :], behind, mask=(real & (asks == 0))[:, None])
     at += COLUMNS + tl.where(asks, WIDTH, 0)
-    tl.store(at[:, None] + new[None, :], beside, mask=real[:, None] & (new < WIDTH)[None, :])
-    tl.debug_barrier()
-    weights = tl.where(asks[:, None], behind, 0.0)
-    for c in range(count):
-        mine = tl.load(at + c, mask=real & asks, other=0.0)
-        here = own == (tl.load(positions + c) - bound) % COLUMNS
-        weights += tl.where(here[None, :], mine[:, None], 0.0)
-    return weights
-
-
-@triton.jit
-def keep_weights(weights, count, factors, layout: tl.constexpr):
-    """Writes p of the rows by columns, where their factors of `solved` stood."""
-    row = tl.arange(0, layout.tile) % (layout.tile // 2)
-    asks = tl.arange(0, layout.tile) >= layout.tile // 2
-    at = factors + row * (layout.value_heads * layout.factors)
-    at = at[:, None] + tl.arange(0, COLUMNS)[None, :]
-    tl.store(at, weights, mask=((row < count) & asks)[:, None])
+    there = tl.where(asks[:, None], near, (new < WIDTH)[None, :])
+    to = tl.where(asks[:, None], (new_column % COLUMNS)[None, :], new[None, :])
+    tl.store(at[:, None] + to, beside, mask=there & written[:, None])
 
 
 @triton.jit

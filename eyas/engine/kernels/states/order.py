@@ -135,7 +135,7 @@ class DeltaLayout:
     @property
     def slice(self) -> int:
         """Rows of a state that a program reads at a time, where it need not have the whole."""
-        return min(32, self.key_size)
+        return 16
 
     @property
     def tile(self) -> int:
@@ -145,7 +145,7 @@ class DeltaLayout:
     @property
     def factors(self) -> int:
         """Numbers of a row beside a head, while few rows are made: see `few_rows.factors_of`."""
-        return SPAN + 2 * self.width
+        return 2 * SPAN + self.width
 
     @property
     def scale(self) -> float:
