@@ -20,9 +20,11 @@ from eyas.common.errors import RequestTimeout
 from eyas.common.types import Role
 from eyas.common.wire import clients, message, rpc
 from eyas.engine.kv.staging import PageStaging, StagingInlet
+from eyas.engine.loading import travel
 from eyas.engine.loop import engine as loop_engine
-from kv_transfer.backends import table
+from kv_transfer.backends import nixl, table
 from kv_transfer.backends.nixl import NixlBackend
+from kv_transfer.backends.rdma_slots import RdmaSlotsBackend
 from protos import transfer_pb2_grpc
 from tests.unit.fake_nixl import FakeNixl
 
@@ -49,11 +51,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     def play() -> FakeNixl:
         nixl = FakeNixl()
         monkeypatch.setattr(table, "missing", lambda name: "")
-        for name in ("rdma", "rdma_slots"):
-            table.backend(name)  # their classes are made before the one below them is replaced
-        monkeypatch.setattr(
-            "kv_transfer.backends.nixl.NixlBackend", partial(NixlBackend, bindings=lambda: nixl)
-        )
+        table.backend("rdma")  # its class is made before the one below it is replaced
+        for kind in (NixlBackend, RdmaSlotsBackend):
+            played = partial(kind, bindings=lambda: nixl)
+            monkeypatch.setattr(f"{kind.__module__}.{kind.__name__}", played)
         return nixl
 
     return play
@@ -71,13 +72,23 @@ def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("tcp", "tcp", marks=pytest.mark.slow),
         pytest.param("grpc", "grpc", marks=pytest.mark.slow),
         ("nixl", "nixl"),
+        ("rdma_slots", "rdma_slots"),
     ],
 )
 async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
-    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, played: Played, by: str, path: str
+    config: EngineConfig,
+    expected: dict[int, list[int]],
+    tmp_path: Path,
+    played: Played,
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
+    path: str,
 ) -> None:
-    if by == "nixl":
-        nixl = played()
+    """`rdma_slots`: through slots in the devices' memory."""
+    monkeypatch.setattr(travel, "_NICS", Path("/") if by == "rdma_slots" else tmp_path)
+    monkeypatch.setattr(nixl, "SLOW", 0.0)  # as the played library is
+    if by in ("nixl", "rdma_slots"):
+        library = played()
     async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
         assert isinstance(b.engine._parts.copiers[0]._landing, StagingInlet)
         decode.attach(request(0), await prefill(a, request(0)))
@@ -85,8 +96,8 @@ async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
         assert await same_pages(a, b)
         assert slots_left(a) == slots_free(b) == SLOTS
     assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}, "staging files outlived their workers"
-    if by == "nixl":
-        assert nixl.wrong == [] and len(nixl.reads) >= 5, "nine pages, two at a time"
+    if by in ("nixl", "rdma_slots"):
+        assert library.wrong == [] and len(library.reads) >= 5, "nine pages, two at a time"
 
 
 async def test_bytes_that_were_not_held_until_they_were_read_do_not_count(

@@ -20,7 +20,7 @@ from staged_rig import PROMPT, SLOTS, WINDOW, pair, pretend, request, slots_free
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
-from eyas.common.types import KvHandle, Role
+from eyas.common.types import KvHandle, PageShare, Role
 from eyas.common.wire import message, rpc
 from eyas.common.wire.transfer import TransferClient, WatchReady
 from eyas.engine.kv.staging import PageStaging
@@ -85,6 +85,29 @@ async def test_a_fetch_of_all_pages_brings_their_bytes_and_no_others(
                 await anext(owner.fetch(handle, 1, (foreign,)))
             proof = b"".join([chunk async for chunk in owner.fetch_proof(handle.group, handle.epoch, [128])])
             assert proof == a.engine._parts.pools[0].pages[128].numpy().tobytes()
+        await until(lambda: slots_left(a) == SLOTS)
+
+
+async def test_some_heads_of_pages_are_fetched_and_none_that_are_not_there(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a, watching(a) as (owner, handle):
+        pages, pool = handle.shards[0].pages, a.engine._parts.pools[0].tensor
+        heads = pool.shape[-2]
+        found = b"".join([chunk async for chunk in owner.fetch(handle, 1, pages, PageShare(0, heads - 1, 1))])
+        assert found == pool[list(pages)][..., heads - 1 :, :].contiguous().numpy().tobytes()
+        on_device = PageShare(on_device=True)
+        for share, says in (
+            (PageShare(1), "rank is one of 1 ranks"),
+            (PageShare(0, heads, 1), f"heads are some of {heads}"),
+            (PageShare(0, 1, heads), f"heads are some of {heads}"),
+            (on_device, "slots that the caller reads"),
+        ):
+            with pytest.raises(InvalidRequest, match=says):
+                await anext(owner.fetch(handle, 1, pages, share))
+        with pytest.raises(TransferFailed, match="no staging in the memory of its devices"):
+            async with owner.stage(handle, 1, pages[:WINDOW], on_device):
+                pass
         await until(lambda: slots_left(a) == SLOTS)
 
 

@@ -6,6 +6,7 @@ import itertools
 import re
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -37,7 +38,7 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.kv.front_wire import FrontWire
 from eyas.engine.kv.pulls import PullManager
 from kv_transfer.area import PoolArea
-from kv_transfer.backends.base import BackendSite
+from kv_transfer.backends.base import BackendSite, PeerSource
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import StreamBackend
 from kv_transfer.copier import PageCopier
@@ -258,3 +259,21 @@ def test_a_worker_without_the_way_that_it_may_take_says_so() -> None:
     for transfer, says in (("grpc", "this worker has no way named grpc"), ("auto", "no way leads to")):
         with pytest.raises(EyasError, match=says):
             PeerRoutes({}, transfer, OURS).search(pages).next()
+
+
+@pytest.mark.parametrize(("here", "there"), [(False, True), (True, False)])
+def test_parts_of_pages_that_one_end_cannot_divide_are_refused_by_name(here: bool, there: bool) -> None:
+    """As those of groups of ranks, of which one is read where its pages lie."""
+    source = PeerSource()
+    source.is_staging = there
+    way = SimpleNamespace(name="way", direct=False, open=lambda export: source)
+    half = RankPool(0, 0, {"way": {}})
+    info = msgspec.structs.replace(INFO, ranks=(half, msgspec.structs.replace(half, rank=1)))
+    ours = msgspec.structs.replace(GEOMETRY, kv_heads=2 * GEOMETRY.kv_heads)
+    pages = KvPeers("").meet("w1", KvKind.TARGET, info).pages(KvKind.TARGET, 1)
+    with pytest.raises(EyasError, match="of 2 ranks there and of 1 here, .* whole ones go, by way"):
+        PeerRoutes({"way": way}, "auto", RankPools(ours, 1, here)).search(pages).next()  # type: ignore[dict-item]
+    source.is_staging = True
+    route = PeerRoutes({"way": way}, "auto", RankPools(ours, 1, True)).search(pages).next()  # type: ignore[dict-item]
+    (part,) = route.parts
+    assert (part.source.rank, part.target.first, part.width) == (1, GEOMETRY.kv_heads, GEOMETRY.page_bytes)
