@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from eyas.bench.shapes import ModelShape
 from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
@@ -43,7 +44,7 @@ from eyas.engine.models.table import read_model
 from eyas.engine.speculation.synthetic import resolve
 from tests.gpu.exact_cost import Load, Timed, say
 from tests.gpu.exact_ops import side_by_side
-from tests.gpu.time_shapes import SMALL, Shape, kernels, mixing_numbers, written
+from tests.gpu.time_shapes import SMALL, Shape, kernels, mixing_numbers, most_time, written
 
 STEPS, LENGTH = 2, 2.5  # of an MTP layer: drafts in a row, tokens per round
 FLOPS = 700e12
@@ -156,12 +157,25 @@ def agent(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Names
 
 
 def profiles(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Namespace) -> Iterator[Any]:
-    """Of a step, and of the prompts of 4,096 with 32 steps behind them."""
+    """Of a step; and of a turn that goes on from a cached state, by 600 tokens up to its first one."""
     if args.device == "cpu":
         return
-    for load in (*LOADS, PROMPTS[0]):
+    for load in LOADS:
         if load.name in args.loads:
             yield from ({"load": load.name, **line} for line in kernels(engine, load))
+    if "turn" in args.loads:
+        dice, params = random.Random(9), SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        text = [dice.randrange(10, config.vocab_size - 300) for _ in range(13200)]
+        for number, end in enumerate((12000, 12600)):
+            engine.answered(GenerationRequest(f"before {number}", tuple(text[:end]), params))
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            seconds, _ = engine.answered(GenerationRequest("turn", tuple(text), params))
+        every = [e for e in seen.events() if str(e.device_type).endswith("CUDA")]
+        busy = sum(event.time_range.elapsed_us() for event in every)
+        edges = [edge for e in every for edge in (e.time_range.start, e.time_range.end)] or [0]
+        whole = {"ms": round(1e3 * seconds, 1), "kernels ms": round(busy / 1e3, 1), "launches": len(every)}
+        yield {"turn": whole | {"first to last ms": round((max(edges) - min(edges)) / 1e3, 1)}}
+        yield from ({"load": "turn", **line} for line in most_time(seen, 1))
 
 
 DO = dict(zip(PARTS, (steps, prompts, agent, profiles), strict=True))

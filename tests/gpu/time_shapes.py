@@ -280,6 +280,11 @@ def kernels(engine: Timed, load: Load) -> list[dict[str, Any]]:
     load = replace(load, answer=32)  # a profile's events are slow to read
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         engine.measured(load, 3)
+    return most_time(seen, load.answer)
+
+
+def most_time(seen: profile, steps: int) -> list[dict[str, Any]]:
+    """The kernels of a profile of that many steps that take the most time."""
     spent: defaultdict[str, list[float]] = defaultdict(list)
     for event in seen.events():
         if str(event.device_type).endswith("CUDA"):
@@ -288,8 +293,8 @@ def kernels(engine: Timed, load: Load) -> list[dict[str, Any]]:
     return [
         {
             "kernel": name,
-            "us of a step": round(sum(each) / load.answer, 1),
-            "launches": round(len(each) / load.answer, 1),
+            "us of a step": round(sum(each) / steps, 1),
+            "launches": round(len(each) / steps, 1),
             "us each": round(sum(each) / len(each), 2),
         }
         for name, each in lines
