@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from eyas.common.errors import TransferFailed
 from eyas.common.types import RankPages
 from kv_transfer.area import PoolArea
 from kv_transfer.backends import nixl_agent, nixl_reads
-from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource
+from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, runs
 from kv_transfer.backends.nixl import NixlBackend
 
 pytestmark = [
@@ -214,3 +214,39 @@ def test_two_pullers_of_one_owner_do_not_disturb_each_other(puller: Puller) -> N
         assert other.backend.close(time.monotonic() + 5.0)
         whole(puller, mine)
         assert puller.holds(peer, range(PAGES)) and other.holds(peer, range(PAGES))
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "pieces"),
+    [
+        (range(40), range(3, 43), 1),
+        ((*range(8), *range(20, 28)), (*range(30, 38), *range(8)), 2),
+        (range(0, 40, 2), range(0, 40, 2), 20),
+        (range(10, 0, -1), range(10, 0, -1), 10),
+        ((4, 5, 6, 7), (9, 8, 7, 6), 4),
+    ],
+)
+def test_pages_that_follow_each_other_on_both_sides_are_one_piece(
+    src: Sequence[int], dst: Sequence[int], pieces: int
+) -> None:
+    """The library joins what it is given as pages of one row: as many pieces as `runs` finds."""
+    nixl, area = nixl_agent.load(), PoolArea(np.zeros((PAGES, 4096), np.uint8))
+    config = nixl.nixlAgentConfig()
+    config.useProgThread, config.pthrDelay, config.captureTelemetry = True, 100_000, True
+    agents = [nixl.nixlAgent(name, config) for name in ("reader", "owner")]
+    own = nixl_agent.OwnPages.in_host(area).memory
+    rows = np.array(own.rows(own.page_bytes), np.uint64)
+    for agent in agents:
+        agent.createBackend("UCX", {})
+        agent.registerMem(nixl.nixlRegDList(nixl.DRAM_SEG, [own.whole]))
+    reader, owner_ = agents
+    assert reader.loadRemoteMD(owner_.getLocalMD()) == b"owner"
+    sides = [reader.prepXferDlist(name, nixl.DRAM_SEG, rows, []) for name in (nixl.NIXL_INIT_AGENT, "owner")]
+    here, there = (np.array(list(pages), np.int32) for pages in (dst, src))
+    read = reader.makeXferReq(nixl.NIXL_READ, sides[0], here, sides[1], there)
+    reader.postXferReq(read)
+    deadline = time.monotonic() + 10.0
+    while reader.getXferStatus(read) == nixl.NIXL_IN_PROG:
+        assert time.monotonic() < deadline
+    assert reader.getXferTelemetry(read).descCount == pieces == len(list(runs(tuple(src), tuple(dst))))
+    reader.releaseXferReq(read)
