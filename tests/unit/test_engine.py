@@ -19,6 +19,7 @@ from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.ipc.messages import CancelGeneration, EngineLoad, EngineReady, Event, ShutdownEngine
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loop import engine as engine_module
+from eyas.engine.loop.engine import Engine
 from tests.unit.crossed import crossed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -374,6 +375,31 @@ def test_a_worker_that_is_ready_says_at_once_what_it_can_take(base: EngineConfig
     ready, load = said
     assert isinstance(ready, EngineReady) and isinstance(load, EngineLoad)
     assert (load.backlog.prefill_room, load.backlog.decode_room) == (10, 18)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("way", ["one token", "no token", "no drafts"])
+def test_prompts_that_nothing_is_drafted_for_are_cached_too(
+    base: EngineConfig, way: str, split: bool
+) -> None:
+    """Pages that also hold draft KV have it of every prompt, so that they serve any request after it."""
+    tokens = {"one token": 1, "no token": 0, "no drafts": 6}[way]
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    first = GenerationRequest("0", tuple(range(70)), params, speculative=way != "no drafts")
+    drafted = msgspec.structs.replace(params, max_tokens=6)
+    again = msgspec.structs.replace(first, id="1")
+    last = msgspec.structs.replace(first, id="2", params=drafted, speculative=True)
+    cluster, found = Loopback(*(split_configs(base) if split else (base,))), []
+    try:
+        for one in (first, again, last):
+            found.append(cluster.submit(one, split=split))
+            wait_all(found, 60)
+    finally:
+        cluster.close()
+    engine = cluster.by_role["prefill"].engine
+    assert isinstance(engine, Engine) and engine._scheduler.cached_tokens == 2 * 64
+    assert not any(entry.offered for result in found[:2] for entry in result.entries)
+    assert split or any(entry.offered for entry in found[2].entries)  # a service may be too late
 
 
 def test_pages_that_come_free_are_not_slept_over(base: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ class StepCommitter:
             seq.grow(one.rows - 1, drafted=self.runner.drafts and work.followed)
             # Where the newest round began, which may be in flight, its state stands.
             seq.bound = (seq.kv_len - (seq.in_flight or one.rows)) // SPAN * SPAN
-        if why is None or one.forks:
+        if why is None or one.forks or not work.round:  # a prompt may serve others when its answer is over
             self.drafting.certain(one, propose=why is None)
         return why is not None
 

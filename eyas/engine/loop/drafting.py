@@ -75,7 +75,10 @@ class DraftCoordinator:
         seq, start = one.work.seq, one.work.start
         if propose:
             self._grew(seq)
-        if self.drafter is None or one.features is None or not seq.generation.request.speculative:
+        if self.drafter is None or one.features is None:
+            return
+        drafted = seq.generation.request.speculative
+        if not drafted and (one.work.round or not self.drafter.local_kv):  # its prompt may serve others
             return
         end = start + one.rows
         start = end - len(one.features)  # those before are of no use to a drafter far away
@@ -83,7 +86,7 @@ class DraftCoordinator:
         features = one.features if len(tokens) == len(one.features) else one.features[: len(tokens)]
         if self.drafter.local_kv:
             if tokens and (seq.drafting or (seq.draft_len == start and self._open(seq, start))):
-                want = self._want(seq) if propose else None
+                want = self._want(seq) if propose and drafted else None
                 self._commits.append(AcceptedRows(seq, start, tokens, features, want))
             return
         seq.window.add(start, features)
