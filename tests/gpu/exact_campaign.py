@@ -312,6 +312,8 @@ def command(bed: Bed, args: argparse.Namespace, part: str, *flags: str) -> list[
         bed.shape,
         "--kind",
         bed.kind,
+        "--layers",
+        bed.layers,
         "--folder",
         bed.folder,
         *flags,
@@ -356,6 +358,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="cpu: plain torch, to try the script")
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--kind", choices=KINDS, default="dense", help="of model (%(default)s)")
+    parser.add_argument("--layers", type=int, default=0, help="of the models (0: all)")
     parser.add_argument("--part", help="one alone, in this process")
     parser.add_argument("--latest", type=float, default=float("inf"), help="of the part's questions")
     parser.add_argument("--folder", type=Path)
@@ -364,7 +367,7 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true", help="only the part's kernels")
     args = parser.parse_args()
     if args.part is not None:
-        bed = Bed(args.device, args.shape, args.folder, args.kind)
+        bed = Bed(args.device, args.shape, args.folder, args.kind, args.layers)
         try:
             if args.part == POWER:
                 run_power(bed, args.out)
@@ -378,7 +381,7 @@ def main() -> int:
             say(args.out, {"part": args.part, "failed": traceback.format_exc()})
             os._exit(1)
     with tempfile.TemporaryDirectory() as folder:
-        bed = Bed(args.device, args.shape, Path(folder), args.kind)
+        bed = Bed(args.device, args.shape, Path(folder), args.kind, args.layers)
         bed.written()
         failures = list(run_all(bed, args))
         found = verdict(args.out, failures, args.only, hazards_of(args.kind))

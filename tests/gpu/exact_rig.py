@@ -124,19 +124,20 @@ class Way:
 @dataclass(frozen=True)
 class Bed:
     """Where engines run: the device, a shape of `eyas.bench.shapes`, a folder for what is written, and one of
-    `KINDS`.
+    `KINDS`. `layers`: of the models of ways that do not say it, if not all.
     """
 
     device: str
     shape: str
     folder: Path
     kind: str = "dense"
+    layers: int = 0
 
     def written(self, layers: int = 0) -> tuple[Path, Path]:
         """The folders of the model and of its head. Processes that run at the same time find them written."""
         shape = SHAPES[self.shape]
-        if layers:
-            shape = replace(shape, layers=layers)
+        if layers or self.layers:
+            shape = replace(shape, layers=layers or self.layers)
         model, head = (self.folder / f"{name}-{shape.layers}" for name in ("model", "head"))
         if not (model / "tokenizer_config.json").exists():
             write_model(shape, model)
