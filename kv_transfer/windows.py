@@ -92,8 +92,8 @@ class WindowedJob:
 
     @property
     def ready(self) -> bool:
-        """Whether its next window may begin."""
-        return self.left and self.running - self.crossed < AT_ONCE
+        """Whether its next window may begin. (Each of our ranks has its own, which are smaller.)"""
+        return self.left and self.running - self.crossed < AT_ONCE * len(self.route.parts)
 
     @property
     def count(self) -> int:

@@ -24,8 +24,8 @@ class PagesByHeads:
         self.stream = torch.cuda.Stream(pages.device) if pages.is_cuda else None
         geometry = shape.geometry
         self.head_bytes, self.rows = geometry.head_bytes, geometry.page_rows
-        self._word = next(word for word in _WORDS if self.head_bytes % word.itemsize == 0)
-        self._heads = self.whole.view(self._word).unflatten(1, (geometry.page_rows, geometry.kv_heads, -1))
+        self.word = next(word for word in _WORDS if self.head_bytes % word.itemsize == 0)
+        self._heads = self.whole.view(self.word).unflatten(1, (geometry.page_rows, geometry.kv_heads, -1))
 
     def part_bytes(self, share: PageShare) -> int:
         """Bytes of each page that are of a share."""
@@ -41,7 +41,7 @@ class PagesByHeads:
         are.
         """
         heads = self._of(share)
-        words = parts.view(self._word).unflatten(1, heads.shape[1:])
+        words = parts.view(self.word).unflatten(1, heads.shape[1:])
         heads.index_copy_(0, self.index(pages), words)
 
     def index(self, numbers: Sequence[int]) -> torch.Tensor:

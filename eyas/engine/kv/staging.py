@@ -144,8 +144,8 @@ class PageStaging:
                 return _copy_runs(rank.whole, pages, memory, slots)
             parts = rank.gather(pages, share)
             if share.on_device:
-                blocks, places = _blocks(memory, parts.shape[1], slots)
-                blocks.index_copy_(0, rank.index(places), parts)
+                blocks, places = _blocks(memory.view(rank.word), parts.view(rank.word).shape[1], slots)
+                blocks.index_copy_(0, rank.index(places), parts.view(rank.word))
             else:
                 for slot, part in zip(slots, parts, strict=True):
                     self._piece(slot, share).copy_(part, non_blocking=True)
@@ -159,8 +159,8 @@ class PageStaging:
             if not share.heads:
                 return _copy_runs(memory, slots, rank.whole, pages)
             if share.on_device:
-                blocks, places = _blocks(memory, width, slots)
-                parts = blocks.index_select(0, rank.index(places))
+                blocks, places = _blocks(memory.view(rank.word), width // rank.word.itemsize, slots)
+                parts = blocks.index_select(0, rank.index(places)).view(torch.uint8)
             else:
                 parts = torch.empty((len(slots), width), dtype=torch.uint8, device=rank.whole.device)
                 for slot, part in zip(slots, parts, strict=True):
@@ -179,7 +179,7 @@ class PageStaging:
 
 
 def _blocks(memory: torch.Tensor, width: int, slots: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
-    """Slots of a device as uint8 [blocks, width], and which blocks parts of pages take in `slots`."""
+    """Slots of a device as [blocks, width], and which blocks parts of pages take in `slots`."""
     each = parts_per_slot(memory.shape[1], width)
     blocks = memory[:, :width] if each == 1 else memory.view(-1, width)
     return blocks, part_places(slots, each)
