@@ -129,6 +129,7 @@ async def test_a_library_that_fell_back_to_tcp_is_not_called_rdma(
         await refused(b, "rdma")
 
 
+@pytest.mark.slow
 async def test_a_link_that_grows_slow_is_left(
     nixl: FakeNixl, pair: Pair, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
