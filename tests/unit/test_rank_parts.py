@@ -183,6 +183,7 @@ class Pair:
         while len(results) < len(jobs):
             assert time.monotonic() < deadline
             results += self.copier.finished()
+            time.sleep(2e-4)
         return results
 
     def close(self) -> None:
@@ -202,10 +203,15 @@ def pair(folder: Path, kind: str, there: int, here: int, by: str = "tcp") -> Ite
 SRC, DST = (7, 0, 3, 4, 8), (1, 2, 6, 5, 0)
 
 
-@pytest.mark.parametrize("by", ["tcp", "nixl", "rdma_slots"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("there", [1, 2, 4])
-@pytest.mark.parametrize("here", [1, 2, 4])
+CASES = (
+    *(("heads", there, here, "rdma_slots") for there in (1, 2, 4) for here in (1, 2, 4)),
+    *(("heads", there, here, by) for there, here in ((2, 1), (1, 2), (4, 2)) for by in ("tcp", "nixl")),
+    *(("fp8", there, here, "tcp") for there, here in ((2, 1), (1, 4))),
+    *(("latents", there, here, by) for there, here in ((4, 2), (1, 2)) for by in ("tcp", "rdma_slots")),
+)
+
+
+@pytest.mark.parametrize(("kind", "there", "here", "by"), CASES)
 def test_every_rank_gets_its_heads_and_nothing_else(
     tmp_path: Path, kind: str, there: int, here: int, by: str
 ) -> None:
