@@ -227,7 +227,14 @@ def _packed(
     made = product_of(x, tiles, scales, beside, source, inside, expert, first, part, plan)
     last = True
     if plan.split > 1:
-        made, last = _finished(made, partials, tickets, cell, plan)
+        rows, columns = tl.arange(0, plan.rows), tl.arange(0, plan.columns)
+        if plan.walk == SINGLE:  # the other rows are none
+            row = tl.sum(tl.where(inside[None, :], made, 0.0), 1)
+            row, last = _finished(row, columns, plan.columns, partials, tickets, cell, plan)
+            made = tl.broadcast_to(row[:, None], (plan.columns, plan.rows))
+        else:
+            place = columns[:, None] * plan.rows + rows[None, :]
+            made, last = _finished(made, place, plan.columns * plan.rows, partials, tickets, cell, plan)
     column = first + tl.arange(0, plan.half)
     there = column < plan.outputs
     a, b = made, made
@@ -355,11 +362,11 @@ def _values(x, source, inside, at, COUNT: tl.constexpr, plan: tl.constexpr):
 
 
 @triton.jit
-def _finished(made, partials, tickets, cell, plan: tl.constexpr):
-    """The sum of all programs' parts of a tile, in order, for the last one to arrive; and whether it is."""
-    SIZE: tl.constexpr = plan.columns * plan.rows
-    shares = partials + cell * (plan.split * SIZE)
-    shares += tl.arange(0, plan.columns)[:, None] * plan.rows + tl.arange(0, plan.rows)[None, :]
+def _finished(made, place, SIZE: tl.constexpr, partials, tickets, cell, plan: tl.constexpr):
+    """The sum of all programs' parts of a tile, in order, for the last one to arrive; and whether it is.
+    `place`: of each number among SIZE.
+    """
+    shares = partials + cell * (plan.split * SIZE) + place
     tl.store(shares + tl.program_id(1) * SIZE, made)
     tl.debug_barrier()  # one thread takes the ticket, for the stores of all
     last = tl.atomic_add(tickets + cell, 1, sem="acq_rel") == plan.split - 1

@@ -250,7 +250,7 @@ def _few_packed(shape: GroupedShape, choices: int, rows: int) -> GroupedTile:
         return GroupedTile(rows, 64, 128, warps=4 if shape.gated else 2, stages=4 if shape.gated else 6)
     if shape.gated:
         split = min(-(-_PACKED_PROGRAMS // programs), _MOST_PACKED_PARTS, -(-shape.k // _STRETCH_UNIT))
-        return GroupedTile(rows, 64, 128, warps=2, stages=4, split=split)
+        return GroupedTile(rows, 64, 128, warps=2, stages=3, split=split)
     programs = _count(shape, choices, rows, 128)
     split = min(-(-_CROWDED // programs), _MOST_PACKED_PARTS, -(-shape.k // _STRETCH_UNIT))
     return GroupedTile(rows, 128, 128, warps=4, stages=3, split=split)

@@ -139,8 +139,8 @@ def _back_add(
     if plan.pdl:
         if plan.ahead > 0:
             call_steps_ahead(words, expert, first, part, plan)
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()  # not before: what the next kernel calls ahead would come before these rows
     row, column = tl.arange(0, plan.rows), first + tl.arange(0, plan.columns)
     inside, there = row < 1, column < plan.outputs
     source = tl.where(inside, slot, 0).to(tl.int64)
