@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import shutil
@@ -138,6 +139,30 @@ def test_a_full_disk_takes_no_page_and_leaves_nothing(
                 store.put(KEYS[0], page(KEYS[0]))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert store.put(KEYS[0], page(KEYS[0])) == WHOLE
+
+
+def test_on_a_disk_smaller_than_its_limit_old_pages_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, writev = DiskStore(tmp_path, "n", 1 << 20), os.writev
+
+    def small(fd: int, buffers: list[memoryview]) -> int:
+        if sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) + WHOLE > 3 * WHOLE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return writev(fd, buffers)
+
+    monkeypatch.setattr(os, "writev", small)
+    for key in KEYS[:3]:
+        store.put(key, page(key))
+    with pytest.raises(TransferFailed, match="No space left"):
+        store.put(KEYS[3], page(KEYS[3]))
+    for key in KEYS[3:6]:
+        assert store.put(key, page(key)) == WHOLE
+    assert [got(store, key) is not None for key in KEYS[:6]] == [False] * 3 + [True] * 3
+    monkeypatch.setattr(os, "writev", writev)  # the disk has room again
+    store._next_look = 0.0
+    store.put(KEYS[6], page(KEYS[6]))
+    assert all(got(store, key) for key in KEYS[3:7])
 
 
 def test_a_store_that_is_full_says_so_and_still_gives(server: RedisServer) -> None:

@@ -7,6 +7,7 @@ whole or not at all; which files there are is looked at again now and then, for 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import math
@@ -36,7 +37,7 @@ class DiskStore:
 
     def __init__(self, folder: Path, namespace: str, most_bytes: int) -> None:
         self.folder = folder / namespace
-        self._most = most_bytes
+        self._limit = self._most = most_bytes  # as configured; as the disk has room
         self._lock = threading.Lock()
         self._files: OrderedDict[bytes, int] = OrderedDict()  # bytes by key; the next to be removed first
         self._total = 0
@@ -67,11 +68,14 @@ class DiskStore:
             path.parent.mkdir(exist_ok=True)
             with open(partial, "xb", buffering=0) as file:
                 if os.writev(file.fileno(), [seal(key, parts), *parts]) != size:
-                    raise OSError(28, "the disk is full")
+                    raise OSError(errno.ENOSPC, "the disk is full")
             partial.rename(path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 partial.unlink()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                with self._lock:
+                    self._most = min(self._most, self._total)  # the next page takes an old one's place
             raise TransferFailed(f"{self.folder} takes no page: {error.strerror}") from None
         with self._lock:
             self._add(key, size)
@@ -140,6 +144,7 @@ class DiskStore:
         with self._lock:
             self._files = OrderedDict((key, size) for _, key, size in files)
             self._total = sum(self._files.values())
+            self._most = self._limit
             self._next_look = now + max(LOOK_S, (now - began) / LOOK_SHARE)
 
     def _listed(self) -> Iterator[tuple[float, bytes, int]]:
