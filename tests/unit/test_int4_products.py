@@ -134,14 +134,6 @@ def test_a_spoiled_matrix_is_noticed(spoiled: str, tile: ProductTile) -> None:
         close(out, x.double() @ wide.t())
 
 
-def test_four_bits_as_they_lie_are_a_subnormal_number() -> None:
-    """What a thread multiplies and adds to, of few rows' weights in bfloat16."""
-    words = torch.arange(1 << 16, dtype=torch.int32)
-    for part, (shift, bits, power) in enumerate(int4.LIES):
-        lie = (words >> shift & bits).to(torch.int16).view(torch.bfloat16)
-        assert torch.equal(lie.double() * 2.0**power * 64, (words >> 4 * part & 15).double())
-
-
 def test_other_rows_are_refused() -> None:
     weight, _ = matrix(64, 512, 128, True)
     out = torch.empty(3, 64, device=DEVICE)

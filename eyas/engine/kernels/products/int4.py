@@ -168,57 +168,6 @@ def part_of(words, zeros, part: tl.constexpr):
     return made
 
 
-LIES = ((0, 0x000F, 127), (0, 0x00F0, 123), (8, 0x000F, 127), (8, 0x00F0, 123))
-"""Of each part: how far a word is shifted, the bits that are its number then, which as they lie are a
-subnormal number of bfloat16, and the power of two that makes a 64th of the number of it.
-"""
-
-
-def _less_assembly(shift: int, bits: int, power: int) -> str:
-    """Two numbers of two words, less the zero points, and a 64th of that."""
-    times = 127 + power << 7  # the bits of 2 ** power
-    return (
-        f"{{ .reg .b32 t, c; shr.b32 t, $1, {shift}; and.b32 t, t, {bits * 0x10001:#010x}; "
-        f"mov.b32 c, {times * 0x10001:#010x}; fma.rn.bf16x2 $0, t, c, $2; }}"
-    )
-
-
-_LESS = tl.constexpr(tuple(_less_assembly(*each) for each in LIES))
-
-
-@triton.jit
-def less_of(zeros):
-    """What `part_less` adds, of zero points."""
-    if _INTERPRETED or zeros.dtype != tl.bfloat16:
-        made = zeros
-    else:
-        made = ((base_of(zeros.dtype) - zeros.to(tl.float32)) / 64).to(zeros.dtype)
-    return made
-
-
-@triton.jit
-def part_less(words, less, part: tl.constexpr):
-    """`part_of`, in bfloat16 a 64th of it. `less`: of `less_of`."""
-    if _INTERPRETED or less.dtype != tl.bfloat16:
-        made = part_of(words, less, part)
-    else:
-        wide = tl.broadcast_to(tl.expand_dims(less, -1), words.shape)
-        made = tl.inline_asm_elementwise(
-            _LESS[part], "=r,r,r", [words, wide], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-    return made
-
-
-@triton.jit
-def part_factor(dtype: tl.constexpr):
-    """What makes sums of `part_less` those of the numbers."""
-    if _INTERPRETED or dtype != tl.bfloat16:
-        factor = 1.0
-    else:
-        factor = 64.0
-    return factor
-
-
 @triton.jit
 def scaled_part_of(words, zeros, scales, part: tl.constexpr):
     """The same, times their rows' scales [n] of that type; rounded."""

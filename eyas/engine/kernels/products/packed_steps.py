@@ -104,9 +104,9 @@ def _with_few(acc, rows, words, of_step, beside, plan: tl.constexpr):
     parts = _parted(rows, plan.parts)
     for group in tl.static_range(GROUPS):
         scale, made = of_step[2 * group], tl.zeros_like(acc)
-        less = int4.less_of(int4.eights(scale, rows.dtype) if beside is None else of_step[2 * group + 1])
+        zero = int4.eights(scale, rows.dtype) if beside is None else of_step[2 * group + 1]
         for part in tl.static_range(group * GROUPED, (group + 1) * GROUPED):
-            numbers = int4.part_less(words, less, part)
+            numbers = int4.part_of(words, zero, part)
             made = tl.dot(numbers, _turned(parts[part]), made, input_precision="ieee")
         acc += made * tl.expand_dims(scale.to(tl.float32), -1)
     return acc
@@ -155,12 +155,10 @@ def by_warps(plan: tl.constexpr):
 
 
 @triton.jit
-def finished(acc, beside, column, dtype: tl.constexpr, plan: tl.constexpr):
-    """A program's sums [columns, rows], times what a format has for each row of the matrix. `dtype`: of x."""
+def finished(acc, beside, column, plan: tl.constexpr):
+    """A program's sums [columns, rows], times what a format has for each row of the matrix."""
     if plan.shares_k:
         acc = tl.sum(acc, 0)
-    if plan.few:
-        acc *= int4.part_factor(dtype)
     if plan.form == "fp4" and beside is not None:
         acc *= tl.load(beside + column)[:, None]
     return acc

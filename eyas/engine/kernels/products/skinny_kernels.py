@@ -448,7 +448,7 @@ def _packed_product(x, words, scales, beside, column, head, offset, following, p
         acc = with_step(acc, x, step, of_step, beside, at, plan)
     if plan.pdl and plan.few:
         gdc_launch_dependents()  # not sooner: programs that wait would crowd some SMs
-    return tl.trans(finished(acc, beside, column, x.dtype, plan))
+    return tl.trans(finished(acc, beside, column, plan))
 
 
 @triton.jit
