@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import multiprocessing
@@ -16,18 +17,21 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eyas.common.types import RankPages
+from eyas.common.types import PageShare, RankPages
 from eyas.common.wire.pool import PoolInfo, RankPool
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.kv.rank_pools import FollowerPool
 from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.staging import PageStaging, StagingInlet
 from kv_transfer.area import DeviceArea
@@ -35,6 +39,7 @@ from kv_transfer.backends.base import BackendSite, CopyJob
 from kv_transfer.backends.table import backend
 from kv_transfer.copier import PageCopier
 from kv_transfer.copy_thread import CopyDone
+from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import RankPools, window_pages
 from kv_transfer.peers import PeerRoute
 
@@ -97,6 +102,8 @@ class Group:
 def own(sizes: Sizes, device: str, by: str, pipe: Connection) -> None:
     """The owner's process: a group for every number of ranks that it is given, until the pipe is closed."""
     whole = contents(sizes, device)
+    if device != "cpu":
+        hand_over(sizes, device, pipe, whole)
     with contextlib.suppress(EOFError):
         while True:
             group = Group(sizes, device, pipe.recv(), by, None)
@@ -106,6 +113,17 @@ def own(sizes: Sizes, device: str, by: str, pipe: Connection) -> None:
             pipe.send(group.info())
             stage(group, pipe)
             group.close()
+
+
+def hand_over(sizes: Sizes, device: str, pipe: Connection, whole: torch.Tensor) -> None:
+    """A pool that the puller maps, as rank 0 does those of other ranks, until it says that it is done."""
+    with tempfile.TemporaryDirectory(prefix="eyas-rank-", dir="/dev/shm") as folder:
+        pool = KvPool(PoolShape(sizes.form, sizes.pages, 16, sizes.dtype, device))
+        pool.pages[: sizes.pages].view(torch.uint8).copy_(whole.flatten(1))
+        pool.hand_over(Path(folder, "giver"))
+        pipe.send(Path(folder, "giver"))
+        pipe.recv()
+        pool.close()
 
 
 def stage(group: Group, pipe: Connection) -> None:
@@ -191,6 +209,28 @@ class Puller:
         """A step that is done."""
         print(f"{time.monotonic() - self.began:6.1f} s  {text}", flush=True)
 
+    def map_rank(self) -> bool:
+        """Whether another process's pool on the other GPU is read here, and through staging, as it is."""
+        shape = PoolShape(self.sizes.form, self.sizes.pages, 16, self.sizes.dtype, "cuda:0")
+        other = FollowerPool.at(self.pipe.recv(), shape.geometry, partial(CudaDriver, 0))
+        pages = other.pages(shape, "cuda:0")
+        same = bool((pages[: self.sizes.pages].view(torch.uint8) == self.whole.flatten(1).to("cuda:0")).all())
+        with tempfile.TemporaryDirectory(prefix="eyas-rank-", dir="/dev/shm") as folder:
+            own = KvPool(dataclasses.replace(shape, device="cuda:1"))
+            staging = PageStaging(own, Path(folder, "staging"), 4, [pages])
+            over: list[Any] = []
+            staging.copy_out((7, 3, 4), (2, 0, 1), over.append, PageShare(1, 2, 2))
+            while not over:
+                staging.poll()
+            width = shape.geometry.part_bytes(2)
+            parts = torch.from_numpy(staging.area.pages[[2, 0, 1], :width].copy())
+            same &= torch.equal(parts, self.whole[[7, 3, 4], :, 2:4].flatten(1).cpu())
+            del pages
+            own.close()
+        other.close()
+        self.say(f"a pool of another process and GPU, mapped and staged: {'right' if same else 'WRONG'}")
+        return same and over == [None]
+
     def routes(self, group: Group, info: PoolInfo) -> list[PeerRoute]:
         """To each rank of the owner."""
         ours = RankPools(group.shape.geometry, len(group.ranks), divides=True)
@@ -261,6 +301,13 @@ def main() -> int:
     wrong = 0
     for by in args.by:
         puller = Puller.started(sizes, devices, by)
+        if args.device == "cuda":
+            try:
+                wrong += not puller.map_rank()
+            except Exception:  # the timings can be made all the same
+                traceback.print_exc(file=sys.stdout)
+                wrong += 1
+            puller.pipe.send("done")
         wrong += sum(not puller.timed(there, here, args.times) for there, here in PAIRS)
     return 1 if wrong else 0
 
