@@ -135,7 +135,7 @@ class _LockedReads:
         try:
             here = self._lock(source)
             base = here.pages.ctypes.data
-            self._driver.copy_from_host(
+            self._driver.copy(
                 [
                     CopyBlock(base + src * size, self._pool.address + dst * size, count * size)
                     for src, dst, count in runs(job.source.pages, job.dst_pages)

@@ -220,17 +220,6 @@ class CudaDriver:
             finally:
                 self._wait()  # what was launched before an error writes as well
 
-    def copy_from_host(self, blocks: Sequence[CopyBlock]) -> None:
-        """By one call per block."""
-        with self.bound(), self._copying:
-            try:
-                for i, block in enumerate(blocks):
-                    target, source = ctypes.c_uint64(block.target), ctypes.c_void_p(block.source)
-                    size, stream = ctypes.c_size_t(block.width), self._lanes[i % 2][0]
-                    self._call("cuMemcpyHtoDAsync_v2", target, source, size, stream)
-            finally:
-                self._wait()
-
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a GPU."""
         target = ctypes.create_string_buffer(size)

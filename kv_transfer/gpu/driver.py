@@ -93,10 +93,6 @@ class GpuDriver(Protocol):
         """Copies between memories of GPUs, in any order; returns when all bytes are there."""
         ...
 
-    def copy_from_host(self, blocks: Sequence[CopyBlock]) -> None:
-        """Copies registered memory of the host, whole blocks of one row; returns when all bytes are there."""
-        ...
-
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a GPU."""
         ...

@@ -23,7 +23,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from eyas.bench.output import append_line
@@ -31,9 +30,6 @@ from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.errors import EyasError
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
-from kv_transfer.area import create_file
-from kv_transfer.gpu.cuda import CudaDriver
-from kv_transfer.gpu.driver import CopyBlock
 
 MODEL = Path("/tmp/eyas-links")
 SHAPE = ModelShape(1024, 2048, layers=32, heads=8, kv_heads=8, vocab=4096, context=4096)
@@ -84,32 +80,9 @@ def plain(out: Path) -> None:
     for what, ends in (("out", (0,)), ("in", (1,)), ("out and in", (0, 1))):
         copy(ends)
         say(out, what=f"PCIe {what}", GBs=round(copy(ends), 1))
-    registered(out, device[1])
     began = time.perf_counter()
     host[1].copy_(host[0])
     say(out, what="memcpy by torch", GBs=round(host[0].nbytes / (time.perf_counter() - began) / 1e9, 1))
-
-
-def registered(out: Path, target: torch.Tensor) -> None:
-    """Copies of a file in shared memory that the driver has registered, window by window, as by `shm`."""
-    path = Path(f"/dev/shm/eyas-links-{os.getpid()}")
-    memory = create_file(path, PIECES // 4 * PIECE)
-    driver, source = CudaDriver(1), np.frombuffer(memory, np.uint8).ctypes.data
-    try:
-        driver.register(source, PIECES // 4 * PIECE)
-        for what, copy in (("calls", driver.copy_from_host), ("batches", driver.copy)):
-            for page in (2 << 20, PIECE):
-                for timed in (False, True):
-                    began = time.perf_counter()
-                    for i in range(PIECES):
-                        here, there = source + i % (PIECES // 4) * PIECE, target.data_ptr() + i * PIECE
-                        copy([CopyBlock(here + at, there + at, page) for at in range(0, PIECE, page)])
-                    rate = PIECES * PIECE / (time.perf_counter() - began) / 1e9
-                    if timed:
-                        say(out, what=f"registered file in by {what} of {page >> 20} MiB", GBs=round(rate, 1))
-        driver.unregister(source)
-    finally:
-        path.unlink()
 
 
 @contextmanager

@@ -97,14 +97,6 @@ class FakeDriver:
                 )
                 ctypes.memmove(target, source, block.width)
 
-    def copy_from_host(self, blocks: Sequence[CopyBlock]) -> None:
-        for block in blocks:
-            ends = ((start, start + size) for start, size in self.registered.items())
-            assert any(a <= block.source and block.source + block.width <= b for a, b in ends), (
-                "not registered"
-            )
-        self.copy(blocks)
-
     def read(self, address: int, size: int) -> bytes:
         return ctypes.string_at(address, size)
 
