@@ -21,7 +21,7 @@ from eyas.common.errors import ConfigError, EyasError
 from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
 from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, OwnPages, RemotePages, load
-from kv_transfer.backends.nixl_reads import NixlReads
+from kv_transfer.backends.nixl_reads import DEVICE, HOST, NixlReads
 from kv_transfer.backends.staged_reads import ReadingBackend
 from kv_transfer.copy_thread import CopyDone
 
@@ -127,7 +127,8 @@ class NixlBackend(ReadingBackend):
             self._thread.start()
 
     def _run(self) -> None:
-        reads = NixlReads(lambda: NixlAgent(self._bindings(), self._own_pages(), self._cards))
+        limits = DEVICE if self.on_device else HOST
+        reads = NixlReads(lambda: NixlAgent(self._bindings(), self._own_pages(), self._cards), limits)
         active = time.monotonic()  # when something last happened
         while reads.busy or not reads.closing:
             heard = self._obey(reads, _pause(reads, time.monotonic() - active))

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.backends.base import CopyJob, check_pages
@@ -23,11 +24,22 @@ from kv_transfer.backends.nixl_agent import (
 )
 from kv_transfer.copy_thread import CopyDone
 
-READ_BYTES = 32 * 2**20  # the most of one READ: a post may block for all of it
-IN_FLIGHT_BYTES = 4 * READ_BYTES  # of READs that are not late
 COPY_S, SLOWEST_BYTES_S = 10.0, 50e6  # a copy may take this long, and the time of its bytes at this rate
 REBUILD_AFTER = 3  # links that broke, one after the other, for no reason of the peer's
 _log = logging.getLogger("eyas.pulls")
+
+
+class ReadLimits(NamedTuple):
+    """The most bytes of one READ, and of all that run and are not late."""
+
+    one: int
+    all: int
+
+
+HOST = ReadLimits(32 << 20, 128 << 20)
+"""A post may block for all of its bytes: with CMA it is the copy."""
+DEVICE = ReadLimits(128 << 20, 512 << 20)
+"""Posts of a GPU's memory return at once, and 128 MiB are over between two looks."""
 
 
 @dataclass(eq=False)
@@ -71,7 +83,8 @@ class _ReadJob:
 class NixlReads:
     """`agents` makes an agent, or raises an EyasError. Times are monotonic seconds."""
 
-    def __init__(self, agents: Callable[[], NixlAgent]) -> None:
+    def __init__(self, agents: Callable[[], NixlAgent], limits: ReadLimits = HOST) -> None:
+        self.limits = limits
         self._agents = agents
         self._agent: NixlAgent | None = None
         self._exported: NixlAgent | None = None  # which peers know, and which therefore stays
@@ -120,7 +133,7 @@ class NixlReads:
             memory.places(pages, reading.width)
             for memory, pages in ((remote.memory, job.source.pages), (ours, job.dst_pages))
         )
-        reading.left.extend(_cut(src, dst, reading.width))
+        reading.left.extend(_cut(src, dst, max(1, self.limits.one // reading.width)))
         self._readings.append(reading)
 
     def cancel(self, job: CopyJob) -> None:
@@ -191,7 +204,7 @@ class NixlReads:
             assert link.error is not None
             reading.fail(link.error)
         while reading.left and link.phase is LinkPhase.OPEN:
-            if sum(other.in_flight for other in self._readings) >= IN_FLIGHT_BYTES:
+            if sum(other.in_flight for other in self._readings) >= self.limits.all:
                 return
             src, dst = reading.left[0]
             reading.began = reading.began or now
@@ -228,8 +241,7 @@ def _hold(reading: _ReadJob, moved: int, seconds: float) -> None:
 
 
 def _cut(
-    src: tuple[int, ...], dst: tuple[int, ...], width: int
+    src: tuple[int, ...], dst: tuple[int, ...], count: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Cuts blocks of `width` bytes, there and here, into READs of a bounded size."""
-    count = max(1, READ_BYTES // width)
+    """Cuts blocks, there and here, into READs of at most `count`."""
     return ((src[i : i + count], dst[i : i + count]) for i in range(0, len(src), count))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from kv_transfer import windows
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import DeviceAllocation
 from tests.unit.fake_gpu import GEOMETRY
@@ -19,8 +20,9 @@ from tests.unit.test_shm_staging import COUNT, PAGE, Owner, Puller
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def test_a_gpu_takes_pages_out_of_its_peers_slots() -> None:
+def test_a_gpu_takes_pages_out_of_its_peers_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each copy, of as many windows as there are, right to the byte, proof and all."""
+    monkeypatch.setattr(windows, "AT_ONCE", 3)  # the owner's slots hold no more
     owner = Owner(np.random.default_rng(3).integers(0, 256, (COUNT + 1, PAGE), np.uint8))
     try:
         puller = Puller(owner, CudaDriver(0), itertools.count())

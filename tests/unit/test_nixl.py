@@ -16,11 +16,11 @@ from eyas import cli
 from eyas.common.errors import Cancelled, ConfigError, TransferFailed
 from eyas.common.types import RankPages
 from kv_transfer.area import PoolArea
-from kv_transfer.backends import nixl_reads, table
+from kv_transfer.backends import table
 from kv_transfer.backends.base import BackendSite, CopyJob
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.nixl_agent import GREET_S, NixlAgent, NixlPeer, OwnPages, RemotePages
-from kv_transfer.backends.nixl_reads import COPY_S, REBUILD_AFTER, NixlReads
+from kv_transfer.backends.nixl_reads import COPY_S, REBUILD_AFTER, NixlReads, ReadLimits
 from kv_transfer.copy_thread import CopyDone
 
 PAGES, PAGE = 16, 4096
@@ -223,9 +223,8 @@ def test_faults_with_success_between_them_are_none(rig: Rig) -> None:
     assert len(rig.nixl.agents) == 2
 
 
-def test_bytes_in_flight_are_bounded_and_all_come(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_reads, "READ_BYTES", 2 * PAGE)
-    monkeypatch.setattr(nixl_reads, "IN_FLIGHT_BYTES", 6 * PAGE)
+def test_bytes_in_flight_are_bounded_and_all_come(rig: Rig) -> None:
+    rig.reads.limits = ReadLimits(2 * PAGE, 6 * PAGE)
     jobs = [job(*range(8)), job(*range(8, 16), number=1)]
     assert held(rig, *jobs) == []
     for most in (3, 3, 2):
@@ -237,8 +236,8 @@ def test_bytes_in_flight_are_bounded_and_all_come(rig: Rig, monkeypatch: pytest.
     np.testing.assert_array_equal(rig.mine.pages[:PAGES], rig.owner.pages[:PAGES])
 
 
-def test_reads_that_are_late_leave_room_for_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_reads, "IN_FLIGHT_BYTES", PAGE)
+def test_reads_that_are_late_leave_room_for_others(rig: Rig) -> None:
+    rig.reads.limits = ReadLimits(PAGE, PAGE)
     held(rig, job(1))
     rig.step(LATE)
     rig.nixl.hold = False
