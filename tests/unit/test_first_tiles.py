@@ -98,6 +98,18 @@ def test_the_products_of_a_rank_and_of_experts(tmp_path: Path) -> None:
     assert [each.rows for each in found.experts] == [1, 8, 32]
 
 
+def test_states_and_gates_have_products_of_their_own(tmp_path: Path) -> None:
+    """q, k and v, a gate and two numbers per value head; and queries with gates."""
+    states = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "head_dim": 256}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 2}
+    kind: dict[str, Any] = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5"}
+    kind["layer_types"] = ["linear_attention", "full_attention"]
+    found = products_of(written(tmp_path / "m", **kind | states | heads))
+    dense = {(each.shape.kind, each.shape.n, each.shape.k) for each in found.dense}
+    assert {("linear", 2 * 2048 + 2 * 4096 + 2 * 32, 2560), ("linear", 2560, 4096)} < dense
+    assert ("linear", 2 * 256 * (16 + 2), 2560) in dense
+
+
 def test_a_first_start_searches_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What it does not find has the rule's tile from then on."""
     config, searches, phases = config_of(written(tmp_path / "m", **EXPERTS)), Searches(), StartPhases()

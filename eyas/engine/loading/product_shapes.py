@@ -95,7 +95,8 @@ class SearchedProducts:
 def _dense(config: ModelConfig, vocabulary: int) -> Iterator[DenseProduct]:
     """Those of layers, and the output head."""
     for layer in config.layers:
-        for n, k, kind, heads in (*_attention(layer, config.hidden_size), *_feed_forward(layer, config)):
+        mixers = (*_state(layer, config.hidden_size), *_attention(layer, config.hidden_size))
+        for n, k, kind, heads in (*mixers, *_feed_forward(layer, config)):
             for rows in ROWS:
                 span = heads[2] if kind in ("qkv", "heads") else n
                 if n * k >= LEAST:
@@ -109,15 +110,24 @@ def _dense(config: ModelConfig, vocabulary: int) -> Iterator[DenseProduct]:
 _Sizes = tuple[int, int, str, tuple[int, int, int]]
 
 
+def _state(layer: LayerSpec, hidden: int) -> Iterator[_Sizes]:
+    delta, none = layer.delta, (0, 0, 0)
+    if delta is not None:
+        inner = delta.value_heads * delta.value_size
+        yield delta.weights(hidden) // hidden - inner + delta.spare_rows, hidden, "linear", none
+        yield hidden, inner, "linear", none
+
+
 def _attention(layer: LayerSpec, hidden: int) -> Iterator[_Sizes]:
     spec, none = layer.attention, (0, 0, 0)
     if spec.latent or not layer.attends:
         return
     heads, own, dim = spec.num_heads, spec.num_kv_heads if spec.shared_from is None else 0, spec.head_dim
-    apart = spec.row_norms or spec.centred_heads or spec.value_norms or not own
+    apart = spec.row_norms or spec.centred_heads or spec.value_norms or spec.gated or not own
     normed = (spec.head_norms and not spec.norms_behind) or spec.bare_norms
     kind = "linear" if apart else "heads" if normed else "qkv"
-    yield (heads + 2 * own) * dim, hidden, kind, none if apart else (heads, own, dim)
+    rows = (heads * (1 + spec.gated) + 2 * own) * dim
+    yield rows, hidden, kind, none if apart else (heads, own, dim)
     yield hidden, heads * dim, "linear", none
 
 
