@@ -47,6 +47,8 @@ SIZES: dict[str, Any] = {
 OTHERS: dict[str, dict[str, Any]] = {
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"moe_intermediate_size": 64},
+    "falcon_h1": {"mamba_n_heads": 16, "mamba_d_head": 32, "mamba_d_ssm": 512, "mamba_d_state": 64},
+    "mamba2": {"num_heads": 16, "head_dim": 32, "state_size": 64},
 }
 CHAIN = {"speculation": SpeculationConfig(steps=3, draft_tokens=4, ngram=True)}
 TREE = {"speculation": SpeculationConfig(steps=2, topk=6, draft_tokens=12, ngram=True)}

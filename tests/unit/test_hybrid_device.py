@@ -113,6 +113,26 @@ def test_the_device_gives_the_plain_engines_tokens(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("speculation", [SpeculationConfig(), CHAIN], ids=["plain", "chain"])
+def test_a_state_space_model_on_the_device(tmp_path: Path, speculation: SpeculationConfig) -> None:
+    sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "eos_token_id")}
+    heads = {"mamba_n_heads": 16, "mamba_d_head": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    write_hybrid(tmp_path / "model", "bamba", **sizes, **heads, mamba_expand=8)
+    plain = EngineConfig(
+        model=str(tmp_path / "model"),
+        draft=None,
+        num_pages=64,
+        chunk_tokens=32,
+        max_running=3,
+        state_slots=8,
+        pool_dir=str(tmp_path),
+        worker="unified",
+    )
+    assert answers(on_device(plain, speculation=speculation)) == answers(plain)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_steps_with_prompts_may_be_as_large_as_a_graphs(
     plain: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,18 +243,16 @@ def test_workers_whose_ranks_differ_are_refused_by_name(plain: EngineConfig, tmp
         check_room({"prefill": prefill, "decode": decode}, [], None)
 
 
-def test_float32_on_a_gpu_is_refused_by_name(plain: EngineConfig) -> None:
-    with pytest.raises(ConfigError, match="--dtype float32: GPUs have no float32 for states"):
-        EngineSpec.of(on_device(plain, device="cuda", dtype="float32"))
-
-
 def test_heads_that_ranks_cannot_divide_are_refused_by_name(plain: EngineConfig) -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size: .* 1 query heads cannot be divided"):
         EngineSpec.of(on_device(plain, tensor_parallel_size=2))
 
 
+SPACES: dict[str, Any] = {"mamba_n_heads": 16, "mamba_d_head": 16, "mamba_d_ssm": 256, "mamba_d_state": 16}
 OTHERS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "falcon_h1": SPACES | {"mamba_n_groups": 1},
+    "mamba2": {"hidden_size": 32, "expand": 8, "num_heads": 16, "head_dim": 16, "state_size": 16},
 }
 
 
@@ -245,7 +263,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_other_kinds_of_states_give_the_plain_engines_tokens(
     tmp_path: Path, family: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Short convolutions."""
+    """Short convolutions; a state beside attention, with multipliers; and layers with states alone."""
     monkeypatch.setattr(puller, "RELEASE_S", WAIT_S)
     sizes = {name: size for name, size in SIZES.items() if name != "layer_types"}
     write_hybrid(tmp_path / "model", family, **sizes | OTHERS[family])

@@ -29,7 +29,7 @@ from eyas.engine.models.heads import head_spelling, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import check_experts, config_of_rank
-from eyas.engine.states.shape import SPAN, DeltaShape, ring_rows
+from eyas.engine.states.shape import SPAN, ring_rows
 from eyas.engine.states.store import StateFormat
 from kv_transfer.backends.table import NONE
 from kv_transfer.host_files import new_path
@@ -72,7 +72,6 @@ class EngineSpec:
         check_experts(target, config.dp_attention)
         check_states(target, config)
         _check_kv_dtype(target, config)
-        _check_state_dtype(target, config)
         if head is not None:
             _check_stages(head, config.tensor_parallel_size)
             _check_shared(head, config)
@@ -352,14 +351,6 @@ def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:
         flag = "kv-cache-dtype"
         text = "layers that differ in their heads have no room for its scales"
         raise ConfigError(f"--{flag} {config.kv_cache_dtype}: {text}", param=flag)
-
-
-def _check_state_dtype(target: ModelConfig, config: EngineConfig) -> None:
-    """Raises ConfigError where kernels of states would multiply in float32: wrong numbers on a GPU."""
-    wide = config.dtype == "float32" and config.device != "cpu" and config.attention_backend != "torch"
-    if wide and any(type(layer.delta) is DeltaShape for layer in target.layers):
-        text = "GPUs have no float32 for states of the gated delta rule: use bfloat16"
-        raise ConfigError(f"--dtype float32: {text}, or --attention-backend torch", param="dtype")
 
 
 def _check_implemented(decoder: ModelConfig, outputs: int) -> None:

@@ -133,6 +133,12 @@ class DeltaLayout:
         )
 
     @property
+    def cache_key(self) -> str:
+        """What Triton keeps compiled kernels by; of itself it would not see other numbers below."""
+        made = (self.slice, self.tile, self.factors, self.scale, self.inputs, self.values, self.blocks)
+        return f"{self} {made}"
+
+    @property
     def slice(self) -> int:
         """Rows of a state that a program reads at a time, where it need not have the whole."""
         return 16
