@@ -36,23 +36,28 @@ class CopyThread(Generic[Job]):
         self._name = name
         self._jobs: queue.SimpleQueue[tuple[Job, Callable[[], int]] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[CopyDone[Job]] = queue.SimpleQueue()
-        self._unwanted: set[Job] = set()
+        self._left: set[Job] = set()  # those that were not reported
+        self._unwanted: set[Job] = set()  # some of these
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"copy-{name}", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, do: Callable[[], int]) -> None:
         """Queue a job; exactly one `CopyDone` follows. `do` gives the bytes that it moved, or raises."""
+        self._left.add(job)
         self._jobs.put((job, do))
 
     def cancel(self, job: Job) -> None:
-        """A job that waits will not begin; one that runs, runs to its end."""
-        self._unwanted.add(job)
+        """A job that waits will not begin; one that runs, runs to its end. Others are no-ops."""
+        if job in self._left:
+            self._unwanted.add(job)
 
     def finished(self) -> list[CopyDone[Job]]:
         """The jobs that stopped since the last call."""
         done = [self._done.get() for _ in range(self._done.qsize())]
-        self._unwanted.difference_update(one.job for one in done)
+        for one in done:
+            self._left.discard(one.job)
+            self._unwanted.discard(one.job)
         return done
 
     def close(self, deadline: float) -> bool:

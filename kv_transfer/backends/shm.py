@@ -58,7 +58,6 @@ class ShmBackend(ReadingBackend):
         super().__init__(site)
         self._pool_dir = site.pool_dir
         self._thread: CopyThread[CopyJob] = CopyThread(self.name)
-        self._checksums: dict[tuple[int, int], int] = {}  # of proofs, by name, until they are asked for
         self._pool = _LockedReads(site.devices[0]) if _reachable(site) else None
 
     def export(self, rank: int = 0) -> Export | None:
@@ -80,7 +79,8 @@ class ShmBackend(ReadingBackend):
         return MappedArea(area.path, area.inode, area.pages, is_staging, direct)
 
     def checksum(self, proof: CopyJob) -> int:
-        return self._checksums.pop(proof.name)
+        landing = self.area if self._pool is None else self._pool
+        return landing.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:
         ended = self._thread.close(deadline)
@@ -95,12 +95,8 @@ class ShmBackend(ReadingBackend):
             raise TransferFailed(f"the pool {source.path} is gone")
         if source.direct:
             assert self._pool is not None
-            moved, read_back = self._pool.copy(source, job), self._pool.checksum
-        else:
-            moved, read_back = copy_pages(job, source.pages, self.area.pages), self.area.checksum
-        if job.proof is not None:
-            self._checksums[job.name] = read_back(job.dst_pages[0])
-        return moved
+            return self._pool.copy(source, job)
+        return copy_pages(job, source.pages, self.area.pages)
 
     def _read(self, source: PeerSource, job: CopyJob) -> None:
         self._thread.submit(job, lambda: self.copy(source, job))

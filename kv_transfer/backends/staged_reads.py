@@ -65,8 +65,8 @@ class ReadingBackend(TransferBackend):
         return self._staged.crossed
 
     def cancel(self, job: CopyJob) -> None:
-        self._staged.cancel(job)
-        self._stop(job)
+        if not self._staged.cancel(job):
+            self._stop(job)
 
     def checksum(self, proof: CopyJob) -> int:
         return self.area.checksum(proof.dst_pages[0])
@@ -75,19 +75,20 @@ class ReadingBackend(TransferBackend):
 class StagedPhase(enum.Enum):
     """The state of a job; the module's picture shows the ways between them."""
 
-    REQUESTED = "asked"
+    REQUESTED = "requested"
     READING = "reading"
     CONFIRMING = "confirming"
 
 
 @dataclass(eq=False)
 class _StagedRead:
-    """A job's READ. `owns_slots`: slots may still be ours."""
+    """A job's READ. `owns_slots`: slots may still be ours. `read`: the job with its slots, while READING."""
 
     source: PeerSource
     job: CopyJob
     phase: StagedPhase = StagedPhase.REQUESTED
     owns_slots: bool = True
+    read: CopyJob | None = None
     bytes: int = 0
     seconds: float = 0.0
     error: EyasError | None = None
@@ -118,17 +119,19 @@ class StagedCopies:
         self._jobs[job.name] = _StagedRead(source, job)
         self._wire.stage(job)
 
-    def cancel(self, job: CopyJob) -> None:
-        """Jobs that are over, or none of this, are no-ops."""
-        if job.name in self._jobs:
-            self._fail(self._jobs[job.name], Cancelled("the copy was given up"))
+    def cancel(self, job: CopyJob) -> bool:
+        """Ends a job early; False for one that is over, or none of this."""
+        if job.name not in self._jobs:
+            return False
+        self._fail(self._jobs[job.name], Cancelled("the copy was given up"))
+        return True
 
     def stopped(self, done: CopyDone[CopyJob]) -> bool:
         """A READ has stopped: whether it was one of these."""
         job = self._jobs.get(done.job.name)
         if job is None:
             return False
-        job.phase = StagedPhase.CONFIRMING
+        job.phase, job.read = StagedPhase.CONFIRMING, None
         job.bytes, job.seconds = done.bytes, done.seconds
         if done.error is not None:
             self._fail(job, done.error)
@@ -154,7 +157,8 @@ class StagedCopies:
             self._fail(job, TransferFailed(f"the owner staged {len(slots)} pages of {len(window.dst_pages)}"))
             return
         job.phase = StagedPhase.READING
-        self._read(job.source, replace(window, source=RankPages(window.source.rank, slots)))
+        job.read = replace(window, source=RankPages(window.source.rank, slots))
+        self._read(job.source, job.read)
 
     def _let_go(self, job: _StagedRead, done: CopyDone[CopyJob]) -> None:
         job.owns_slots = False
@@ -169,8 +173,8 @@ class StagedCopies:
         job.error = job.error or error
         if job.owns_slots:
             self._wire.stop(job.job)
-        if job.phase is StagedPhase.READING:
-            self._stop(job.job)
+        if job.read is not None:
+            self._stop(job.read)
 
     def _settle(self, job: _StagedRead) -> None:
         if job.owns_slots or job.phase is StagedPhase.READING:

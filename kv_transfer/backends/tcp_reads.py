@@ -150,7 +150,7 @@ class SocketReads:
             error: Exception | None = None
             try:
                 links.read(reading, request)
-            except (OSError, EyasError, _GarbledError) as failure:
+            except Exception as failure:  # a defect as well: its job must end, and others wait
                 error = failure
             with self._changed:
                 again = self._stopped(reading, request, error)
@@ -312,10 +312,10 @@ def _fill(link: socket.socket, memory: memoryview, reading: _SocketJob) -> None:
     """Receives as many bytes as there is memory."""
     got, last = 0, time.monotonic()
     while got < len(memory):
+        reading.check()
         try:
             count = link.recv_into(memory[got:])
         except TimeoutError:
-            reading.check()
             if time.monotonic() >= last + STALL_S:
                 raise
             continue

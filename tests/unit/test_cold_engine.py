@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from loopback import Loopback, wait_all
@@ -206,6 +207,43 @@ def test_a_gap_ends_what_comes_back(config: EngineConfig, tmp_path: Path) -> Non
     lost.unlink()
     again, cached, _ = life(config, PROMPTS[:1])
     assert again == plain and cached == 5 * 16
+
+
+class Gap:
+    """A store without its second page, which gives the third one late."""
+
+    name = "gap"
+
+    def __init__(self) -> None:
+        self.reading = threading.Semaphore(0)
+        self.over = threading.Event()
+        self.written = False
+
+    def get(self, key: bytes, parts: object) -> bool:
+        if key == b"2":
+            self.reading.release()
+            self.over.wait(10)
+            self.written = True
+        if key == b"1":
+            assert self.reading.acquire(timeout=10)
+        return key != b"1"
+
+    def close(self) -> None:
+        self.over.set()
+
+
+def test_nothing_writes_to_slots_behind_a_gap_once_they_are_free() -> None:
+    store, free = Gap(), []
+    tier = SimpleNamespace(memory=SimpleNamespace(page_bytes=1), on_saved=None)
+    tier.reserve = lambda names: list(range(len(names)))
+    tier.settle = lambda names, count: free.append((count, store.written))
+    cold = ColdTier(tier, lambda slot: [], [store], 1.0)  # type: ignore[arg-type, list-item]
+    cold.fetch(iter([b"0", b"1", b"2"]), time.monotonic() + 20, lambda: None)
+    threading.Timer(0.2, store.over.set).start()
+    while cold.busy:
+        cold.poll()
+    assert free == [(1, True)], "a read went on into a slot that was given to another page"
+    assert cold.close(time.monotonic() + 5)
 
 
 def test_pages_come_back_under_their_salt_alone(config: EngineConfig, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -161,6 +162,26 @@ def test_a_defect_fails_its_job_and_not_the_thread() -> None:
     assert bad.error is not None and bad.error.code == "transfer_failed"
     assert "ZeroDivisionError" in bad.error.message
     assert (good.job, good.bytes, good.error) == (2, 5, None)
+    assert thread.close(time.monotonic() + 5.0)
+
+
+def test_a_job_is_cancelled_while_it_waits_and_never_before_or_after() -> None:
+    thread: CopyThread[int] = CopyThread("test")
+    go, done = threading.Event(), []
+    thread.cancel(1)
+    thread.submit(0, lambda: go.wait(10) or 0)
+    thread.submit(1, lambda: 5)
+    thread.submit(2, lambda: 5)
+    thread.cancel(2)
+    go.set()
+    while len(done) < 3:
+        done += thread.finished()
+    assert [one.error.code if one.error else "ok" for one in done] == ["ok", "ok", "cancelled"]
+    thread.cancel(1)
+    thread.submit(1, lambda: 6)
+    while not (again := thread.finished()):
+        pass
+    assert again[0].bytes == 6, "what was over was cancelled"
     assert thread.close(time.monotonic() + 5.0)
 
 

@@ -150,6 +150,24 @@ def test_a_peer_that_falls_silent_costs_the_copy_and_no_more(
         assert (ends.mine.pages == 7).all()
 
 
+def test_a_peer_that_sends_slowly_keeps_no_copy_beyond_its_time(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never falls silent for as long as a thread waits: some bytes always come."""
+    monkeypatch.setattr(tcp_reads, "COPY_S", 0.3)
+
+    def trickle(number: int, data: bytes) -> bytes:
+        time.sleep(0.04 if len(data) > 500 else 0.0)
+        return data
+
+    with spoiled(ends, trickle) as source:
+        began = time.monotonic()
+        ends.backend.start(source, job(WHOLE, WHOLE))
+        (result,) = wait_for(ends.backend.poll, 1)
+    assert isinstance(result.error, TransferFailed) and "longer than" in result.error.message
+    assert time.monotonic() < began + 1.5
+
+
 def test_whoever_lacks_the_token_gets_nothing(ends: Ends) -> None:
     export = ends.owners.export()
     assert export is not None

@@ -151,6 +151,18 @@ def test_slots_that_are_let_go_while_they_are_read_are_told_of_when_the_read_has
         assert over.error is not None and peer.here[100] == -1
 
 
+def test_a_read_that_is_not_needed_is_stopped_as_it_was_begun() -> None:
+    peer, stopping = Peer(), []
+    peer.copies = StagedCopies(peer, lambda source, job: peer.reading.append(job), stopping.append)
+    for number in (1, 2):
+        peer.copies.start(PeerSource(), job(range(3), number))
+    peer.hold(peer.asked[0])
+    peer.copies.poll()
+    assert peer.copies.cancel(job(range(3), 1)) and peer.copies.cancel(job(range(3), 2))
+    assert stopping == peer.reading, "the READ of other pages than its slots, or one that never began"
+    assert not peer.copies.cancel(job(range(3), 3))
+
+
 def test_whatever_happens_every_job_ends_once_and_what_counts_is_right() -> None:
     """Many jobs, and an owner, READs and callers that do anything at any moment."""
     ends = {True: 0, False: 0}

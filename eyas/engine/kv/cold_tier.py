@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -212,8 +212,9 @@ class ColdTier:
                 gaps.append(place)
             return here
 
-        found = self._readers.map(came, itertools.count(), pages)
-        return len(list(itertools.takewhile(bool, found))) * self._tier.memory.page_bytes
+        reads = [self._readers.submit(came, *place) for place in enumerate(pages)]
+        wait(reads)  # those behind a gap too: they write to slots that are free when this returns
+        return len(list(itertools.takewhile(Future.result, reads))) * self._tier.memory.page_bytes
 
     def _read_one(self, name: bytes, slot: int) -> bool:
         """Whether it came. Stores nearer than the one that had it get it, too."""
