@@ -120,9 +120,8 @@ def _choose(
     ROWS: tl.constexpr, SIDE: tl.constexpr, SHARED: tl.constexpr, SHARE: tl.constexpr, UNIFORM: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row; its experts stand as [groups, experts of a group], both padded. HELD: how many are here, from
-    `first` on, if they are not all.
-    """
+    """One row; its experts stand as [groups, experts of a group], both padded. LOCAL: how many are here, from
+    `first` on, if they are not all."""
     after_previous(PDL)
     row = tl.program_id(0)
     of_group: tl.constexpr = EXPERTS // GROUPS
