@@ -156,13 +156,16 @@ async def answered(
         return await Campaign(cluster.url, conversations, width, kill if kills else None).run()
 
 
-async def compare(conversations: int, width: int, *, store: bool) -> Finding:
-    """The disturbed campaign beside the undisturbed one."""
-    heard: list[str] = []
-    plain = await answered(config(None), conversations, width, kills=False, heard=heard)
+async def undisturbed(conversations: int, width: int) -> Campaign:
+    """The campaign that the disturbed one is compared with."""
+    return await answered(config(None), conversations, width, kills=False, heard=[])
+
+
+async def compare(plain: Campaign, *, store: bool) -> Finding:
+    """A disturbed campaign beside the undisturbed one."""
     async with redis_server() as server:
-        url = server.url if store else None
-        seen = await answered(config(url), conversations, width, kills=True, heard=heard)
+        given = config(server.url if store else None)
+        seen = await answered(given, plain.conversations, plain.width, kills=True, heard=[])
     changed = sum(seen.turns[key].ids != turn.ids for key, turn in plain.turns.items())
     back = seen.back
     return Finding(
@@ -182,7 +185,12 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=6, help="conversations at a time")
     parser.add_argument("--no-store", action="store_true")
     given = parser.parse_args()
-    found = asyncio.run(compare(given.conversations, given.width, store=not given.no_store))
+
+    async def run() -> Finding:
+        plain = await undisturbed(given.conversations, given.width)
+        return await compare(plain, store=not given.no_store)
+
+    found = asyncio.run(run())
     print(found)
     return int(found.changed > 0 or found.after < 0.9 * found.before)
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.e2e.cold_restart import Campaign, Turn, compare
+from tests.e2e.cold_restart import Campaign, Turn, compare, undisturbed
+
+
+@pytest.fixture(scope="module")
+def plain() -> Campaign:
+    return asyncio.run(undisturbed(6, 6))
 
 
 @pytest.mark.slow
-async def test_new_workers_go_on_with_what_dead_ones_stored() -> None:
-    found = await compare(6, 6, store=True)
+async def test_new_workers_go_on_with_what_dead_ones_stored(plain: Campaign) -> None:
+    found = await compare(plain, store=True)
     assert found.changed == 0 and found.answers == 60
     assert found.after >= 0.9 * found.before > 0.8, found
 
 
 @pytest.mark.slow
-async def test_without_a_store_they_begin_anew() -> None:
+async def test_without_a_store_they_begin_anew(plain: Campaign) -> None:
     """The power of the test above."""
-    found = await compare(6, 6, store=False)
+    found = await compare(plain, store=False)
     assert found.changed == 0 and found.after < 0.9 * found.before, found
 
 

@@ -59,7 +59,8 @@ def _holds_nothing(seq: Any) -> bool:
 class NoGrammars:
     """Of an engine whose requests have none; a world can be stored."""
 
-    working = False
+    def awaited(self) -> bool:
+        return False
 
     def take_failed(self) -> dict[Any, Any]:
         return {}

@@ -304,6 +304,30 @@ def test_a_tier_that_is_larger_than_the_pool_copies_what_falls_idle() -> None:
     assert plain.tier.cached_pages == 4 and not plain.memory.jobs
 
 
+def test_on_a_crowded_pool_new_sequences_wait_for_copies_and_running_ones_do_not() -> None:
+    """While one step runs, the next is composed: what has just ended is not evicted for it unread."""
+    for runs in (False, True):
+        plain = Plain(pages=4, slots=8)
+        pages = plain.pool.take(4)
+        plain.cache.insert(plain.text(1, 4), pages, 4 * SIZE)
+        plain.pool.launched()
+        plain.pool.drop(pages)
+        plain.tier.poll()
+        assert not plain.memory.jobs and plain.tier.busy, "a step in flight may write them"
+        assert plain.cache.evict(4, spare=True) == 0
+        plain.pool.landed()
+        plain.tier.poll()
+        assert sorted(plain.memory.jobs[0].sources) == sorted(pages)
+        assert plain.cache.evict(4, spare=True) == 0 and plain.pool.free == 0
+        if runs:
+            assert plain.cache.evict(4) == 4
+        plain.memory.finish_all()
+        plain.tier.poll()
+        assert not plain.tier.busy and not plain.cache.spared
+        assert plain.cache.evict(4, spare=True) == (0 if runs else 4)
+        assert plain.found(plain.text(1, 4)) == (0 if runs else 4)
+
+
 def test_pages_are_copied_only_when_free_ones_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.engine.kv.host_tier.AHEAD", 4)
     plain = Plain(pages=12, slots=12)

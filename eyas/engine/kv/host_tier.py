@@ -2,9 +2,10 @@
 
 A page is copied while it is still in the cache, idle and among the next to be evicted, so nothing waits for a
 copy. One that is evicted before its copy has ended is lost to the tier. A full tier drops the page that left,
-or was wanted, longest ago. A tier that is larger than the pool copies each page as soon as it is idle: under
-load few are idle, and those not for long. So it is where pages go on from here (`on_saved`): each shall be
-there when this worker is not.
+or was wanted, longest ago. A tier that is larger than the pool copies each page as soon as it is idle and no
+step in flight may write it, and until then sequences that have no page yet are given others: under load few
+pages are idle, and those not for long. So it is where pages go on from here (`on_saved`): each shall be there
+when this worker is not.
 """
 
 from __future__ import annotations
@@ -80,9 +81,16 @@ class HostTier:
         self._ahead = min(AHEAD, pool.num_pages)
         self._seen = 0  # of the cache's turnover, when pages were last chosen
         self.on_saved: Callable[[Sequence[bytes]], None] | None = None  # hears what came from the pool
+        self._saving: set[CacheNode] = set()  # copies of these run
+        self._later: list[CacheNode] = []  # and of these will, once no step may write them
         self._changes: dict[bytes, bool] = {}  # since they were last told: whether the page came
         self.cached_pages = 0  # pages that can come back
         self.loaded = 0  # pages that came back, ever
+
+    @property
+    def busy(self) -> bool:
+        """True if `poll` will have something to do soon."""
+        return self.memory.copying or bool(self._later)
 
     @property
     def free(self) -> int:
@@ -159,9 +167,12 @@ class HostTier:
         self._known = self.memory.ready
         turnover = self._cache.turnover - self._seen
         early = self.on_saved is not None or self._known > self._pool.num_pages
-        if early and turnover:
+        if early and (turnover or self._later):
             self._seen = self._cache.turnover
-            self._save(self._cache.last_in(min(turnover, MOST_IDLE, self._known)))
+            idle = self._cache.last_in(min(turnover, MOST_IDLE, self._known))
+            nodes = dict.fromkeys((*filter(self._cache.holds, self._later), *idle))
+            self._later = [node for node in nodes if self._must_wait(node)]
+            self._save(list(nodes))
         elif self._pool.free < self._ahead and turnover >= min(self._ahead // 4, BATCH * 4):
             self._seen = self._cache.turnover  # no more pages are looked at than went by, a few times over
             self._save(self._cache.next_out(min(self._ahead, self._known)))
@@ -178,12 +189,18 @@ class HostTier:
                     break
                 self._pages[node.name] = _HostPage(slot, copies=1)
                 fresh.append(node)
+        self._saving.update(fresh)
+        self._cache.spared = {*self._saving, *self._later}
         self._touch([node.name for node in fresh])
         self._touch_above(fresh)
         for first in range(0, len(fresh), BATCH):
             nodes = fresh[first : first + BATCH]
             pages, slots = [node.page for node in nodes], [self._pages[node.name].slot for node in nodes]
             self.memory.copy_out(pages, slots, partial(self._was_saved, nodes))
+
+    def _must_wait(self, node: CacheNode) -> bool:
+        """Whether it is to be copied, and a step in flight may still write it."""
+        return node.name not in self._pages and not self._pool.is_quiet(node.page)
 
     def _slot(self) -> int | None:
         """An empty one, if need be of the page that is dropped for it; None: copies need all of them."""
@@ -245,6 +262,8 @@ class HostTier:
     def _was_saved(self, nodes: Sequence[CacheNode], error: EyasError | None) -> None:
         """A page that left the cache meanwhile may have been overwritten before it was read."""
         saved: list[bytes] = []
+        self._saving.difference_update(nodes)
+        self._cache.spared.difference_update(nodes)
         for node in nodes:
             page = self._pages[node.name]
             page.copies -= 1

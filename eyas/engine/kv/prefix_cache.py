@@ -88,6 +88,7 @@ class PrefixCache:
         # Every idle leaf, and some other pages; the next one to evict is first.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self.turnover = 0  # pages that fell idle or were evicted, ever
+        self.spared: set[CacheNode] = set()  # on their way to the host: only what runs may evict them
         pool.on_idle = self._fell_idle
 
     @property
@@ -220,23 +221,30 @@ class PrefixCache:
                     node.page = there
                 self._take_in(node, there)
 
-    def evict(self, count: int) -> int:
+    def evict(self, count: int, *, spare: bool = False) -> int:
         """Frees idle pages until `count` are freed, those idle for longest first; returns how many it freed.
+
+        `spare`: none of the spared ones.
 
         A page that is used again, or has pages below it, leaves the list and returns when that changes. So
         the work is proportional to the pages freed and used, not to the size of the cache.
         """
-        freed = 0
+        freed, left = 0, list[int]()
         while freed < count and self._idle:
             page, _ = self._idle.popitem(last=False)
             if self._pool.owners(page):
                 continue
             node = self._nodes[page]
-            if page != node.page or self.groups[0].windowed:
+            if spare and node in self.spared:
+                left.append(page)
+            elif page != node.page or self.groups[0].windowed:
                 self._detach(node, page)
                 freed += 1
             elif not node.children:
                 freed += self._remove(node)
+        for page in reversed(left):
+            self._idle[page] = None
+            self._idle.move_to_end(page, last=False)
         return freed
 
     def cut(self, tokens: Sequence[int], salt: bytes = b"") -> None:

@@ -114,7 +114,7 @@ class HostLoads:
     @property
     def copying(self) -> bool:
         """True if `poll` will have something to do soon, without anything else happening."""
-        return self.tier.memory.copying or (self.cold is not None and self.cold.busy)
+        return self.tier.busy or (self.cold is not None and self.cold.busy)
 
     def ask(self, sequence: Sequence, tokens: SequenceOf[int], pages: int) -> LoadDecision:
         """Begins to load what continues the cached prefix of `tokens`, if that is worth it.
@@ -201,10 +201,11 @@ class HostLoads:
         if needed + sum(load.ahead for load in self._loads) > pool.num_pages - pool.used:
             return LoadDecision.WAIT if self._loads else LoadDecision.COMPUTE
         if count > pool.settled:
-            self._cache.evict(count - pool.settled)
+            self._cache.evict(count - pool.settled, spare=True)
         if count <= pool.settled:
             return LoadDecision.LOADS
-        return LoadDecision.WAIT if self._loads or count <= pool.free else LoadDecision.COMPUTE
+        soon = self._loads or self._cache.spared or count <= pool.free
+        return LoadDecision.WAIT if soon else LoadDecision.COMPUTE
 
     def _stopped(self, load: _HostLoad, error: EyasError | None) -> None:
         self._loads.remove(load)

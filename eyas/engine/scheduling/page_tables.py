@@ -58,10 +58,10 @@ class PageTables:
         """True if pages of a prompt are cached before its end."""
         return self.windowed or self.states is not None
 
-    def make_room(self, count: int) -> bool:
-        """Evicts cached pages until `count` are free, if there are enough."""
+    def make_room(self, count: int, *, spare: bool = False) -> bool:
+        """Evicts cached pages until `count` are free, if there are enough; `spare`: as `evict` does."""
         if count > self._pool.free:
-            self._cache.evict(count - self._pool.free)
+            self._cache.evict(count - self._pool.free, spare=spare)
         return count <= self._pool.free
 
     def needed(self, rows: int) -> int:

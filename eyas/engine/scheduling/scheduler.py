@@ -493,7 +493,8 @@ class Scheduler:
         self.preemptions += 1
 
     def _make_room(self, count: int) -> bool:
-        return self.tables.make_room(count)
+        """For a sequence that has no pages yet: it can wait for those that go to the host first."""
+        return self.tables.make_room(count, spare=True)
 
     def _give_back(self, seq: Sequence) -> None:
         self.tables.remember(seq, self.complete_rows(seq))
