@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from engine_rig import PAGE, Rig, request
@@ -85,6 +86,23 @@ def test_a_prompt_waits_for_its_pages_and_others_go_on() -> None:
     while rig.requests.table:
         rig.step()
     assert rig.all_accounted()
+
+
+def test_a_fetch_that_is_over_as_it_begins_holds_no_sequence_up() -> None:
+    """As where another sequence brings the same pages, or all slots are in use."""
+    rig, began = Tiered(), []
+
+    def fetch(names: Iterator[bytes], deadline: float, then: Callable[[], None]) -> None:
+        began.append(len(list(names)))
+        then()
+
+    rig.host.cold = SimpleNamespace(pays=lambda: True, fetch=fetch, poll=lambda: None, busy=False)  # type: ignore[assignment]
+    rig.submit(request((*LONG[:8], *range(40, 52)), id="again", max_tokens=2))
+    for _ in range(20):
+        rig.step()
+        rig.memory.finish_all()
+        rig.look_after()
+    assert began == [2] and "again" not in rig.requests.table and rig.all_accounted()
 
 
 def _cancelled(rig: Tiered) -> None:

@@ -147,7 +147,10 @@ class HostLoads:
     def _fetch(
         self, sequence: Sequence, tokens: SequenceOf[int], cached: SequenceOf[int], found: int
     ) -> _ColdFetch | None:
-        """Begins to bring what continues the pages on the host from the stores, once for a sequence."""
+        """Begins to bring what continues the pages on the host from the stores, once for a sequence.
+
+        None: nothing is on its way, or all of it is over: no slot is free, or others bring the first page.
+        """
         left = (len(tokens) - 1) // self._size - len(cached) - found
         if self.cold is None or sequence.sought:
             return None
@@ -160,7 +163,7 @@ class HostLoads:
         self._fetches.append(fetch)
         names = islice(self._cache.names_after(tokens, cached, sequence.salt), found, None)
         self.cold.fetch(names, fetch.deadline, partial(self._fetched, fetch))
-        return fetch
+        return fetch if fetch in self._fetches else None
 
     def look_ahead(self, waiting: Iterable[Sequence]) -> None:
         """Runs once a loop: brings the pages of those first in the queue to the host, while others run."""
