@@ -132,9 +132,7 @@ def _choose(
     logit = tl.load(logits + row.to(tl.int64) * stride + expert, mask=there, other=float("-inf"))
     if bias is not None:
         logit += tl.load(bias + expert, mask=there, other=0.0)
-    logit = tl.where(
-        there, tl.minimum(tl.maximum(tl.where(logit == logit, logit, -MOST), -MOST), MOST), logit
-    )
+    logit = tl.where(there, _bounded(logit), logit)
     scores = _scored(logit, SIGMOID)
     merit = scores
     if correction is not None:
@@ -172,6 +170,12 @@ def _choose(
             share = tl.div_rn(1.0, 1.0 + tl.exp(-tl.load(logits + row.to(tl.int64) * stride + EXPERTS)))
         taken_weights = tl.where(rank == PER_ROW, share, taken_weights)
     tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
+
+
+@triton.jit
+def _bounded(logit):
+    """Logits that are numbers and finite: a NaN is the least."""
+    return tl.minimum(tl.maximum(tl.where(logit == logit, logit, -MOST), -MOST), MOST)
 
 
 @triton.jit
