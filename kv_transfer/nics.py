@@ -61,6 +61,12 @@ def named(names: Sequence[str], sysfs: Path = SYSFS) -> list[RdmaCard]:
     return found
 
 
+def any_up(sysfs: Path = SYSFS) -> bool:
+    """Whether some card's port is active, also that of one which cannot read a GPU's pool."""
+    states = (_text(path / "ports/1/state") for path in (sysfs / "class/infiniband").glob("*"))
+    return any(state.startswith(ACTIVE) for state in states)
+
+
 def _all(sysfs: Path) -> list[tuple[RdmaCard, str]]:
     """All cards, by name, and why each cannot be used; empty: it can."""
     found = []

@@ -145,6 +145,11 @@ class TransferBackend(ABC):
     name: ClassVar[str]
     direct: ClassVar[bool] = False
 
+    @property
+    def drawback(self) -> str:
+        """Why `auto` passes over this way to a peer's pages on this machine; empty: it does not."""
+        return ""
+
     @abstractmethod
     def export(self, rank: int = 0) -> Export | None:
         """Returns the fields with which a peer opens one rank's pool; None if this way leads nowhere."""

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.wire.pool import Export
+from kv_transfer import nics
 from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
 from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, OwnPages, RemotePages, load
 from kv_transfer.backends.nixl_reads import DEVICE, HOST, NixlReads
@@ -53,6 +54,13 @@ class NixlBackend(ReadingBackend):
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[CopyDone[CopyJob]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    @property
+    def drawback(self) -> str:
+        """By TCP it carried 1.2 GB/s of a GPU's pages where `tcp` carried 5.4 (docs/experiments.md)."""
+        if self.on_device or self._cards or nics.any_up():
+            return ""
+        return "no RDMA card of this host is up, and by TCP the library is slow: --transfer nixl takes it"
 
     def export(self, rank: int = 0) -> Export | None:
         """Makes the agent, and waits for that up to AGENT_S."""

@@ -128,3 +128,11 @@ def test_a_card_that_is_taken_shares_at_least_as_much_as_any_other(tree: Tree) -
         taken = tree.near(gpu)
         most = max(shared(gpu, port) for port in ports)
         assert taken and {shared(gpu, port) for port in taken} == {most}
+
+
+def test_a_card_is_up_if_its_port_is_active(tree: Tree) -> None:
+    assert not nics.any_up(tree.root)
+    tree.card("mlx5_0", "0000:00/0000:01:00.0", DOWN)
+    assert not nics.any_up(tree.root)
+    tree.card("efa0", "0000:00/0000:02:00.0", driver="efa")
+    assert nics.any_up(tree.root)

@@ -7,6 +7,7 @@ import re
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -261,12 +262,26 @@ def test_a_worker_without_the_way_that_it_may_take_says_so() -> None:
             PeerRoutes({}, transfer, OURS).search(pages).next()
 
 
+def test_auto_passes_over_a_way_that_is_slow_here_and_says_why() -> None:
+    """It is taken where it alone may be."""
+    source = PeerSource()
+    ways: dict[str, Any] = {
+        name: SimpleNamespace(name=name, direct=False, drawback=why, open=lambda export: source)
+        for name, why in (("slow", "no card is up"), ("plain", ""))
+    }
+    info = msgspec.structs.replace(INFO, ranks=(RankPool(0, 0, {"slow": {}, "plain": {}}),))
+    pages = KvPeers("").meet("w1", KvKind.TARGET, info).pages(KvKind.TARGET, 0)
+    search = PeerRoutes(ways, "auto", OURS).search(pages)
+    assert search.next().backend.name == "plain" and search.refusals["slow"].message == "no card is up"
+    assert PeerRoutes(ways, "slow", OURS).search(pages).next().backend.name == "slow"
+
+
 @pytest.mark.parametrize(("here", "there"), [(False, True), (True, False)])
 def test_parts_of_pages_that_one_end_cannot_divide_are_refused_by_name(here: bool, there: bool) -> None:
     """As those of groups of ranks, of which one is read where its pages lie."""
     source = PeerSource()
     source.is_staging = there
-    way = SimpleNamespace(name="way", direct=False, open=lambda export: source)
+    way = SimpleNamespace(name="way", direct=False, drawback="", open=lambda export: source)
     half = RankPool(0, 0, {"way": {}})
     info = msgspec.structs.replace(INFO, ranks=(half, msgspec.structs.replace(half, rank=1)))
     ours = msgspec.structs.replace(GEOMETRY, kv_heads=2 * GEOMETRY.kv_heads)
