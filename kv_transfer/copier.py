@@ -58,6 +58,7 @@ class PageCopier:
         self._jobs.append(going)
         if lands:
             self._turns.add(going)
+            self._check_room(going)
         if not going.left:  # of replicas, those of another rank come here
             self._settle(going)
         self._begin()
@@ -101,6 +102,12 @@ class PageCopier:
         """
         ended = [backend.close(deadline) for backend in self._backends.values()]
         return all([*ended, self._landing is None or self._landing.stop(deadline)])
+
+    def _check_room(self, going: WindowedJob) -> None:
+        assert self._landing is not None
+        if going.left and going.count > self._landing.total:
+            text = f"{going.count} pages cannot land here together, where {self._landing.total} have slots"
+            going.error = TransferFailed(text)
 
     def _begin(self) -> None:
         """Begins all windows for which there is room."""

@@ -32,6 +32,11 @@ class LandingSlots(Protocol):
     In host memory or in the device's: that is the backends' business, whose `site.area` has these slots.
     """
 
+    @property
+    def total(self) -> int:
+        """The number of all slots; a worker that only computes prompts for others has none."""
+        ...
+
     def take(self, count: int) -> list[int] | None:
         """Takes `count` slots; None: not now."""
         ...

@@ -161,6 +161,15 @@ def test_a_job_longer_than_all_slots_passes_in_windows(landing: Landing) -> None
     assert landing.slots.free == 6 and landing.copier.finished() == []
 
 
+def test_without_slots_for_a_window_a_job_fails(landing: Landing) -> None:
+    """A worker that only computes prompts for others has none, and may be told to measure a link."""
+    landing.copier._landing = StagingInlet(landing.staging, SlotAllocator(()))
+    landing.submit(job(0, (60, 61), (0, 1)))
+    (result,) = landing.copier.finished()
+    assert isinstance(result.error, TransferFailed) and "cannot land" in result.error.message
+    assert not landing.backend.running and landing.copier.finished() == []
+
+
 def test_pulls_take_turns(landing: Landing) -> None:
     """A late one does not wait until a long one is over, however many jobs that is."""
     long = [job(0, tuple(range(60, 72)), tuple(range(12))), job(1, (72, 73, 74, 75), (12, 13, 14, 15))]

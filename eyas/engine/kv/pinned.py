@@ -28,15 +28,20 @@ def unpin(host: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def copying_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """The copies in this block run on `stream`, and are done when it ends. None: there is no GPU."""
+    """The copies in this block run on `stream`, and are done when it ends, however it does. None: no GPU."""
     if stream is None:
         yield
         return
-    with torch.cuda.device(stream.device), torch.cuda.stream(stream):  # or a context on GPU 0 would be left
-        yield
     event = torch.cuda.Event()
-    event.record(stream)
-    event.synchronize()
+    try:
+        with (
+            torch.cuda.device(stream.device),
+            torch.cuda.stream(stream),
+        ):  # or a context on GPU 0 would be left
+            yield
+    finally:  # what was launched before an error writes as well
+        event.record(stream)
+        event.synchronize()
 
 
 def _pieces(host: torch.Tensor) -> Iterator[tuple[int, int]]:

@@ -199,6 +199,11 @@ class StagingInlet:
     staging: PageStaging
     slots: SlotAllocator
 
+    @property
+    def total(self) -> int:
+        """The number of all slots."""
+        return self.slots.total
+
     def take(self, count: int) -> list[int] | None:
         """Takes `count` slots; None: not now."""
         return self.slots.take(count)
