@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eyas.common.errors import TransferFailed, Unavailable
-from eyas.common.types import KvKind
+from eyas.common.types import ALL_OF_RANK_0, KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, PagesStaged, StagePages, UnstagePages, WireFailure
 from prefill_svc import transfer
@@ -63,12 +63,13 @@ class Desk:
         return not self.asked and not self.held and len(self.free) == SLOTS
 
     def fetch(self, pages: Sequence[int]):
-        return StagedPages(self.client, self.slots, KvKind.TARGET, 5).chunks(pages)
+        return StagedPages(self.client, self.slots, KvKind.TARGET, 5, ALL_OF_RANK_0).chunks(pages)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "window_pages", lambda page_bytes: WINDOW)
+    monkeypatch.setattr(transfer, "AT_ONCE", 2)
     monkeypatch.setattr("kv_transfer.backends.stream.CHUNK_BYTES", 100)
 
 
