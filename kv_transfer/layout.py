@@ -100,9 +100,12 @@ def check_compatible(mine: PoolInfo, theirs: PoolInfo) -> None:
                 f"KV pages cannot be exchanged: {field} is {here} here and {there} at the peer."
             )
     if mine.layout_hash != theirs.layout_hash:
+        unequal = len(mine.ranks) != len(theirs.ranks)
+        states = "recurrent states, which go between equal numbers of ranks, " if unequal else ""
         raise ConfigError(
             "KV pages cannot be exchanged: the peer's hash of meaning differs "
-            f"({theirs.layout_hash}, here {mine.layout_hash}): its weights, RoPE form or protocol version do."
+            f"({theirs.layout_hash}, here {mine.layout_hash}): its weights, RoPE form, {states}"
+            "or protocol version do."
         )
 
 

@@ -131,3 +131,11 @@ def test_ranks_of_latents_have_all_of_them_and_may_differ_in_number() -> None:
     heads = msgspec.structs.replace(latents, fields=2)
     with pytest.raises(ConfigError, match="kv_heads is 1 here and 2 at the peer"):
         check_compatible(PoolInfo(7, one.layout_hash, heads, one.ranks), info(meaning, heads))
+
+
+def test_states_of_unequal_ranks_are_named_where_hashes_differ() -> None:
+    geometry = PoolGeometry(pages=4, page_size=4, layers=1, kv_heads=2, head_dim=4, dtype="float32")
+    half = msgspec.structs.replace(geometry, kv_heads=1)
+    one, two = (RankPool(0, 0, {}),), (RankPool(0, 0, {}), RankPool(1, 0, {}))
+    with pytest.raises(ConfigError, match="recurrent states, which go between equal numbers of ranks"):
+        check_compatible(PoolInfo(1, "a", geometry, one), PoolInfo(2, "b", half, two))
