@@ -49,8 +49,14 @@ class _DeviceBytes:
 
 
 def bytes_of(memory: GpuMemory, device: str) -> torch.Tensor:
-    """uint8 [size] over `memory`, which is of the GPU `device` and must live longer than the tensor."""
-    return torch.as_tensor(_DeviceBytes(memory), device=device)
+    """uint8 [size] over `memory`, which is of the GPU `device` and must live longer than the tensor.
+
+    Raises ConfigError if it is of another one: torch would copy it, and pages would go to the copy.
+    """
+    tensor = torch.as_tensor(_DeviceBytes(memory), device=device)
+    if tensor.data_ptr() != memory.address:
+        raise ConfigError(f"KV memory is not on {device}", param="device")
+    return tensor
 
 
 @dataclass(frozen=True)
