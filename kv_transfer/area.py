@@ -17,9 +17,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.common.errors import ConfigError
+from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.wire.pool import PoolGeometry
-from kv_transfer.gpu.driver import DeviceAllocation
+from kv_transfer.gpu.driver import DeviceAllocation, DriverError
 
 Pages: TypeAlias = NDArray[np.uint8]  # [pages, page_bytes], a view of a page-major pool
 
@@ -60,6 +60,15 @@ class DeviceArea:
     geometry: PoolGeometry
     allocation: DeviceAllocation | None = None
     giver: str = ""
+
+    def checksum(self, page: int) -> int:
+        """CRC-32 of one page, which is read from the device. Raises TransferFailed if that fails."""
+        assert self.allocation is not None
+        size = self.geometry.page_bytes
+        try:
+            return zlib.crc32(self.allocation.driver.read(self.address + page * size, size))
+        except DriverError as error:
+            raise TransferFailed(f"a page of the GPU cannot be read: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -158,9 +158,14 @@ class PageCopier:
     def _judged(self, window: _RunningWindow, result: CopyResult) -> CopyResult:
         """A proof that came, but with other bytes, proves nothing. One in slots is judged whole."""
         proof, backend = window.copy.proof, window.of.route.backend
-        if proof is None or window.slots or not result.ok or backend.checksum(window.copy) == proof:
+        if proof is None or window.slots or not result.ok:
             return result
-        error = TransferFailed(f"{result.path} brought other bytes than the owner has")
+        error: EyasError = TransferFailed(f"{result.path} brought other bytes than the owner has")
+        try:
+            if backend.checksum(window.copy) == proof:
+                return result
+        except TransferFailed as unread:
+            error = unread
         return dataclasses.replace(result, error=error)
 
     def _judged_pieces(self, going: WindowedJob) -> EyasError | None:

@@ -8,6 +8,7 @@ latents. It works on sizes and names only, and never touches a pool.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -151,7 +152,7 @@ class PagePart:
     source: PageShare = ALL_OF_RANK_0
     target: PageShare = ALL_OF_RANK_0
     width: int = 0
-    window: int = WINDOW_BYTES
+    window: int = sys.maxsize
 
 
 WHOLE = PagePart()

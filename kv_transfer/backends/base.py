@@ -183,7 +183,10 @@ class TransferBackend(ABC):
 
     @abstractmethod
     def checksum(self, proof: CopyJob) -> int:
-        """CRC-32 of the page that `proof` has brought; asked once, when `poll` has told of its success."""
+        """CRC-32 of the page that `proof` has brought; asked once, when `poll` has told of its success.
+
+        Raises TransferFailed if it cannot be read.
+        """
 
     @abstractmethod
     def close(self, deadline: float) -> bool:

@@ -10,7 +10,6 @@ the next way.
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,8 +59,7 @@ class RdmaBackend(NixlBackend):
         return super().open(export)
 
     def checksum(self, proof: CopyJob) -> int:
-        size = self._area.geometry.page_bytes
-        return zlib.crc32(self._driver.read(self._area.address + proof.dst_pages[0] * size, size))
+        return self._area.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:
         ended = super().close(deadline)

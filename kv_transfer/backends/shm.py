@@ -12,7 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +78,7 @@ class ShmBackend(ReadingBackend):
         return MappedArea(area.path, area.inode, area.pages, is_staging, direct)
 
     def checksum(self, proof: CopyJob) -> int:
-        landing = self.area if self._pool is None else self._pool
+        landing = self.area if self._pool is None else self._pool.area
         return landing.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:
@@ -114,37 +113,32 @@ def _reachable(site: BackendSite) -> bool:
 
 
 class _LockedReads:
-    """Copies from peers' staging into `pool` by its GPU. A file is page-locked from its first copy on, until
-    its owner is gone and another's is locked.
+    """Copies from peers' staging into the pool `area` by its GPU. A file is page-locked from its first copy
+    on, until its owner is gone and another's is locked.
     """
 
-    def __init__(self, pool: DeviceArea) -> None:
-        assert pool.allocation is not None
-        self._pool = pool
-        self._driver: GpuDriver = pool.allocation.driver
+    def __init__(self, area: DeviceArea) -> None:
+        assert area.allocation is not None
+        self.area = area
+        self._driver: GpuDriver = area.allocation.driver
         self._locked: dict[int, MappedArea] = {}  # by inode
 
     def copy(self, source: MappedArea, job: CopyJob) -> int:
         """Gives the bytes. Raises TransferFailed if the driver cannot lock or copy."""
-        size = self._pool.geometry.page_bytes
+        size = self.area.geometry.page_bytes
         check_pages(job, len(source.pages))
         try:
             here = self._lock(source)
             base = here.pages.ctypes.data
             self._driver.copy(
                 [
-                    CopyBlock(base + src * size, self._pool.address + dst * size, count * size)
+                    CopyBlock(base + src * size, self.area.address + dst * size, count * size)
                     for src, dst, count in runs(job.source.pages, job.dst_pages)
                 ]
             )
         except DriverError as error:
             raise TransferFailed(f"the peer's staging cannot be read by the GPU: {error}") from None
         return len(job.dst_pages) * size
-
-    def checksum(self, page: int) -> int:
-        """CRC-32 of a page of the pool."""
-        size = self._pool.geometry.page_bytes
-        return zlib.crc32(self._driver.read(self._pool.address + page * size, size))
 
     def close(self) -> None:
         """Unlocks all."""

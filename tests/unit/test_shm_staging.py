@@ -141,6 +141,18 @@ def test_a_proof_is_judged_in_our_pool(owner: Owner, wrong: int) -> None:
     np.testing.assert_array_equal(puller.pages()[7], owner.pool[COUNT])
 
 
+def test_a_proof_that_cannot_be_read_back_proves_nothing(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(driver: FakeDriver, address: int, size: int) -> bytes:
+        raise DriverError("an illegal address")
+
+    puller = Puller(owner)
+    monkeypatch.setattr(FakeDriver, "read", refuse)
+    result = puller.copy(puller.open(), (COUNT,), (7,), 1)
+    assert isinstance(result.error, TransferFailed) and "illegal address" in result.error.message
+
+
 def test_a_file_is_locked_once_and_let_go_when_its_owner_is_replaced(owner: Owner) -> None:
     puller = Puller(owner)
     for _ in range(2):
