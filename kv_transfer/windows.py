@@ -74,7 +74,7 @@ class WindowedJob:
 
     `lands`: its windows take slots of ours. `begun`: windows; `running`: those of them that have not stopped;
     `crossed`: those of these whose bytes have come.
-    `pieces`: of a proof page, as they came.
+    `moved`: when a window was begun or stopped last. `pieces`: of a proof page, as they came.
     """
 
     route: PeerRoute
@@ -87,6 +87,7 @@ class WindowedJob:
     crossed: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    moved: float = 0.0
     pieces: list[PagePiece] = field(default_factory=list)
     error: EyasError | None = None
 
@@ -105,14 +106,16 @@ class WindowedJob:
         """Pages of its next window."""
         return len(self.windows[0].dst_pages)
 
-    def next(self) -> CopyJob:
+    def next(self, now: float) -> CopyJob:
         """Begins its next window, whose pages are those of the job."""
+        self.moved = now
         self.begun += 1
         self.running += 1
         return self.windows.popleft()
 
-    def stopped(self, result: CopyResult, error: EyasError | None) -> None:
+    def stopped(self, result: CopyResult, error: EyasError | None, now: float) -> None:
         """A window has stopped: `result` of its way here, `error` of all of it."""
+        self.moved = now
         self.running -= 1
         self.bytes += result.bytes
         self.seconds += result.seconds

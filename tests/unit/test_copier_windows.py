@@ -198,6 +198,18 @@ def test_pages_of_a_peers_staging_come_in_windows_without_slots_of_ours(landing:
     assert over[0].bytes == 7 * 9 and landing.numbers(*range(9)) == list(range(60, 69))
 
 
+def test_a_copy_that_hangs_is_not_looked_for_all_the_time(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kv_transfer.copier.LIVELY_S", 0.05)
+    landing.copier.submit(PeerRoute(landing.direct, IntoPool()), job(0, (60, 61), (0, 1)))
+    assert landing.copier.brief
+    time.sleep(0.06)
+    assert not landing.copier.brief
+    landing.direct.finish()
+    assert landing.copier.finished()[0].ok
+
+
 def test_windows_that_have_crossed_leave_their_place_to_others(
     landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
