@@ -91,7 +91,8 @@ class _SimulatedCluster:
         self._workers = [SimulatedWorker(hardware, shape.believed) for _ in range(shape.workers)]
         self._rates = MeasuredRates(shape.believed or hardware.times, hardware.budget, shape.targets)
         self._preferences = [AdmissionPreference.ANY] * shape.workers
-        self._links = [0.0] * shape.workers  # when each worker's outgoing link is free
+        self._leaving = [0.0] * shape.workers  # when each worker's outgoing link is free
+        self._coming = [0.0] * shape.workers  # and its incoming one
         self._events: list[tuple[float, int, int, int, SimulatedJob | None]] = []
         self._order = itertools.count()
         self._demand = DemandMeter()
@@ -193,35 +194,53 @@ class _SimulatedCluster:
 
     def _end_step(self, now: float, index: int) -> None:
         worker = self._workers[index]
+        prompts = [job for job, _ in worker.step.rows] if worker.step else []
         computed, ended = worker.finish()
         for job in ended:
             job.end_s = now
         for job in computed:
             job.first_s = now
-            if job.apart:
-                self._send(job, now)
-            else:
+            if not job.apart:
                 worker.unpledge(job)
                 if not worker.decode(job):
                     job.end_s = now
+        for job in prompts:
+            if job.apart:
+                self._send(job, now)
         self._begin(index, now)
 
     # --- pages ----------------------------------------------------------------------------------------------
 
     def _send(self, job: SimulatedJob, now: float) -> None:
-        """Lets the last pages travel; all but the last chunk's went while it was computed."""
+        """Lets the pages that a step filled travel while the next step runs, after all that left its worker
+        or is on its way to the other. What layers with windows still hold, and states, go with the last.
+        """
+        complete = not job.missing
         if job.arrival.output == 1:
-            job.end_s = now
-            self._workers[job.decode].unpledge(job)
-            self._workers[job.prefill].release(job)
+            if complete:
+                self._answered_by_prompt(job, now)
             return
         hardware = self._shape.hardware
         there = self._workers[job.decode].cache.cached(job.arrival.blocks, job.arrival.prompt)
-        last = min(job.arrival.prompt - there, hardware.budget.chunk_tokens)
-        moved = hardware.held(last) * hardware.kv_bytes_per_token + hardware.state_bytes
+        done = job.arrival.prompt - job.missing
+        moved = max(done - max(job.sent, there), 0) * hardware.lasting * hardware.kv_bytes_per_token
+        job.sent = done
+        if complete:
+            whole = done - there
+            moved += (hardware.held(whole) - whole * hardware.lasting) * hardware.kv_bytes_per_token
+            moved += hardware.state_bytes
         busy = moved / hardware.link_bytes_per_s
-        self._links[job.prefill] = max(self._links[job.prefill], now) + busy
-        self._at(self._links[job.prefill] + hardware.link_s, job.prefill, job=job)
+        leaves = max(now, self._leaving[job.prefill])
+        self._leaving[job.prefill] = leaves + busy
+        self._coming[job.decode] = max(leaves, self._coming[job.decode]) + busy
+        if complete:
+            self._at(self._coming[job.decode] + hardware.link_s, job.prefill, job=job)
+
+    def _answered_by_prompt(self, job: SimulatedJob, now: float) -> None:
+        """Ends a request of one token: no pages travel."""
+        job.end_s = now
+        self._workers[job.decode].unpledge(job)
+        self._workers[job.prefill].release(job)
 
     def _pages_arrived(self, now: float, job: SimulatedJob) -> None:
         self._workers[job.prefill].release(job)

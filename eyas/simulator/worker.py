@@ -56,13 +56,17 @@ class BlockCache:
 
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
-    """A request in the cluster. `decode` and `prefill`: indices of its workers; times in seconds, or None."""
+    """A request in the cluster. `decode` and `prefill`: indices of its workers; times in seconds, or None.
+
+    `missing`, `sent`: tokens of its prompt that are not computed, and whose pages were sent or were there.
+    """
 
     number: int
     arrival: SimulatedRequest
     decode: int
     prefill: int
     missing: int = 0
+    sent: int = 0
     first_s: float | None = None
     end_s: float | None = None
 

@@ -60,6 +60,29 @@ def run(
     return play(ClusterShape(example(), workers, layout, TARGETS, prefill), arrivals)
 
 
+# --- links ---------------------------------------------------------------------------------------------
+
+
+def second_token_s(chunk_s: float, prompts: int = 1, prefill: int = 1) -> float:
+    """When the last of `prompts` of 300 tokens each has two tokens; a chunk's pages travel for `chunk_s`."""
+    hardware = replace(CONSTANT, link_bytes_per_s=100 * CONSTANT.kv_bytes_per_token / chunk_s)
+    shape = ClusterShape(hardware, prefill + 1, ClusterLayout.SPLIT, TARGETS, prefill)
+    played = play(shape, [SimulatedRequest(0.0, 300, 2)] * prompts)
+    return max(job.end_s or 0.0 for job in played.jobs)
+
+
+@pytest.mark.parametrize(("chunk_s", "arrived_s"), [(0.005, 0.035), (0.025, 0.085)])
+def test_a_link_slower_than_prompts_carries_the_pages_of_every_chunk(
+    chunk_s: float, arrived_s: float
+) -> None:
+    assert second_token_s(chunk_s) == pytest.approx(arrived_s + 0.01)
+
+
+def test_workers_that_prefill_share_the_link_of_the_one_that_decodes() -> None:
+    both_s = 0.01 + 6 * 0.025  # six chunks, one after the other
+    assert second_token_s(0.025, prompts=2, prefill=2) == pytest.approx(both_s + 0.01)
+
+
 # --- queueing theory -----------------------------------------------------------------------------------
 
 
