@@ -23,7 +23,7 @@ from kv_transfer import nics
 from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
 from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, OwnPages, RemotePages, load
 from kv_transfer.backends.nixl_reads import DEVICE, HOST, NixlReads
-from kv_transfer.backends.staged_reads import ReadingBackend
+from kv_transfer.backends.staged_reads import ReadingBackend, is_staging
 from kv_transfer.copy_thread import CopyDone
 
 SLOW = 1.5e9  # bytes per second; below it the library takes a GPU's memory through a host's, without a word
@@ -77,7 +77,7 @@ class NixlBackend(ReadingBackend):
 
         self._tell(offer)
         try:
-            return {**made.result(AGENT_S), **self._described()}
+            return self._offered(made.result(AGENT_S))
         except (EyasError, TimeoutError) as error:
             reason = f"no agent within {AGENT_S:g} s" if isinstance(error, TimeoutError) else error
             _log.warning("KV pages cannot be read by %s: %s", self.name, reason)
@@ -91,21 +91,17 @@ class NixlBackend(ReadingBackend):
             raise ConfigError(f"what the peer exports is not a NIXL agent's: {error!r}") from error
         if not 0 < pages <= _MOST_PAGES:
             raise ConfigError(f"what the peer exports has {pages} pages")
-        if not 0 < page_bytes or (page_bytes != self.area.pages.shape[1] and "staged" not in export):
+        if not 0 < page_bytes or (page_bytes != self.area.pages.shape[1] and not is_staging(export)):
             raise ConfigError(f"what the peer exports has pages of {page_bytes} bytes")
         memory = NixlMemory(address, page_bytes, pages, None if device < 0 else device)
         if (memory.device is not None) != self.on_device:
             raise ConfigError("what the peer exports is in memory of another kind")
         remote = RemotePages(agent, metadata, memory, self._floor(export))
         in_slots = self.on_device and not self.reads_pools
-        return NixlPeer(remote, "staged" in export, in_slots, direct=self.reads_pools)
+        return NixlPeer(remote, is_staging(export), in_slots, direct=self.reads_pools)
 
     def _own_pages(self) -> Sequence[OwnPages]:
         return (OwnPages.in_host(self.area),)
-
-    def _described(self) -> Export:
-        """What an export says of the pages, beside where they are."""
-        return {"staged": b"1"} if self.exports_staging else {}
 
     def _floor(self, export: Export) -> float:
         """Bytes per second that READs of the pages must have. Raises ConfigError for a bad export."""

@@ -78,8 +78,8 @@ class RdmaBackend(NixlBackend):
         assert self._area.allocation is not None
         return self._area.allocation.driver
 
-    def _described(self) -> Export:
-        return {"rate": str(int(self._rate)).encode()}
+    def _offered(self, fields: Export) -> Export:
+        return super()._offered(fields) | {"rate": str(int(self._rate)).encode()}
 
     def _floor(self, export: Export) -> float:
         rate = export.get("rate", b"")

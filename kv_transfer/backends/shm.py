@@ -20,7 +20,7 @@ from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea, Pages
 from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource, check_pages, copy_pages, runs
-from kv_transfer.backends.staged_reads import ReadingBackend
+from kv_transfer.backends.staged_reads import ReadingBackend, is_staging
 from kv_transfer.copy_thread import CopyDone, CopyThread
 from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuDriver
 from kv_transfer.host_files import HostFile
@@ -62,20 +62,19 @@ class ShmBackend(ReadingBackend):
     def export(self, rank: int = 0) -> Export | None:
         if not self.area.path:
             return None
-        export = HostFile.at(self.area.path).export()
-        return {**export, "staged": b"1"} if self.exports_staging else export
+        return self._offered(HostFile.at(self.area.path).export())
 
     def open(self, export: Export) -> PeerSource:
         """Opens the file only if it is the very one that the peer has (containers share names, not files)."""
-        path, is_staging = HostFile.find(export, self._pool_dir).path, "staged" in export
-        direct = is_staging and self._pool is not None
+        path, staged = HostFile.find(export, self._pool_dir).path, is_staging(export)
+        direct = staged and self._pool is not None
         try:
             area = map_file(
                 path, self.area.pages.shape[1], writable=direct
             )  # (as the driver's lock needs it)
         except TransferFailed as error:
             raise ConfigError(error.message) from error
-        return MappedArea(area.path, area.inode, area.pages, is_staging, direct)
+        return MappedArea(area.path, area.inode, area.pages, staged, direct)
 
     def checksum(self, proof: CopyJob) -> int:
         landing = self.area if self._pool is None else self._pool.area

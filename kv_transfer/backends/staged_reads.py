@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from eyas.common.types import RankPages
+from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import (
     BackendSite,
     CopyJob,
@@ -28,6 +29,13 @@ from kv_transfer.backends.base import (
 )
 from kv_transfer.copy_thread import CopyDone
 
+_STAGED = "staged"  # of an export: it is of slots beside a device's pool
+
+
+def is_staging(export: Export) -> bool:
+    """Whether what a peer exports is staging, which holds nothing until its owner is asked."""
+    return _STAGED in export
+
 
 class ReadingBackend(TransferBackend):
     """A subclass reads memory (`_read`, `_stop`, `_stopped`); whether it is staging is decided here."""
@@ -36,6 +44,10 @@ class ReadingBackend(TransferBackend):
         self.area = site.area
         self.exports_staging = bool(site.devices)
         self._staged = StagedCopies(site.wire, self._read, self._stop)
+
+    def _offered(self, fields: Export) -> Export:
+        """An export with these fields, which also says whether it is of staging."""
+        return {**fields, _STAGED: b"1"} if self.exports_staging else fields
 
     @abstractmethod
     def _read(self, source: PeerSource, job: CopyJob) -> None:

@@ -12,7 +12,7 @@ import queue
 from eyas.common.errors import ConfigError
 from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
-from kv_transfer.backends.staged_reads import ReadingBackend
+from kv_transfer.backends.staged_reads import ReadingBackend, is_staging
 from kv_transfer.backends.tcp_owner import PageServer
 from kv_transfer.backends.tcp_reads import SocketReads, TcpPeer
 from kv_transfer.copy_thread import CopyDone
@@ -47,12 +47,12 @@ class TcpBackend(ReadingBackend):
             "token": self._server.token,
             "pages": str(len(self.area.pages)).encode(),
         }
-        return {**fields, "staged": b"1"} if self.exports_staging else fields
+        return self._offered(fields)
 
     def open(self, export: Export) -> PeerSource:
         try:
             host, port, pages = (export[name].decode() for name in ("host", "port", "pages"))
-            peer = TcpPeer(host, int(port), export["token"], int(pages), "staged" in export)
+            peer = TcpPeer(host, int(port), export["token"], int(pages), is_staging(export))
         except (KeyError, ValueError) as error:
             raise ConfigError(f"what the peer exports is not a listener: {error!r}") from error
         if not (peer.host and 0 < peer.port < 65536 and peer.pages > 0 and len(peer.token) == 32):
