@@ -24,7 +24,7 @@ A, B = ("a:1", 7), ("b:1", 7)
 
 
 def prefix_of(ids: Sequence[int]) -> list[bytes]:
-    return block_names(packed(ids))
+    return block_names(packed(ids), b"")
 
 
 def chosen(*workers: RouterCandidate) -> str:
