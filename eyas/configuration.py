@@ -30,7 +30,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.machine import folders
 from eyas.common.machine.gpus import visible
 from eyas.common.model_folder import model_name, on_hub
-from eyas.common.security import api_keys
+from eyas.common.security import api_keys, secret_urls
 from kv_transfer.backends import table
 
 # The flags of a local cluster that not every layout has, and the layouts that have them.
@@ -119,7 +119,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         host_cache_gb=args.host_cache_gb,
         disk_cache_dir=args.disk_cache_dir,
         disk_cache_gb=EngineConfig.disk_cache_gb if args.disk_cache_gb is None else args.disk_cache_gb,
-        kv_store=args.kv_store,
+        kv_store=_store(args),
         kv_store_ttl_s=args.kv_store_ttl or EngineConfig.kv_store_ttl_s,
         transfer=args.transfer,
         transfer_devices=args.transfer_devices,
@@ -145,18 +145,26 @@ def _check_transfer(transfer: str) -> None:
 def _check_tiers(args: argparse.Namespace) -> None:
     """Raises ConfigError for tiers that hold nothing, lead nowhere, or lack what is before them."""
     through = "KV pages go there through the host's memory: give --host-cache-gb, too"
-    folder, store, most = args.disk_cache_dir, args.kv_store, args.disk_cache_gb
+    folder, store, most = args.disk_cache_dir, _store(args), args.disk_cache_gb
     for flag, fault, wrong in (
         ("disk-cache-dir", through, folder is not None and not args.host_cache_gb),
         ("kv-store", through, store is not None and not args.host_cache_gb),
         ("disk-cache-gb", "of no folder: give --disk-cache-dir, too", most is not None and folder is None),
         ("disk-cache-gb", "0 GiB hold no page", most == 0),
         ("kv-store-ttl", "of no store: give --kv-store, too", args.kv_store_ttl and store is None),
-        ("kv-store", f"{store} is no redis://HOST:PORT/DB or mooncake://HOST:PORT", not _is_store(store)),
+        (
+            "kv-store",
+            f"{secret_urls.shown(store or '')} is no redis://HOST:PORT/DB or mooncake://HOST:PORT",
+            not _is_store(store),
+        ),
         ("kv-store-ttl", "Mooncake has none", args.kv_store_ttl and mooncake_master(store or "")),
     ):
         if wrong:
             raise ConfigError(f"--{flag}: {fault}", param=flag)
+
+
+def _store(args: argparse.Namespace) -> str | None:
+    return args.kv_store or secret_urls.from_environment("kv-store")
 
 
 def _is_store(url: str | None) -> bool:
@@ -245,7 +253,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         port=args.port,
         advertise=args.advertise,
         metrics_port=args.metrics_port,
-        registry=args.registry,
+        registry=_registry(args) or WorkerConfig.registry,
         registry_ca=args.registry_ca,
         cluster=args.cluster,
         tls_dir=folders.tls_folder(args.tls_dir),
@@ -262,6 +270,10 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
     )
     _check_private(engine.transfer, worker.tls_dir)
     return dataclasses.replace(worker, engine=_brought(engine))
+
+
+def _registry(args: argparse.Namespace) -> str | None:
+    return args.registry or secret_urls.from_environment("registry")
 
 
 def _events(args: argparse.Namespace) -> KvEventsConfig | None:
@@ -325,9 +337,11 @@ def gateway_alone(args: argparse.Namespace) -> GatewayConfig:
     Raises ConfigError for targets without the auto layout, and for a registry that names no worker.
     """
     _check_targets(args, args.layout)
-    if not is_redis(args.registry) and not listed(args.registry):
-        raise ConfigError(f"--registry: {args.registry} lists no worker", param="registry")
-    config = gateway_config(args, args.registry)
+    if (registry := _registry(args)) is None:
+        raise ConfigError("--registry: a gateway needs the workers of its cluster", param="registry")
+    if not is_redis(registry) and not listed(registry):
+        raise ConfigError(f"--registry: {registry} lists no worker", param="registry")
+    config = gateway_config(args, registry)
     tokenizer = config.tokenizer and model_folder(config.tokenizer, "tokenizer", weights=False)
     model = model_folder(config.model, weights=False)
     config = dataclasses.replace(config, model=model, tokenizer=tokenizer)

@@ -25,6 +25,7 @@ from eyas.common.config import (
     SpeculationConfig,
 )
 from eyas.common.logging import FORMATS, LEVELS
+from eyas.common.security.secret_urls import VARIABLES
 from eyas.common.types import Role
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 
@@ -184,7 +185,8 @@ def _add_tiers(add: Callable[..., argparse.Action]) -> None:
         "--kv-store",
         metavar="URL",
         help="where they are kept for other workers too: redis://HOST:PORT/DB of a Redis or Valkey, or "
-        "mooncake://HOST:PORT of a Mooncake Store's master (none)",
+        "mooncake://HOST:PORT of a Mooncake Store's master "
+        f"(${VARIABLES['kv-store']}; none)",
     )
     add(
         "--kv-store-ttl",

@@ -10,6 +10,7 @@ from eyas.common.cluster.names import CLUSTER
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.machine import folders
 from eyas.common.security import api_keys
+from eyas.common.security.secret_urls import VARIABLES
 from eyas.flags import (
     REGISTRY,
     add_log,
@@ -136,7 +137,8 @@ def _add_redis(parser: argparse.ArgumentParser) -> None:
 
 def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas gateway`, which has no engine's flags next to its own."""
-    parser.add_argument("--registry", required=True, metavar=REGISTRY)
+    text = f"the workers of its cluster (${VARIABLES['registry']}, which may have a password)"
+    parser.add_argument("--registry", metavar=REGISTRY, help=text)
     _add_redis(parser)
     text = "its tokenizer and limits: a folder, or ORG/NAME on the hub (the embedded model)"
     parser.add_argument("--model", default=GatewayConfig.model, metavar="MODEL", help=text)
@@ -170,7 +172,8 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     text = f"where it serves /metrics ({worker.metrics_port}: any free one)"
     add("--metrics-port", type=port, default=worker.metrics_port, help=text)
     _add_events(parser)
-    add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
+    text = f"the workers of its cluster (${VARIABLES['registry']}; none)"
+    add("--registry", metavar=REGISTRY, help=text)
     _add_redis(parser)
     add_tls_dir(parser)
     _add_template(parser)

@@ -27,7 +27,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.machine.folders import SharedFolder
 from eyas.common.machine.leave import StopSignals
 from eyas.common.machine.processes import python_module
-from eyas.common.security import api_keys
+from eyas.common.security import api_keys, secret_urls
 from eyas.common.security.tls import door_context, service_tls
 from gateway.http.siblings import SUFFIX
 from gateway.main import warn_if_open
@@ -84,7 +84,8 @@ def _members(config: GatewayConfig, log: LogLine) -> Iterator[list[ChildProcess]
         folder = _socket_folder()
         claims.callback(folder.leave)
         config = dataclasses.replace(config, port=http.getsockname()[1], grpc_port=grpc.getsockname()[1])
-        environment = api_keys.environment(config.api_keys)
+        keys = api_keys.environment(config.api_keys)
+        environment = secret_urls.environment(keys, {"registry": config.registry})
         children = []
         for number in range(config.processes):
             name = f"gateway-{number}"

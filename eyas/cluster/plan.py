@@ -20,6 +20,7 @@ from eyas.common.config import RESERVE_BYTES, EngineConfig, GatewayConfig, Serve
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.machine.memory import MemoryBudget
+from eyas.common.security.secret_urls import as_flag
 from eyas.common.types import Role
 from kv_transfer.backends.table import NONE
 
@@ -212,14 +213,15 @@ def _worker(engine: EngineConfig, port: int) -> WorkerConfig:
 def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
     """The command line of `worker`. `eyas.cli` parses it to an equal config.
 
-    (Synthetic rates are equal up to rounding, because the flags take their products.)
+    (Synthetic rates are equal up to rounding, because the flags take their products. Addresses with a
+    password are passed in the environment.)
     """
     flags: dict[str, object] = {
         "roles": ",".join(worker.engine.roles),
         "host": worker.host,
         "port": worker.port,
         "metrics-port": worker.metrics_port,
-        "registry": worker.registry,
+        **as_flag("registry", worker.registry),
         "drain-s": f"{worker.drain_s:g}",
         **_engine_flags(worker.engine),
         **_graph_flags(worker.engine),
@@ -268,7 +270,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
     if engine.transfer_devices:
         flags["transfer-devices"] = ",".join(engine.transfer_devices)
     if engine.kv_store is not None:
-        flags |= {"kv-store": engine.kv_store, "kv-store-ttl": engine.kv_store_ttl_s}
+        flags |= {**as_flag("kv-store", engine.kv_store), "kv-store-ttl": engine.kv_store_ttl_s}
     if engine.tokenizer is not None:
         flags["tokenizer"] = engine.tokenizer
     if engine.chat_template is not None:
@@ -321,10 +323,11 @@ def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
 def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
     """The command line of `gateway`. `eyas.cli` parses it to an equal config, except for the keys.
 
-    Plain keys are never part of a command line: they are passed in the environment.
+    Plain keys, and addresses with a password, are never part of a command line: they are passed in the
+    environment.
     """
     flags: dict[str, object] = {
-        "registry": gateway.registry,
+        **as_flag("registry", gateway.registry),
         "host": gateway.host,
         "port": gateway.port,
         "grpc-port": gateway.grpc_port,

@@ -29,7 +29,7 @@ from eyas.common.machine import gpus
 from eyas.common.machine.folders import new_pool_folder
 from eyas.common.machine.memory import memory
 from eyas.common.machine.processes import python_module
-from eyas.common.security import api_keys
+from eyas.common.security import api_keys, secret_urls
 from eyas.common.security.tls import door_context, service_tls
 from eyas.common.wire import rpc
 from gateway.limits.quotas import read_limits
@@ -151,8 +151,7 @@ class LocalCluster:
         began = time.monotonic()
         for name in (*self._plan.workers, GATEWAY):
             command = python_module("eyas.cli", *self._argv(name))
-            keys = self._plan.gateway.api_keys if name == GATEWAY else ()
-            child = ChildProcess(name, command, self._log, api_keys.environment(keys))
+            child = ChildProcess(name, command, self._log, self._environment(name))
             self._children[name] = child
             child.start()
         self._loading = list(self._children)
@@ -174,6 +173,13 @@ class LocalCluster:
         worker = self._plan.workers[name]
         engine = dataclasses.replace(worker.engine, pool_dir=str(self._pools.path))
         return worker_argv(dataclasses.replace(worker, engine=engine))
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """With the secrets of this process, and of no other."""
+        if name == GATEWAY:
+            return secret_urls.environment(api_keys.environment(self._plan.gateway.api_keys), {})
+        store = self._plan.workers[name].engine.kv_store
+        return secret_urls.environment(api_keys.environment(()), {"kv-store": store})
 
     async def _ready(self, http: httpx.AsyncClient) -> bool:
         """Whether every worker says SERVING and the gateway says that a request would succeed."""

@@ -1,9 +1,9 @@
 """Configuration: frozen dataclasses, one per kind of process, with every "auto" resolved before freezing.
 
 The command line takes its defaults from here. The environment is read for API keys
-(`eyas.common.security.api_keys`) and by OpenTelemetry's SDK (`gateway.observe.tracing`). An unknown key is an
-error, because dataclasses refuse it. The defaults of `EngineConfig` are those of a CPU; `resolve_engine` has
-those of a GPU.
+(`eyas.common.security.api_keys`), for addresses with a password (`eyas.common.security.secret_urls`) and by
+OpenTelemetry's SDK (`gateway.observe.tracing`). An unknown key is an error, because dataclasses refuse it. The
+defaults of `EngineConfig` are those of a CPU; `resolve_engine` has those of a GPU.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class EngineConfig:
     host_cache_gb: float = 0.0  # GiB of the host's memory for pages that leave the prefix cache; 0: none
     disk_cache_dir: str | None = None  # a folder for pages that leave the host's memory, too; None: none
     disk_cache_gb: float = 50.0  # GiB of that folder
-    kv_store: str | None = None  # the address of a store that workers share (redis://..), likewise
+    # The address of a store that workers share (redis://..), likewise; it may have a password.
+    kv_store: str | None = dataclasses.field(default=None, repr=False)
     kv_store_ttl_s: int = 24 * 3600  # seconds for which a page lives there
     pool_dir: str = SHARED_MEMORY
     context_length: int | None = None  # tokens; None: the model's
@@ -376,7 +377,8 @@ class WorkerConfig:
     port: int = 0  # 0: any free port
     advertise: str | None = None  # HOST or HOST:PORT by which others reach it; None: where it listens
     metrics_port: int = 0  # 0: any free port
-    registry: str = "static:"  # the workers it may dial: static:host:port,... or redis[s]://host:port/db
+    # The workers it may dial: static:host:port,... or redis[s]://host:port/db
+    registry: str = dataclasses.field(default="static:", repr=False)
     registry_ca: str | None = None  # authorities for the certificate of rediss://; None: the system's
     cluster: str = CLUSTER  # its name among those that share a Redis database
     tls_dir: str | None = None  # its certificate and the cluster's authority; None: services talk in plain
@@ -412,7 +414,8 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int = 8001
-    registry: str = "static:"  # static:host:port,host:port or redis[s]://host:port/db
+    # static:host:port,host:port or redis[s]://host:port/db
+    registry: str = dataclasses.field(default="static:", repr=False)
     registry_ca: str | None = None  # as a worker's
     cluster: str = CLUSTER  # as a worker's
     layout: str = "static"  # requests go by the workers' roles; or "auto": where it is predicted to be best

@@ -32,6 +32,7 @@ HELLO, AREA = struct.Struct("<8s32s"), struct.Struct("<QQ")
 COUNT, RUN, DIGEST = struct.Struct("<IQ"), struct.Struct("<II"), struct.Struct("<Q")
 MOST_RUNS = 1024  # of a request
 MOST_CONNECTIONS = 256
+MOST_STRANGERS = 64  # connections that have shown no token yet
 HELLO_S, IDLE_S, SEND_S = 5.0, 120.0, 20.0  # for the token; between requests; for the kernel to take more
 AGAIN_S = 0.2  # before it accepts again, where it could not
 
@@ -50,6 +51,7 @@ class PageServer:
         self._listener = _listener(host)
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._connections: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # connections without a token, the eldest first
         self._lock = threading.Lock()
         self._closing = threading.Event()
         threading.Thread(target=self._accept, name="tcp-listen", daemon=True).start()
@@ -78,13 +80,18 @@ class PageServer:
                     _log.warning("tcp: a connection for KV pages could not be taken: %s", error)
 
     def _begin(self, connection: socket.socket) -> None:
-        """Serves a connection on a thread of its own, unless there are too many."""
+        """Serves a connection on a thread of its own. Of too many strangers the eldest has to go: a puller's
+        token comes with its connection, so those who only connect keep nobody out.
+        """
         with contextlib.ExitStack() as undo:
             undo.enter_context(connection)
-            if not self._free.acquire(blocking=False):
-                _log.warning("tcp: more than %d connections for KV pages", MOST_CONNECTIONS)
-                return
-            undo.callback(self._free.release)
+            with self._lock:
+                if len(self._strangers) >= MOST_STRANGERS:
+                    eldest = next(iter(self._strangers))
+                    del self._strangers[eldest]
+                    _hang_up(eldest)
+                self._strangers[connection] = None
+            undo.callback(self._strangers.pop, connection, None)
             threading.Thread(target=self._connected, args=(connection,), daemon=True).start()
             undo.pop_all()
 
@@ -93,19 +100,31 @@ class PageServer:
             self._connections.add(connection)
         try:
             with connection, open(self._area.path, "rb") as file:
-                self._serve(connection, file)
+                self._greet(connection, file)
         except (OSError, ValueError) as error:  # the puller is gone, or is none
             _log.debug("tcp: a connection for KV pages ended: %s", error)
         finally:
             with self._lock:
                 self._connections.discard(connection)
-            self._free.release()
+                self._strangers.pop(connection, None)
 
-    def _serve(self, connection: socket.socket, file: BinaryIO) -> None:
+    def _greet(self, connection: socket.socket, file: BinaryIO) -> None:
+        """Serves whoever shows the token, unless there are too many."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(HELLO_S)
         if not hmac.compare_digest(received(connection, HELLO.size), HELLO.pack(MAGIC, self.token)):
             return
+        if not self._free.acquire(blocking=False):
+            _log.warning("tcp: more than %d connections for KV pages", MOST_CONNECTIONS)
+            return
+        with self._lock:
+            self._strangers.pop(connection, None)
+        try:
+            self._serve(connection, file)
+        finally:
+            self._free.release()
+
+    def _serve(self, connection: socket.socket, file: BinaryIO) -> None:
         connection.sendall(AREA.pack(*self._area.pages.shape))
         while True:
             connection.settimeout(IDLE_S)

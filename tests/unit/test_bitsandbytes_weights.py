@@ -245,7 +245,7 @@ def test_rows_in_another_order_are_refused(tmp_path: Path, plain: Path) -> None:
 )
 def test_what_is_not_read_is_refused_by_name(tmp_path: Path, change: dict[str, Any], why: str) -> None:
     edit(write_tiny_llama(tmp_path, layers=1), quantization_config=change)
-    with pytest.raises(ConfigError, match=f"quantization_config of config.json: .*{why}.*is not supported"):
+    with pytest.raises(ConfigError, match=f"quantization_config: .*{why}.*is not supported"):
         read_model(tmp_path)
 
 

@@ -244,7 +244,7 @@ def test_modelopt_tells_of_it_beside_config_json(tmp_path: Path, plain: Path) ->
 )
 def test_what_is_not_read_is_refused_by_name(tmp_path: Path, told: dict[str, Any], why: str) -> None:
     edit(write_tiny_llama(tmp_path, layers=1), quantization_config=told)
-    with pytest.raises(ConfigError, match=f"quantization_config of config.json: .*{why}.*is not supported"):
+    with pytest.raises(ConfigError, match=f"quantization_config: .*{why}.*is not supported"):
         read_model(tmp_path)
 
 

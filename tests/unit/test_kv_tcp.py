@@ -200,20 +200,39 @@ def test_a_request_that_makes_no_sense_ends_its_connection(ends: Ends, request_:
     assert wait_for(ends.backend.poll, 1)[0].ok, "it harmed others"
 
 
+def _dialled(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), 5)
+
+
 def test_many_connections_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_owner, "MOST_CONNECTIONS", 2)
     monkeypatch.setattr(tcp_owner, "HELLO_S", 0.3)
+    server = tcp_owner.PageServer(ends.owner, "127.0.0.1")
+    hello = tcp_owner.HELLO.pack(tcp_owner.MAGIC, server.token)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        links = [stack.enter_context(_dialled(server.port)) for _ in range(3)]
+        for link in links[:2]:
+            link.sendall(hello)
+            assert len(tcp_owner.received(link, 16)) == 16
+        links[2].sendall(hello)
+        assert links[2].recv(1) == b"", "one more than there may be"
+        idle = stack.enter_context(_dialled(server.port))
+        assert idle.recv(1) == b"", "a connection that says nothing stays"
+
+
+def test_those_who_only_connect_keep_nobody_out(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The eldest without a token has to go: a caller that shows it, and one that is being served, do not."""
+    monkeypatch.setattr(tcp_owner, "MOST_STRANGERS", 3)
     export = ends.owners.export()
     assert export is not None
-    address = ("127.0.0.1", int(export["port"]))
+    port, source = int(export["port"]), ends.open()
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(socket.create_connection(address, 5)) for _ in range(3)]
-        began = time.monotonic()
-        assert idle[2].recv(1) == b"" and time.monotonic() - began < 0.25
-        assert idle[0].recv(1) == b"", "a connection that says nothing stays"
-    time.sleep(0.05)
-    ends.backend.start(ends.open(), job((1,), (1,)))
-    assert wait_for(ends.backend.poll, 1)[0].ok
+        for pages in (1,), (2,):
+            crowd = [stack.enter_context(_dialled(port)) for _ in range(5)]
+            assert all(stranger.recv(1) == b"" for stranger in crowd[:2])
+            ends.backend.start(source, job(pages, pages))
+            assert wait_for(ends.backend.poll, 1)[0].ok
 
 
 @pytest.mark.parametrize(

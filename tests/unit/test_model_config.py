@@ -106,7 +106,7 @@ def test_end_tokens_come_from_both_configs(folder: Path) -> None:
         ({"rope_parameters": {"rope_type": "longrope"}}, "has no short_factor"),
         ({"rope_parameters": {"rope_type": "linear"}}, "has no factor"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config of config.json"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"vocab_size": "many"}, "wrong kind.*many"),
         ({"architectures": 1}, "wrong kind"),
         ({"num_attention_heads": 0, "head_dim": None}, "wrong kind"),

@@ -11,6 +11,7 @@ import re
 from urllib.parse import urlsplit
 
 from eyas.common.errors import ConfigError
+from eyas.common.security.secret_urls import shown
 
 _HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]"
 _ADDRESS = re.compile(rf"(?:{_HOST}):([0-9]{{1,5}})")
@@ -59,10 +60,10 @@ def listed(spec: str) -> list[str]:
     addresses = [address.strip() for address in rest.split(",") if address.strip()]
     if kind != "static":
         kinds = "'static:', 'redis://' or 'rediss://'"
-        raise ConfigError(f"registry must start with {kinds}, not {spec!r}", param="registry")
+        raise ConfigError(f"registry must start with {kinds}, not {shown(spec)!r}", param="registry")
     for address in addresses:
         if not is_address(address):
-            raise ConfigError(f"registry names {address!r}, which is not host:port", param="registry")
+            raise ConfigError(f"registry names {shown(address)!r}, which is not host:port", param="registry")
     return list(dict.fromkeys(addresses))
 
 

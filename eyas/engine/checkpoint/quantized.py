@@ -144,4 +144,4 @@ def named(entry: str, module: str) -> bool:
 
 def refused(what: str) -> ConfigError:
     """The error for what is not read, by its name."""
-    return ConfigError(f"quantization_config of config.json: {what} is not supported ({_KNOWN})")
+    return ConfigError(f"quantization_config: {what} is not supported ({_KNOWN})")
