@@ -2,8 +2,8 @@
 
 The command line takes its defaults from here. The environment is read for API keys
 (`eyas.common.security.api_keys`), for addresses with a password (`eyas.common.security.secret_urls`) and by
-OpenTelemetry's SDK (`gateway.observe.tracing`). An unknown key is an error, because dataclasses refuse it. The
-defaults of `EngineConfig` are those of a CPU; `resolve_engine` has those of a GPU.
+OpenTelemetry's SDK (`gateway.observe.tracing`). An unknown key is an error, because dataclasses refuse it.
+The defaults of `EngineConfig` are those of a CPU; `resolve_engine` has those of a GPU.
 """
 
 from __future__ import annotations
