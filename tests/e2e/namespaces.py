@@ -36,6 +36,23 @@ class TwoHosts:
         """Pulls the plug of the far host (`down`), or puts it back (`up`)."""
         _ip("-n", self.far, "link", "set", "cable", state)
 
+    def lose(self, percent: float) -> None:
+        """Drops this part of the packets that reach either host over the cable, at random, each of at most a
+        packet's size (a kernel without `netem` has `numgen`).
+        """
+        rule = f"iifname cable numgen random mod 10000 < {round(100 * percent)} drop"
+        chain = "add chain inet lossy in { type filter hook input priority 0; }"
+        for name in (self.far, self.near):
+            _ip("-n", name, "link", "set", "cable", "gso_max_segs", "1")
+            for command in ("add table inet lossy", chain, f"add rule inet lossy in {rule}"):
+                subprocess.run(["ip", "netns", "exec", name, "nft", command], check=True)
+
+    def slow_down(self, mbit: float) -> None:
+        """Lets so many megabits per second over the cable, each way."""
+        for name in (self.far, self.near):
+            queue = f"qdisc add dev cable root tbf rate {mbit:g}mbit burst 64kb latency 200ms"
+            subprocess.run(["tc", "-n", name, *queue.split()], check=True)
+
 
 def problem() -> str:
     """Why there can be no two hosts here; empty if there can."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +19,14 @@ REASON = problem()
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(REASON), reason=f"two hosts cannot be made here: {REASON}")
-@pytest.mark.parametrize("transfer", ["grpc", "nixl"])
-def test_a_pulled_cable_loses_no_text(transfer: str) -> None:
+@pytest.mark.parametrize("transfer", ["grpc", "nixl", "tcp"])
+@pytest.mark.parametrize("cable", ["--cut 8", "--cut 0.7 --times 10 --loss 1 --mbit 8"])
+def test_a_pulled_cable_loses_no_text(transfer: str, cable: str) -> None:
     if reason := missing(transfer):
         pytest.skip(reason)
-    command = [sys.executable, "-m", "tests.e2e.two_hosts", "--cut", "8", "--transfer", transfer]
+    if "--loss" in cable and not (shutil.which("nft") and shutil.which("tc")):
+        pytest.skip("a bad cable needs nft and tc")
+    command = [sys.executable, "-m", "tests.e2e.two_hosts", *cable.split(), "--transfer", transfer]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -14,11 +14,13 @@ import argparse
 import concurrent.futures
 import contextlib
 import itertools
+import random
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +39,26 @@ PROMPTS, FRESH = 16, 4  # questions; the last ones are kept until the cable is b
 STREAMS = 4
 START_S, STOP_S = 120.0, 45.0  # a worker that is asked to leave may wait for leases
 END_S = 10.0  # a request that cannot be served has its error by then
+BETWEEN_S = (0.2, 3.0)  # from one pull to the next
 BACK_S = 15.0  # after the cable is back, requests succeed by then
 
 
 @dataclass(frozen=True)
+class Pulls:
+    """How often the cable is pulled, for how long, and what it is like: packets lost, megabits per second."""
+
+    times: int
+    seconds: float
+    loss: float
+    mbit: float
+
+
+@dataclass(frozen=True)
 class Seen:
-    """One chat: when it began and ended (monotonic seconds), its status, and its text or the error."""
+    """One chat: when it began and ended (monotonic seconds), its status, and its text or the error.
+
+    `ends`: by the names of its phases, in order, when each ended, as its timings say.
+    """
 
     prompt: int
     began: float
@@ -50,6 +66,13 @@ class Seen:
     status: int
     said: str
     path: str = ""
+    ends: tuple[tuple[str, float], ...] = ()
+
+    def phase(self, when: float) -> str:
+        """What went on then; empty if it was not there."""
+        if not self.began < when <= self.ended:
+            return ""
+        return next((name for name, end in self.ends if when <= end), "decode")
 
 
 def chat(url: str, prompt: int) -> Seen:
@@ -71,7 +94,16 @@ def chat(url: str, prompt: int) -> Seen:
         return Seen(prompt, began, ended, reply.status_code, answer["error"]["message"])
     paths = [leg.get("transfer_path", "") for leg in answer["timings"]["legs"]]
     text = answer["choices"][0]["message"]["content"]
-    return Seen(prompt, began, ended, 200, text, "".join(paths))
+    return Seen(prompt, began, ended, 200, text, "".join(paths), phase_ends(began, answer["timings"]))
+
+
+def phase_ends(began: float, timings: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Queue and prefill end with token 0; a transfer follows it, until the first step of decoding."""
+    queued = max(leg.get("queue_ms", 0.0) for leg in timings["legs"])
+    first = timings["first_token_ms"] or 0.0
+    second = first + (timings["first_decode_ms"] or 0.0)
+    ends = (("queue", min(queued, first)), ("prefill", first), ("transfer and first step", second))
+    return tuple((name, began + end / 1e3) for name, end in ends)
 
 
 def chats(url: str, prompts: range) -> list[Seen]:
@@ -83,8 +115,8 @@ def chats(url: str, prompts: range) -> list[Seen]:
 
 
 @contextlib.contextmanager
-def cluster(hosts: TwoHosts, transfer: str) -> Iterator[None]:
-    """Redis, three workers and a gateway on their hosts, from healthy to gone."""
+def cluster(hosts: TwoHosts, transfer: str, log_file: Path) -> Iterator[None]:
+    """Redis, three workers and a gateway on their hosts, from healthy to gone; `log_file`: what they say."""
     with tempfile.TemporaryDirectory(prefix="eyas-two-hosts-", dir="/dev/shm") as memory:
         eyas = [sys.executable, "-m", "eyas.cli"]
         registry = ["--registry", REDIS]
@@ -111,17 +143,17 @@ def cluster(hosts: TwoHosts, transfer: str) -> Iterator[None]:
             redis,
             hosts.on_far(*worker("prefill", FAR_ADDRESS, 7001)),
             hosts.on_near(*worker("decode", NEAR_ADDRESS, 7002)),
-            worker("draft", NEAR_ADDRESS, 7003),
+            hosts.on_near(*worker("draft", NEAR_ADDRESS, 7003)),
             [*eyas, "gateway", *registry, "--supervised"],
         ]
-        with Path(memory, "log").open("wb") as log:
+        with log_file.open("wb") as log:
             quiet: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
             processes = [subprocess.Popen(command, **quiet) for command in commands]
             try:
                 wait_until(healthy, START_S)
                 yield
             except BaseException:
-                print(Path(memory, "log").read_text(errors="replace")[-8000:], file=sys.stderr)
+                print(log_file.read_text(errors="replace")[-8000:], file=sys.stderr)
                 raise
             finally:
                 for process in processes[::-1]:
@@ -139,11 +171,12 @@ def healthy() -> bool:
 # --- the course of events ------------------------------------------------------------------------------
 
 
-def traffic(seconds_before: float, hosts: TwoHosts, cut_s: float) -> tuple[list[Seen], float, float]:
+def traffic(seconds_before: float, hosts: TwoHosts, pulls: Pulls) -> tuple[list[Seen], list[float], float]:
     """`STREAMS` chats at a time while the cable is pulled and put back; and when that was."""
     seen: list[Seen] = []
     over = threading.Event()
     prompts = itertools.cycle(range(PROMPTS - FRESH))
+    rng = random.Random(pulls.times)
 
     def ask() -> None:
         while not over.is_set():
@@ -153,17 +186,21 @@ def traffic(seconds_before: float, hosts: TwoHosts, cut_s: float) -> tuple[list[
     for thread in threads:
         thread.start()
     time.sleep(seconds_before)
-    cut = time.monotonic()
-    hosts.cable("down")
-    time.sleep(cut_s)
-    back = time.monotonic()
-    hosts.cable("up")
+    cuts = []
+    for number in range(pulls.times):
+        if number:
+            time.sleep(rng.uniform(*BETWEEN_S))
+        cuts.append(time.monotonic())
+        hosts.cable("down")
+        time.sleep(pulls.seconds)
+        back = time.monotonic()
+        hosts.cable("up")
     with contextlib.suppress(AssertionError):  # the new prompts that follow must succeed in any case
         wait_until(lambda: len([s for s in seen if s.began > back and s.status == 200]) > 2 * STREAMS, BACK_S)
     over.set()
     for thread in threads:
         thread.join(END_S + 120)
-    return seen, cut, back
+    return seen, cuts, back
 
 
 def told(name: str, seen: list[Seen], since: float) -> None:
@@ -194,17 +231,24 @@ def judge(seen: list[Seen], expected: list[str], cut: float, back: float) -> lis
     return wrong
 
 
-def run(cut_s: float, transfer: str) -> int:
+def run(pulls: Pulls, transfer: str, log_file: Path) -> int:
     with two_hosts() as hosts:
         with serving(Folders(str(NANO), str(NANO_HEAD)), "--layout", "unified") as alone:
             expected = [seen.said for seen in chats(alone.url, range(PROMPTS))]
-        with cluster(hosts, transfer):
-            seen, cut, back = traffic(4.0, hosts, cut_s)
+        if pulls.loss:
+            hosts.lose(pulls.loss)
+        if pulls.mbit:
+            hosts.slow_down(pulls.mbit)
+        with cluster(hosts, transfer, log_file):
+            seen, cuts, back = traffic(4.0, hosts, pulls)
             wait_until(healthy, BACK_S)
             after = chats(URL, range(PROMPTS - FRESH, PROMPTS))
+    cut = cuts[0]
+    hit = Counter(s.phase(at) for at in cuts for s in seen if s.status == 200)
+    print("phases that a pull came into:", ", ".join(f"{n} x {phase}" for phase, n in hit.items() if phase))
     told("ended before the cut", [s for s in seen if s.ended < cut], cut)
     told("in flight when the cable was pulled", [s for s in seen if s.began < cut <= s.ended], cut)
-    told(f"begun in the {cut_s:g} s without it", [s for s in seen if cut <= s.began < back], cut)
+    told("begun until it was put back", [s for s in seen if cut <= s.began < back], cut)
     told("begun after it was put back", [s for s in seen if s.began >= back], cut)
     told("new prompts in the end", after, cut)
     wrong = judge(seen, expected, cut, back) + judge(after, expected, cut, back)
@@ -217,13 +261,21 @@ def run(cut_s: float, transfer: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cut", type=float, default=20.0, metavar="SECONDS", help="without the cable (20)")
+    parser.add_argument("--times", type=int, default=1, help="it is pulled so often (1)")
+    parser.add_argument(
+        "--loss", type=float, default=0.0, metavar="PERCENT", help="of all packets; needs nft"
+    )
+    parser.add_argument("--mbit", type=float, default=0.0, help="that the cable carries (no bound); needs tc")
     ways = ["grpc", "nixl", "tcp"]
     parser.add_argument("--transfer", choices=ways, default="grpc", help="how pages move (grpc)")
+    parser.add_argument(
+        "--log", type=Path, default=Path("/dev/null"), metavar="FILE", help="of all processes"
+    )
     args = parser.parse_args()
     if reason := problem():
         print(f"two hosts cannot be made here: {reason}", file=sys.stderr)
         return 2
-    return run(args.cut, args.transfer)
+    return run(Pulls(args.times, args.cut, args.loss, args.mbit), args.transfer, args.log)
 
 
 if __name__ == "__main__":
