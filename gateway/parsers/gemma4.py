@@ -1,13 +1,16 @@
 """Calls as Gemma 4 writes them: `<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>`.
 
 Keys stand bare, text between marks of its own, everything else as in JSON. This file writes the arguments as
-JSON.
+JSON. The model bends this: text without its first mark (`{a:Bonn, Rhine<|"|>}`), round brackets around all
+arguments (`f(a=1)`) and a comma behind the last one are read, too.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.parsers.calls import (
@@ -36,7 +39,23 @@ MARKERS = BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 REASONING = ReasoningTags("<|channel>", "<channel|>", title="thought\n")
 _CALL = "call:"
 _KEY = re.compile(r"[^\s:,{}\[\]\"<>]+")
-_WORD = re.compile(r"[^\s,{}\[\]\"<>]+")
+
+
+@dataclass(frozen=True)
+class _Brackets:
+    """What stands around arguments, their bare keys and values, and between these."""
+
+    begin: str
+    end: str
+    key: re.Pattern[str]
+    word: re.Pattern[str]
+    is_next: tuple[str, ...]
+
+
+_CURLY = _Brackets("{", "}", _KEY, re.compile(r"[^\s,{}\[\]\"<>]+"), (":",))
+_ROUND = _Brackets(
+    "(", ")", re.compile(r"[^\s:=,(){}\[\]\"<>]+"), re.compile(r"[^\s,(){}\[\]\"<>]+"), (":", "=")
+)
 _WORDS = {"None": "null", "True": "true", "False": "false"}
 _MOST_DEPTH = 100
 _SAYS_NOTHING = frozenset(("type", "title", "description", "default", "examples"))
@@ -55,7 +74,8 @@ def _call(source: ParsedText, out: ParsedOutput) -> Wait[None]:
     name = yield from source.run(NAME)
     yield from source.space()
     parts: list[str] = []
-    yield from _object(source, parts.append, 0)
+    brackets = _ROUND if (yield from source.peek()) == _ROUND.begin else _CURLY
+    yield from _object(source, parts.append, 0, brackets)
     written = "".join(parts)
     check_object(written)
     begin(source, out, name)
@@ -63,26 +83,29 @@ def _call(source: ParsedText, out: ParsedOutput) -> Wait[None]:
     out.done()
 
 
-def _object(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
+def _object(source: ParsedText, sink: Sink, depth: int, brackets: _Brackets = _CURLY) -> Wait[None]:
     """Reads an object: bare keys, or keys as text is written."""
-    yield from source.expect("{")
+    yield from source.expect(brackets.begin)
     sink("{")
     separator = ""
     yield from source.space()
-    while not (yield from source.accept("}")):
+    while not (yield from source.accept(brackets.end)):
         if separator:
             yield from source.expect(",")
             yield from source.space()
+            if (yield from source.accept(brackets.end)):
+                break
         sink(separator)
         separator = ", "
         if (yield from source.peek()) in ('"', "<"):
             yield from _text(source, sink)
         else:
-            sink(quoted((yield from source.run(_KEY))))
+            sink(quoted((yield from source.run(brackets.key))))
         yield from source.space()
-        yield from source.expect(":")
+        after = yield from source.peek()
+        yield from source.expect(after if after in brackets.is_next else brackets.is_next[0])
         sink(": ")
-        yield from _value(source, sink, depth + 1)
+        yield from _value(source, sink, depth + 1, brackets)
         yield from source.space()
     sink("}")
 
@@ -97,12 +120,12 @@ def _array(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
             yield from source.expect(",")
         sink(separator)
         separator = ", "
-        yield from _value(source, sink, depth + 1)
+        yield from _value(source, sink, depth + 1, _CURLY)
         yield from source.space()
     sink("]")
 
 
-def _value(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
+def _value(source: ParsedText, sink: Sink, depth: int, around: _Brackets) -> Wait[None]:
     if depth > _MOST_DEPTH:
         raise MalformedOutput
     yield from source.space()
@@ -114,8 +137,30 @@ def _value(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
     elif first in ('"', "<"):
         yield from _text(source, sink)
     else:
-        word = yield from source.run(_WORD)
-        sink(_WORDS.get(word, word))
+        yield from _bare(source, sink, around)
+
+
+def _bare(source: ParsedText, sink: Sink, around: _Brackets) -> Wait[None]:
+    """Reads a number or a word of JSON's or Python's, or else text without its first mark."""
+    word = yield from source.run(around.word)
+    gap = yield from source.space()
+    said = _WORDS.get(word, word)
+    if (yield from source.peek()) in (",", "]", around.end) and _is_json(said):
+        sink(said)
+        return
+    parts = [word, gap]
+    if (marker := (yield from source.upto(MARKERS, parts.append))) != QUOTE:
+        source.back(marker)
+        raise MalformedOutput
+    sink(quoted("".join(parts)))
+
+
+def _is_json(word: str) -> bool:
+    try:
+        json.loads(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(source: ParsedText, sink: Sink) -> Wait[None]:

@@ -65,12 +65,13 @@ def _arguments(source: ParsedText, out: ParsedOutput, kinds: ParameterKinds) -> 
     separator = "{"
     while True:
         parts: list[str] = []
-        if not (yield from source.upto((KEY_END,), parts.append)):
+        if not (tag := (yield from source.upto((KEY_END, VALUE), parts.append))):
             raise CutShort
         title = "".join(parts).strip()
-        yield from source.space()
-        if not (yield from source.accept(VALUE)):
-            break
+        if tag == KEY_END:  # which the model may leave out
+            yield from source.space()
+            if not (yield from source.accept(VALUE)):
+                break
         out.arguments(f"{separator}{quoted(title)}: ")
         separator = ", "
         yield from bare(source, out.arguments, _WRITTEN, kinds.of(title))

@@ -31,7 +31,7 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKERS = (MESSAGE, START, CHANNEL, CONSTRAIN, END, CALL, RETURN)
 _OVER = (END, CALL, RETURN, START)
-_RECIPIENT = re.compile(r"\bto=functions\.([\w.:/-]+)")
+_RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.:/-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _CHANNELS = ("analysis", "commentary", "final")
 _WORD = re.compile(r"\w+")
@@ -43,9 +43,9 @@ def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called, if there are tools."""
     while (header := (yield from _header(source, out))) is not None:
         to, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-        if to and tools:
+        if to and tools and (to[1] or to[2] in tools):  # the model may leave "functions." out
             _ends(out, 0)
-            yield from attempt(source, out, _call(source, out, to[1]))
+            yield from attempt(source, out, _call(source, out, to[2]))
         elif channel and channel[1] == "analysis":
             if (yield from _words(source, out.reasoning)):
                 out.reasoned()

@@ -77,6 +77,8 @@ class ParsedText:
         """Makes `text`, which was read last, unread."""
         self.consumed -= len(text)
         self._text, self._at = text + self._text[self._at :], 0
+        if self._recorded is not None:
+            self._recorded = ["".join(self._recorded).removesuffix(text)]
 
     # --- readings; each looks at the text from where the last one ended ---
 

@@ -191,6 +191,43 @@ def test_the_title_of_a_channel_is_no_reasoning(is_open: bool) -> None:
     assert how.markers[-2:] == ("<|channel>", "<channel|>")
 
 
+# --- what stands between marks ---------------------------------------------------------------------------
+
+Q, HEADER = '<|"|>', "<|channel|>commentary to="
+BENT: list[tuple[str, str, list[Event]]] = [
+    ("gemma4", f"<|tool_call>call:g{{b:Bonn, Rhine{Q}}}<tool_call|>", calls(("g", '{"b": "Bonn, Rhine"}'))),
+    (
+        "gemma4",
+        f"<|tool_call>call:h{{b:5 a: {{}}{Q},c:5}}<tool_call|>",
+        calls(("h", '{"b": "5 a: {}", "c": 5}')),
+    ),
+    ("gemma4", f"<|tool_call>call:f(a=1)<tool_call|><|tool_call>call:g(b:{Q}x{Q})<tool_call|>", calls(F, G)),
+    ("gemma4", f"<|tool_call>call:h(b={{c:[(]{Q}]}})<tool_call|>", calls(("h", '{"b": {"c": ["(]"]}}'))),
+    ("gemma4", f"<|tool_call>call:g{{b:{Q}x{Q},}}<tool_call|>", calls(G)),
+    (
+        "gemma4",
+        f"<|tool_call>call:g{{b:x}}<tool_call|>{TWO_CALLS['gemma4']}",
+        [*told("call:g{b:x}"), *calls(F, G)],
+    ),
+    ("gemma4", "<|tool_call>call:f(a=1}<tool_call|>.", told("call:f(a=1}.")),
+    ("gemma4", "<|tool_call>call:f{a::1}<tool_call|>", told("call:f{a::1}")),
+    (
+        "gemma4",
+        f"<|tool_call>call:g{{b:x{TWO_CALLS['gemma4']}",
+        [*told("call:g{b:x"), *calls(F, G)],
+    ),
+    ("glm45", "<tool_call>f<arg_key>a<arg_value>1</arg_value></tool_call>", calls(F)),
+    ("gpt_oss", f'{HEADER}f <|constrain|>json<|message|>{{"a": 1}}<|call|>', calls(F)),
+    ("gpt_oss", f"{HEADER}python code<|message|>1<|call|>", told("1")),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "expected"), BENT)
+def test_a_mark_too_few_makes_no_call_text(format: str, text: str, expected: list[Event]) -> None:
+    """As Gemma 4, GLM-4.7 and gpt-oss leave them out."""
+    assert check_cuts(reading(format), text, RNG) == expected
+
+
 # --- Llama 3 ---------------------------------------------------------------------------------------------
 
 FL, GL = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {"b": "x"}}'
