@@ -20,7 +20,7 @@ REASON = problem()
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(REASON), reason=f"two hosts cannot be made here: {REASON}")
 @pytest.mark.parametrize("transfer", ["grpc", "nixl", "tcp"])
-@pytest.mark.parametrize("cable", ["--cut 8", "--cut 0.7 --times 10 --loss 1 --mbit 8"])
+@pytest.mark.parametrize("cable", ["--cut 8", "--cut 0.7 --times 10 --loss 1 --mbit 100"])
 def test_a_pulled_cable_loses_no_text(transfer: str, cable: str) -> None:
     if reason := missing(transfer):
         pytest.skip(reason)

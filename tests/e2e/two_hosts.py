@@ -37,6 +37,7 @@ REDIS = f"redis://{NEAR_ADDRESS}:6379/0"
 URL = "http://127.0.0.1:8000"
 PROMPTS, FRESH = 16, 4  # questions; the last ones are kept until the cable is back
 STREAMS = 4
+REPEATS = 40  # of a sentence: 600 tokens, so that prompts and their pages take a while
 START_S, STOP_S = 120.0, 45.0  # a worker that is asked to leave may wait for leases
 END_S = 10.0  # a request that cannot be served has its error by then
 BETWEEN_S = (0.2, 3.0)  # from one pull to the next
@@ -79,7 +80,7 @@ def chat(url: str, prompt: int) -> Seen:
     body = {
         "model": "eyas-nano",
         "messages": [
-            {"role": "user", "content": f"Number {prompt * 137}: tell me about it, and count to ten."}
+            {"role": "user", "content": " ".join([f"Number {prompt * 137}: tell me about it."] * REPEATS)}
         ],
         "max_tokens": 96,
         "temperature": 0.7,
