@@ -63,6 +63,9 @@ GPT_OSS = """
 {%- set ns = namespace(name='') %}
 {%- for message in messages %}
     {%- if message.role == 'assistant' %}
+        {%- if message.tool_calls and message.thinking and message.content %}
+            {{- raise_exception('either thinking or content') }}
+        {%- endif %}
         {%- if message.thinking %}
             {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
         {%- endif %}

@@ -18,6 +18,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from gateway.backends.admission import GenerationOptions, ServedModel, admit, called
 from gateway.formats.chat_fields import ChatMessage, ChatToolCall
+from gateway.formats.lone_calls import with_room
 from gateway.formats.openai_request import ApiCall, api_call, generation_options, named, text_rules, timeout_s
 from gateway.formats.schema import ChatBody, TemplateFields
 from gateway.grammars.tool_grammar import answer_grammar
@@ -194,7 +195,7 @@ def reading_of(
 def template_messages(messages: Sequence[ChatMessage], dialect: TemplateDialect) -> list[Message]:
     """The chat as this dialect's template reads it. Keys without a value are left out."""
     ids = _ChatCallIds(dialect)
-    return [_message(message, dialect, ids) for message in messages]
+    return with_room([_message(message, dialect, ids) for message in messages], dialect)
 
 
 def calls_in(messages: Sequence[ChatMessage]) -> int:

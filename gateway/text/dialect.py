@@ -23,6 +23,7 @@ AUTO, NONE = "auto", "none"  # of both flags, beside the names in the tables
 ABSENT = object()
 
 _NAME, _ARGUMENTS = "look_up", {"word": "tree"}
+_OTHER = "heather"  # the word of another call
 _SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 _FUNCTION = {"name": _NAME, "description": "Looks up a word.", "parameters": _SCHEMA}
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
@@ -36,9 +37,10 @@ class TemplateDialect:
 
     `calls`: the format of calls, None if it writes none. `text_arguments`: it wants the arguments of calls in
     the history as the text of an object, not as an object; `object_arguments`: it fails on any that are no
-    object. `no_content`: what it wants where a message has
-    calls and no content; ABSENT: no such key. `lists_parts`: it goes through the parts of content itself.
-    `reads`: the variables that it reads. `shows_tools`: a model hears from it which tools there are.
+    object. `no_content`: what it wants where a message has calls and no content; ABSENT: no such key.
+    `lone_calls`: a message has room for one call; `lone_words`: one with calls has room for content or for
+    reasoning, not for both. `lists_parts`: it goes through the parts of content itself. `reads`: variables
+    that it reads. `shows_tools`: a model hears from it which tools there are.
     """
 
     calls: ToolFormat | None = None
@@ -46,6 +48,8 @@ class TemplateDialect:
     text_arguments: bool = False
     object_arguments: bool = False
     no_content: Any = ABSENT
+    lone_calls: bool = False
+    lone_words: bool = False
     lists_parts: bool = False
     reads: frozenset[str] = frozenset()
     shows_tools: bool = False
@@ -68,6 +72,7 @@ def dialect_of(
         and calls is not None
         and not _takes_text(template, calls, no_content),
         no_content=no_content,
+        **_room(template, calls, text_arguments, no_content),
         lists_parts=template.lists_parts,
         reads=template.reads,
         shows_tools=_shows_tools(template),
@@ -138,6 +143,32 @@ def _takes_text(template: ChatTemplate, format: ToolFormat, no_content: Any) -> 
     except (InvalidRequest, TooManySteps):
         return False
     return True
+
+
+def _room(
+    template: ChatTemplate, format: ToolFormat | None, text_arguments: bool, no_content: Any
+) -> dict[str, bool]:
+    """Whether a template that writes a call lacks room for two, or for words and reasoning before it."""
+    if format is None:
+        return {}
+    one = _answer(format, json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS, no_content)
+    other = {"word": _OTHER}
+    (second,) = _answer(format, json.dumps(other) if text_arguments else other, no_content)["tool_calls"]
+    two = {**one, "tool_calls": [*one["tool_calls"], second]}
+    thinks = {**one, "thinking": "Hm.", "reasoning_content": "Hm."}
+    return {
+        "lone_calls": _writes_it(template, one) and not _writes_it(template, two, _OTHER),
+        "lone_words": _writes_it(template, thinks)
+        and not _writes_it(template, {**thinks, "content": "Wait."}),
+    }
+
+
+def _writes_it(template: ChatTemplate, answer: dict[str, Any], word: str = "tree") -> bool:
+    """Whether an answer can be rendered, and the word shows in it."""
+    try:
+        return word in template.render([_QUESTION, answer], tools=_TOOLS)
+    except (InvalidRequest, TooManySteps):
+        return False
 
 
 def _answer(format: ToolFormat, arguments: Any, no_content: Any) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""Chats with several calls in a message, for templates that have room for one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from gateway.formats.chat_fields import ChatMessage
+from gateway.formats.chat_request import template_messages
+from gateway.text.dialect import dialect_of
+from gateway.text.templates import ChatTemplate
+from tests.chat_templates import ASKED, TEMPLATES, TOOLS
+
+
+def _call(id: str, city: str) -> dict[str, Any]:
+    return {
+        "id": id,
+        "type": "function",
+        "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'},
+    }
+
+
+def _result(id: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": content}
+
+
+CALLS = {
+    "role": "assistant",
+    "content": "Let me see.",
+    "reasoning_content": "Which city?",
+    "tool_calls": [_call("a", "Bonn"), _call("b", "Oslo")],
+}
+CHAT = [ASKED, CALLS, _result("b", "snow"), _result("a", "rain"), {"role": "user", "content": "So?"}]
+
+
+def _rendered(name: str, chat: list[dict[str, Any]]) -> str:
+    template = ChatTemplate(TEMPLATES[name], {})
+    messages = template_messages([ChatMessage.model_validate(each) for each in chat], dialect_of(template))
+    return template.render(messages, tools=TOOLS)
+
+
+def _stand_in_order(text: str, *words: str) -> None:
+    places = [text.rindex(word) for word in words]
+    assert all(a < b for a, b in itertools.pairwise(places)), text
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "llama3_json"])
+def test_each_call_has_its_result_behind_it(name: str) -> None:
+    _stand_in_order(_rendered(name, CHAT), "Bonn", "rain", "Oslo", "snow", "So?")
+
+
+def test_words_follow_the_reasoning_where_there_is_room_for_one() -> None:
+    text = _rendered("gpt_oss", CHAT)
+    assert "<|channel|>analysis<|message|>Which city?\n\nLet me see.<|end|>" in text
+    assert text.count("Let me see.") == 1
+
+
+def test_a_result_of_no_call_is_not_lost() -> None:
+    _stand_in_order(_rendered("gpt_oss", [*CHAT[:3], _result("c", "fog"), CHAT[3]]), "rain", "snow", "fog")
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm45", "gemma4"])
+def test_where_there_is_room_nothing_changes(name: str) -> None:
+    template = ChatTemplate(TEMPLATES[name], {})
+    dialect = dialect_of(template)
+    assert not dialect.lone_calls and not dialect.lone_words
+    messages = template_messages([ChatMessage.model_validate(each) for each in CHAT], dialect)
+    assert [len(message.get("tool_calls") or ()) for message in messages] == [0, 2, 0, 0, 0]
