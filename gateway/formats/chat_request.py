@@ -21,6 +21,7 @@ from gateway.formats.chat_fields import ChatMessage, ChatToolCall
 from gateway.formats.lone_calls import with_room
 from gateway.formats.openai_request import ApiCall, api_call, generation_options, named, text_rules, timeout_s
 from gateway.formats.schema import ChatBody, TemplateFields
+from gateway.formats.tool_responses import with_responses
 from gateway.grammars.tool_grammar import answer_grammar
 from gateway.parsers import reasoning
 from gateway.parsers.message import MessageReading
@@ -195,7 +196,8 @@ def reading_of(
 def template_messages(messages: Sequence[ChatMessage], dialect: TemplateDialect) -> list[Message]:
     """The chat as this dialect's template reads it. Keys without a value are left out."""
     ids = _ChatCallIds(dialect)
-    return with_room([_message(message, dialect, ids) for message in messages], dialect)
+    made = with_room([_message(message, dialect, ids) for message in messages], dialect)
+    return with_responses(made, dialect) if dialect.tool_responses else made
 
 
 def calls_in(messages: Sequence[ChatMessage]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from gateway.text.dialect import ABSENT, TemplateDialect
+from gateway.text.dialect import TemplateDialect
 from gateway.text.templates import Message
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
@@ -25,7 +25,7 @@ def _joined(message: Message, dialect: TemplateDialect) -> Message:
     thought, words = message.get(_THOUGHTS[0]), message.get("content")
     if not (message.get("tool_calls") and thought and isinstance(words, str) and words):
         return message
-    return {**_silent(message, dialect), **dict.fromkeys(_THOUGHTS, f"{thought}\n\n{words}")}
+    return {**dialect.silent(message), **dict.fromkeys(_THOUGHTS, f"{thought}\n\n{words}")}
 
 
 def _apart(messages: Sequence[Message], dialect: TemplateDialect) -> list[Message]:
@@ -41,16 +41,10 @@ def _apart(messages: Sequence[Message], dialect: TemplateDialect) -> list[Messag
         results = list(itertools.takewhile(lambda later: later["role"] == "tool", messages[at:]))
         at += len(results)
         for number, call in enumerate(calls):
-            beside = message if number == 0 else _silent({"role": message["role"]}, dialect)
+            beside = message if number == 0 else dialect.silent({"role": message["role"]})
             made.append({**beside, "tool_calls": [call]})
             own = [result for result in results if result.get("tool_call_id") == call.get("id")]
             results = [result for result in results if result not in own]
             made += own
         made += results
     return made
-
-
-def _silent(message: Message, dialect: TemplateDialect) -> Message:
-    """A message without content, as the template wants one."""
-    rest = {key: value for key, value in message.items() if key != "content"}
-    return rest if dialect.no_content is ABSENT else {**rest, "content": dialect.no_content}

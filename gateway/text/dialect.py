@@ -17,7 +17,7 @@ from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.output import CallArguments, CallStarted, Event, merged
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.table import REASONING, TOOL_FORMATS, CallIds, ToolFormat, counted_id
-from gateway.text.templates import ChatTemplate, TooManySteps
+from gateway.text.templates import ChatTemplate, Message, TooManySteps
 
 AUTO, NONE = "auto", "none"  # of both flags, beside the names in the tables
 ABSENT = object()
@@ -39,8 +39,9 @@ class TemplateDialect:
     the history as the text of an object, not as an object; `object_arguments`: it fails on any that are no
     object. `no_content`: what it wants where a message has calls and no content; ABSENT: no such key.
     `lone_calls`: a message has room for one call; `lone_words`: one with calls has room for content or for
-    reasoning, not for both. `lists_parts`: it goes through the parts of content itself. `reads`: variables
-    that it reads. `shows_tools`: a model hears from it which tools there are.
+    reasoning, not for both; `tool_responses`: it may have their results. `lists_parts`: it goes through the
+    parts of content itself. `reads`: variables that it reads. `shows_tools`: a model hears from it which
+    tools there are.
     """
 
     calls: ToolFormat | None = None
@@ -50,9 +51,15 @@ class TemplateDialect:
     no_content: Any = ABSENT
     lone_calls: bool = False
     lone_words: bool = False
+    tool_responses: bool = False
     lists_parts: bool = False
     reads: frozenset[str] = frozenset()
     shows_tools: bool = False
+
+    def silent(self, message: Message) -> Message:
+        """A message without content, as the template wants one."""
+        rest = {key: value for key, value in message.items() if key != "content"}
+        return rest if self.no_content is ABSENT else {**rest, "content": self.no_content}
 
 
 def dialect_of(
@@ -156,7 +163,9 @@ def _room(
     (second,) = _answer(format, json.dumps(other) if text_arguments else other, no_content)["tool_calls"]
     two = {**one, "tool_calls": [*one["tool_calls"], second]}
     thinks = {**one, "thinking": "Hm.", "reasoning_content": "Hm."}
+    responds = {**one, "tool_responses": [{"name": _NAME, "response": _OTHER}]}
     return {
+        "tool_responses": _writes_it(template, responds, _OTHER),
         "lone_calls": _writes_it(template, one) and not _writes_it(template, two, _OTHER),
         "lone_words": _writes_it(template, thinks)
         and not _writes_it(template, {**thinks, "content": "Wait."}),

@@ -61,6 +61,31 @@ def test_a_result_of_no_call_is_not_lost() -> None:
     _stand_in_order(_rendered("gpt_oss", [*CHAT[:3], _result("c", "fog"), CHAT[3]]), "rain", "snow", "fog")
 
 
+RESPONDS = """
+{%- for m in messages %}{{ '<|turn>' + m.role + '\n' }}
+{%- for c in m.tool_calls or [] %}{{ '<|tool_call>call:' + c.function.name + '{' }}
+{%- for k, v in c.function.arguments | dictsort %}
+{{- k + ':<|"|>' + v + '<|"|>' }}{% endfor %}{{ '}<tool_call|>' }}
+{%- endfor %}
+{%- for r in m.tool_responses or [] %}{{ '<|tool_response>' + r.name + (r.response | tojson) }}{% endfor %}
+{{- (m.content or '') + ('' if m.tool_responses else '<turn|>') }}{% endfor %}
+"""
+
+
+def test_results_go_into_the_message_of_their_calls() -> None:
+    template = ChatTemplate(RESPONDS, {})
+    dialect = dialect_of(template)
+    assert dialect.tool_responses and not dialect.lone_calls
+    chat = [ASKED, CALLS, _result("b", '{"sky": "snow"}'), _result("a", "rain"), _result("z", "fog")]
+    messages = template_messages([ChatMessage.model_validate(each) for each in chat], dialect)
+    assert [message["role"] for message in messages] == ["user", "assistant", "assistant", "tool"]
+    assert messages[1]["content"] == "Let me see." and not messages[2].get("content")
+    text = template.render(messages)
+    assert (
+        '<tool_call|><|tool_response>weather{"sky": "snow"}<|tool_response>weather"rain"<|turn>tool' in text
+    )
+
+
 @pytest.mark.parametrize("name", ["hermes", "glm45", "gemma4"])
 def test_where_there_is_room_nothing_changes(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name], {})
