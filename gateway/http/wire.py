@@ -261,6 +261,8 @@ class RequestMiddleware:
                 started = True
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = known_id
+                if scope["path"].startswith("/v1/messages"):
+                    headers["request-id"] = known_id  # where Anthropic's clients look
                 if names := _names(scope.get("state", {}).get("ignored", ())):
                     headers["x-eyas-ignored"] = names
                 # The route's path, not the request's: callers must not be able to create label values.

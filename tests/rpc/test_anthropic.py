@@ -138,6 +138,14 @@ async def test_a_choice_of_tools(choice: dict[str, Any], is_forced: bool) -> Non
     assert (backend.requests[-1].params.grammar is not None) == is_forced
 
 
+async def test_its_clients_find_the_requests_id() -> None:
+    """In the answer and in an error."""
+    for changes, status in (({}, 200), ({"max_tokens": 0}, 400)):
+        response = await post(speaker("hermes", "Good day."), **changes)
+        assert response.status_code == status
+        assert response.headers["request-id"] == response.headers["x-request-id"]
+
+
 async def test_a_started_answer_goes_on() -> None:
     backend = speaker("hermes", " are blue.")
     await post(backend, messages=[*BODY["messages"], {"role": "assistant", "content": "Skies"}])
