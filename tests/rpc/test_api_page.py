@@ -45,7 +45,8 @@ Every answer has these headers:
 
 | header | |
 |---|---|
-| `x-request-id` | the caller's: 1 to 128 printable ASCII characters, no spaces, or a new one; `request-id` too |
+| `x-request-id` | the caller's: 1 to 128 printable ASCII characters, no spaces; else a new one |
+| `request-id` | the same, of `/v1/messages`: where Anthropic's clients look |
 | `x-eyas-ignored` | fields of the body that nothing reads, at most 32 and then `...`; absent if none are |
 | `retry-after` | with status 429: seconds |
 | `x-ratelimit-*` | what a limited key may have, still has, and when it is back ([limits](limits.md)) |
