@@ -8,6 +8,7 @@ staged by their owner first, in `staged_reads`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import struct
@@ -25,6 +26,7 @@ from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, Own
 from kv_transfer.backends.nixl_reads import DEVICE, HOST, NixlReads
 from kv_transfer.backends.staged_reads import ReadingBackend, is_staging
 from kv_transfer.copy_thread import CopyDone
+from kv_transfer.gpu.driver import DriverError
 
 SLOW = 1.5e9  # bytes per second; below it the library takes a GPU's memory through a host's, without a word
 AGENT_S = 30.0  # an agent that is not made by then is none
@@ -131,8 +133,22 @@ class NixlBackend(ReadingBackend):
             self._thread.start()
 
     def _run(self) -> None:
-        limits = DEVICE if self.on_device else HOST
-        reads = NixlReads(lambda: NixlAgent(self._bindings(), self._own_pages(), self._cards), limits)
+        with contextlib.ExitStack() as on_gpu:
+            self._follow(NixlReads(lambda: self._agent(on_gpu), DEVICE if self.on_device else HOST))
+
+    def _agent(self, on_gpu: contextlib.ExitStack) -> NixlAgent:
+        """Makes the agent, on the thread that makes all its calls. Raises an EyasError."""
+        try:
+            on_gpu.enter_context(self._gpu())
+        except DriverError as error:
+            raise ConfigError(f"the thread of {self.name} cannot be on the GPU: {error}") from None
+        return NixlAgent(self._bindings(), self._own_pages(), self._cards)
+
+    def _gpu(self) -> contextlib.AbstractContextManager[None]:
+        """Puts the thread on the GPU into whose memory pages are read, if it is one's."""
+        return contextlib.nullcontext()
+
+    def _follow(self, reads: NixlReads) -> None:
         active = time.monotonic()  # when something last happened
         while reads.busy or not reads.closing:
             heard = self._obey(reads, _pause(reads, time.monotonic() - active))

@@ -9,6 +9,7 @@ the next way.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,9 +98,8 @@ class RdmaBackend(NixlBackend):
         scratch = NixlMemory(self._scratch.memory.address, geometry.page_bytes, 1, device)
         return (OwnPages(pool, scratch, (self._pool, self._scratch)),)
 
-    def _run(self) -> None:
-        with self._driver.bound():
-            super()._run()
+    def _gpu(self) -> contextlib.AbstractContextManager[None]:
+        return self._driver.bound()
 
 
 def least_rate(card: float) -> float:

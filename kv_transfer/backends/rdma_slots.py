@@ -45,6 +45,5 @@ class RdmaSlotsBackend(NixlBackend):
     def _own_pages(self) -> Sequence[OwnPages]:
         return [OwnPages.on_device(slots) for slots in self._slots]
 
-    def _run(self) -> None:
-        with contextlib.nullcontext() if self._first is None else self._first.driver.bound():
-            super()._run()
+    def _gpu(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._first is None else self._first.driver.bound()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import time
@@ -25,7 +26,7 @@ from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, runs
 from kv_transfer.backends.nixl_agent import NixlAgent, NixlPeer, OwnPages, RemotePages
 from kv_transfer.backends.nixl_reads import NixlReads
 from kv_transfer.backends.rdma import RdmaBackend, least_rate
-from kv_transfer.gpu.driver import DeviceAllocation
+from kv_transfer.gpu.driver import DeviceAllocation, DriverError
 from kv_transfer.nics import RdmaCard
 from tests.unit.fake_gpu import GEOMETRY, FakeDriver
 
@@ -94,6 +95,23 @@ def test_pages_go_from_pool_to_pool_by_the_card_near_each(nixl: FakeNixl) -> Non
     assert source.direct and not source.is_staging
     for gpu in (owner, puller):
         assert gpu.backend.close(time.monotonic() + 5.0) and gpu.driver.mappings == 1
+
+
+def test_a_thread_that_its_gpu_does_not_take_ends_copies_by_name(
+    nixl: FakeNixl, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And offers nothing; the thread lives on."""
+    owner, puller = Gpu(nixl, CARD), Gpu(nixl, CARD)
+    export = owner.backend.export()
+
+    def fails() -> contextlib.AbstractContextManager[None]:
+        raise DriverError("cuCtxPushCurrent: no context")
+
+    monkeypatch.setattr(puller.driver, "bound", fails)
+    assert puller.backend.export() is None and "cannot be on the GPU" in caplog.text
+    error = puller.copy(export, (3, 9)).error
+    assert error is not None and "cannot be on the GPU: cuCtxPushCurrent" in error.message
+    assert puller.backend.close(time.monotonic() + 5.0)
 
 
 def test_a_proof_is_what_lies_in_our_own_pool(nixl: FakeNixl) -> None:
