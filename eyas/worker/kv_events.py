@@ -104,7 +104,7 @@ def _hash(name: bytes) -> int:
 
 
 def _is_bound(address: str) -> bool:
-    """Whether it is of this machine: nobody else can be dialled there."""
+    """Whether this worker binds `address`; it connects to any other one."""
     host = address.removeprefix("tcp://").rpartition(":")[0]
     return "*" in address or address.startswith("ipc://") or is_unspecified(host)
 

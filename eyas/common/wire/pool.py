@@ -71,7 +71,7 @@ class PoolGeometry(msgspec.Struct, frozen=True):
         return self.head_dim * _ITEMSIZE[self.dtype]
 
     def part_bytes(self, heads: int) -> int:
-        """Bytes of so many heads of a page; 0: of the whole page."""
+        """The bytes of a page that belong to `heads` of its heads; 0: all of them do."""
         return self.page_rows * (heads or self.kv_heads) * self.head_bytes
 
     @property

@@ -54,7 +54,7 @@ class StorePace:
     reads: int = 0
 
     def after(self, seconds: float, now: float) -> StorePace:
-        """With one more read, of so many seconds."""
+        """The pace after one more read, which took `seconds`."""
         newest = seconds / READERS
         if self.is_old(now):
             return StorePace(newest, now, 1)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.experts.group import GroupedChoices
-from eyas.engine.kernels.experts.row_choice import CLOSED, LAST, MOST, TINY, by_chance, ranked
+from eyas.engine.kernels.experts.row_choice import CLOSED, LAST, TINY, bounded, by_chance, ranked
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 
@@ -132,7 +132,7 @@ def _choose(
     logit = tl.load(logits + row.to(tl.int64) * stride + expert, mask=there, other=float("-inf"))
     if bias is not None:
         logit += tl.load(bias + expert, mask=there, other=0.0)
-    logit = tl.where(there, _bounded(logit), logit)
+    logit = tl.where(there, bounded(logit), logit)
     scores = _scored(logit, SIGMOID)
     merit = scores
     if correction is not None:
@@ -170,12 +170,6 @@ def _choose(
             share = tl.div_rn(1.0, 1.0 + tl.exp(-tl.load(logits + row.to(tl.int64) * stride + EXPERTS)))
         taken_weights = tl.where(rank == PER_ROW, share, taken_weights)
     tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
-
-
-@triton.jit
-def _bounded(logit):
-    """Logits that are numbers and finite: a NaN is the least."""
-    return tl.minimum(tl.maximum(tl.where(logit == logit, logit, -MOST), -MOST), MOST)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.experts.group import GroupedChoices, OrderSizes
 from eyas.engine.kernels.experts.grouped_tiles import most_blocks
 from eyas.engine.kernels.experts.route import ChosenExperts, Router
-from eyas.engine.kernels.experts.row_choice import CLOSED, LAST, MOST, TINY, by_chance, ranked
+from eyas.engine.kernels.experts.row_choice import CLOSED, LAST, TINY, bounded, by_chance, ranked
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.skinny import ProductLaunch, SkinnyInput, empty_padded
@@ -206,7 +206,7 @@ def _choice(logits, factors, bias, correction, experts, weights, m, plan: tl.con
     logit *= factors[None, :]
     if bias is not None:
         logit += tl.load(bias + expert, mask=there, other=0.0)
-    logit = tl.minimum(tl.maximum(tl.where(logit == logit, logit, -MOST), -MOST), MOST)
+    logit = bounded(logit)
     logit = tl.where(there, logit, float("-inf"))
     if plan.sigmoid:
         scores = tl.div_rn(1.0, 1.0 + tl.exp(-logit))

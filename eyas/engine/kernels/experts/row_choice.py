@@ -49,12 +49,18 @@ class RowChoice:
 
 
 @triton.jit
+def bounded(logit):
+    """Logits that are numbers and finite: a NaN is the least."""
+    return tl.minimum(tl.maximum(tl.where(logit == logit, logit, -MOST), -MOST), MOST)
+
+
+@triton.jit
 def choice_at(logits, slot, choice: tl.constexpr):
     """The expert that a row takes as its `slot`-th, best first, and its weight. logits float32 [experts]."""
     expert = tl.arange(0, choice.side)
     there = expert < choice.experts
     logit = tl.load(logits + expert, mask=there, other=0.0)
-    logit = tl.minimum(tl.maximum(tl.where(logit == logit, logit, -MOST), -MOST), MOST)
+    logit = bounded(logit)
     logit = tl.where(there, logit, float("-inf"))
     if choice.sigmoid:
         scores = tl.div_rn(1.0, 1.0 + tl.exp(-logit))
