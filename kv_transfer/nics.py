@@ -29,6 +29,11 @@ class RdmaCard:
     bytes_per_s: float
 
 
+def folders(sysfs: Path = SYSFS) -> list[Path]:
+    """The folders of the cards, by name."""
+    return sorted((sysfs / "class/infiniband").glob("*"))
+
+
 def near(gpu: str, sysfs: Path = SYSFS) -> list[RdmaCard]:
     """The cards that are up and share most of their way on the PCIe tree with the GPU at the address `gpu`.
 
@@ -63,14 +68,13 @@ def named(names: Sequence[str], sysfs: Path = SYSFS) -> list[RdmaCard]:
 
 def any_up(sysfs: Path = SYSFS) -> bool:
     """Whether some card's port is active, also that of one which cannot read a GPU's pool."""
-    states = (_text(path / "ports/1/state") for path in (sysfs / "class/infiniband").glob("*"))
-    return any(state.startswith(ACTIVE) for state in states)
+    return any(_text(path / "ports/1/state").startswith(ACTIVE) for path in folders(sysfs))
 
 
 def _all(sysfs: Path) -> list[tuple[RdmaCard, str]]:
     """All cards, by name, and why each cannot be used; empty: it can."""
     found = []
-    for path in sorted((sysfs / "class/infiniband").glob("*")):
+    for path in folders(sysfs):
         port, driver = path / "ports/1", (path / "device/driver").resolve().name
         state = _text(port / "state")
         why = "" if state.startswith(ACTIVE) else f"the state of its port is {state or 'unknown'}"

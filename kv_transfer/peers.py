@@ -196,8 +196,8 @@ class RouteSearch:
             try:
                 if backend.name not in exports:
                     raise ConfigError(f"worker {self.pages.worker} does not offer its KV by {backend.name}")
-                if self.transfer == AUTO and backend.drawback:
-                    raise ConfigError(backend.drawback)
+                if self.transfer == AUTO and (drawback := backend.drawback):
+                    raise ConfigError(drawback)
                 return self._route(backend, backend.open(exports[backend.name]))
             except EyasError as error:
                 self.refuse(backend.name, error)

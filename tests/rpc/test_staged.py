@@ -20,8 +20,8 @@ from eyas.common.errors import RequestTimeout
 from eyas.common.types import Role
 from eyas.common.wire import clients, message, rpc
 from eyas.engine.kv.staging import PageStaging, StagingInlet
-from eyas.engine.loading import travel
 from eyas.engine.loop import engine as loop_engine
+from kv_transfer import nics
 from kv_transfer.backends import nixl, table
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.rdma_slots import RdmaSlotsBackend
@@ -84,7 +84,7 @@ async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     by: str,
 ) -> None:
     """`rdma_slots`: through slots in the devices' memory."""
-    monkeypatch.setattr(travel, "_NICS", Path("/") if by == "rdma_slots" else tmp_path)
+    monkeypatch.setattr(nics, "folders", lambda *sysfs: [tmp_path] if by == "rdma_slots" else [])
     monkeypatch.setattr(nixl, "SLOW", 0.0)  # as the played library is
     if by in ("nixl", "rdma_slots"):
         library = played()

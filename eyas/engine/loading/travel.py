@@ -43,8 +43,6 @@ from kv_transfer.windows import AT_ONCE
 STAGED_BYTES = 256 << 20
 """For pages on their way out of a pool, and as much for pages on their way in: host memory is page-locked."""
 
-_NICS = Path("/sys/class/infiniband")
-
 _log = logging.getLogger("eyas.engine")
 
 
@@ -201,7 +199,7 @@ def _reads_devices(spec: EngineSpec) -> bool:
     """Whether slots in the devices' memory have a reader: a NIC, or who says so."""
     name = RdmaSlotsBackend.name
     return name in usable(spec.config.encrypted) and (
-        spec.config.transfer == name or (spec.config.transfer == AUTO and any(_NICS.glob("*")))
+        spec.config.transfer == name or (spec.config.transfer == AUTO and bool(nics.folders()))
     )
 
 
