@@ -9,8 +9,8 @@ choices; `exact`, the same in exact arithmetic. Parts: `steps`, milliseconds per
 sequences beside the floor, the bytes of the weights that a step touches, and of states read and written,
 over 4.3 TB/s; `prompts`, tokens per second of 4,096 and 32,760, and their products as a share of 700
 TFLOP/s; `agent`, the time to the first token of 40 turns, 95 % of each of which are the turn before, with
-what is cached and without; `profile`, the kernels of steps. FILE gets a line of JSON whenever something is
-known, ratios between ways last.
+what is cached and without; `profile`, the kernels of steps, and of prompts and of a turn by
+--loads p4k p32k turn. FILE gets a line of JSON whenever something is known, ratios between ways last.
 """
 
 from __future__ import annotations
@@ -159,12 +159,21 @@ def agent(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Names
 
 
 def profiles(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Namespace) -> Iterator[Any]:
-    """Of a step; and of a turn that goes on from a cached state, by 600 tokens up to its first one."""
+    """Of a step; of a prompt; and of a turn that goes on from a cached state, by 600 tokens up to its first
+    one.
+    """
     if args.device == "cpu":
         return
     for load in LOADS:
         if load.name in args.loads:
             yield from ({"load": load.name, **line} for line in kernels(engine, load))
+    for load in PROMPTS:
+        if load.name in args.loads:
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                rate = engine.measured(replace(load, count=load.at_once), 8)
+            ms = load.at_once * (load.prompt + load.answer) / rate * 1e3
+            yield {"load": load.name, "prompts": load.at_once, **busy(seen, ms)}
+            yield from ({"load": load.name, **line} for line in most_time(seen, load.at_once))
     if "turn" in args.loads:
         dice, params = random.Random(9), SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
         text = [dice.randrange(10, config.vocab_size - 300) for _ in range(13200)]
@@ -172,12 +181,19 @@ def profiles(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Na
             engine.answered(GenerationRequest(f"before {number}", tuple(text[:end]), params))
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             seconds, _ = engine.answered(GenerationRequest("turn", tuple(text), params))
-        every = [e for e in seen.events() if str(e.device_type).endswith("CUDA")]
-        busy = sum(event.time_range.elapsed_us() for event in every)
-        edges = [edge for e in every for edge in (e.time_range.start, e.time_range.end)] or [0]
-        whole = {"ms": round(1e3 * seconds, 1), "kernels ms": round(busy / 1e3, 1), "launches": len(every)}
-        yield {"turn": whole | {"first to last ms": round((max(edges) - min(edges)) / 1e3, 1)}}
+        yield {"turn": busy(seen, 1e3 * seconds)}
         yield from ({"load": "turn", **line} for line in most_time(seen, 1))
+
+
+def busy(seen: profile, ms: float) -> dict[str, float]:
+    """Of what took `ms` on the host: the time of kernels, and from the first one's begin to the last one's
+    end.
+    """
+    every = [e for e in seen.events() if str(e.device_type).endswith("CUDA")]
+    spent = sum(event.time_range.elapsed_us() for event in every)
+    edges = [edge for e in every for edge in (e.time_range.start, e.time_range.end)] or [0]
+    whole = {"ms": round(ms, 1), "kernels ms": round(spent / 1e3, 1), "launches": len(every)}
+    return whole | {"first to last ms": round((max(edges) - min(edges)) / 1e3, 1)}
 
 
 DO = dict(zip(PARTS, (steps, prompts, agent, profiles), strict=True))
