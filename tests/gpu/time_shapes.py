@@ -284,21 +284,25 @@ def kernels(engine: Timed, load: Load) -> list[dict[str, Any]]:
 
 
 def most_time(seen: profile, steps: int) -> list[dict[str, Any]]:
-    """The kernels of a profile of that many steps that take the most time."""
-    spent: defaultdict[str, list[float]] = defaultdict(list)
-    for event in seen.events():
-        if str(event.device_type).endswith("CUDA"):
-            spent[event.name[:60]].append(event.time_range.elapsed_us())
-    lines = sorted(spent.items(), key=lambda item: -sum(item[1]))[:18]
-    return [
-        {
-            "kernel": name,
-            "us of a step": round(sum(each) / steps, 1),
-            "launches": round(len(each) / steps, 1),
-            "us each": round(sum(each) / len(each), 2),
-        }
-        for name, each in lines
-    ]
+    """The kernels of a profile of that many steps that take the most time.
+
+    A kernel that is launched while the one before it runs counts from its launch on, and does its work when
+    that one has ended: "alone" is the time behind that end.
+    """
+    spent: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    events = [event for event in seen.events() if str(event.device_type).endswith("CUDA")]
+    last = -math.inf
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        span = event.time_range
+        spent[event.name[:60]].append((max(span.end - max(span.start, last), 0.0), span.elapsed_us()))
+        last = max(last, span.end)
+    lines = []
+    for name, each in spent.items():
+        alone, whole = (sum(times) for times in zip(*each, strict=True))
+        line = {"kernel": name, "us of a step alone": round(alone / steps, 1)}
+        line |= {"us of a step": round(whole / steps, 1), "launches": round(len(each) / steps, 1)}
+        lines.append(line | {"us each alone": round(alone / len(each), 2)})
+    return sorted(lines, key=lambda line: -line["us of a step alone"])[:22]
 
 
 def main() -> int:
