@@ -98,7 +98,7 @@ def _prepared(folders: tuple[Path, Path], offset: int = 0) -> tuple[DraftRunner,
     equations = {"eagle": Eagle, "eagle3": Eagle3}[rig.config.algorithm](folder, target)
     g = [equations.row(f, t) for f, t in zip(features, tokens, strict=True)][-1]
     ids = torch.arange(256) if rig.head.token_map is None else rig.head.token_map
-    request = DraftRequest(pages, N, hidden, GREEDY, choice=0, offset=offset)
+    request = DraftRequest(pages, N, hidden, GREEDY, choice=0, root=tokens[-1], offset=offset)
     return runner, request, Paper(equations, ids, g, offset + N + 1)
 
 

@@ -8,7 +8,7 @@ from test_kernels_rounds import snapshot
 from test_kernels_sample import MIXED, normal
 
 from eyas.common.params import SamplingParams
-from eyas.engine.kernels.drafts.chains import propose
+from eyas.engine.kernels.drafts.chains import propose, propose_all
 from eyas.engine.sampling.sampler import SampledRow, perturbed
 from tests.unit.crossed import crossed
 from tests.unit.rounds_rig import DEVICE, Case, new_rows, random_case
@@ -92,3 +92,17 @@ def test_a_broken_row_drafts_an_id_of_the_vocabulary(value: float) -> None:
     propose(case.batch, torch.full((5, 270), value, device=DEVICE), 0, None, rows)
     drafts = [int(case.tables.drafts[slot, 0]) for slot in case.slots[:-1]]
     assert all(-1 <= draft < 270 for draft in drafts) and max(drafts) >= 0
+
+
+def test_all_drafts_at_once_are_those_one_after_the_other() -> None:
+    case = random_case(4, 5, batch=6)
+    sampled(case)
+    logits = normal(6 * STEPS, 700, scale=0.5)
+    for step in range(STEPS):
+        propose(case.batch, logits[step::STEPS].contiguous(), step, None, new_rows(6, 1))
+    wanted = case.tables.drafts.clone()
+    case.tables.drafts[case.slots[:-1], :STEPS] = -7
+    propose_all(case.batch, logits, None)
+    assert torch.equal(case.tables.drafts, wanted)
+    propose_all(case.batch, logits.flip(0), None)
+    assert not torch.equal(case.tables.drafts, wanted)

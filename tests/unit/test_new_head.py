@@ -55,6 +55,7 @@ class LinkDraft:
     """next feature = link [token embedding ; feature]."""
 
     token_map: torch.Tensor | None = None
+    block = None
 
     def __init__(
         self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]

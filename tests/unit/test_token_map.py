@@ -100,7 +100,7 @@ def sharing(
 class Forbidden:
     """A whole head to which all ids but IDS are forbidden."""
 
-    token_map = None
+    token_map = block = None
 
     def __init__(self, head: DraftModel) -> None:
         self.forward, self._head = head.forward, head
@@ -138,7 +138,7 @@ def proposed(head: DraftModel, rig: HeadRig, params: SamplingParams, spec: Specu
     pages = list(range(6))
     features = torch.randn(20, 64, generator=generator)
     [last] = runner.extend([DraftExtension(pages, 0, list(range(20)), features)])
-    [tree] = runner.propose([DraftRequest(pages, 20, last, params, choice=0)], spec)
+    [tree] = runner.propose([DraftRequest(pages, 20, last, params, choice=0, root=19)], spec)
     return tree
 
 

@@ -198,7 +198,7 @@ class TorchAttention(AttentionBackend):
         for span in spans:
             tiles = [_seen(tile, sight) for tile in self._tiles(span, row)]
             row += span.count
-            if span.paths is None and len(tiles) > _TILES_SHARING_KEYS:
+            if span.paths is None and not span.together and len(tiles) > _TILES_SHARING_KEYS:
                 parts.append(self._shared_part(tiles, sight))
                 order += tiles
             elif span.paths is not None and (tree_stems := self._stems(span, tiles)):
@@ -353,6 +353,11 @@ class TorchAttention(AttentionBackend):
         if span.paths is not None:
             for i, path in enumerate(span.paths):
                 yield _QueryTile(span.pages, row + i, 1, span.start + len(path), span.start, path)
+            return
+        if span.together:
+            end = span.start + span.count
+            for i in range(span.count):
+                yield _QueryTile(span.pages, row + i, 1, end, end)
             return
         for i in range(0, span.count, self._queries):
             count = min(self._queries, span.count - i)

@@ -27,7 +27,8 @@ class QuerySpan:
     Otherwise the queries are tree nodes: query i also sees the rows paths[i], of which the last is its own.
     `offset` is the RoPE position of logical row 0; it differs from 0 for a drafter's window that starts in
     the middle of a sequence. `others`: its page tables in further groups of layers; none: `pages` is that of
-    every group. `state`: if layers have states.
+    every group. `state`: if layers have states. `together`: every query sees all rows of the span, as a block
+    of drafts made in one pass may.
     """
 
     pages: Sequence[int]
@@ -37,6 +38,7 @@ class QuerySpan:
     offset: int = 0
     others: tuple[Sequence[int], ...] = ()
     state: StatePlace | None = None
+    together: bool = False
 
     def in_group(self, group: int) -> QuerySpan:
         """The span with the pages of a group of layers."""

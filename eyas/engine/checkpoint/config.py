@@ -539,6 +539,31 @@ def _without_idle_window(layer: LayerSpec, context_length: int) -> LayerSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class DraftBlock:
+    """The rows that a head runs in one pass to draft a whole chain, behind its certain rows.
+
+    Row j stands at the root token's position + j. `most`: drafts of a chain that the head was made for.
+    `mask_token`: the id of rows whose token is still to be drafted. `rooted`: row 0 is the root token's; else
+    all rows are masks. `first`: the row that gives the first draft; -1: the newest certain row does.
+    `causal`: a row sees none behind it; else it sees the whole block.
+    """
+
+    most: int
+    mask_token: int
+    rooted: bool = True
+    first: int = 1
+    causal: bool = False
+
+    def width(self, drafts: int) -> int:
+        """The number of rows of a chain of `drafts`: each from `first` on gives one."""
+        return drafts + self.first
+
+    def tokens(self, root: int, width: int) -> list[int]:
+        """Those of a block of `width` rows behind the token `root`."""
+        return [root if self.rooted and not row else self.mask_token for row in range(width)]
+
+
+@dataclasses.dataclass(frozen=True)
 class DraftConfig:
     """A draft head for a given target. `decoder` holds its own layers' sizes and its own RoPE.
 
@@ -552,6 +577,7 @@ class DraftConfig:
     of what the row before gave there; the last one drafts all that are deeper.
     `draft_vocab_size`: rows of its output head, which is the target's unless `own_outputs`. `token_ids`: of
     the target's head it takes the rows of these ids alone (empty: all).
+    `block`: of a head that drafts all depths in one pass.
     """
 
     folder: Path
@@ -567,6 +593,7 @@ class DraftConfig:
     stages: int = 1
     own_outputs: bool = False
     token_ids: tuple[int, ...] = ()
+    block: DraftBlock | None = None
 
     @property
     def outputs(self) -> int:
@@ -598,6 +625,7 @@ class DraftConfig:
             "variants": sorted(self.variants),
             "prefixes": self.prefixes,
             "ids": self.token_ids,
+            "block": None if self.block is None else dataclasses.astuple(self.block),
         }
         files = [] if self.decoder.load_format == "dummy" else weight_files(self.folder)
         return fingerprint(meaning, files)

@@ -147,7 +147,8 @@ def _pages(loaded: EngineSpec) -> int:
     batches' graphs.
     """
     assert loaded.head is not None
-    rows = loaded.config.max_running * loaded.config.speculation.topk
+    spec = loaded.config.speculation
+    rows = loaded.config.max_running * (spec.topk if loaded.head.block is None else spec.steps)
     scores = 2 * 4 * rows * loaded.head.outputs
     config, page_bytes = loaded.config, loaded.with_pages(1).shape(KvKind.DRAFT).page_bytes
     demand = MemoryDemand(

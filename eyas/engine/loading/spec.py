@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.types import FAST, KvKind, Role
@@ -75,6 +75,7 @@ class EngineSpec:
         if head is not None:
             _check_stages(head, config.tensor_parallel_size)
             _check_shared(head, config)
+            _check_block(head, config.speculation)
         heads = [] if head is None else [(head.decoder, head.outputs)]
         for decoder, outputs in [(target, target.vocab_size), *heads]:
             share = config_of_rank(decoder, config.tensor_parallel_size)
@@ -338,6 +339,18 @@ def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
     parts = {layer.feed_forward for layer in head.decoder.layers}
     if config.attention_backend != "torch" and any(isinstance(part, ExpertsSpec) for part in parts):
         check_experts(head.decoder, config.dp_attention)
+
+
+def _check_block(head: DraftConfig, spec: SpeculationConfig) -> None:
+    """Raises ConfigError for drafts that a head cannot make in its one pass."""
+    if head.block is None:
+        return
+    if spec.topk > 1:
+        what = f"draft head {head.folder} drafts chains, all of a chain at once"
+        raise ConfigError(f"--spec-topk {spec.topk}: {what}", param="spec-topk")
+    if spec.steps > head.block.most:
+        what = f"draft head {head.folder} drafts up to {head.block.most} tokens at once"
+        raise ConfigError(f"--spec-steps {spec.steps}: {what}", param="spec-steps")
 
 
 def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:

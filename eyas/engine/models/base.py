@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.config import DraftBlock, ModelConfig
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 
@@ -71,16 +71,22 @@ class DraftModel(Protocol[RowsT]):
 
     Draft row i joins the feature of position i and the token of position i + 1, and stands at position i; who
     shifts the tokens is the drafter's business. `token_map`: the target's id of each id that `logits` is
-    about, int64 [draft vocab]; None: they are the same.
+    about, int64 [draft vocab]; None: they are the same. `block`: of a head that drafts all depths in one
+    pass; None: it drafts token after token.
     """
 
     token_map: torch.Tensor | None
+    block: DraftBlock | None
 
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: RowsT, pool: KvPool) -> Drafted:
         """features [R, width] joined with tokens [R], int64 or on a device int32; writes the KV of `rows`.
 
         Certain rows (`rows.depth` 0) have the target's features, others the `Drafted.features` of the row
         before them on their path.
+
+        The rows of a `block` come in one forward (`rows.depth` 1), each sequence's one after the other, their
+        tokens as the block says; `features` [sequences, ...] are then the `Drafted.features` of each one's
+        newest certain row. Of a block that is rooted nothing that certain rows give is read.
         """
 
     def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: RowsT, pool: KvPool) -> None:

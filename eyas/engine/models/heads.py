@@ -19,7 +19,7 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import DraftConfig, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import DraftBlock, DraftConfig, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import read_config, tensor_shapes
 from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.token_map import read_token_map, refused
@@ -243,6 +243,7 @@ class LayeredDraft(ABC, Generic[ProjectionT]):
     """
 
     token_map: torch.Tensor | None = None
+    block: DraftBlock | None = None
 
     def __init__(self, blocks: Blocks[ProjectionT], lm_head: Any, gain: torch.Tensor | None) -> None:
         self._machine, self._eps, self._lm_head = blocks.machine, blocks.config.norm_eps, lm_head

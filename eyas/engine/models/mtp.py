@@ -21,7 +21,14 @@ from typing import Any, Generic
 
 import torch
 
-from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import (
+    DraftBlock,
+    DraftConfig,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelConfig,
+)
 from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.values import Raw
@@ -149,6 +156,7 @@ class MtpDraft(Generic[ProjectionT]):
     """The `DraftModel`. A row's features are those that its layers gave, [R, layers * hidden]."""
 
     token_map: torch.Tensor | None = None
+    block: DraftBlock | None = None
 
     def __init__(
         self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]

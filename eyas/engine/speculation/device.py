@@ -14,6 +14,8 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables
+from eyas.engine.checkpoint.config import DraftBlock
+from eyas.engine.kernels.drafts import block as block_rows
 from eyas.engine.kernels.drafts import chains, paths, trees
 from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.products.rows import gather_rows
@@ -243,7 +245,9 @@ class DeviceProposer:
     def propose(self, last: Drafted, slots: torch.Tensor, spec: SpeculationConfig) -> None:
         """Drafts for each slot; `last` is what its newest row gave. `spec`: no larger than the proposer's."""
         batch = self.batch(slots)
-        if self.trees:
+        if (block := self.head.block) is not None:
+            self._block(last, batch, block, spec.steps)
+        elif self.trees:
             self._tree(last, batch, spec)
         else:
             self._chain(last, batch, spec.steps)
@@ -258,6 +262,19 @@ class DeviceProposer:
             chains.propose(batch, self.head.logits(last.rows), step, self.head.token_map, rows)
             if step + 1 < steps:
                 last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts), step + 1)
+
+    def _block(self, last: Drafted, batch: round_kernels.RoundBatch, block: DraftBlock, steps: int) -> None:
+        """All drafts of a chain by one pass."""
+        width, scored = block.width(steps), last.rows
+        if width:
+            rows = round_rows(batch.slots, batch.size * width)
+            mask = torch.empty(1, batch.size, width, dtype=torch.int64, device=scored.device)
+            block_rows.lay(batch, block, rows, mask)
+            sees = DecodeRows(batch.slots, rows.starts, width, mask)
+            made = self.run(last.features, rows, sees, 1).rows.unflatten(0, (batch.size, width))
+            chosen = torch.cat((scored.unsqueeze(1), made), 1) if block.first < 0 else made[:, block.first :]
+            scored = chosen.flatten(0, 1)
+        chains.propose_all(batch, self.head.logits(scored), self.head.token_map)
 
     def _tree(self, last: Drafted, batch: round_kernels.RoundBatch, spec: SpeculationConfig) -> None:
         """EAGLE-2: every level runs the k best nodes of each sequence."""

@@ -24,7 +24,11 @@ _ANY = (*PLAIN, "best", "slots", "temperature", "choice", "token_map")
 
 
 def propose(
-    batch: RoundBatch, logits: torch.Tensor, step: int, token_map: torch.Tensor | None, rows: RoundRows
+    batch: RoundBatch,
+    logits: torch.Tensor,
+    step: int,
+    token_map: torch.Tensor | None,
+    rows: RoundRows,
 ) -> None:
     """Stores draft number `step` of each of B sequences, and writes the row that the draft head runs next.
 
@@ -34,16 +38,35 @@ def propose(
     empty row. The row and its position lie `step` after the root's, since draft row i is (feature i, token
     i + 1); the noise is that of the token after it.
     """
+    _choose(batch, logits, step, token_map, rows, 1)
+
+
+def propose_all(batch: RoundBatch, logits: torch.Tensor, token_map: torch.Tensor | None) -> None:
+    """Stores all drafts of each of B sequences: `logits` float32 [B * drafts, draft vocab], one sequence's
+    after the other's. They are those that `propose` would store one after the other.
+    """
+    _choose(batch, logits, 0, token_map, None, logits.shape[0] // max(batch.size, 1))
+
+
+def _choose(
+    batch: RoundBatch,
+    logits: torch.Tensor,
+    step: int,
+    token_map: torch.Tensor | None,
+    rows: RoundRows | None,
+    each: int,
+) -> None:
     tables, (count, vocab) = batch.tables, logits.shape
     peaks, few = find_peaks(logits, batch.pdl), count <= FEW_ROWS
     tile = 1024 if few else 2048
     _propose[(cdiv(vocab, tile), count)](
         *(logits, logits.stride(0), peaks.keys, peaks.best, peaks.tickets, token_map),
         *(batch.slots, tables.length, tables.temperature, tables.seed, tables.choice),
-        *(tables.drafts, tables.speculative, tables.pages, rows.tensors),
+        *(tables.drafts, tables.speculative, tables.pages, None if rows is None else rows.tensors),
         *(step, tables.padding_slot, tables.pages.shape[1], tables.drafts.shape[1]),
         VOCAB=vocab,
         **peaks.sizes,
+        EACH=each,
         TILE=tile,
         PAGE_SIZE=batch.page_size,
         PDL=batch.pdl,
@@ -77,14 +100,16 @@ def _propose(
     VOCAB: tl.constexpr,
     PEAKS: tl.constexpr,
     PEAKS_BLOCK: tl.constexpr,
+    EACH: tl.constexpr,
     TILE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One tile of one row. Of a greedy row the first tile alone has anything to do."""
+    """One tile of one row, of EACH per sequence. Of a greedy row the first tile alone has anything to do."""
     after_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
-    slot = tl.load(slots + row)
+    slot = tl.load(slots + row // EACH)
+    step += (row % EACH).to(tl.int32)
     t = tl.load(temperature + slot)
     start = tl.load(length + slot) + step
     block = tl.arange(0, PEAKS_BLOCK)
@@ -108,9 +133,10 @@ def _propose(
         live = slot != padding
         drafted = live & (tl.load(speculative + slot) > step)
         tl.store(drafts + slot * drafts_stride + step, tl.where(drafted, token, -1), mask=live)
-        kv_row = physical_rows(pages, slot, start, drafted, max_pages, PAGE_SIZE)
-        store_rows(out, row, token, start, kv_row, True)
-        tl.store(out[3] + row, start)
+        if out is not None:
+            kv_row = physical_rows(pages, slot, start, drafted, max_pages, PAGE_SIZE)
+            store_rows(out, row, token, start, kv_row, True)
+            tl.store(out[3] + row, start)
 
 
 @triton.jit

@@ -88,6 +88,8 @@ class BatchProgram:
         tables.apply(torch.stack((part["places"], part["words"])))
         tables.length.index_copy_(0, slots, part["ends"])
         state.firsts.index_copy_(0, slots, part["lowest"])
+        if state.proposer.head.block is not None:
+            tables.root.index_copy_(0, slots, part["tokens"].index_select(0, part["last"]))
         self._features.copy_(self._near)
         self._lost.zero_()
         row_ring.take(part["rings"].view(torch.int64).view(2, -1), self._owners, self._features, self._lost)
@@ -150,8 +152,8 @@ class DeviceDraftRunner:
 
     def draft_rows(self, spec: SpeculationConfig) -> int:
         """How many rows behind the certain ones `draft` may write: its own shape's, whatever `spec` wants."""
-        own = self._proposer.spec
-        return own.steps * own.topk
+        own, block = self._proposer.spec, self._proposer.head.block
+        return own.steps * own.topk if block is None else block.width(own.steps)
 
     @torch.inference_mode()
     def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:

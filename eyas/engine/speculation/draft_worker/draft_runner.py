@@ -19,6 +19,7 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch, build_batch
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tree import ROOT, DraftTree
+from eyas.engine.checkpoint.config import DraftBlock
 from eyas.engine.ipc.row_ring import RingRow
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, DraftModel
@@ -58,7 +59,7 @@ class DraftInput:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """Asks for a proposal below row `base`, the root token's. `last`: what row base - 1 gave.
+    """Asks for a proposal below row `base`, that of the token `root`. `last`: what row base - 1 gave.
 
     `params` and `choice` key the noise; `offset` as in `DraftExtension`.
     """
@@ -68,7 +69,14 @@ class DraftRequest:
     last: Drafted
     params: SamplingParams
     choice: int
+    root: int
     offset: int = 0
+
+    @classmethod
+    def below(cls, new: DraftExtension, last: Drafted, params: SamplingParams, choice: int) -> DraftRequest:
+        """Asks for one below the rows `new`, of which the newest gave `last`."""
+        base = new.base + len(new.tokens)
+        return cls(new.pages, base, last, params, choice, new.tokens[-1], new.offset)
 
 
 def chain_of(tokens: SequenceOf[int]) -> DraftTree:
@@ -101,16 +109,16 @@ class DraftRunner:
 
     def draft_rows(self, spec: SpeculationConfig) -> int:
         """How many rows behind the certain ones a proposal of `spec` may write."""
-        return spec.steps * spec.topk
+        block = self._head.block
+        return spec.steps * spec.topk if block is None else block.width(spec.steps)
 
     def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
         """Writes the draft KV of all their rows, and proposes for each."""
         drafted = self.extend([one.extension for one in inputs])
-        requests = []
-        for one, last in zip(inputs, drafted, strict=True):
-            new = one.extension
-            base = new.base + len(new.tokens)
-            requests.append(DraftRequest(new.pages, base, last, one.params, one.choice, new.offset))
+        requests = [
+            DraftRequest.below(one.extension, last, one.params, one.choice)
+            for one, last in zip(inputs, drafted, strict=True)
+        ]
         return [ProposedTree(tree) for tree in self.propose(requests, spec)]
 
     def extend(self, extensions: SequenceOf[DraftExtension]) -> list[Drafted]:
@@ -123,6 +131,8 @@ class DraftRunner:
 
     def propose(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """One draft per request: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
+        if self._head.block is not None:
+            return self._blocks(requests, self._head.block, spec.steps)
         if spec.topk > 1:
             return self._trees(requests, spec)
         return self._chains(requests, spec.steps)
@@ -139,6 +149,22 @@ class DraftRunner:
                 spans = [QuerySpan(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
                 last = self._forward(spans, drafted[-1], last.features, step + 1)
         return [chain_of(tokens) for tokens in zip(*drafted, strict=True)]
+
+    def _blocks(self, requests: SequenceOf[DraftRequest], block: DraftBlock, steps: int) -> list[DraftTree]:
+        """Chains of which one pass gives all drafts."""
+        width, last = block.width(steps), _stacked(requests)
+        scored = last.rows.unsqueeze(1)
+        if width:
+            together = not block.causal
+            spans = [QuerySpan(w.pages, w.base, width, offset=w.offset, together=together) for w in requests]
+            tokens = [token for w in requests for token in block.tokens(w.root, width)]
+            made = self._forward(spans, tokens, last.features, depth=1).rows
+            made = made.unflatten(0, (len(requests), width))
+            scored = torch.cat((scored, made), 1) if block.first < 0 else made[:, block.first :]
+        rows = [_row(w, w.offset + w.base + 1 + step) for w in requests for step in range(steps)]
+        scores = perturbed(self._head.logits(scored.flatten(0, 1)), rows, self._head.token_map)
+        chains = self._targets(scores.argmax(-1)).view(len(requests), steps)
+        return [chain_of(tokens) for tokens in chains.tolist()]
 
     def _trees(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """EAGLE-2: every level runs the k best nodes of each sequence, so k rows per sequence."""

@@ -38,16 +38,15 @@ class ColocatedDrafter(Drafter):
         due = [commit for one in commits if (commit := self._due(one)) is not None]
         if not due:
             return
-        drafted = self._runner.extend(
-            [DraftExtension(c.seq.pages, c.base, c.tokens, c.features) for c in due]
-        )
+        extensions = [DraftExtension(c.seq.pages, c.base, c.tokens, c.features) for c in due]
+        drafted = self._runner.extend(extensions)
         groups: dict[SpeculationConfig, list[tuple[Sequence, DraftRequest]]] = defaultdict(list)
-        for commit, last in zip(due, drafted, strict=True):
+        for commit, new, last in zip(due, extensions, drafted, strict=True):
             seq = commit.seq
             seq.draft_len = commit.base + len(commit.tokens)
             if commit.spec is not None and self._has_room(seq, commit.spec):
                 params = seq.generation.request.params
-                request = DraftRequest(seq.pages, seq.draft_len, last, params, seq.choice)
+                request = DraftRequest.below(new, last, params, seq.choice)
                 groups[commit.spec].append((seq, request))
         for spec, group in groups.items():
             trees = self._runner.propose([request for _, request in group], spec)
