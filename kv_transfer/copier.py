@@ -108,8 +108,8 @@ class PageCopier:
 
     def _check_room(self, going: WindowedJob) -> None:
         assert self._landing is not None
-        if going.left and going.count > self._landing.total:
-            text = f"{going.count} pages cannot land here together, where {self._landing.total} have slots"
+        if going.left and going.slots > self._landing.total:
+            text = f"{going.count} pages cannot land here together, in {self._landing.total} slots"
             going.error = TransferFailed(text)
 
     def _begin(self) -> None:
@@ -118,7 +118,7 @@ class PageCopier:
             while not going.lands and going.ready:
                 self._start(going, ())
         while self._landing is not None and (turn := self._turns.next()) is not None:
-            slots = self._landing.take(turn.count)
+            slots = self._landing.take(turn.slots)
             if slots is None:
                 return
             self._start(turn, tuple(slots))
@@ -134,7 +134,8 @@ class PageCopier:
     def _start(self, going: WindowedJob, slots: tuple[int, ...]) -> None:
         """Begins the next window: into `slots`, or without any into the memory of the backend."""
         window, number = going.next(time.monotonic()), next(self._numbers)
-        copy = dataclasses.replace(window, number=number, dst_pages=slots or window.dst_pages)
+        places = slots or window.dst_pages
+        copy = dataclasses.replace(window, number=number, dst_pages=places, parts=len(window.dst_pages))
         self._windows[number] = _RunningWindow(going, window.dst_pages, copy, slots)
         going.route.backend.start(going.route.source, copy)
 

@@ -72,9 +72,21 @@ def parts_per_slot(page_bytes: int, width: int) -> int:
     return page_bytes // width if page_bytes % width == 0 else 1
 
 
-def part_places(slots: Sequence[int], each: int) -> tuple[int, ...]:
-    """The places of as many parts as there are slots, `each` to a slot."""
-    return tuple(slots[i // each] * each + i % each for i in range(len(slots)))
+def parts_in_slot(geometry: PoolGeometry, share: PageShare) -> int:
+    """How many parts of pages, each that share of one, a slot beside such a pool takes."""
+    if not share.on_device:
+        return 1
+    return parts_per_slot(geometry.page_bytes, geometry.part_bytes(share.heads))
+
+
+def slots_for(parts: int, each: int) -> int:
+    """How many slots so many parts take, `each` to a slot."""
+    return -(-parts // each)
+
+
+def part_places(slots: Sequence[int], each: int, parts: int) -> tuple[int, ...]:
+    """The places of so many parts, `each` to a slot."""
+    return tuple(slots[i // each] * each + i % each for i in range(parts))
 
 
 def window_pages(page_bytes: int) -> int:
@@ -146,13 +158,15 @@ class PagePart:
     """What one of our ranks takes of every page of a peer's rank: `source` there, `target` here.
 
     `width`: bytes of each page that come; 0: whole pages do. `window`: the most pages that pass through
-    staging together, at both ends.
+    staging together, at both ends. `there`, `here`: how many parts a slot takes.
     """
 
     source: PageShare = ALL_OF_RANK_0
     target: PageShare = ALL_OF_RANK_0
     width: int = 0
     window: int = sys.maxsize
+    there: int = 1
+    here: int = 1
 
 
 WHOLE = PagePart()
@@ -181,10 +195,10 @@ class RankPools:
 
     def _part(self, peer: PoolGeometry, rank: int, share: HeadShare, on_device: bool) -> PagePart:
         ours = self.geometry
-        window = window_pages(max(peer.page_bytes, ours.page_bytes))
-        if share.heads == peer.kv_heads == ours.kv_heads:
-            source, target = (PageShare(number, on_device=on_device) for number in (rank, share.rank))
-            return PagePart(source, target, window=window)
-        source = PageShare(rank, share.theirs, share.heads, on_device)
-        target = PageShare(share.rank, share.ours, share.heads, on_device)
-        return PagePart(source, target, ours.part_bytes(share.heads), window)
+        whole = share.heads == peer.kv_heads == ours.kv_heads
+        heads, width = (0, 0) if whole else (share.heads, ours.part_bytes(share.heads))
+        source = PageShare(rank, share.theirs, heads, on_device)
+        target = PageShare(share.rank, share.ours, heads, on_device)
+        there, here = parts_in_slot(peer, source), parts_in_slot(ours, target)
+        window = min(window_pages(peer.page_bytes) * there, window_pages(ours.page_bytes) * here)
+        return PagePart(source, target, width, window, there, here)

@@ -16,6 +16,7 @@ from eyas.common.errors import EyasError
 from eyas.common.types import PageShare, RankPages
 from kv_transfer.backends.base import CopyJob, CopyResult
 from kv_transfer.copy_thread import Then
+from kv_transfer.layout import slots_for
 from kv_transfer.peers import PeerRoute
 
 AT_ONCE = 4
@@ -106,6 +107,11 @@ class WindowedJob:
         """Pages of its next window."""
         return len(self.windows[0].dst_pages)
 
+    @property
+    def slots(self) -> int:
+        """Slots of ours that these take."""
+        return slots_for(self.count, self.windows[0].part.here)
+
     def next(self, now: float) -> CopyJob:
         """Begins its next window, whose pages are those of the job."""
         self.moved = now
@@ -128,8 +134,8 @@ class WindowedJob:
 
 
 def cut(route: PeerRoute, job: CopyJob, size: int) -> Iterator[CopyJob]:
-    """The windows of a job, of at most `size` pages: for each of our ranks the same pages, then the next."""
-    size = min((size, *(part.window for part in route.parts)))
+    """The windows of a job, each in `size` slots at most: the same pages for each rank, then the next."""
+    size = min((min(part.window, size * part.here) for part in route.parts), default=size)
     for first in range(0, len(job.dst_pages), size):
         pages = slice(first, first + size)
         source = RankPages(job.source.rank, job.source.pages[pages])

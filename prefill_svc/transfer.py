@@ -40,7 +40,7 @@ from eyas.engine.ipc.transfer_messages import (
 )
 from kv_transfer.area import Pages
 from kv_transfer.backends.stream import chunks
-from kv_transfer.layout import PROBE_WINDOWS, window_pages
+from kv_transfer.layout import PROBE_WINDOWS, parts_in_slot, window_pages
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.internal.v1.TransferService"
@@ -173,9 +173,11 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         group = self._check(request)
         if not self._ready().staged:
             raise TransferFailed("this worker's pages are read where they lie")
-        if not 0 < len(request.pages) <= (most := window_pages(self._info(group).geometry.page_bytes)):
-            raise InvalidRequest(f"pages must be 1 to {most} pages", param="pages")
         source = self._staged(group, request)
+        geometry = self._info(group).geometry
+        most = window_pages(geometry.page_bytes) * parts_in_slot(geometry, source.share)
+        if not 0 < len(request.pages) <= most:
+            raise InvalidRequest(f"pages must be 1 to {most} pages", param="pages")
         window = StagedWindow(source, tuple(request.pages))
         try:
             slots = await window.staged()

@@ -22,7 +22,8 @@ class CopyJob:
 
     (Of the staging beside ours where that is a device's, unless the backend is direct.) `pull` and `number`
     name the job. `proof`: the CRC-32 that the only page must have when it has come. `part`: what comes of
-    each page, to the beginning of its place in the staging.
+    each page, to the beginning of its place in the staging; a slot may take several, so `parts` says how many
+    come (0: as many as there are pages).
     """
 
     pull: int
@@ -31,6 +32,12 @@ class CopyJob:
     dst_pages: tuple[int, ...]
     proof: int | None = None
     part: PagePart = WHOLE
+    parts: int = 0
+
+    @property
+    def count(self) -> int:
+        """Pages, or parts of them, that come."""
+        return self.parts or len(self.dst_pages)
 
     @property
     def name(self) -> tuple[int, int]:

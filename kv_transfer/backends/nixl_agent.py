@@ -57,9 +57,9 @@ class NixlMemory:
         """Blocks of `width` bytes that a page has: in the host's memory its beginning alone."""
         return 1 if self.device is None else parts_per_slot(self.page_bytes, width)
 
-    def places(self, pages: Sequence[int], width: int) -> tuple[int, ...]:
-        """The blocks of as many parts of pages as there are pages to take them."""
-        return part_places(pages, self.each(width))
+    def places(self, pages: Sequence[int], width: int, parts: int) -> tuple[int, ...]:
+        """The blocks that so many parts take in `pages`."""
+        return part_places(pages, self.each(width), parts)
 
     def rows(self, width: int) -> list[list[int]]:
         """One row: address, bytes, device, stride and count of its blocks of `width` bytes."""

@@ -130,7 +130,7 @@ class NixlReads:
         reading = _ReadJob(job, peer, link)
         ours = link.agent.own[reading.own].memory
         src, dst = (
-            memory.places(pages, reading.width)
+            memory.places(pages, reading.width, job.count)
             for memory, pages in ((remote.memory, job.source.pages), (ours, job.dst_pages))
         )
         reading.left.extend(_cut(src, dst, max(1, self.limits.one // reading.width)))
@@ -190,7 +190,7 @@ class NixlReads:
                 reading.fail(link.stopped(fate, why))
         if reading.began is None or reading.error is not None:
             return
-        size = len(reading.job.dst_pages) * reading.width
+        size = reading.job.count * reading.width
         limit = COPY_S + size / SLOWEST_BYTES_S
         if reading.running and now >= reading.began + limit:
             error = TransferFailed(f"a copy by NIXL took longer than {limit:.0f} s")

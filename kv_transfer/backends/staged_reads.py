@@ -28,6 +28,7 @@ from kv_transfer.backends.base import (
     TransferWire,
 )
 from kv_transfer.copy_thread import CopyDone
+from kv_transfer.layout import slots_for
 
 _STAGED = "staged"  # of an export: it is of slots beside a device's pool
 
@@ -165,8 +166,8 @@ class StagedCopies:
     def _staged(self, job: _StagedRead, window: CopyJob, slots: tuple[int, ...]) -> None:
         if job.error is not None:
             return
-        if len(slots) != len(window.dst_pages):
-            self._fail(job, TransferFailed(f"the owner staged {len(slots)} pages of {len(window.dst_pages)}"))
+        if len(slots) != (due := slots_for(window.count, window.part.there)):
+            self._fail(job, TransferFailed(f"the owner staged pages in {len(slots)} slots of {due}"))
             return
         job.phase = StagedPhase.READING
         job.read = replace(window, source=RankPages(window.source.rank, slots))

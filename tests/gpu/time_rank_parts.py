@@ -141,9 +141,12 @@ def stage(group: Group, pipe: Connection) -> None:
                 group.slots.give(slots.pop(job.name, ()))
                 waiting = [other for other in waiting if other.name != job.name]
                 pipe.send(("held", job, ()))
-        while waiting and (taken := group.slots.take(len(waiting[0].source.pages))) is not None:
-            job = waiting.pop(0)
-            slots[job.name] = taken
+        while waiting:
+            job = waiting[0]
+            taken = group.slots.take(group.staging.slots_for(job.count, job.part.source))
+            if taken is None:
+                break
+            slots[waiting.pop(0).name] = taken
 
             def staged(error: Any, job: CopyJob = job, taken: list[int] = taken) -> None:
                 pipe.send(("staged", job, tuple(taken)))

@@ -103,6 +103,7 @@ class Owner:
     def __init__(self) -> None:
         self.group: Group
         self.asked: list[CopyJob] = []
+        self.taken: list[tuple[int, int]] = []  # parts of pages, and slots for them
         self._staged: list[tuple[CopyJob, tuple[int, ...]]] = []
         self._waiting: list[CopyJob] = []
         self._slots: dict[tuple[int, int], list[int]] = {}
@@ -115,13 +116,15 @@ class Owner:
 
     def _begin(self) -> None:
         while self._waiting:
-            slots = self.group.slots.take(len(self._waiting[0].source.pages))
+            job = self._waiting[0]
+            slots = self.group.slots.take(self.group.staging.slots_for(job.count, job.part.source))
             if slots is None:
                 return
             self._copy(self._waiting.pop(0), slots)
 
     def _copy(self, job: CopyJob, slots: list[int]) -> None:
         self._slots[job.name] = slots
+        self.taken.append((job.count, len(slots)))
         then = lambda error: self._staged.append((job, tuple(slots)))  # noqa: E731
         self.group.staging.copy_out(job.source.pages, slots, then, job.part.source)
 
@@ -230,6 +233,21 @@ def test_every_rank_gets_its_heads_and_nothing_else(
         assert sum(result.bytes for result in results) == len(SRC) * page * here
         assert made.here.slots.free == made.there.slots.free == SLOTS
         assert all(job.part.width == 0 for job in made.owner.asked) == (there == here or kind == "latents")
+
+
+@pytest.mark.parametrize(
+    ("by", "there", "taken"),
+    [("rdma_slots", 1, {(2, 1), (1, 1)}), ("tcp", 1, {(2, 2), (1, 1)}), ("rdma_slots", 2, {(4, 4), (1, 1)})],
+)
+def test_a_slot_of_a_device_takes_as_many_parts_as_fit(
+    tmp_path: Path, by: str, there: int, taken: set[tuple[int, int]]
+) -> None:
+    """So a window of parts has as many bytes as one of whole pages, and is as short in coming. (Two slots of
+    ours are a window here, of whatever size.)
+    """
+    with pair(tmp_path, "heads", there, 3 - there, by) as made:
+        made.copy(*(CopyJob(1, rank, RankPages(rank, SRC), DST) for rank in range(there)))
+        assert set(made.owner.taken) == taken
 
 
 @pytest.mark.parametrize("by", ["tcp", "rdma_slots"])

@@ -23,9 +23,13 @@ class PagesByHeads:
         self.whole = pages.view(torch.uint8)
         self.stream = torch.cuda.Stream(pages.device) if pages.is_cuda else None
         geometry = shape.geometry
-        self.head_bytes, self.rows = geometry.head_bytes, geometry.page_rows
+        self.head_bytes, self.rows, self.heads = geometry.head_bytes, geometry.page_rows, geometry.kv_heads
         self.word = next(word for word in _WORDS if self.head_bytes % word.itemsize == 0)
         self._heads = self.whole.view(self.word).unflatten(1, (geometry.page_rows, geometry.kv_heads, -1))
+
+    def is_whole(self, share: PageShare) -> bool:
+        """Whether a share is all of a page."""
+        return share.heads in (0, self.heads)
 
     def part_bytes(self, share: PageShare) -> int:
         """Bytes of each page that are of a share."""

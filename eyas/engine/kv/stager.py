@@ -89,7 +89,7 @@ class PageStager:
 
     def _refusal(self, command: StagePages) -> TransferFailed | None:
         outlet = self.outlets.get(command.group)
-        if outlet is None or len(command.pages) > outlet.slots.total:
+        if outlet is None or _slots(outlet, command) > outlet.slots.total:
             return TransferFailed(
                 f"{len(command.pages)} {command.group} pages cannot be staged here together"
             )
@@ -103,7 +103,7 @@ class PageStager:
     def _copy(self, command: StagePages) -> bool:
         """False if there are too few slots now."""
         outlet = self.outlets[command.group]
-        slots = outlet.slots.take(len(command.pages))
+        slots = outlet.slots.take(_slots(outlet, command))
         if slots is None:
             return False
         del self._waiting[command.call]
@@ -130,3 +130,7 @@ class PageStager:
 
     def _refuse(self, call: int, error: EyasError) -> None:
         self.outbox.add(PagesStaged(call, failure=WireFailure.of(error)))
+
+
+def _slots(outlet: StagingOutlet, command: StagePages) -> int:
+    return outlet.staging.slots_for(len(command.pages), command.share)

@@ -27,7 +27,7 @@ from eyas.engine.kv.slots import SlotAllocator
 from kv_transfer.area import DeviceSlots, PoolArea, create_file
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_thread import CopyThread, Then
-from kv_transfer.layout import part_places, parts_per_slot
+from kv_transfer.layout import part_places, parts_in_slot, parts_per_slot, slots_for
 from kv_transfer.windows import PagePiece
 
 STOP_S = 5.0  # the end waits this long for a copy that still runs
@@ -44,7 +44,7 @@ class PageStaging:
 
     def __init__(self, pool: KvPool, path: Path, slots: int, others: Sequence[torch.Tensor] = ()) -> None:
         shape = pool.shape
-        self._path = path
+        self._path, self._geometry = path, shape.geometry
         self._file = create_file(path, slots * shape.page_bytes)
         slots_bytes = np.frombuffer(memoryview(self._file), np.uint8)
         self.area = PoolArea(slots_bytes.reshape(slots, shape.page_bytes), str(path))
@@ -76,6 +76,10 @@ class PageStaging:
             DeviceSlots(memory.data_ptr(), size, slots, max(memory.get_device(), 0), memory)
             for memory in self.on_devices
         )
+
+    def slots_for(self, parts: int, share: PageShare) -> int:
+        """How many slots so many parts of pages take, each that share of one."""
+        return slots_for(parts, parts_in_slot(self._geometry, share))
 
     def copy_out(
         self, pages: Sequence[int], slots: Sequence[int], then: Then, share: PageShare = ALL_OF_RANK_0
@@ -140,12 +144,13 @@ class PageStaging:
         """The bytes moved; when it returns they are there. On the rank's thread, as `_copy_in`."""
         rank, memory = self._ranks[share.rank], self._memory(share)
         with copying_on(rank.stream):
-            if not share.heads:
+            if rank.is_whole(share):
                 return _copy_runs(rank.whole, pages, memory, slots)
             parts = rank.gather(pages, share)
             if share.on_device:
-                blocks, places = _blocks(memory.view(rank.word), parts.view(rank.word).shape[1], slots)
-                blocks.index_copy_(0, rank.index(places), parts.view(rank.word))
+                words = parts.view(rank.word)
+                blocks, places = _blocks(memory.view(rank.word), words.shape[1], slots, len(pages))
+                blocks.index_copy_(0, rank.index(places), words)
             else:
                 for slot, part in zip(slots, parts, strict=True):
                     self._piece(slot, share).copy_(part, non_blocking=True)
@@ -156,10 +161,11 @@ class PageStaging:
         rank, memory = self._ranks[share.rank], self._memory(share)
         width = rank.part_bytes(share)
         with copying_on(rank.stream):
-            if not share.heads:
+            if rank.is_whole(share):
                 return _copy_runs(memory, slots, rank.whole, pages)
             if share.on_device:
-                blocks, places = _blocks(memory.view(rank.word), width // rank.word.itemsize, slots)
+                words = width // rank.word.itemsize
+                blocks, places = _blocks(memory.view(rank.word), words, slots, len(pages))
                 parts = blocks.index_select(0, rank.index(places)).view(torch.uint8)
             else:
                 parts = torch.empty((len(slots), width), dtype=torch.uint8, device=rank.whole.device)
@@ -178,11 +184,13 @@ class PageStaging:
         return piece
 
 
-def _blocks(memory: torch.Tensor, width: int, slots: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
-    """Slots of a device as [blocks, width], and which blocks parts of pages take in `slots`."""
+def _blocks(
+    memory: torch.Tensor, width: int, slots: Sequence[int], parts: int
+) -> tuple[torch.Tensor, Sequence[int]]:
+    """Slots of a device as [blocks, width], and which blocks so many parts of pages take in `slots`."""
     each = parts_per_slot(memory.shape[1], width)
     blocks = memory[:, :width] if each == 1 else memory.view(-1, width)
-    return blocks, part_places(slots, each)
+    return blocks, part_places(slots, each, parts)
 
 
 def _copy_runs(source: torch.Tensor, src: Sequence[int], target: torch.Tensor, dst: Sequence[int]) -> int:
