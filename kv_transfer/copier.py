@@ -20,8 +20,6 @@ from kv_transfer.backends.base import CopyJob, CopyResult, TransferBackend
 from kv_transfer.peers import PeerRoute
 from kv_transfer.windows import LandingSlots, PullTurns, WindowedJob, cut
 
-LIVELY_S = 0.5  # a copy of which nothing has begun or stopped for so long is not brief
-
 
 @dataclass(frozen=True)
 class _RunningWindow:
@@ -75,12 +73,6 @@ class PageCopier:
             window.of.route.backend.cancel(window.copy)
         self._begin()
 
-    @property
-    def brief(self) -> bool:
-        """Does a copy run that ends within milliseconds? Those into a GPU's pool do, unless they hang."""
-        since = time.monotonic() - LIVELY_S
-        return any(going.route.source.direct and going.moved > since for going in self._jobs)
-
     def finished(self) -> list[CopyResult]:
         """The copies that stopped since the last call."""
         for result in [result for backend in self._backends.values() for result in backend.poll()]:
@@ -133,7 +125,7 @@ class PageCopier:
 
     def _start(self, going: WindowedJob, slots: tuple[int, ...]) -> None:
         """Begins the next window: into `slots`, or without any into the memory of the backend."""
-        window, number = going.next(time.monotonic()), next(self._numbers)
+        window, number = going.next(), next(self._numbers)
         places = slots or window.dst_pages
         copy = dataclasses.replace(window, number=number, dst_pages=places, parts=len(window.dst_pages))
         self._windows[number] = _RunningWindow(going, window.dst_pages, copy, slots)
@@ -146,7 +138,7 @@ class PageCopier:
                 part = window.copy.part
                 window.of.pieces.append((self._landing.piece(window.slots[0], part.target), part.source))
             self._landing.give(window.slots)
-        window.of.stopped(result, error, time.monotonic())
+        window.of.stopped(result, error)
         self._settle(window.of)
 
     def _settle(self, going: WindowedJob) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 from eyas.common.errors import EyasError
 from eyas.common.types import PageShare, RankPages
 from kv_transfer.backends.base import CopyJob, CopyResult
-from kv_transfer.copy_thread import Then
+from kv_transfer.copy_threads import Then
 from kv_transfer.layout import slots_for
 from kv_transfer.peers import PeerRoute
 
@@ -75,7 +75,7 @@ class WindowedJob:
 
     `lands`: its windows take slots of ours. `begun`: windows; `running`: those of them that have not stopped;
     `crossed`: those of these whose bytes have come.
-    `moved`: when a window was begun or stopped last. `pieces`: of a proof page, as they came.
+    `pieces`: of a proof page, as they came.
     """
 
     route: PeerRoute
@@ -88,7 +88,6 @@ class WindowedJob:
     crossed: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    moved: float = 0.0
     pieces: list[PagePiece] = field(default_factory=list)
     error: EyasError | None = None
 
@@ -112,16 +111,14 @@ class WindowedJob:
         """Slots of ours that these take."""
         return slots_for(self.count, self.windows[0].part.here)
 
-    def next(self, now: float) -> CopyJob:
+    def next(self) -> CopyJob:
         """Begins its next window, whose pages are those of the job."""
-        self.moved = now
         self.begun += 1
         self.running += 1
         return self.windows.popleft()
 
-    def stopped(self, result: CopyResult, error: EyasError | None, now: float) -> None:
+    def stopped(self, result: CopyResult, error: EyasError | None) -> None:
         """A window has stopped: `result` of its way here, `error` of all of it."""
-        self.moved = now
         self.running -= 1
         self.bytes += result.bytes
         self.seconds += result.seconds

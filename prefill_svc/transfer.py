@@ -49,7 +49,7 @@ RELEASE_S = 4.0
 REQUEST_S = 5.0  # a puller names the pages to stage as it opens the call
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-AT_ONCE = 3  # windows of one stream: while one is sent, the next ones are copied
+AHEAD = 3  # windows of one stream: while one is sent, the next ones are copied
 SLOT_LEASE_S = 20.0  # a puller that reads slots itself has them so long: its READs are given up before that
 STAGED_S = 5.0  # an engine that has not copied a window by then has too much to do
 TAKEN_S = 3.0  # a puller that takes no chunk in this time gives its slots back: others wait for them
@@ -342,7 +342,7 @@ class StagedPages:
         windows: deque[StagedWindow] = deque()
         try:
             while True:
-                while len(windows) < AT_ONCE and (some := next(left, None)):
+                while len(windows) < AHEAD and (some := next(left, None)):
                     windows.append(StagedWindow(self, some))
                 if not windows:
                     return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import RankPages
 from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea, DeviceSlots, Pages, PoolArea
-from kv_transfer.copy_thread import CopyDone, CopyThread
+from kv_transfer.copy_threads import CopyDone, CopyThreads, Ring, silent
 from kv_transfer.layout import WHOLE, PagePart
 from kv_transfer.nics import RdmaCard
 
@@ -130,7 +131,8 @@ class BackendSite:
     `devices`: the pool, where it is in the memory of devices, one per rank; `area` is then the staging beside
     it, whose slots hold pages of any peer at any moment, and without a path if there is none. `slots`: those
     in the devices' memory, one record per rank, if there are some. `host`: how other hosts name this one.
-    `cards`: the RDMA cards that may be used; None: those near each device.
+    `cards`: the RDMA cards that may be used; None: those near each device. `ring`: called by a thread of a
+    backend when a copy has stopped.
     """
 
     area: PoolArea
@@ -140,6 +142,7 @@ class BackendSite:
     slots: tuple[DeviceSlots, ...] = ()
     host: str = "127.0.0.1"
     cards: tuple[RdmaCard, ...] | None = None
+    ring: Ring = silent
 
 
 class TransferBackend(ABC):
@@ -221,11 +224,17 @@ def check_pages(job: CopyJob, count: int) -> None:
         raise TransferFailed(f"the handle names pages that its owner's pool of {count} pages does not have")
 
 
-def runs(src: tuple[int, ...], dst: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """(first source page, first destination page, count) of every stretch where both go up by one."""
+def runs(
+    src: tuple[int, ...], dst: tuple[int, ...], piece: int = sys.maxsize
+) -> Iterator[tuple[int, int, int]]:
+    """(first source page, first destination page, count) of every stretch where both go up by one.
+
+    None goes on from one piece of `piece` source pages to the next.
+    """
     start = 0
     for i in range(1, len(src) + 1):
-        if i == len(src) or src[i] != src[i - 1] + 1 or dst[i] != dst[i - 1] + 1:
+        new = i == len(src) or src[i] != src[i - 1] + 1 or dst[i] != dst[i - 1] + 1
+        if new or src[i] % piece == 0:
             yield src[start], dst[start], i - start
             start = i
 
@@ -233,9 +242,9 @@ def runs(src: tuple[int, ...], dst: tuple[int, ...]) -> Iterator[tuple[int, int,
 class BlockingBackend(TransferBackend):
     """A subclass says what it exports, what it opens, and how it copies."""
 
-    def __init__(self, area: PoolArea) -> None:
-        self.area = area
-        self._thread: CopyThread[CopyJob] = CopyThread(self.name)
+    def __init__(self, site: BackendSite) -> None:
+        self.area = site.area
+        self._thread: CopyThreads[CopyJob] = CopyThreads(self.name, site.ring)
         self._checksums: dict[tuple[int, int], int] = {}  # of proofs, by name, until they are asked for
 
     @abstractmethod

@@ -97,7 +97,7 @@ class CudaIpcBackend(BlockingBackend):
     direct = True
 
     def __init__(self, site: BackendSite) -> None:
-        super().__init__(site.area)
+        super().__init__(site)
         self._pool_dir = site.pool_dir
         self._devices = site.devices
         self._peers: dict[tuple[HostFile, int], MappedMemory] = {}  # by its socket and our rank

@@ -25,7 +25,7 @@ from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
 from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, NixlPeer, OwnPages, RemotePages, load
 from kv_transfer.backends.nixl_reads import DEVICE, HOST, NixlReads
 from kv_transfer.backends.staged_reads import ReadingBackend, is_staging
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 from kv_transfer.gpu.driver import DriverError
 
 SLOW = 1.5e9  # bytes per second; below it the library takes a GPU's memory through a host's, without a word
@@ -53,6 +53,7 @@ class NixlBackend(ReadingBackend):
         super().__init__(site)  # (a device's pool by its staging; `rdma` reads the pool itself)
         self._cards = tuple(card.name for card in site.cards or ())
         self._bindings = bindings
+        self._ring = site.ring
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[CopyDone[CopyJob]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -155,6 +156,8 @@ class NixlBackend(ReadingBackend):
             stopped = reads.step(time.monotonic())
             for done in stopped:
                 self._done.put(done)
+            if stopped:
+                self._ring()
             if heard or stopped:
                 active = time.monotonic()
 

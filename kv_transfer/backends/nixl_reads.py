@@ -22,7 +22,7 @@ from kv_transfer.backends.nixl_agent import (
     NixlPeer,
     ReadFate,
 )
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 
 COPY_S, SLOWEST_BYTES_S = 10.0, 50e6  # a copy may take this long, and the time of its bytes at this rate
 REBUILD_AFTER = 3  # links that broke, one after the other, for no reason of the peer's

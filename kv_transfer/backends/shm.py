@@ -9,10 +9,14 @@ too, and the GPU's copy engines take pages out of them straight into its pool: n
 
 from __future__ import annotations
 
+import contextlib
+import math
 import mmap
 import os
 import stat
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,9 +25,10 @@ from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea, Pages
 from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource, check_pages, copy_pages, runs
 from kv_transfer.backends.staged_reads import ReadingBackend, is_staging
-from kv_transfer.copy_thread import CopyDone, CopyThread
+from kv_transfer.copy_threads import CopyDone, CopyThreads
 from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuDriver
 from kv_transfer.host_files import HostFile
+from kv_transfer.layout import window_pages
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,10 @@ class ShmBackend(ReadingBackend):
     def __init__(self, site: BackendSite) -> None:
         super().__init__(site)
         self._pool_dir = site.pool_dir
-        self._thread: CopyThread[CopyJob] = CopyThread(self.name)
         self._pool = _LockedReads(site.devices[0]) if _reachable(site) else None
+        # A GPU's copies are two at a time: one begins while the other ends.
+        count = 1 if self._pool is None else 2
+        self._threads: CopyThreads[CopyJob] = CopyThreads(self.name, site.ring, count)
 
     def export(self, rank: int = 0) -> Export | None:
         if not self.area.path:
@@ -81,7 +88,7 @@ class ShmBackend(ReadingBackend):
         return landing.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:
-        ended = self._thread.close(deadline)
+        ended = self._threads.close(deadline)
         if ended and self._pool is not None:
             self._pool.close()
         return ended
@@ -97,13 +104,13 @@ class ShmBackend(ReadingBackend):
         return copy_pages(job, source.pages, self.area.pages)
 
     def _read(self, source: PeerSource, job: CopyJob) -> None:
-        self._thread.submit(job, lambda: self.copy(source, job))
+        self._threads.submit(job, lambda: self.copy(source, job))
 
     def _stop(self, job: CopyJob) -> None:
-        self._thread.cancel(job)
+        self._threads.cancel(job)
 
     def _stopped(self) -> list[CopyDone[CopyJob]]:
-        return self._thread.finished()
+        return self._threads.finished()
 
 
 def _reachable(site: BackendSite) -> bool:
@@ -111,49 +118,91 @@ def _reachable(site: BackendSite) -> bool:
     return len(site.devices) == 1 and site.devices[0].allocation is not None
 
 
+@dataclass(eq=False)
+class _LockedFile:
+    """A peer's staging. `pieces`: those that are page-locked; `copies`: how many read it now."""
+
+    area: MappedArea
+    pieces: set[int] = field(default_factory=set)
+    copies: int = 0
+
+
 class _LockedReads:
-    """Copies from peers' staging into the pool `area` by its GPU. A file is page-locked from its first copy
-    on, until its owner is gone and another's is locked.
+    """Copies from peers' staging into the pool `area` by its GPU; two threads make them.
+
+    What a copy reads is page-locked from then on, until its owner is gone and another's is locked. It is a
+    window at a time: the driver launches no kernels meanwhile, and what is never read needs no lock.
     """
 
     def __init__(self, area: DeviceArea) -> None:
         assert area.allocation is not None
         self.area = area
         self._driver: GpuDriver = area.allocation.driver
-        self._locked: dict[int, MappedArea] = {}  # by inode
+        self._piece = piece_pages(area.geometry.page_bytes)
+        self._files: dict[int, _LockedFile] = {}  # by inode
+        self._changing = threading.Lock()  # `_files`
 
     def copy(self, source: MappedArea, job: CopyJob) -> int:
         """Gives the bytes. Raises TransferFailed if the driver cannot lock or copy."""
         size = self.area.geometry.page_bytes
         check_pages(job, len(source.pages))
         try:
-            here = self._lock(source)
-            base = here.pages.ctypes.data
-            self._driver.copy(
-                [
-                    CopyBlock(base + src * size, self.area.address + dst * size, count * size)
-                    for src, dst, count in runs(job.source.pages, job.dst_pages)
-                ]
-            )
+            with self._locked(source, job.source.pages) as base:
+                blocks = runs(job.source.pages, job.dst_pages, self._piece)
+                self._driver.copy(
+                    [
+                        CopyBlock(base + src * size, self.area.address + dst * size, count * size)
+                        for src, dst, count in blocks
+                    ]
+                )
         except DriverError as error:
             raise TransferFailed(f"the peer's staging cannot be read by the GPU: {error}") from None
         return len(job.dst_pages) * size
 
     def close(self) -> None:
         """Unlocks all."""
-        for area in self._locked.values():
-            self._driver.unregister(area.pages.ctypes.data)
-        self._locked.clear()
+        for file in self._files.values():
+            self._unlock(file)
+        self._files.clear()
 
-    def _lock(self, source: MappedArea) -> MappedArea:
-        """The mapping of the source's file that is locked: that of its first copy."""
-        if source.inode not in self._locked:
-            for area in [area for area in self._locked.values() if not area.current]:
-                self._driver.unregister(area.pages.ctypes.data)
-                del self._locked[area.inode]
-            self._driver.register(source.pages.ctypes.data, source.pages.nbytes)
-            self._locked[source.inode] = source
-        return self._locked[source.inode]
+    @contextlib.contextmanager
+    def _locked(self, source: MappedArea, pages: Sequence[int]) -> Iterator[int]:
+        """The address of a file of which these pages stay locked meanwhile: its mapping by the first copy."""
+        with self._changing:
+            if source.inode not in self._files:
+                self._forget()
+            file = self._files.setdefault(source.inode, _LockedFile(source))
+            for piece in {page // self._piece for page in pages} - file.pieces:
+                self._driver.register(*self._place(file.area, piece))
+                file.pieces.add(piece)
+            file.copies += 1
+        try:
+            yield file.area.pages.ctypes.data
+        finally:
+            with self._changing:
+                file.copies -= 1
+
+    def _forget(self) -> None:
+        """Unlocks files of owners that are gone."""
+        for inode, file in list(self._files.items()):
+            if not file.area.current and not file.copies:
+                self._unlock(file)
+                del self._files[inode]
+
+    def _unlock(self, file: _LockedFile) -> None:
+        for piece in file.pieces:
+            self._driver.unregister(self._place(file.area, piece)[0])
+
+    def _place(self, area: MappedArea, piece: int) -> tuple[int, int]:
+        """Address and bytes of a piece."""
+        pages = area.pages[piece * self._piece : (piece + 1) * self._piece]
+        return pages.ctypes.data, pages.nbytes
+
+
+def piece_pages(page_bytes: int) -> int:
+    """How many pages are locked together: a window of them, up to the end of a page of the machine."""
+    whole = mmap.PAGESIZE // math.gcd(page_bytes, mmap.PAGESIZE)
+    return -(-window_pages(page_bytes) // whole) * whole
 
 
 def map_file(path: str, page_bytes: int, *, writable: bool = False) -> MappedArea:

@@ -27,7 +27,7 @@ from kv_transfer.backends.base import (
     TransferBackend,
     TransferWire,
 )
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 from kv_transfer.layout import slots_for
 
 _STAGED = "staged"  # of an export: it is of slots beside a device's pool

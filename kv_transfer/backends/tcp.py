@@ -15,7 +15,7 @@ from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource
 from kv_transfer.backends.staged_reads import ReadingBackend, is_staging
 from kv_transfer.backends.tcp_owner import PageServer
 from kv_transfer.backends.tcp_reads import SocketReads, TcpPeer
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 
 _log = logging.getLogger("eyas.pulls")
 
@@ -30,7 +30,8 @@ class TcpBackend(ReadingBackend):
         self._host = site.host
         self._server: PageServer | None = None
         self._done: queue.SimpleQueue[CopyDone[CopyJob]] = queue.SimpleQueue()
-        self._reads = SocketReads(self.area, self._done.put)
+        self._ring = site.ring
+        self._reads = SocketReads(self.area, self._tell)
 
     def export(self, rank: int = 0) -> Export | None:
         """Begins to listen. None without a file, or without a port."""
@@ -70,6 +71,10 @@ class TcpBackend(ReadingBackend):
 
     def _stop(self, job: CopyJob) -> None:
         self._reads.cancel(job)
+
+    def _tell(self, done: CopyDone[CopyJob]) -> None:
+        self._done.put(done)
+        self._ring()
 
     def _stopped(self) -> list[CopyDone[CopyJob]]:
         return [self._done.get() for _ in range(self._done.qsize())]

@@ -22,7 +22,7 @@ from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.area import PoolArea
 from kv_transfer.backends.base import CopyJob, PeerSource, check_pages, runs
 from kv_transfer.backends.tcp_owner import AREA, COUNT, DIGEST, HELLO, MAGIC, MOST_RUNS, RUN, received
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 
 SOCKETS = 8  # threads, and so connections to one peer
 REQUEST_BYTES = 4 << 20

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
+import queue
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
 
@@ -26,6 +27,8 @@ SLEEP = 1 | 2  # of events: a waiting thread sleeps, and nothing is timed
 ON_DEVICE = 2  # CUmemorytype
 BATCH = 512
 """Copies per call: calls of tens of thousands are known to crash."""
+COPIES = 2
+"""Copies that run at once, each with its own streams: one is launched while another ends."""
 STREAMS = 4
 """Copies are dealt to several. 192 pages of 2 MiB between two H200s: 295 GB/s on one stream, 333 on two, 356
 on four; one piece of 1 GiB: 391. Kernels reach no more, and take processors from the steps."""
@@ -88,6 +91,13 @@ class _Copy2D(ctypes.Structure):
     ]
 
 
+class _Lane(NamedTuple):
+    """A stream, and an event for its end."""
+
+    stream: ctypes.c_void_p
+    event: ctypes.c_void_p
+
+
 class CudaDriver:
     """The driver for GPU number `ordinal` of this process; its context is the one that torch uses too."""
 
@@ -103,9 +113,10 @@ class CudaDriver:
         self._context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self._location = _MemoryLocation(DEVICE, ordinal)
+        self._free: queue.SimpleQueue[list[_Lane]] = queue.SimpleQueue()
         with self.bound():
-            self._lanes = [self._lane() for _ in range(STREAMS)]
-        self._copying = threading.Lock()  # of the streams and their events
+            for _ in range(COPIES):
+                self._free.put([self._lane() for _ in range(STREAMS)])
 
     @property
     def pci_address(self) -> str:
@@ -214,29 +225,39 @@ class CudaDriver:
 
     def copy(self, blocks: Sequence[CopyBlock]) -> None:
         """Copies by the copy engines, which leave the GPU's processors to compute."""
-        with self.bound(), self._copying:
+        with self.bound(), self._lanes() as lanes:
+            used = lanes[: len(blocks)]
             try:
-                self._launch(blocks)
+                self._launch(blocks, used)
             finally:
-                self._wait()  # what was launched before an error writes as well
+                self._wait(used)  # what was launched before an error writes as well
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a GPU."""
         target = ctypes.create_string_buffer(size)
         source, length = ctypes.c_uint64(address), ctypes.c_size_t(size)
-        with self.bound(), self._copying:
-            self._call("cuMemcpyDtoHAsync_v2", target, source, length, self._lanes[0][0])
-            self._wait()
+        with self.bound(), self._lanes() as lanes:
+            self._call("cuMemcpyDtoHAsync_v2", target, source, length, lanes[0].stream)
+            self._wait(lanes[:1])
         return target.raw
 
-    def _launch(self, blocks: Sequence[CopyBlock]) -> None:
+    @contextlib.contextmanager
+    def _lanes(self) -> Iterator[list[_Lane]]:
+        """Lanes that no other copy has; waits for the end of one, if there are none."""
+        lanes = self._free.get()
+        try:
+            yield lanes
+        finally:
+            self._free.put(lanes)
+
+    def _launch(self, blocks: Sequence[CopyBlock], lanes: Sequence[_Lane]) -> None:
         whole = [block for block in blocks if block.rows == 1]
-        for lane, (stream, _) in enumerate(self._lanes):
-            mine = whole[len(whole) * lane // STREAMS : len(whole) * (lane + 1) // STREAMS]
+        for number, lane in enumerate(lanes):
+            mine = whole[len(whole) * number // len(lanes) : len(whole) * (number + 1) // len(lanes)]
             for start in range(0, len(mine), BATCH):
-                self._batch(mine[start : start + BATCH], stream)
+                self._batch(mine[start : start + BATCH], lane.stream)
         for i, block in enumerate(block for block in blocks if block.rows > 1):
-            self._rows(block, self._lanes[i % STREAMS][0])
+            self._rows(block, lanes[i % len(lanes)].stream)
 
     def _batch(self, blocks: Sequence[CopyBlock], stream: ctypes.c_void_p) -> None:
         count = len(blocks)
@@ -267,18 +288,17 @@ class CudaDriver:
         )
         self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream)
 
-    def _wait(self) -> None:
-        for stream, event in self._lanes:
-            self._call("cuEventRecord", event, stream)
-        for _, event in self._lanes:
-            self._call("cuEventSynchronize", event)
+    def _wait(self, lanes: Sequence[_Lane]) -> None:
+        for lane in lanes:
+            self._call("cuEventRecord", lane.event, lane.stream)
+        for lane in lanes:
+            self._call("cuEventSynchronize", lane.event)
 
-    def _lane(self) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-        """A stream, and an event for its end."""
+    def _lane(self) -> _Lane:
         stream, event = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
         self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(SLEEP))
-        return stream, event
+        return _Lane(stream, event)
 
     def _map(self, handle: ctypes.c_uint64, size: int) -> int:
         address = ctypes.c_uint64()

@@ -38,7 +38,7 @@ from kv_transfer.area import DeviceArea
 from kv_transfer.backends.base import BackendSite, CopyJob
 from kv_transfer.backends.table import backend
 from kv_transfer.copier import PageCopier
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import RankPools, window_pages
 from kv_transfer.peers import PeerRoute

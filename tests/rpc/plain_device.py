@@ -36,7 +36,7 @@ class MemoryBackend(BlockingBackend):
     name, direct = "memory", True
 
     def __init__(self, site: BackendSite) -> None:
-        super().__init__(site.area)
+        super().__init__(site)
         self._devices = site.devices
 
     def export(self, rank: int = 0) -> Export | None:

@@ -122,7 +122,7 @@ async def test_a_fetch_that_ends_early_gives_its_slots_back(
             await reading.aclose()
             await until(lambda: slots_left(a) == SLOTS)
             gate.shut = True
-            begun, left = gate.begun, SLOTS - transfer.AT_ONCE * WINDOW
+            begun, left = gate.begun, SLOTS - transfer.AHEAD * WINDOW
             waiting = asyncio.ensure_future(anext(owner.fetch(handle, 1, handle.shards[0].pages)))
             await until(lambda: gate.begun > begun)
             assert slots_left(a) == left, "three windows have theirs"

@@ -34,6 +34,7 @@ from eyas.engine.loop.step_loop import StepClock
 from eyas.engine.scheduling.fairness import CallShares
 from eyas.engine.scheduling.limits import BatchLimits
 from eyas.engine.scheduling.scheduler import Scheduler
+from kv_transfer.copy_threads import CopyBell
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import LeaseOwner
 from kv_transfer.puller import PullState
@@ -147,6 +148,7 @@ class Tier:
             pulls=self.pulls,
             draft_pulls=None,
             copiers=(copier,),  # type: ignore[arg-type]
+            bell=CopyBell(),
             travels=True,
             outbox=outbox,
             grammars=NoGrammars(),  # type: ignore[arg-type]

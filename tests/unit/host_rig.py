@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eyas.common.errors import EyasError
-from kv_transfer.copy_thread import Then
+from kv_transfer.copy_threads import Then
 
 
 @dataclass(eq=False)

@@ -180,7 +180,7 @@ def test_pulls_take_turns(landing: Landing) -> None:
         landing.backend.finish()
         landing.until(3)
         assert [one.pull for one in landing.backend.running] == running
-    assert [result.job for result in landing.run(3)] == [short, *long]
+    assert {result.job for result in landing.run(3)} == {short, *long}
 
 
 def test_pages_of_a_peers_staging_come_in_windows_without_slots_of_ours(landing: Landing) -> None:
@@ -196,18 +196,6 @@ def test_pages_of_a_peers_staging_come_in_windows_without_slots_of_ours(landing:
         over = landing.copier.finished()
     assert sizes == [3, 3, 3, 2, 1] and [result.job for result in over] == [asked]
     assert over[0].bytes == 7 * 9 and landing.numbers(*range(9)) == list(range(60, 69))
-
-
-def test_a_copy_that_hangs_is_not_looked_for_all_the_time(
-    landing: Landing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kv_transfer.copier.LIVELY_S", 0.05)
-    landing.copier.submit(PeerRoute(landing.direct, IntoPool()), job(0, (60, 61), (0, 1)))
-    assert landing.copier.brief
-    time.sleep(0.06)
-    assert not landing.copier.brief
-    landing.direct.finish()
-    assert landing.copier.finished()[0].ok
 
 
 def test_windows_that_have_crossed_leave_their_place_to_others(

@@ -44,6 +44,7 @@ from eyas.engine.speculation.draft_worker.draft_runner import ProposedTree, chai
 from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.channels import DecodeChannels
 from eyas.engine.speculation.drafters.remote import MISSED_ROUNDS, RemoteDrafter
+from kv_transfer.copy_threads import CopyBell
 
 WIDTH = 2
 PEER = 4
@@ -97,7 +98,7 @@ class Drive:
         ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(self.copier, PAGE, outbox)
         config = EngineConfig(page_size=PAGE)
-        parts = DraftParts(config, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
+        parts = DraftParts(config, self.runner, self.pool, pulls, self.copier, CopyBell(), outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)
         self.pulls = pulls
 

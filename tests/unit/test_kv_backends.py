@@ -30,7 +30,7 @@ from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks
 from kv_transfer.backends.table import BACKENDS, backend
 from kv_transfer.copier import PageCopier
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 from kv_transfer.nics import RdmaCard
 from kv_transfer.peers import PeerRoute
 from tests.unit.fake_gpu import OnFakeGpu, adopted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from kv_transfer.area import Pages, PoolArea
 from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult
 from kv_transfer.backends.shm import MappedArea, ShmBackend
 from kv_transfer.copier import PageCopier
-from kv_transfer.copy_thread import CopyThread
+from kv_transfer.copy_threads import CopyBell, CopyThreads
 from kv_transfer.host_files import HostFile, file_identity
 from kv_transfer.peers import PeerRoute
 from tests.unit.closed_after import closed_after
@@ -152,7 +153,7 @@ def test_a_peers_pool_is_mapped_read_only(pool_file: str) -> None:
 
 
 def test_a_defect_fails_its_job_and_not_the_thread() -> None:
-    thread: CopyThread[int] = CopyThread("test")
+    thread: CopyThreads[int] = CopyThreads("test")
     thread.submit(1, lambda: 1 // 0)
     thread.submit(2, lambda: 5)
     done = []
@@ -166,7 +167,7 @@ def test_a_defect_fails_its_job_and_not_the_thread() -> None:
 
 
 def test_a_job_is_cancelled_while_it_waits_and_never_before_or_after() -> None:
-    thread: CopyThread[int] = CopyThread("test")
+    thread: CopyThreads[int] = CopyThreads("test")
     go, done = threading.Event(), []
     thread.cancel(1)
     thread.submit(0, lambda: go.wait(10) or 0)
@@ -186,13 +187,40 @@ def test_a_job_is_cancelled_while_it_waits_and_never_before_or_after() -> None:
 
 
 def test_closing_says_whether_it_stopped() -> None:
-    thread: CopyThread[int] = CopyThread("test")
+    thread: CopyThreads[int] = CopyThreads("test")
     for number in range(3):
         thread.submit(number, lambda: time.sleep(0.2) or 0)
     time.sleep(0.05)
     assert not thread.close(time.monotonic()), "the first job still runs"
-    thread._thread.join(5.0)
+    thread._threads[0].join(5.0)
     assert [d.error.code if d.error else "ok" for d in thread.finished()] == ["ok", "cancelled", "cancelled"]
+
+
+def test_a_bell_rings_when_a_copy_has_stopped() -> None:
+    bell = CopyBell()
+    thread: CopyThreads[int] = CopyThreads("test", bell.ring)
+    assert select.select([bell.descriptor], [], [], 0.0)[0] == [], "nothing has stopped"
+    thread.submit(1, lambda: 5)
+    assert select.select([bell.descriptor], [], [], 10.0)[0] == [bell.descriptor]
+    assert [one.job for one in thread.finished()] == [1], "it rang before its result was there"
+    bell.quiet()
+    bell.quiet()
+    assert select.select([bell.descriptor], [], [], 0.0)[0] == []
+    assert thread.close(time.monotonic() + 5.0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_threads_begin_a_job_while_another_ends(count: int) -> None:
+    threads: CopyThreads[int] = CopyThreads("test", count=count)
+    ended = threading.Event()
+    threads.submit(0, lambda: ended.wait(0.2) or 0)
+    threads.submit(1, lambda: ended.set() or 1)  # type: ignore[func-returns-value]
+    threads.submit(2, lambda: 1 // 0)
+    done = []
+    while len(done) < 3:
+        done += threads.finished()
+    assert {one.job: one.bytes for one in done} == {0: int(count == 2), 1: 1, 2: 0}
+    assert threads.close(time.monotonic() + 5.0)
 
 
 def big(pool_file: str) -> tuple[PageCopier, Pages, PeerRoute]:

@@ -21,7 +21,7 @@ from kv_transfer.backends.base import BackendSite, CopyJob
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.nixl_agent import GREET_S, NixlAgent, NixlPeer, OwnPages, RemotePages
 from kv_transfer.backends.nixl_reads import COPY_S, REBUILD_AFTER, NixlReads, ReadLimits
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 
 PAGES, PAGE = 16, 4096
 LATE = COPY_S + 1.0

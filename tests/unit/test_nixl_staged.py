@@ -15,7 +15,7 @@ from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.front_wire import FrontWire
 from kv_transfer.backends.base import CopyJob, PeerSource
 from kv_transfer.backends.staged_reads import StagedCopies
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 
 WINDOW, PAGE = 3, 1024
 BROKEN = TransferFailed("broken")

@@ -33,7 +33,7 @@ from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.rdma_slots import RdmaSlotsBackend
 from kv_transfer.backends.tcp import TcpBackend
 from kv_transfer.copier import PageCopier
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 from kv_transfer.layout import RankPools
 from kv_transfer.peers import PeerRoute
 from tests.unit.fake_nixl import FakeNixl

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import mmap
+import threading
 import time
 import uuid
 import zlib
@@ -17,11 +19,13 @@ from eyas.common.errors import TransferFailed
 from eyas.common.types import RankPages
 from kv_transfer import windows
 from kv_transfer.area import DeviceArea, PoolArea, create_file
+from kv_transfer.backends import shm
 from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource
-from kv_transfer.backends.shm import ShmBackend
+from kv_transfer.backends.shm import ShmBackend, piece_pages
 from kv_transfer.copier import PageCopier
-from kv_transfer.copy_thread import CopyDone
-from kv_transfer.gpu.driver import DeviceAllocation, DriverError
+from kv_transfer.copy_threads import CopyDone
+from kv_transfer.gpu.driver import CopyBlock, DeviceAllocation, DriverError
+from kv_transfer.layout import WINDOW_BYTES
 from kv_transfer.peers import PeerRoute
 from tests.unit.fake_gpu import GEOMETRY, FakeDriver
 
@@ -168,6 +172,61 @@ def test_a_file_is_locked_once_and_let_go_when_its_owner_is_replaced(owner: Owne
     puller.backend._staged._wire = again  # type: ignore[assignment]
     assert puller.copy(puller.open(), (3,), (4,)).ok
     assert len(puller.driver.registered) == 1 and first not in puller.driver.registered
+    Path(again.area.path).unlink()
+
+
+def test_only_what_is_read_is_locked_piece_by_piece(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver launches nothing while it locks, so it gets a window at a time; no copy spans two."""
+    monkeypatch.setattr(shm, "piece_pages", lambda page_bytes: 2)
+    puller, blocks = Puller(owner), []
+    copy = puller.driver.copy
+
+    def watched(some: list[CopyBlock]) -> None:
+        blocks.extend(some)
+        copy(some)
+
+    puller.driver.copy = watched  # type: ignore[method-assign]
+    owner.free = [0, 9, 8, 5, 4, 3]  # taken from the end
+    result = puller.copy(puller.open(), (10, 11, 12), (5, 6, 7))
+    np.testing.assert_array_equal(puller.pages()[5:8], owner.pool[10:13])
+    assert result.ok and sorted(block.width // PAGE for block in blocks) == [1, 2]
+    assert list(puller.driver.registered.values()) == [2 * PAGE] * 2, "slots 3 to 5 are of two pieces"
+    assert puller.backend.close(time.monotonic() + 5.0) and puller.driver.registered == {}
+
+
+@pytest.mark.parametrize("page", [2 << 20, 33792, 4608, 512, 80 << 20])
+def test_pieces_end_where_the_machines_pages_do(page: int) -> None:
+    pieces = piece_pages(page)
+    assert pieces * page % mmap.PAGESIZE == 0
+    assert WINDOW_BYTES - page < pieces * page < WINDOW_BYTES + mmap.PAGESIZE * page or pieces == 1
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_file_that_a_copy_reads_stays_locked_though_its_owner_is_gone(owner: Owner, ended: bool) -> None:
+    puller, go, here = Puller(owner), threading.Event(), threading.Event()
+    copy, first = puller.driver.copy, puller.open()
+
+    def slow(some: list[CopyBlock]) -> None:
+        here.set()
+        assert go.wait(10.0)
+        copy(some)
+
+    puller.driver.copy = slow  # type: ignore[method-assign]
+    reads = puller.backend._pool
+    assert reads is not None and isinstance(first, shm.MappedArea)
+    thread = threading.Thread(target=reads.copy, args=(first, CopyJob(1, 0, RankPages(0, (1,)), (2,))))
+    thread.start()
+    assert here.wait(10.0)
+    (locked,) = puller.driver.registered
+    if ended:
+        go.set()
+        thread.join()
+    Path(owner.area.path).unlink()
+    again = Owner(owner.pool)
+    with reads._locked(shm.map_file(again.area.path, PAGE, writable=True), (0,)):
+        assert (locked in puller.driver.registered) != ended
+    go.set()
+    thread.join()
     Path(again.area.path).unlink()
 
 

@@ -69,7 +69,7 @@ class Desk:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "window_pages", lambda page_bytes: WINDOW)
-    monkeypatch.setattr(transfer, "AT_ONCE", 2)
+    monkeypatch.setattr(transfer, "AHEAD", 2)
     monkeypatch.setattr("kv_transfer.backends.stream.CHUNK_BYTES", 100)
 
 

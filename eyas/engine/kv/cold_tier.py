@@ -20,7 +20,7 @@ from typing import TypeAlias
 from eyas.common.errors import EyasError
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.stores.store import PageStore, Parts
-from kv_transfer.copy_thread import CopyThread
+from kv_transfer.copy_threads import CopyThreads
 
 BATCH = 32  # pages that are read before it is looked how many came
 READERS = 4  # threads of a batch
@@ -103,8 +103,8 @@ class ColdTier:
         self._rests: dict[tuple[str, str], StoreRest] = {}  # by store, of writes and of reads
         self._paces: dict[str, StorePace] = {}  # by store
         self._numbers = itertools.count()
-        self._out: CopyThread[int] = CopyThread("cold-out")
-        self._in: CopyThread[int] = CopyThread("cold-in")
+        self._out: CopyThreads[int] = CopyThreads("cold-out")
+        self._in: CopyThreads[int] = CopyThreads("cold-in")
         self._readers = ThreadPoolExecutor(READERS, "cold-read")
         self._writing: dict[int, Sequence[bytes]] = {}
         self._reading: dict[int, tuple[_Fetch, Sequence[bytes]]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Container
 from eyas.engine.ipc.messages import CopyPages, CopyRead, CopyStaged, CopyStopped, StageCopy, StopCopy
 from eyas.engine.ipc.outbox import EventOutbox
 from kv_transfer.backends.base import CopyJob
-from kv_transfer.copy_thread import CopyDone
+from kv_transfer.copy_threads import CopyDone
 
 
 class FrontWire:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 import logging
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from eyas.engine.kv.pinned import copying_on, pin, unpin
 from eyas.engine.kv.pool import KvPool
 from kv_transfer.backends.base import runs
-from kv_transfer.copy_thread import CopyThread, Then
+from kv_transfer.copy_threads import CopyThreads, Then
 
 PIECE_BYTES = 2**27  # locked at a time: the driver stops launches of kernels meanwhile
 _log = logging.getLogger("eyas.engine")
@@ -44,9 +44,9 @@ class HostMemory:
         self._streams: list[torch.cuda.Stream | None] = [None, None]  # out, in
         if device.type == "cuda":
             self._streams = [torch.cuda.Stream(device), torch.cuda.Stream(device)]
-        self._taker: CopyThread[int] = CopyThread("host-memory")
-        self._out: CopyThread[int] = CopyThread("host-out")
-        self._in: CopyThread[int] = CopyThread("host-in")
+        self._taker: CopyThreads[int] = CopyThreads("host-memory")
+        self._out: CopyThreads[int] = CopyThreads("host-out")
+        self._in: CopyThreads[int] = CopyThreads("host-in")
         self._closing = False
         self._taker.submit(slots, lambda: self._take(slots))
 
@@ -94,7 +94,7 @@ class HostMemory:
         self._pieces, self._pools = [], []
         return True
 
-    def _submit(self, thread: CopyThread[int], do: Callable[[], int], then: Then) -> None:
+    def _submit(self, thread: CopyThreads[int], do: Callable[[], int], then: Then) -> None:
         number = next(self._numbers)
         self._then[number] = then
         thread.submit(number, do)
@@ -105,21 +105,13 @@ class HostMemory:
     ) -> int:
         """The bytes moved; when it returns they are there. On a thread."""
         with copying_on(stream):
-            for page, slot, count in self._runs(pages, slots):
+            for slot, page, count in runs(tuple(slots), tuple(pages), self._piece_slots):
                 piece, at = divmod(slot, self._piece_slots)
                 for pool, host in zip(self._pools, self._pieces[piece], strict=True):
                     there, here = pool[page : page + count], host[at : at + count]
                     source, target = (there, here) if out else (here, there)
                     target.copy_(source, non_blocking=True)
         return len(pages) * self.page_bytes
-
-    def _runs(self, pages: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """(first page, first slot, count): both go up by one, and the slots are of one piece."""
-        for page, slot, count in runs(tuple(pages), tuple(slots)):
-            while count > 0:
-                some = min(count, self._piece_slots - slot % self._piece_slots)
-                yield page, slot, some
-                page, slot, count = page + some, slot + some, count - some
 
     # --- memory ----------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from eyas.common.errors import EyasError
 from eyas.common.page_names import SHORT_BYTES
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import CacheNode, PrefixCache
-from kv_transfer.copy_thread import Then
+from kv_transfer.copy_threads import Then
 
 AHEAD = 1024  # pages that are copied in advance: the ones that are evicted next
 BATCH = 64  # pages per copy: one that stopped early is no great loss

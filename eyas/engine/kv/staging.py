@@ -3,8 +3,8 @@
 Where it has slots in the devices' memory too, a slot's number is that of a place in the host's memory and of
 one in each device's. There parts of pages stand one behind the other: a NIC takes neighbours together.
 
-A thread for each rank's pool copies between the two, on a stream of its own, and waits for the copies itself:
-the step loop never does. Whose pages they are, and which slots are free, is the business of its callers.
+Threads of each rank copy between the two, on a stream of their own, and wait for the copies themselves: the
+step loop never does. Whose pages they are, and which slots are free, is the business of its callers.
 """
 
 from __future__ import annotations
@@ -26,23 +26,32 @@ from eyas.engine.kv.rank_pages import PagesByHeads
 from eyas.engine.kv.slots import SlotAllocator
 from kv_transfer.area import DeviceSlots, PoolArea, create_file
 from kv_transfer.backends.base import runs
-from kv_transfer.copy_thread import CopyThread, Then
+from kv_transfer.copy_threads import CopyThreads, Ring, Then, silent
 from kv_transfer.layout import part_places, parts_in_slot, parts_per_slot, slots_for
 from kv_transfer.windows import PagePiece
 
+THREADS = 2  # of a rank: one launches copies while another waits for its own
 STOP_S = 5.0  # the end waits this long for a copy that still runs
 
 
 class PageStaging:
     """`slots` places for pages of `pool`, page-locked where that is a GPU's. Closed by its pool.
 
-    `others`: the pages of further ranks, as that pool's are. `area`: the slots in the host's memory;
-    `on_devices`: those of each rank, uint8 [slots + 1, bytes of a page], once they are made.
+    `others`: the pages of further ranks, as that pool's are. `ring`: called when a copy has stopped.
+    `area`: the slots in the host's memory; `on_devices`: those of each rank, uint8 [slots + 1, bytes of a
+    page], once they are made.
 
     Raises ConfigError if the file system cannot hold it, or the driver cannot lock it.
     """
 
-    def __init__(self, pool: KvPool, path: Path, slots: int, others: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        path: Path,
+        slots: int,
+        others: Sequence[torch.Tensor] = (),
+        ring: Ring = silent,
+    ) -> None:
         shape = pool.shape
         self._path, self._geometry = path, shape.geometry
         self._file = create_file(path, slots * shape.page_bytes)
@@ -54,7 +63,7 @@ class PageStaging:
         self._locked = pool.pages.is_cuda
         if self._locked:
             pin(self._host)
-        self._threads: list[CopyThread[int]] = [CopyThread("staging") for _ in self._ranks]
+        self._threads: list[CopyThreads[int]] = [CopyThreads("staging", ring, THREADS) for _ in self._ranks]
         self._numbers = itertools.count()
         self._running: dict[int, Then] = {}
         pool.attached.append(self)
@@ -112,7 +121,7 @@ class PageStaging:
         return page.tobytes()
 
     def poll(self) -> None:
-        """Tell of the copies that stopped, of each rank in the order in which they were asked for."""
+        """Tells of the copies that stopped."""
         for thread in self._threads:
             for done in thread.finished():
                 self._running.pop(done.job)(done.error)
@@ -141,7 +150,7 @@ class PageStaging:
 
     @torch.inference_mode()
     def _copy_out(self, share: PageShare, pages: Sequence[int], slots: Sequence[int]) -> int:
-        """The bytes moved; when it returns they are there. On the rank's thread, as `_copy_in`."""
+        """The bytes moved; when it returns they are there. On a thread of the rank, as `_copy_in`."""
         rank, memory = self._ranks[share.rank], self._memory(share)
         with copying_on(rank.stream):
             if rank.is_whole(share):

@@ -32,6 +32,7 @@ from kv_transfer.backends.base import BackendSite, TransferBackend
 from kv_transfer.backends.rdma_slots import RdmaSlotsBackend
 from kv_transfer.backends.table import AUTO, NONE, backend, usable
 from kv_transfer.copier import PageCopier
+from kv_transfer.copy_threads import CopyBell, Ring
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.host_files import new_path
 from kv_transfer.layout import RankPools, window_pages
@@ -51,10 +52,11 @@ class PageTransfer:
     """The transfer of pages, made once per engine; everything by group. Where pages cannot travel there are
     no `infos`.
 
-    `board`: of the leases, where there will be some.
+    `board`: of the leases, where there will be some. `bell`: rings when a copy has stopped.
     """
 
     board: LeaseBoard | None
+    bell: CopyBell
     pulls: dict[KvKind, PullManager]
     copiers: dict[KvKind, PageCopier]
     layouts: dict[KvKind, str]
@@ -70,9 +72,11 @@ class PageTransfer:
 
 def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: EventOutbox) -> PageTransfer:
     """The transfer of pages of pools that share their page numbers."""
-    board, peers = _board(spec, pools), KvPeers(spec.config.pool_dir)
+    board, peers, bell = _board(spec, pools), KvPeers(spec.config.pool_dir), CopyBell()
     shown = {} if board is None else board.export()
-    reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}
+    reaches = {
+        group: _reach(spec, group, pool, FrontWire(outbox), bell.ring) for group, pool in pools.items()
+    }
     moving = {group: reach for group, reach in reaches.items() if reach.backends}
     windows = {group: window_pages(pool.shape.page_bytes) for group, pool in pools.items()}
     copiers = {group: reach.copier(windows[group]) for group, reach in reaches.items()}
@@ -83,6 +87,7 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: EventOutbox) -
     size, numbers = spec.config.page_size, itertools.count(1)
     return PageTransfer(
         board=board,
+        bell=bell,
         pulls={
             group: PullManager(
                 *(copiers[group], routes[group], reach.wire, size, outbox, numbers, peers),
@@ -140,12 +145,12 @@ class _PoolRoute:
         return RankPool(rank, checksum, offered)
 
 
-def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
+def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire, ring: Ring) -> _PoolRoute:
     if spec.config.transfer == NONE:
         return _PoolRoute(wire, {})
     if pool.area is None or spec.config.tensor_parallel_size > 1:
-        return _beside(spec, group, pool, wire)
-    site = BackendSite(pool.area, spec.config.pool_dir, wire, host=_host(spec), cards=_cards(spec))
+        return _beside(spec, group, pool, wire, ring)
+    site = BackendSite(pool.area, spec.config.pool_dir, wire, host=_host(spec), cards=_cards(spec), ring=ring)
     return _PoolRoute(wire, _backends(spec, site), (pool.checksum,), pool.area.path)
 
 
@@ -170,7 +175,7 @@ def other_ranks(spec: EngineSpec, group: KvKind, pool: KvPool) -> list[OtherRank
     return others
 
 
-def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _PoolRoute:
+def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire, ring: Ring) -> _PoolRoute:
     """The pools of a device, or of several: staging beside them, for the ways that need some."""
     others = other_ranks(spec, group, pool) if spec.config.tensor_parallel_size > 1 else []
     window = window_pages(pool.shape.page_bytes)
@@ -178,12 +183,12 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
     out = slots if Role.PREFILL in spec.config.roles else 0
     back = slots if set(spec.config.roles) != {Role.PREFILL} else 0
     path = new_path(group.value, Path(spec.config.pool_dir))
-    staging = PageStaging(pool, path, out + back, [other.pages for other in others])
+    staging = PageStaging(pool, path, out + back, [other.pages for other in others], ring)
     text = "staging of %s KV: %d pages to leave and %d to come, %.0f MiB in %s"
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
     devices = (pool.device_area(), *(other.area for other in others))
     own = staging.make_device_slots() if _reads_devices(spec) else ()
-    where = (spec.config.pool_dir, wire, devices, own, _host(spec), _cards(spec))
+    where = (spec.config.pool_dir, wire, devices, own, _host(spec), _cards(spec), ring)
     site = BackendSite(staging.area, *where)
     return _PoolRoute(
         wire,

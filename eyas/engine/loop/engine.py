@@ -61,10 +61,10 @@ from eyas.engine.scheduling.requests import RequestTable
 from eyas.engine.speculation.depth_pacing import DepthPacing
 from eyas.engine.speculation.drafters.base import Drafter
 from kv_transfer.copier import PageCopier
+from kv_transfer.copy_threads import CopyBell
 
 IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least so often
-COPYING_S = 0.001  # while copies run, their results are looked for so often
-BRIEF_S = 0.0001  # and those of copies of GPUs, which take a millisecond
+COPYING_S = 0.001  # while copies run, those are looked for so often that ring no bell
 LOAD_S = 0.5  # the front hears of the load at least so often
 NEWS = 256  # pages that a loop names to the front at most
 COUNT_S = 0.1  # between two counts of the backlog, at least
@@ -91,6 +91,7 @@ class EngineParts:
     pulls: PullManager
     draft_pulls: PullManager | None
     copiers: tuple[PageCopier, ...]
+    bell: CopyBell
     travels: bool
     outbox: EventOutbox
     grammars: GrammarManager
@@ -219,18 +220,19 @@ class Engine:
         self._drafting.adopt()
 
     def _nap(self) -> float:
-        """Seconds to wait for commands. A copy that is over soon is not slept over: its sequence waits."""
+        """Seconds to wait for commands, or until a bell rings."""
         if self._busy:
-            return 0.0
-        if self._parts.stager.copying or any(copier.brief for copier in self._parts.copiers):
-            time.sleep(BRIEF_S)
             return 0.0
         looks = self._parts.grammars.awaited() or self._copying or self._untold
         return COPYING_S if looks else IDLE_S
 
     def _listen(self, timeout_s: float) -> None:
         """Carry out what the front and draft workers say; waits up to `timeout_s` for the first word."""
-        commands = self._link.recv(timeout_s, self._drafting.bells)
+        bell = self._parts.bell
+        copies = (bell.descriptor,) if self._copying else ()
+        commands = self._link.recv(timeout_s, (*self._drafting.bells, *copies))
+        if copies:
+            bell.quiet()
         for command in commands:
             self._handlers[type(command)](command)
             self._heard += 1

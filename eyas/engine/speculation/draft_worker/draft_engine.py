@@ -51,6 +51,7 @@ from eyas.engine.speculation.draft_worker.draft_sequences import (
 )
 from eyas.engine.speculation.drafters.channels import DraftChannels
 from kv_transfer.copier import PageCopier
+from kv_transfer.copy_threads import CopyBell
 
 IDLE_S = 0.1
 COPYING_S = 0.001
@@ -79,6 +80,7 @@ class DraftParts:
     pool: PagePool
     pulls: PullManager
     copier: PageCopier
+    bell: CopyBell
     outbox: EventOutbox
     ready: EngineReady
     gpu: LocalGpu | None = None
@@ -126,11 +128,13 @@ class DraftEngine:
                 self._pulse.loop()
                 if self._posted.pass_on():
                     self._step()  # devices wait for these: nothing else goes before them
-                for command in self._link.recv(self._nap(), self._channels.descriptors):
+                copies = (self._parts.bell.descriptor,) if self._parts.pulls.active else ()
+                for command in self._link.recv(self._nap(), (*self._channels.descriptors, *copies)):
                     self._handlers[type(command)](command)
                     self._heard += 1
                     self._pulse()
                 self._channels.listen()
+                self._parts.bell.quiet()
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
                 self._report()
