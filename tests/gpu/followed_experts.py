@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 
+from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.products.blocks import NormedRows
 from eyas.engine.layers import routing
@@ -28,10 +29,13 @@ FEW = 0.15  # of a run's rows, over all layers, that may follow
 
 @dataclass(frozen=True)
 class TakenRows:
-    """A layer's choice for the rows of a forward. `merits` float32 [m, experts]: what they are chosen by."""
+    """A layer's choice for the rows of a forward, as `spec` says. `merits` float32 [m, experts]: what experts
+    are chosen by.
+    """
 
     chosen: ChosenExperts
     merits: torch.Tensor
+    spec: ExpertsSpec
 
 
 class TakenExperts:
@@ -44,7 +48,7 @@ class TakenExperts:
         """Within it, a run is recorded."""
 
         def seen(made: Routed, part: RouterPart, judged: NormedRows | None) -> Routed:
-            self._taken.append(TakenRows(made.chosen, merits(judged or made.rows, part)))
+            self._taken.append(TakenRows(made.chosen, merits(judged or made.rows, part), part.spec))
             return made
 
         return _routing_through(seen)
@@ -72,10 +76,19 @@ def merits(rows: NormedRows, part: RouterPart) -> torch.Tensor:
     if part.bias is not None:
         logits = logits + part.bias
     logits = logits[:, : part.spec.experts]
-    if part.spec.scores != "sigmoid":
+    if part.spec.scores != "sigmoid" and part.correction is None:
         return logits
-    scores = routing.sigmoid(logits)
+    scores = routing.SCORES[part.spec.scores](logits)
     return scores if part.correction is None else scores + part.correction
+
+
+def groups_tie(merit: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
+    """Whether rows' last group is hardly better than the next one, bool [m]: each has other experts."""
+    if spec.groups == spec.topk_groups:
+        return torch.zeros(len(merit), dtype=torch.bool, device=merit.device)
+    best = merit.view(len(merit), spec.groups, -1).topk(spec.group_best, -1).values.sum(-1)
+    ordered = best.sort(1, descending=True).values
+    return ordered[:, spec.topk_groups - 1] - ordered[:, spec.topk_groups] <= TIE * merit.std(1)
 
 
 def followed(own: ChosenExperts, taken: TakenRows) -> tuple[ChosenExperts, int]:
@@ -93,6 +106,7 @@ def followed(own: ChosenExperts, taken: TakenRows) -> tuple[ChosenExperts, int]:
     left = merit.masked_fill(~theirs | mine, -torch.inf).amax(1)
     instead = merit.masked_fill(~mine | theirs, torch.inf).amin(1)
     gaps = (left - instead).clamp(min=0) / merit.std(1)
+    gaps = gaps.masked_fill(groups_tie(merit, taken.spec), 0.0)
     assert float(gaps.max()) <= TIE, f"a row left an expert that was better by {float(gaps.max()):.2f}"
     off = (found - expected).abs().amax(1) > WEIGHT * expected.abs().sum(1)
     experts = torch.where(off[:, None], before.experts, own.experts)

@@ -23,8 +23,8 @@ EXPERTS, PER_ROW, HIDDEN, ROWS = 8, 2, 32, 200
 NOISE = 0.01
 
 
-def part(scores: str, corrected: bool = False) -> RouterPart:
-    """A router; rows of its weight beyond the experts are zeros."""
+def part(scores: str, corrected: bool = False, groups: int = 1) -> RouterPart:
+    """A router; rows of its weight beyond the experts are zeros. Half of `groups` are chosen from."""
     spec = ExpertsSpec(
         width=16,
         experts=EXPERTS,
@@ -33,6 +33,9 @@ def part(scores: str, corrected: bool = False) -> RouterPart:
         normalised=True,
         scale=1.0,
         corrected=corrected,
+        groups=groups,
+        topk_groups=max(groups // 2, 1),
+        group_best=1 if groups == 1 else 2,
     )
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(EXPERTS, HIDDEN, generator=generator) * HIDDEN**-0.5
@@ -67,7 +70,16 @@ def plain() -> Iterator[TakenExperts]:
         yield TakenExperts()
 
 
-@pytest.mark.parametrize("router", [part("softmax"), part("sigmoid", corrected=True), part("sparse_mixer")])
+ROUTERS = [
+    part("softmax"),
+    part("softmax", corrected=True),
+    part("sigmoid", corrected=True),
+    part("sigmoid", corrected=True, groups=4),
+    part("sparse_mixer"),
+]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
 def test_near_ties_are_followed(router: RouterPart) -> None:
     with plain() as taken:
         with taken.recorded():
@@ -95,6 +107,10 @@ def no_correction(router: RouterPart) -> RouterPart:
     return replace(router, correction=None)
 
 
+def no_groups(router: RouterPart) -> RouterPart:
+    return replace(router, spec=replace(router.spec, groups=1, topk_groups=1))
+
+
 def other_weights(router: RouterPart) -> RouterPart:
     """The experts are right, and their weights those of another temperature."""
     assert router.bias is not None
@@ -107,7 +123,10 @@ def other_weights(router: RouterPart) -> RouterPart:
         (part("softmax"), wrong_bias),
         (part("softmax"), two_exchanged),
         (part("softmax"), other_weights),
+        (part("softmax", corrected=True), no_correction),
         (part("sigmoid", corrected=True), no_correction),
+        (part("sigmoid", corrected=True, groups=4), no_correction),
+        (part("sigmoid", corrected=True, groups=4), no_groups),
         (part("sparse_mixer"), two_exchanged),
     ],
 )
