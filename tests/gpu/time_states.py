@@ -120,12 +120,15 @@ class Step:
             *([start + each for start in starts for each in part] for part in (parents, depths)),
         )
         self.rows = StateRows(
-            *(torch.tensor(list(each), dtype=torch.int32, device=device) for each in tables), case.rows
+            *(torch.tensor(list(each), dtype=torch.int32, device=device) for each in tables),
+            case.rows,
+            trees=case.tree,
         )
+        self.out = self.inputs.new_zeros(m, SHAPE.value_heads * SHAPE.value_size)
 
     def recur(self, layer: int, pdl: bool = True) -> torch.Tensor:
-        given = (self.inputs, self.gates, self.layers[layer], self.rows)
-        return recur_few(*given, tree=self.case.tree, pdl=pdl)
+        recur_few(self.inputs, self.gates, self.layers[layer], self.rows, self.out, pdl)
+        return self.out
 
 
 STEPS = [
@@ -243,7 +246,7 @@ def _prompt(sequences: int, count: int, device: str = "cuda") -> Any:
         step.rows.slots, step.rows.firsts, step.rows.counts, zero, zero, ends, numbers - 1, numbers, count
     )
     chunks = Chunks.of([0] * sequences, [count] * sequences, device)
-    return partial(recur_chunks, step.inputs, step.gates, step.layers[0], rows, chunks)
+    return partial(recur_chunks, step.inputs, step.gates, step.layers[0], rows, chunks, step.out)
 
 
 def time_beside() -> Iterator[Record]:

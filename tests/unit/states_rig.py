@@ -90,6 +90,7 @@ class Scene:
         return StateRows(
             *(torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in tables),
             max(map(len, (piece.tokens for piece in pieces))),
+            trees=any(piece.parents is not None for piece in pieces),
         )
 
     def step(self, pieces: Sequence[Piece], prompt: bool = False, twin: bool = True) -> list[torch.Tensor]:
@@ -121,11 +122,17 @@ class Scene:
     ) -> torch.Tensor:
         """What the kernels make of the rows."""
         given = (inputs, gates, DeltaLayer(self.rule, self.layer, self.solved), rows)
+        out = self._room(inputs)
         if prompt:
             ends = [self.lengths[piece.sequence] + len(piece.tokens) for piece in pieces]
             chunks = Chunks.of([self.bounds[piece.sequence] for piece in pieces] + [0], [*ends, 0], DEVICE)
-            return recur_chunks(*given, chunks)
-        return recur_few(*given, tree=any(piece.parents is not None for piece in pieces))
+            recur_chunks(*given, chunks, out)
+        else:
+            recur_few(*given, out)
+        return out
+
+    def _room(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.new_zeros(len(inputs), self.shape.value_heads * self.shape.value_size)
 
     def mixed(self, tree: Piece, single: Piece, prompt: Piece) -> None:
         """Runs a step of three groups with a piece each, and asserts what `step` does."""
@@ -146,7 +153,7 @@ class Scene:
         inputs, gates = self.inputs[tokens], self.gates[tokens]
         layer = DeltaLayer(self.rule, self.layer, self.solved)
         groups = StateGroups(*rows, chunks.chunks, chunks.ends)
-        out = recur(inputs, gates, layer, groups, tree=True)
+        out = recur(inputs, gates, layer, groups, self._room(inputs))
         found = out.split([len(piece.tokens) for piece in pieces])
         for one, piece, made in zip(every, pieces, found, strict=True):
             mine = torch.tensor(piece.tokens, device=DEVICE)

@@ -38,8 +38,7 @@ class ShortScene(Scene):
         prompt: bool,
     ) -> torch.Tensor:
         groups = StateGroups(*((None, None, rows) if prompt else (rows, None, None)), None, None)
-        tree = any(piece.parents is not None for piece in pieces)
-        return convolve(inputs, self.short, self.layer, groups, tree)
+        return convolve(inputs, self.short, self.layer, groups)
 
     def _compare(self, rows: StateRows, inputs: torch.Tensor, gates: torch.Tensor, out: torch.Tensor) -> None:
         other = self.twin.layers[0]

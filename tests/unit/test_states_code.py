@@ -47,19 +47,19 @@ def int32(*sizes: int) -> torch.Tensor:
 def few() -> None:
     """Single rows, chains and trees."""
     for most, tree in ((1, False), (4, False), (8, True), (64, True)):
-        recur_few(*_given(2 * most, most), tree, pdl=True)
+        recur_few(*_given(2 * most, most, trees=tree), _room(2 * most), pdl=True)
 
 
 def prompts(dtype: torch.dtype = torch.bfloat16) -> None:
-    recur_chunks(*_given(256, 256, dtype), Chunks(int32(6, 2), int32(2)))
+    recur_chunks(*_given(256, 256, dtype), Chunks(int32(6, 2), int32(2)), _room(256, dtype=dtype))
 
 
 def space() -> None:
     """Mamba-2 in the sizes of Bamba-9B, few rows and prompts."""
     shape = SpaceShape(1, 128, 256, 64, 4)
-    recur_few(*_given(2, 1, shape=shape), pdl=True)
-    recur_few(*_given(16, 8, shape=shape), tree=True, pdl=True)
-    recur_chunks(*_given(256, 256, shape=shape), Chunks(int32(6, 2), int32(2)))
+    recur_few(*_given(2, 1, shape=shape), _room(2, shape), pdl=True)
+    recur_few(*_given(16, 8, shape=shape, trees=True), _room(16, shape), pdl=True)
+    recur_chunks(*_given(256, 256, shape=shape), Chunks(int32(6, 2), int32(2)), _room(256, shape))
 
 
 def float32() -> None:
@@ -83,11 +83,20 @@ def short() -> None:
     states = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8))
     rule = ShortConvolution(shape, empty(2048, 3, dtype=torch.float32))
     for most, tree in ((1, False), (8, True), (256, False)):
-        rows = StateRows(*(int32(2) for _ in range(6)), int32(2 * most), int32(2 * most), most)
+        rows = StateRows(*_words(2 * most), most, trees=tree)
         groups = StateGroups(rows, None, None, None, None)
-        convolve(empty(2 * most, 2048), rule, states.layers[0], groups, tree, pdl=True)
+        convolve(empty(2 * most, 2048), rule, states.layers[0], groups, pdl=True)
     batch = RoundBatch(SlotTables(TableSizes(slots=3, max_pages=4, width=16), "meta"), int32(2), 16, pdl=True)
     keep_path(batch, RoundVerdicts(int32(2, FACTS + 16), int32(2, 6)), states, SolvedStore.on(states))
+
+
+def _words(m: int) -> list[torch.Tensor]:
+    """What `StateRows` has of two sequences with m rows."""
+    return [*(int32(2) for _ in range(6)), int32(m), int32(m)]
+
+
+def _room(m: int, shape: DeltaShape = SHAPE, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return empty(m, shape.value_heads * shape.value_size, dtype=dtype)
 
 
 @kernel
@@ -109,14 +118,14 @@ def faulty() -> None:
 
 
 def _given(
-    m: int, most: int, dtype: torch.dtype = torch.bfloat16, shape: DeltaShape = SHAPE
+    m: int, most: int, dtype: torch.dtype = torch.bfloat16, shape: DeltaShape = SHAPE, *, trees: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, StateRows]:
     format = StateFormat((0,), shape, ring_rows(16), dtype)
     stored = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8)).layers[0]
     filters = empty(shape.inputs, 4, dtype=torch.float32)
     parts = () if shape.corrects else (filters[:, 0], empty(shape.value_heads, dtype=torch.float32))
     rule = DeltaRule(shape, filters, *parts)
-    rows = StateRows(*(int32(2) for _ in range(6)), int32(m), int32(m), most)
+    rows = StateRows(*_words(m), most, trees=trees)
     gates = empty(m, shape.gates, dtype=torch.float32)
     return (
         empty(m, shape.inputs, dtype=dtype),

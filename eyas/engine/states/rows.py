@@ -24,6 +24,7 @@ class StateRows:
     `positions` [m]: of each row on its path; they differ from row numbers in trees.
     `most`: no sequence has more rows in this forward. Padding sequences have a count of 0. `stays`: a number
     of each sequence's stay in its slot that no other stay has, -1: it has none; plain torch alone reads them.
+    `trees`: False: the row before a row on its path is the last one, for kernels, which then need not look.
     """
 
     slots: torch.Tensor
@@ -36,6 +37,7 @@ class StateRows:
     positions: torch.Tensor
     most: int
     stays: tuple[int, ...] = ()
+    trees: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,23 +37,20 @@ def recur_few(
     gates: torch.Tensor,
     layer: DeltaLayer,
     rows: StateRows,
-    tree: bool = False,
+    out: torch.Tensor,
     pdl: bool = False,
-) -> torch.Tensor:
-    """What rows read of their states, [m, value heads * value size], of the inputs' dtype; zeros in rows that
-    no sequence has.
+) -> None:
+    """Writes what rows read of their states to `out` [m, value heads * value size], of the inputs' dtype, where
+    rows that no sequence has stay as they are.
 
     inputs [m, shape.inputs] before the convolution, rows of any stride; gates float32 [m, shape.gates]. The
-    rows are kept in the ring, and a state whose fold is due is folded. `tree`: rows have the ancestors that
-    `rows` says, else the rows before them.
+    rows are kept in the ring, and a state whose fold is due is folded.
     """
     rule, (m, _) = layer.rule, inputs.shape
     shape, stored, solved = rule.shape, layer.stored, layer.solved
     if rows.most > MOST_ROWS:
         raise ValueError(f"{rows.most} rows of a sequence are more than {MOST_ROWS}")
-    width = power_of_2(rows.most)
-    layout = DeltaLayout.of(layer, width, shape.value_size, tree, pdl)
-    out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
+    layout = DeltaLayout.of(layer, power_of_2(rows.most), shape.value_size, rows.trees, pdl)
     mixed = inputs.new_empty(m, shape.inputs)
     factors = gates.new_empty(m, shape.value_heads, layout.factors)
     sees = torch.empty(m, dtype=torch.int64, device=inputs.device)
@@ -64,11 +61,10 @@ def recur_few(
         *(solved.keys, solved.added, solved.misses, solved.solved, solved.sums, solved.sums.shape[0] - 1),
         *(rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds),
         *(rows.before, rows.positions, mixed, factors, sees, out, layout),
-        num_warps=8 if tree or layout.tile > 32 else 4,
+        num_warps=8 if rows.trees or layout.tile > 32 else 4,
         enable_fp_fusion=False,
         launch_pdl=pdl,
     )
-    return out
 
 
 @kernel

@@ -51,7 +51,8 @@ def decoded(
         num_warps=1,
     )
     slots, firsts, counts, starts, bounds, folds = out
-    return StateRows(slots, firsts, counts, starts, bounds, folds, before, positions, width)
+    places = (slots, firsts, counts, starts, bounds, folds)
+    return StateRows(*places, before, positions, width, trees=trees)
 
 
 @kernel(do_not_specialize=["first"])

@@ -69,13 +69,14 @@ def recur_chunks(
     layer: DeltaLayer,
     rows: StateRows,
     chunks: Chunks,
-) -> torch.Tensor:
+    out: torch.Tensor,
+) -> None:
     """As `few.recur_few`, of any number of rows, which are certain and stand in their order.
 
     A sequence without rows is one whose `SolvedRows` are made again, after its slot came from elsewhere.
     """
     rule, stored, solved = layer.rule, layer.stored, layer.solved
-    shape, (m, _), count = rule.shape, inputs.shape, chunks.chunks.shape[0]
+    shape, count = rule.shape, chunks.chunks.shape[0]
     layout = DeltaLayout.of(layer, SPAN, _BLOCK)
     mixed = inputs.new_empty(count * SPAN, shape.inputs)
     every = gates.new_empty(count * SPAN, shape.gates)
@@ -110,7 +111,6 @@ def recur_chunks(
             num_warps=_SOLVERS,
             enable_fp_fusion=False,
         )
-    out = inputs.new_zeros(m, shape.value_heads * shape.value_size)
     _walk[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
         *(mixed, every, gates if rule.skip is None else rule.skip, *factors, sums, stored.states),
         *(solved.added, solved.misses, chunks.ends, *ends, out, layout),
@@ -118,7 +118,6 @@ def recur_chunks(
         num_stages=max(1, min(_STAGES, _STAGE_BYTES // (shape.key_size * inputs.element_size()))),
         enable_fp_fusion=False,
     )
-    return out
 
 
 @kernel

@@ -15,20 +15,16 @@ def recur(
     gates: torch.Tensor,
     layer: DeltaLayer,
     groups: StateGroups,
-    tree: bool = False,
+    out: torch.Tensor,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """As `states.plain.recur`, of the rows of every group. `tree`: those of rounds are trees."""
-    made: list[torch.Tensor] = []
-    if groups.rounds is not None:
-        made.append(recur_few(inputs, gates, layer, groups.rounds, tree, pdl))
-    if groups.singles is not None:
-        made.append(recur_few(inputs, gates, layer, groups.singles, pdl=pdl))
+    """As `states.plain.recur`, of the rows of every group, in `out` [m, value heads * value size], of which
+    rows that no sequence has stay as they are.
+    """
+    for rows in (groups.rounds, groups.singles):
+        if rows is not None:
+            recur_few(inputs, gates, layer, rows, out, pdl)
     if groups.chunks is not None:
         assert groups.table is not None and groups.ends is not None
-        chunks = Chunks(groups.table, groups.ends)
-        made.append(recur_chunks(inputs, gates, layer, groups.chunks, chunks))
-    whole = made[0]
-    for other in made[1:]:
-        whole += other  # a row is of one group, and zeros in the others
-    return whole
+        recur_chunks(inputs, gates, layer, groups.chunks, Chunks(groups.table, groups.ends), out)
+    return out

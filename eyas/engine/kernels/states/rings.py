@@ -55,4 +55,4 @@ def remake(layers: Iterable[DeltaLayer], arrived: torch.Tensor) -> None:
     for layer in layers:
         shape, stored = layer.rule.shape, layer.stored
         inputs = stored.inputs.new_empty(0, shape.inputs)
-        recur_chunks(inputs, stored.gates.new_empty(0, shape.gates), layer, rows, chunks)
+        recur_chunks(inputs, stored.gates.new_empty(0, shape.gates), layer, rows, chunks, inputs)

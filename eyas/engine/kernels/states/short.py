@@ -44,17 +44,16 @@ def convolve(
     rule: ShortConvolution,
     stored: LayerStates,
     groups: StateGroups,
-    tree: bool = False,
     pdl: bool = False,
 ) -> torch.Tensor:
     """What rows read, [m, columns], of the inputs' dtype; zeros in rows that no sequence has.
 
-    inputs [m, columns], rows of any stride: of the rows of every group. `tree`: those of rounds are trees.
+    inputs [m, columns], rows of any stride: of the rows of every group.
     """
     out = inputs.new_zeros(inputs.shape)
-    for rows, trees in ((groups.rounds, tree), (groups.singles, False), (groups.chunks, False)):
+    for rows in (groups.rounds, groups.singles, groups.chunks):
         if rows is not None:
-            _of_group(inputs, rule, stored, rows, out, tree=trees, pdl=pdl)
+            _of_group(inputs, rule, stored, rows, out, pdl)
     return out
 
 
@@ -64,7 +63,7 @@ def _of_group(
     stored: LayerStates,
     rows: StateRows,
     out: torch.Tensor,
-    **options: bool,
+    pdl: bool,
 ) -> None:
     shape, (sequences,) = rule.shape, rows.slots.shape
     layout = ShortLayout(
@@ -72,7 +71,8 @@ def _of_group(
         block=min(_COLUMNS, power_of_2(shape.inputs)),
         tail_stride=stored.tails.stride(0),
         input_stride=stored.inputs.stride(0),
-        **options,
+        tree=rows.trees,
+        pdl=pdl,
     )
     where = (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
     given = (inputs, inputs.stride(0), stored.inputs, stored.tails, *where)

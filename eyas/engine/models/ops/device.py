@@ -50,6 +50,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
 
     def __init__(self, step: Forward, pool: KvPool, eps: float) -> None:
         self.step, self.pool, self.eps = step, pool, eps
+        self._rooms: dict[int, torch.Tensor] = {}
 
     def rows_of(self, layer: int) -> ForwardRows:
         """The forward's rows in a layer: where they are written, and which pages they see."""
@@ -130,16 +131,23 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return self.step.context.attention(queries, self.pool.layer(layer), self.step.rows, heads)
 
     def recur(self, inputs: torch.Tensor, gates: torch.Tensor, rule: DeltaRule, layer: int) -> torch.Tensor:
-        groups, states, decoded = self.step.rows.states, self.pool.states, self.step.rows.rounds
+        groups, states, pdl = self.step.rows.states, self.pool.states, self.step.context.launch.pdl
         assert groups is not None and states is not None
-        tree = decoded is not None and decoded.mask is not None
         if isinstance(rule, ShortConvolution):
-            stored = states.layers[layer]
-            return convolve(inputs, rule, stored, groups, tree, self.step.context.launch.pdl)
+            return convolve(inputs, rule, states.layers[layer], groups, pdl)
         kept = states.beside
         assert isinstance(kept, SolvedStore)
         one = DeltaLayer(rule, states.layers[layer], kept.layers[layer])
-        return recur(inputs, gates, one, groups, tree, self.step.context.launch.pdl)
+        room = self._room_for_reads(inputs, rule.shape.value_heads * rule.shape.value_size)
+        return recur(inputs, gates, one, groups, room, pdl)
+
+    def _room_for_reads(self, inputs: torch.Tensor, columns: int) -> torch.Tensor:
+        """Room for what rows read of a state, one for all layers: what a layer has read is not in use any more
+        when the next one reads. Rows of padding are zeros there, which nobody writes, and so stay numbers.
+        """
+        if columns not in self._rooms:
+            self._rooms[columns] = inputs.new_zeros(inputs.shape[0], columns)
+        return self._rooms[columns]
 
     def delta(self, read: ReadT, part: DeltaPart[Projection], layer: int) -> torch.Tensor:
         shape, pdl = part.rule.shape, self.step.context.launch.pdl
