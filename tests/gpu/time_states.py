@@ -115,15 +115,12 @@ class Step:
         starts = [4 * SPAN + case.behind(s) for s in range(case.batch)]
         folds = [start // SPAN * SPAN for start in starts]
         bounds = [fold - SPAN if case.due else fold for fold in folds]
-        tables = (
+        numbers = (
             *(range(case.batch), range(0, m, case.rows), [case.rows] * case.batch, starts, bounds, folds),
             *([start + each for start in starts for each in part] for part in (parents, depths)),
         )
-        self.rows = StateRows(
-            *(torch.tensor(list(each), dtype=torch.int32, device=device) for each in tables),
-            case.rows,
-            trees=case.tree,
-        )
+        tables = [torch.tensor(list(each), dtype=torch.int32, device=device) for each in numbers]
+        self.rows = StateRows(*tables, most=case.rows, trees=case.tree)
         self.out = self.inputs.new_zeros(m, SHAPE.value_heads * SHAPE.value_size)
 
     def recur(self, layer: int, pdl: bool = True) -> torch.Tensor:

@@ -142,8 +142,8 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return recur(inputs, gates, one, groups, room, pdl)
 
     def _room_for_reads(self, inputs: torch.Tensor, columns: int) -> torch.Tensor:
-        """Room for what rows read of a state, one for all layers: what a layer has read is not in use any more
-        when the next one reads. Rows of padding are zeros there, which nobody writes, and so stay numbers.
+        """Room for what rows read of a state, one for all layers: what a layer has read is used no more when
+        the next one reads. Rows of padding are zeros there, which nobody writes, and so stay numbers.
         """
         if columns not in self._rooms:
             self._rooms[columns] = inputs.new_zeros(inputs.shape[0], columns)
