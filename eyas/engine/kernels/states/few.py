@@ -40,8 +40,8 @@ def recur_few(
     out: torch.Tensor,
     pdl: bool = False,
 ) -> None:
-    """Writes what rows read of their states to `out` [m, value heads * value size], of the inputs' dtype; other
-    rows stay as they are.
+    """Writes what rows read of their states to `out` [m, value heads * value size], of the inputs' dtype;
+    other rows stay as they are.
 
     inputs [m, shape.inputs] before the convolution, rows of any stride; gates float32 [m, shape.gates]. The
     rows are kept in the ring, and a state whose fold is due is folded.
