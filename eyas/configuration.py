@@ -133,7 +133,8 @@ def _draft_folder(args: argparse.Namespace) -> str | None:
     """The draft head's. Without --draft, only the embedded model has a head."""
     if args.draft is None:
         return str(NANO_HEAD) if is_nano(args.model) else None
-    folder: str | None = {"none": None, "ngram": None, "mtp": _named(args)}.get(args.draft, args.draft)
+    headless = {"none": None, **dict.fromkeys(LOOKUPS)}
+    folder: str | None = {**headless, "mtp": _named(args)}.get(args.draft, args.draft)
     return folder
 
 
@@ -177,12 +178,16 @@ def _check_private(transfer: str, tls_dir: str | None) -> None:
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
+LOOKUPS = ("ngram", "suffix")
+"""Kinds of --draft without a head."""
+
 OF_DRAFTS = (
     "spec_steps",
     "spec_topk",
     "spec_draft_tokens",
     "spec_adaptive",
     "spec_ngram",
+    "spec_suffix",
     "draft_capture_layers",
 )
 """Flags that are refused where nothing is drafted."""
@@ -197,10 +202,11 @@ def _check_drafts(args: argparse.Namespace) -> None:
         "spec-draft-tokens": args.spec_draft_tokens not in (None, usual.draft_tokens),
         "spec-adaptive": args.spec_adaptive,
         "spec-ngram": args.spec_ngram,
+        "spec-suffix": args.spec_suffix,
     }
     for flag, there in flags.items():
         if there and not drafts(args):
-            advice = "take --draft DIR, or --draft ngram"
+            advice = "take --draft DIR, --draft ngram or --draft suffix"
             raise ConfigError(f"--{flag}: nothing is drafted without a draft head; {advice}", param=flag)
     if args.draft_capture_layers and _draft_folder(args) is None:
         flag = "draft-capture-layers"
@@ -209,12 +215,12 @@ def _check_drafts(args: argparse.Namespace) -> None:
 
 def drafts(args: argparse.Namespace) -> bool:
     """Whether anything is drafted, by a head or by looking it up."""
-    return args.draft == "ngram" or _draft_folder(args) is not None
+    return args.draft in LOOKUPS or _draft_folder(args) is not None
 
 
 def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
     _check_drafts(args)
-    ngram = args.spec_ngram or args.draft == "ngram"
+    suffix = args.spec_suffix or args.draft == "suffix"
     rates, length = args.synthetic_acceptance_rates, args.synthetic_acceptance_length
     if args.rejection_sample_method == "synthetic":
         from eyas.engine.speculation.synthetic import resolve
@@ -229,7 +235,8 @@ def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
         draft_tokens=args.spec_draft_tokens or args.spec_steps + 1,
         adaptive=args.spec_adaptive,
         synthetic_rates=tuple(rates),
-        ngram=ngram,
+        ngram=suffix or args.spec_ngram or args.draft == "ngram",
+        suffix=suffix,
     )
 
 

@@ -50,9 +50,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     text = "a Hugging Face folder, or ORG/NAME on the hub (the embedded model)"
     add("--model", default=engine.model, metavar="MODEL", help=text)
     add_revision(parser)
-    text = "its draft head; mtp: the one in its own folder; ngram: none, drafts are looked up in the text"
+    text = "its draft head; mtp: the one in its own folder; ngram: none, drafts are looked up in the text; "
+    text += "suffix: and in recent answers"
     text += " (the embedded head for the embedded model)"
-    add("--draft", metavar="MODEL|mtp|ngram|none", help=text)
+    add("--draft", metavar="MODEL|mtp|ngram|suffix|none", help=text)
     add("--load-format", default=engine.load_format, choices=["auto", "dummy"], help="dummy: random weights")
     text = (
         "whose code computes the model; auto: Eyas' if it has a file for the architecture, else transformers'"
@@ -308,6 +309,11 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "--spec-ngram",
         action="store_true",
         help="beside a draft head: drafts are also looked up in prompt and answer",
+    )
+    add(
+        "--spec-suffix",
+        action="store_true",
+        help="beside a draft head: drafts are also looked up there, and in recent answers to the same caller",
     )
     _add_synthetic(group)
 

@@ -219,7 +219,8 @@ def about(config: EngineConfig) -> dict[str, Any]:
     if config.speculates:
         spec = config.speculation
         facts |= {"spec_steps": spec.steps, "spec_topk": spec.topk, "spec_draft_tokens": spec.width}
-        facts |= {"spec_ngram": spec.ngram, "synthetic": bool(spec.synthetic_rates)}
+        facts |= {"spec_ngram": spec.ngram, "spec_suffix": spec.suffix}
+        facts |= {"synthetic": bool(spec.synthetic_rates)}
     return facts
 
 

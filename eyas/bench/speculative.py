@@ -32,7 +32,7 @@ Line = dict[str, Any]
 PLAIN = "no drafts"
 GRID = {"spec_steps": "steps", "spec_topk": "topk", "spec_draft_tokens": "draft-tokens"}
 OF_DRAFTS = (
-    *("spec_ngram", "spec_adaptive", "draft_capture_layers"),
+    *("spec_ngram", "spec_suffix", "spec_adaptive", "draft_capture_layers"),
     *("speculative_token_map", "rejection_sample_method"),
     *("synthetic_acceptance_rates", "synthetic_acceptance_length"),
 )

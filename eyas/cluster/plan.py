@@ -16,7 +16,14 @@ from operator import mul
 from typing import Any
 
 from eyas.common.cluster.names import CLUSTER
-from eyas.common.config import RESERVE_BYTES, EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
+from eyas.common.config import (
+    RESERVE_BYTES,
+    EngineConfig,
+    GatewayConfig,
+    ServeConfig,
+    SpeculationConfig,
+    WorkerConfig,
+)
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.machine.memory import MemoryBudget
@@ -241,7 +248,7 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
 def _engine_flags(engine: EngineConfig) -> dict[str, object]:
     flags: dict[str, object] = {
         "model": engine.model,
-        "draft": engine.draft or ("ngram" if engine.speculation.ngram else "none"),
+        "draft": engine.draft or _lookup(engine.speculation),
         "device": engine.device,
         "tensor-parallel-size": engine.tensor_parallel_size,
         "dp-attention": engine.dp_attention,
@@ -301,6 +308,11 @@ def _graph_flags(engine: EngineConfig) -> dict[str, object]:
     return flags | {"disable-cuda-graph": True}
 
 
+def _lookup(spec: SpeculationConfig) -> str:
+    """Where drafts are looked up, as flags say it."""
+    return "suffix" if spec.suffix else "ngram" if spec.ngram else "none"
+
+
 def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
     spec = engine.speculation
     if not engine.speculates:
@@ -312,8 +324,8 @@ def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
     }
     if spec.adaptive:
         flags["spec-adaptive"] = True
-    if spec.ngram and engine.draft:
-        flags["spec-ngram"] = True
+    if engine.draft and (kind := _lookup(spec)) != "none":
+        flags[f"spec-{kind}"] = True
     if spec.synthetic_rates:
         flags["rejection-sample-method"] = "synthetic"
         flags["synthetic-acceptance-rates"] = tuple(itertools.accumulate(spec.synthetic_rates, mul))

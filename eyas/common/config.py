@@ -38,6 +38,7 @@ class SpeculationConfig:
     `draft_tokens` counts the root; a chain needs steps + 1. `synthetic_rates`, for benchmarks: per step, the
     chance that a draft counts as accepted once those before it were, whatever the model computes; (): the
     model decides. `ngram`: drafts are also looked up in prompt and output; without a draft head, that is all.
+    `suffix`: then also in recent answers to the same caller.
     `adaptive`: each round goes as far as pays, and at most so far.
     """
 
@@ -46,6 +47,7 @@ class SpeculationConfig:
     draft_tokens: int = 6
     synthetic_rates: tuple[float, ...] = ()
     ngram: bool = False
+    suffix: bool = False
     adaptive: bool = False
 
     @property
@@ -311,7 +313,7 @@ def _check_lookup(config: EngineConfig) -> None:
     """Raises ConfigError for trees where all drafts are looked up."""
     if config.draft is None and config.speculation.ngram and config.speculation.topk > 1:
         flag = "spec-topk"
-        raise ConfigError(f"--{flag}: --draft ngram proposes chains, which have 1", param=flag)
+        raise ConfigError(f"--{flag}: what is looked up alone is a chain, which has 1", param=flag)
 
 
 def _check_synthetic(config: EngineConfig) -> None:

@@ -19,9 +19,13 @@ PAGE = 16  # tokens per KV page
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _HEADS = ("eagle", "eagle3")
 _OWN_LAYERS = ("mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "longcat_flash_mtp")
-_NO_METHOD = "Eyas drafts with EAGLE, EAGLE-3 and MTP heads (--draft DIR, or --draft mtp) or --draft ngram"
+_NO_METHOD = "Eyas drafts with EAGLE, EAGLE-3 and MTP heads (--draft DIR, or --draft mtp), ngram or suffix"
 _KEYS = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size")
-_LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")  # Eyas finds the longest match by itself
+_LOOKUP = (  # Eyas finds the longest match, and how far it is worth following, by itself
+    *("prompt_lookup_max", "prompt_lookup_min"),
+    *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
+    *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
+)
 _ADVICE = {
     "disable_by_batch_size": "leave it out: --spec-adaptive drafts less in large batches, where that pays",
     "speculative_token_tree": "leave it out: trees are asked for by --spec-topk and --spec-draft-tokens",
@@ -93,12 +97,16 @@ def from_json(text: str, _: Knows) -> list[FlagSetting]:
     draft = model
     if method in ("ngram", "[ngram]") or model in ("ngram", "[ngram]"):
         draft = "ngram"
+    elif method == "suffix":
+        draft = "suffix"
     elif method in _OWN_LAYERS:
         draft = model or "mtp"
     elif method is not None and method not in _HEADS:
         raise ValueError(f"method {method!r} is not served: {_NO_METHOD}")
     if not isinstance(draft, str):
-        raise ValueError("it names no draft head: give it a model (--draft DIR), or the method mtp or ngram")
+        raise ValueError(
+            "it names no draft head: give it a model (--draft DIR), or the method mtp, ngram or suffix"
+        )
     steps = settings.get("num_speculative_tokens")
     flags = [FlagSetting("--draft", (draft,))]
     if steps is not None:

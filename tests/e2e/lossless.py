@@ -46,6 +46,7 @@ CHAIN = EngineConfig(worker="unified", num_pages=512)
 TREE = replace(CHAIN, speculation=SpeculationConfig(steps=4, topk=4, draft_tokens=12))
 SHORT_TREE = replace(CHAIN, speculation=SpeculationConfig(steps=3, topk=4, draft_tokens=12))
 NGRAM = replace(PLAIN, speculation=SpeculationConfig(ngram=True))
+RECALLED = replace(PLAIN, speculation=SpeculationConfig(ngram=True, suffix=True))
 BOTH = replace(SHORT_TREE, speculation=replace(SHORT_TREE.speculation, ngram=True))
 # A decode engine whose drafter is out of sight: what stands in that place is the variant's to say.
 ADVISED = replace(SHORT_TREE, roles=(Role.DECODE,))
@@ -133,6 +134,7 @@ VARIANTS = [
     Variant("looked up, together", InProcess((NGRAM,), TOGETHER), quick=False),
     Variant("looked up, split", InProcess(split_configs(NGRAM)[:2], TOGETHER), quick=False),
     Variant("looked up beside a tree", InProcess((BOTH,), TOGETHER), quick=False),
+    Variant("recalled, few at once", InProcess((RECALLED,), 4), quick=False),
     Variant("foretold, chain", InProcess((CHAIN,), TOGETHER, foretold=True), quick=False),
     Variant("foretold, looked up", InProcess((NGRAM,), TOGETHER, foretold=True), quick=False),
     Variant("foretold, split tree", InProcess(split_configs(BOTH), TOGETHER, foretold=True), quick=False),

@@ -29,13 +29,14 @@ HEADS = {"EAGLE-2": NANO_EAGLE, "EAGLE-3": NANO_HEAD, "MTP": NANO_MTP}
 
 
 def matrix() -> Iterator[Variant]:
-    """All of it: 40 variants."""
+    """All of it: 48 variants."""
     for shape, spec in SHAPES.items():
         for kind, head in HEADS.items():
             yield from _layouts(f"{kind}, {shape}", _engine(spec, str(head)))
         beside = str(NANO_HEAD) if spec.topk > 1 else None
         looked_up = _engine(replace(spec, ngram=True), beside)
         yield from _layouts(f"n-gram, {shape}", looked_up)
+        yield from _layouts(f"suffix, {shape}", _engine(replace(spec, ngram=True, suffix=True), beside))
         yield from _layouts(f"prediction, {shape}", looked_up, foretold=True)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.sequence import Continuation, Sequence
 from eyas.engine.batch.tables import SlotTables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.drafts import lookup as kernels
@@ -137,6 +137,31 @@ def test_a_prediction_is_kept_as_far_as_there_is_room() -> None:
     assert not world.tables.predicted[1:].any()
     world.round([seq], {})
     assert world.tables.drafts[0].tolist() == list(ids[:5])
+
+
+@pytest.mark.parametrize("headed", [False, True])
+def test_what_recent_answers_say_is_read_from_where_it_begins(headed: bool) -> None:
+    """It comes while the sequences run, follows as many ids as it is said to, and goes again."""
+    rng, spec = random.Random(3), SpeculationConfig(5, 1, 6, ngram=True, suffix=True)
+    world, seqs = World.of(spec, headed=headed), some(3, 2, SLOTS)
+    world.occupy(seqs)
+    lengths = []
+    for _ in range(6):
+        writes = TableWrites(world.tables)
+        for seq in seqs:
+            if seq.generation.request.predicted or rng.random() < 0.4:
+                continue
+            said = tuple(rng.randrange(2) for _ in range(rng.randrange(12)))
+            base = len(seq) - rng.randrange(3) if seq.output[3:] else len(seq)
+            seq.continuation = Continuation(base, rng.randrange(1, 20), said) if said else None
+            world.device.expect(writes, seq)
+        world.tables.apply(torch.from_numpy(writes.array()).to(DEVICE))
+        expected = world.round(seqs, {})
+        world.check(seqs, expected)
+        lengths.append(sum(seq.continuation is not None and seq.slot in expected for seq in seqs))
+        for seq in seqs:
+            world.grow(seq, [rng.randrange(2) for _ in range(rng.randrange(1, 3))])
+    assert sum(lengths) > 10
 
 
 def test_a_request_may_want_fewer_drafts() -> None:

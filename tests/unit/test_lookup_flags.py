@@ -1,4 +1,4 @@
-"""`--draft ngram` and `--spec-ngram`: what they mean, how they travel, what does not go with them."""
+"""`--draft ngram|suffix`, `--spec-ngram`, `--spec-suffix`: what they mean, how they travel, their faults."""
 
 from __future__ import annotations
 
@@ -32,9 +32,18 @@ def test_beside_a_head_it_is_asked_for() -> None:
     assert not configuration.engine_config(parse("serve", "--draft", "none")).speculates
 
 
+def test_recent_answers_are_looked_into_beside_the_text() -> None:
+    for flags in (["--draft", "suffix"], ["--spec-suffix"]):
+        engine = configuration.engine_config(parse("serve", *flags))
+        assert engine.speculation.suffix and engine.speculation.ngram and engine.speculates
+        assert (engine.draft is None) == (flags[0] == "--draft")
+    assert not configuration.engine_config(parse("serve", "--draft", "ngram")).speculation.suffix
+
+
+@pytest.mark.parametrize("suffix", [False, True])
 @pytest.mark.parametrize("draft", ["/models/h", None])
-def test_a_worker_command_line_comes_back_as_its_config(draft: str | None) -> None:
-    spec = SpeculationConfig(steps=3, draft_tokens=4, ngram=True)
+def test_a_worker_command_line_comes_back_as_its_config(draft: str | None, suffix: bool) -> None:
+    spec = SpeculationConfig(steps=3, draft_tokens=4, ngram=True, suffix=suffix)
     worker = WorkerConfig(port=7001)
     engine = EngineConfig(model="/models/m", draft=draft, worker=worker.address, speculation=spec)
     worker = dataclasses.replace(worker, engine=engine)
@@ -45,6 +54,7 @@ def test_a_worker_command_line_comes_back_as_its_config(draft: str | None) -> No
     ("flags", "named"),
     [
         (["--draft", "none", "--spec-ngram"], "spec-ngram"),
+        (["--draft", "none", "--spec-suffix"], "spec-suffix"),
         (["--model", "/models/m", "--spec-ngram"], "spec-ngram"),
         (["--draft", "ngram", "--spec-topk", "2", "--spec-draft-tokens", "6"], "spec-topk"),
     ],

@@ -128,6 +128,10 @@ def test_their_words_in_ours(serve: argparse.ArgumentParser, words: list[str], m
             {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4},
             ["--draft=ngram", "--spec-steps=4"],
         ),
+        (
+            {"method": "suffix", "suffix_decoding_max_spec_factor": 2.0},
+            ["--draft=suffix"],
+        ),
         ({"method": "deepseek_mtp"}, ["--draft=mtp"]),
         ({"model": "h", "draft_tensor_parallel_size": 1}, ["--draft=h"]),
     ],

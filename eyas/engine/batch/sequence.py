@@ -107,6 +107,17 @@ class RingPlace(NamedTuple):
     mailbox: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Continuation:
+    """`tokens` that may follow the first `base` ids of a sequence, as other texts did that had the last
+    `match` of these.
+    """
+
+    base: int
+    match: int
+    tokens: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class Sequence:
     """A choice that is being generated.
@@ -128,6 +139,7 @@ class Sequence:
     bound: int = 0  # where its state stands, once all launched steps have landed
     branch: int = 0  # where other texts leave its prompt: a state is kept there
     tree: DraftTree | None = None  # the drafts that the next step may verify
+    continuation: Continuation | None = None  # what the lookup reads beside its own text
     fetched: bool = False  # its pages were asked of the host, since it last had any
     sought: bool = False  # .. and of the stores behind it
     drafting: bool = False  # a drafter follows this sequence

@@ -24,9 +24,10 @@ from eyas.engine.batch.sequence import RingPlace
 from eyas.engine.batch.tree import DraftTree
 
 LOOKING = ("prompt", "predicted", "tokens", "found", "headed", "lookup", "head")
-"""Words of a slot's row in the table `looking`: ids of the prompt; entries of the table `predicted` (0:
-nothing was predicted); ids of the text when drafts were last proposed (0: never), the first one that was
-looked up then (-1: none) and whether a head proposed; then how well both sources do (`speculation.lookup`).
+"""Words of a slot's row in the table `looking`: ids before what is predicted; entries of the table
+`predicted` (0: nothing was predicted); ids of the text when drafts were last proposed (0: never), the first
+one that was looked up then (-1: none) and whether a head proposed; then how well both sources do
+(`speculation.lookup`).
 """
 
 _WORDS_OF = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
@@ -176,7 +177,7 @@ def _columns(sizes: TableSizes) -> dict[str, tuple[torch.dtype, int]]:
         "min_p": (torch.float32, 1),
         # Where drafts are looked up; no other sequence's entries mean anything.
         "looking": (torch.int32, len(LOOKING)),
-        "predicted": (torch.int32, sizes.predicted),  # ids, as `lookup.searched_prediction` has them
+        "predicted": (torch.int32, sizes.predicted),  # ids, as `lookup.SequenceText.searched` has them
         # What only special rows read, and the lookup; entries that neither counts mean nothing.
         "text": (torch.int32, sizes.context),  # ids by position, up to the root
         "bias_ids": (torch.int32, MAX_BIASED_TOKENS),

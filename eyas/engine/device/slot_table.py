@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eyas.common.config import MOST_STEPS
-from eyas.engine.batch.sequence import GenerationKind, RingPlace, SequenceWork
+from eyas.engine.batch.sequence import Continuation, GenerationKind, RingPlace, SequenceWork
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -28,12 +28,13 @@ class SlotOccupant:
     `drafted`: something is proposed for it inside the step. `verified`: there may be drafts from elsewhere in
     the step that is being launched. `ring`: where its features go. `polls`: how often it looks for drafts in
     a mailbox. `waiting`: rows that plain rounds have left to the head. `others`: as `pages`, by the names of
-    the further tables.
+    the further tables. `continuation`: as the lookup knows it.
     """
 
     occupancy: int
     choice: int
     drafted: bool
+    continuation: Continuation | None = None
     ring: RingPlace | None = None
     verified: bool = False
     polls: int = 0
@@ -164,12 +165,20 @@ class SlotTable:
             occupant.polls = polls
         if tree is not None:
             writes.draft(seq.slot, tree, branching=self._state.trees)
+        if occupant.continuation is not seq.continuation:
+            self._expect(work, occupant, writes)
         if occupant.pages < len(seq.pages):
             writes.put("pages", seq.slot, self._own(seq.pages[occupant.pages :]), start=occupant.pages)
             occupant.pages = len(seq.pages)
         if len(seq.tables) > 1:
             self._write_others(work, occupant, writes)
         return joins
+
+    def _expect(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
+        """What recent answers say of a sequence has changed."""
+        occupant.continuation = work.seq.continuation
+        if self._state.lookup is not None and occupant.drafted:
+            self._state.lookup.expect(writes, work.seq)
 
     def _write_others(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
         """The pages of further groups of layers; those behind their windows are never read."""
@@ -200,7 +209,7 @@ class SlotTable:
                 writes.put("text", seq.slot, seq.all_tokens())
         if self._elsewhere:
             writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
-        return SlotOccupant(seq.occupancy, seq.choice, drafted, seq.ring)
+        return SlotOccupant(seq.occupancy, seq.choice, drafted, seq.continuation, seq.ring)
 
     def _is_drafted_for(self, work: SequenceWork) -> bool:
         """Nothing is proposed for prompts that are decoded elsewhere, nor where a head's KV is missing."""

@@ -307,7 +307,7 @@ def _check_foreign(target: ModelConfig, config: EngineConfig) -> None:
     }
     for flag, asked in unserved.items():
         if asked:
-            instead = "take --draft ngram or none" if flag.startswith("draft") else "leave it out"
+            instead = "take --draft ngram, suffix or none" if flag.startswith("draft") else "leave it out"
             raise ConfigError(
                 f"--{flag}: transformers computes {target.architecture}, where it does not work: {instead}",
                 param=flag.split()[0],

@@ -65,6 +65,7 @@ class StepCommitter:
                 self._fork(one)
         self.drafting.post()
         for seq in ended:
+            self.drafting.answered(seq)
             self.on_end(seq)
 
     def _is_alive(self, one: StepResult) -> bool:

@@ -29,6 +29,7 @@ from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.speculation.depth import narrowed, shallower
 from eyas.engine.speculation.depth_pacing import DepthPacing
 from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, SequenceProposal
+from eyas.engine.speculation.recall import AnswerRecall
 
 NO_LIMITS = RequestDraftLimits()
 NOTHING = DraftTree((), ())
@@ -44,7 +45,8 @@ any proposal to come in time, no step would show that proposals have become wort
 class DraftCoordinator:
     """`drafter`: None if there is none outside the step. `most_nodes`: of a proposal that a step verifies.
 
-    `spec`: what is wanted of the drafter; with `pacing` as deep as that says, and at most so.
+    `spec`: what is wanted of the drafter; with `pacing` as deep as that says, and at most so. Recent answers
+    are recalled here too, whoever looks drafts up in them.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class DraftCoordinator:
         self._spec = spec
         self._pacing = pacing
         self._grammars = grammars
+        self._recall = AnswerRecall(spec) if spec.suffix else None
         self.plain = False  # the steps have no room for drafts
         self.patience = DraftWait()
         self._width = width
@@ -118,7 +121,11 @@ class DraftCoordinator:
         self.post()
 
     def _grew(self, seq: Sequence) -> None:
-        if self.drafter is not None and seq.generation.request.speculative:
+        if not seq.generation.request.speculative:
+            return
+        if self._recall is not None:
+            self._recall.grew(seq)
+        if self.drafter is not None:
             self.drafter.grew(seq)
             if seq.generation.request.params.grammar is not None:
                 self._grown_by_grammar.append(seq)
@@ -173,9 +180,16 @@ class DraftCoordinator:
 
     def stop(self, seq: Sequence) -> None:
         """Stops drafting for a sequence that has ended, or lost its place."""
+        if self._recall is not None:
+            self._recall.gone(seq)
         if self.drafter is not None:
             self.drafter.close(seq)
         seq.drafting = False
+
+    def answered(self, seq: Sequence) -> None:
+        """A sequence has ended by itself: its answer is whole."""
+        if self._recall is not None:
+            self._recall.ended(seq)
 
     # --- proposals -------------------------------------------------------------------------------------
 
@@ -196,6 +210,8 @@ class DraftCoordinator:
         """Sets the drafts that the next step verifies: the remaining proposals, and the tokens that grammars
         force.
         """
+        if self._recall is not None:
+            self._recall.renew()
         for draft in self.drafter.take() if self.drafter is not None else ():
             self._adopt(draft)
         grown, self._grown_by_grammar = self._grown_by_grammar, []

@@ -17,6 +17,8 @@ from eyas.engine.speculation.drafters import lookup
 
 MOST_PREDICTED = 16384
 """Ids of a prediction that a device looks up: with the LONGEST ids before it 64 KiB per slot, reserved."""
+_READ = 2
+"""Of the words that are `LOOKING`, these first ones are only read on the device."""
 
 
 class DeviceLookup:
@@ -50,11 +52,16 @@ class DeviceLookup:
 
     def occupy(self, writes: TableWrites, seq: Sequence) -> None:
         """What the tables must know of a sequence, beside its text, as it takes its slot."""
-        prediction: list[int] = []
-        if predicted := seq.generation.request.predicted:
-            prediction = lookup.searched_prediction(seq.prompt, predicted)[: self._tables.predicted.shape[1]]
+        writes.put("looking", seq.slot, (0, -1, 0, *lookup.AT_FIRST), start=_READ)
+        self.expect(writes, seq)
+
+    def expect(self, writes: TableWrites, seq: Sequence) -> None:
+        """What is expected of its text, by its caller or by what recent answers say, has changed."""
+        text, prediction = lookup.SequenceText.of(seq), []
+        if text.predicted:
+            prediction = text.searched[: self._tables.predicted.shape[1]]
             writes.put("predicted", seq.slot, prediction)
-        writes.put("looking", seq.slot, (len(seq.prompt), len(prediction), 0, -1, 0, *lookup.AT_FIRST))
+        writes.put("looking", seq.slot, (text.prompt, len(prediction)))
 
 
 def words_predicted(context: int) -> int:

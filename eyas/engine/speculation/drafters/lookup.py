@@ -53,12 +53,29 @@ class LookupMatch(NamedTuple):
 class SequenceText:
     """A sequence so far: `ids`, of which the first `prompt` are the prompt's, and what its caller predicted.
 
-    The predicted answer stands after the prompt too: until the answer has a token, it matches at its start.
+    The predicted answer stands after the prompt too: until the answer has a token, it matches at its start,
+    by as many ids as are the same `before` it. What recent answers say of a text stands in a prediction's
+    place: as if the prompt ended where that begins.
     """
 
     ids: SequenceOf[int]
     prompt: int
     predicted: SequenceOf[int] = ()
+    before: int = LONGEST
+
+    @classmethod
+    def of(cls, seq: Sequence) -> SequenceText:
+        """A sequence as it is searched now."""
+        ids, said = seq.all_tokens(), seq.continuation
+        if said is not None:
+            return cls(ids, said.base, said.tokens, said.match)
+        return cls(ids, len(seq.prompt), seq.generation.request.predicted)
+
+    @property
+    def searched(self) -> list[int]:
+        """The prediction as it is searched: LONGEST ids before it (-1: there are fewer), then its own."""
+        before = list(self.ids[max(self.prompt - min(self.before, LONGEST), 0) : self.prompt])
+        return [-1] * (LONGEST - len(before)) + before + list(self.predicted)
 
 
 def look_up(text: SequenceText, depth: int, *, history: bool = True) -> LookupMatch | None:
@@ -72,9 +89,7 @@ def look_up(text: SequenceText, depth: int, *, history: bool = True) -> LookupMa
     answered = len(text.ids) - text.prompt
     matches: list[tuple[int, bool, int]] = []  # match, of the prediction, place of the token that follows
     if text.predicted:
-        match, ends = _longest(
-            text.ids, searched_prediction(text.ids[: text.prompt], text.predicted), LONGEST
-        )
+        match, ends = _longest(text.ids, text.searched, LONGEST)
         if match:
             far = np.abs(ends - LONGEST - answered)
             matches.append((match, True, int(ends[far == far.min()][-1]) - LONGEST))
@@ -104,12 +119,6 @@ def prefers(match: int, lookup: int, head: int) -> bool:
 def learned(rate: int, right: bool) -> int:
     """The rate, of CERTAIN, after one more first draft of its source."""
     return rate + ((CERTAIN * right - rate) >> LAG)
-
-
-def searched_prediction(prompt: SequenceOf[int], predicted: SequenceOf[int]) -> list[int]:
-    """The prediction as it is searched: LONGEST ids before it (-1: the prompt has fewer), then its own."""
-    before = list(prompt[-LONGEST:])
-    return [-1] * (LONGEST - len(before)) + before + list(predicted)
 
 
 def _longest(ids: SequenceOf[int], searched: SequenceOf[int], first: int) -> tuple[int, np.ndarray]:
@@ -171,9 +180,8 @@ class LookupDrafter(Drafter):
         """Of what is looked up and what the head proposed, if it did."""
         record = self._records.setdefault(seq.uid, _SourceRates())
         record.learn(seq)
-        ids, request = seq.all_tokens(), seq.generation.request
-        text = SequenceText(ids, len(seq.prompt), request.predicted)
-        match = look_up(text, self._depth, history=self._history)
+        text = SequenceText.of(seq)
+        match, ids = look_up(text, self._depth, history=self._history), text.ids
         there = headed is not None and bool(headed.tree.trim(ids[headed.base + 1 :]))
         record.tokens, record.looked_up = len(ids), match and match.tokens[0]
         record.headed = there and not prefers(match.match if match else 0, record.lookup, record.head)
