@@ -160,6 +160,24 @@ def test_loads_have_room_for_their_sequences() -> None:
     assert rig.host.counts.tokens == 20 and rig.all_accounted()
 
 
+def test_the_text_of_a_sequence_that_waits_for_room_is_looked_up_once() -> None:
+    """Not once a loop: names of a long text take a millisecond."""
+    rig, looks = Tiered(), []
+    rig.submit(request(LONG, id="again", max_tokens=4))
+    rig.submit(request((*LONG[:20], 9, 9), id="twin", max_tokens=4))
+    rig.step()
+    match = rig.cache.match
+    rig.cache.match = lambda *text: looks.append(1) or match(*text)  # type: ignore[method-assign]
+    for _ in range(9):
+        assert rig.step() == [] and len(rig.scheduler.waiting) == 1
+    assert not looks
+    rig.memory.finish_all()
+    rig.look_after()
+    while rig.requests.table:
+        rig.step()
+    assert looks and rig.host.counts.tokens == 20 and rig.all_accounted()
+
+
 @pytest.mark.parametrize(
     ("prompt", "rate", "copy_s", "loads"),
     [(LONG, 1.0, 0.0, True), (LONG[:7], 1.0, 0.0, False), (LONG, 1e6, 1.0, False), (LONG, 1.0, 1.0, True)],

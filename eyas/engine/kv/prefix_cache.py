@@ -52,6 +52,9 @@ class CacheNode:
     @property
     def name(self) -> bytes:
         """A digest of all tokens from the root to the page's key, and of the salt; the salt for a root."""
+        return self._name or self._made_name()
+
+    def _made_name(self) -> bytes:
         unnamed, node = [], self
         while not node._name and node.parent is not None:
             unnamed.append(node)

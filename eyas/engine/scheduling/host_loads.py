@@ -15,6 +15,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from eyas.common.errors import EyasError
 from eyas.engine.batch.sequence import Sequence
@@ -48,6 +49,13 @@ class _ColdFetch:
     queued: Sequence | None = field(default=None, kw_only=True)
 
 
+class _Wait(NamedTuple):
+    """A sequence that keeps its turn, and what it was judged by: its text need not be looked up each loop."""
+
+    sequence: Sequence | None = None
+    sizes: tuple[int, int] = (0, 0)
+
+
 @dataclass(eq=False)
 class _HostLoad(_ColdFetch):
     """On their way from there. `pages` hold the first rows of `tokens`, once it is over.
@@ -78,6 +86,7 @@ class HostLoads:
         self._loads: list[_HostLoad] = []
         self._fetches: list[_ColdFetch] = []
         self._back: list[Sequence] = []
+        self._wait = _Wait()
 
     def close(self, deadline: float) -> bool:
         """Ends all copies; False if one still runs at `deadline` (monotonic seconds): memory stays then."""
@@ -125,15 +134,19 @@ class HostLoads:
             return LoadDecision.COMPUTE
         if self._awaits(sequence):
             return LoadDecision.LOADS
+        if self._wait.sequence is sequence and self._judge(*self._wait.sizes) is LoadDecision.WAIT:
+            return LoadDecision.WAIT
         cached = self._cache.match(tokens, sequence.salt)
         names = self.tier.find(self._cache.names_after(tokens, cached, sequence.salt))
         if fetch := self._fetch(sequence, tokens, cached, len(names)):
             self._pool.drop(cached)
             fetch.sequence = sequence
             return LoadDecision.LOADS
-        answer = self._judge(len(names), pages - len(cached))
+        sizes = len(names), pages - len(cached)
+        answer = self._judge(*sizes)
         if answer is not LoadDecision.LOADS:
             self._pool.drop(cached)
+            self._wait = _Wait(sequence if answer is LoadDecision.WAIT else None, sizes)
             return answer
         fresh = self._pool.take(len(names), settled=True)
         joined = [*cached, *fresh]
@@ -223,6 +236,8 @@ class HostLoads:
         for waiting in self._waiting:
             if waiting.sequence is sequence:
                 waiting.sequence = None
+        if self._wait.sequence is sequence:
+            self._wait = _Wait()
 
     def poll(self, now: float) -> list[Sequence]:
         """Runs once a loop: gives the sequences that go back to the queue."""
