@@ -1,7 +1,7 @@
 """Random-weight models small enough for unit tests, written as real Hugging Face folders.
 
 It knows file formats only (config.json and safetensors), nothing of Eyas, so that a mistake in the
-loader cannot hide here. Weights are scaled so that every block matters and greedy outputs vary.
+loader cannot hide here. SeededWeights are scaled so that every block matters and greedy outputs vary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 EOS_TOKEN_ID = 2
 
 
-class _Random:
+class SeededWeights:
     """Seeded float32 weights: matrices keep the scale of their input, norm gains scatter around 1."""
 
     def __init__(self, seed: int) -> None:
@@ -53,7 +53,7 @@ def write_tiny_llama(
     size = Sizes(**sizes)
     hidden, ffn, vocab = size.hidden, size.ffn, size.vocab
     queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
-    random = _Random(seed)
+    random = SeededWeights(seed)
     weights = {"model.embed_tokens.weight": random.matrix(vocab, hidden)}
     for i in range(size.layers):
         block = {
@@ -92,7 +92,7 @@ def write_tiny_llama(
         "eos_token_id": EOS_TOKEN_ID,
         "torch_dtype": "float32",
     }
-    return _write(folder, config, weights)
+    return write_folder(folder, config, weights)
 
 
 def write_tiny_pair(folder: Path, **sizes: int) -> tuple[Path, Path]:
@@ -123,7 +123,7 @@ def write_tiny_eagle3(
     hidden, ffn, vocab = target["hidden_size"], target["intermediate_size"], target["vocab_size"]
     queries = target["num_attention_heads"] * target["head_dim"]
     keys = target["num_key_value_heads"] * target["head_dim"]
-    random = _Random(seed + 1000)
+    random = SeededWeights(seed + 1000)
     weights = {
         "fc.weight": random.matrix(hidden, 3 * hidden),
         "midlayer.input_layernorm.weight": random.gain(hidden),
@@ -163,7 +163,7 @@ def write_tiny_eagle3(
     }
     if reads:
         config["eagle_aux_hidden_state_layer_ids"] = list(reads)
-    return _write(folder, config, weights)
+    return write_folder(folder, config, weights)
 
 
 def write_tiny_eagle(
@@ -174,7 +174,7 @@ def write_tiny_eagle(
     hidden, ffn = target["hidden_size"], target["intermediate_size"]
     queries = target["num_attention_heads"] * target["head_dim"]
     keys = target["num_key_value_heads"] * target["head_dim"]
-    random = _Random(seed + 3000)
+    random = SeededWeights(seed + 3000)
     weights = {"fc.weight": random.matrix(hidden, 2 * hidden)}
     if bias:
         weights["fc.bias"] = random.gain(hidden) - 1.0
@@ -206,7 +206,7 @@ def write_tiny_eagle(
         "bias": bias,
         "torch_dtype": "float32",
     }
-    return _write(folder, config, weights)
+    return write_folder(folder, config, weights)
 
 
 def edit(
@@ -218,10 +218,10 @@ def edit(
     """The folder with other tensors (None: without them), under other names, and with other keys."""
     told = json.loads((folder / "config.json").read_text()) | config
     weights = load_file(folder / "model.safetensors") | (tensors or {})
-    return _write(folder, told, {rename(name): t for name, t in weights.items() if t is not None})
+    return write_folder(folder, told, {rename(name): t for name, t in weights.items() if t is not None})
 
 
-def _write(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Path:
+def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.values import Raw
@@ -28,9 +27,11 @@ from eyas.engine.models.heads import (
     LastHiddenTap,
     LayeredDraft,
     Shapes,
+    flat,
     own_decoder,
     stored_layers,
     stored_shapes,
+    stored_token_map,
     token_embedding,
 )
 from eyas.engine.models.keys import MOST_COLUMNS, Fit
@@ -52,7 +53,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
 
     A "dummy" one has no tensors yet: it is an EAGLE-3 head of the sizes in its config.json.
     """
-    raw, dummy = _flat(raw), load_format == "dummy"
+    raw, dummy = flat(raw), load_format == "dummy"
     shapes: Shapes = {} if dummy else stored_shapes(raw, folder, spelling)
     if not (dummy or _is_eagle3(shapes)):
         return None
@@ -114,7 +115,7 @@ class Eagle3Draft(LayeredDraft[ProjectionT]):
     ) -> None:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder, hidden = config.decoder, config.decoder.hidden_size
-        self.token_map = _token_map(config, weights)
+        self.token_map = stored_token_map(config, weights)
         self._variants = config.variants
         embedding, lm_head = token_embedding(config, weights, ends.embedding), ends.lm_head
         if "lm_head.weight" in weights:
@@ -164,25 +165,6 @@ def _fc_norms(config: DraftConfig, weights: WeightSource) -> list[str]:
     if "fc_norm.0.weight" in weights:  # EAGLE-3.1
         return [f"fc_norm.{i}.weight" for i in range(len(config.capture_layers))]
     return ["input_norm.weight"] if "input_norm.weight" in weights else []  # speculators
-
-
-def _token_map(config: DraftConfig, weights: WeightSource) -> torch.Tensor | None:
-    """Target id of each draft id, int64 [draft vocab], from the stored offsets; None: they are the same."""
-    size, vocab = config.draft_vocab_size, config.decoder.vocab_size
-    if "d2t" not in weights:
-        if size != vocab:
-            raise ConfigError(f"draft head {config.folder} has {size} outputs but no d2t map to {vocab} ids")
-        return None
-    token_map = torch.arange(size) + weights.take("d2t", (size,), torch.int64).cpu()
-    if not bool(((token_map >= 0) & (token_map < vocab)).all()):
-        raise ConfigError(f"d2t of draft head {config.folder} maps outside the target's {vocab} ids")
-    return token_map.to(weights.placement.device)
-
-
-def _flat(raw: Raw) -> Raw:
-    """One level of keys: speculators nests the layers' sizes; RoPE may stand within or outside."""
-    nested = values.section(raw, "transformer_layer_config")
-    return {**raw, **{key: value for key, value in nested.items() if value is not None}}
 
 
 def _is_eagle3(shapes: Shapes) -> bool:

@@ -34,7 +34,7 @@ from eyas.engine.models.keys import Fit, reading
 from eyas.engine.models.layer import head_layers, keep_layers, run_layers
 from eyas.engine.models.ops.machine import Blocks, Machine
 
-HEADS = ("mtp", "eagle", "eagle3")
+HEADS = ("mtp", "dflash", "eagle", "eagle3")
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they see a folder."""
 
 MOST_LAYERS = 128
@@ -223,6 +223,25 @@ def _as_stored(usual: LayerSpec, shapes: Shapes, prefix: str) -> LayerSpec:
         head_norms=f"{prefix}.q_norm.weight" in shapes,
     )
     return dataclasses.replace(usual, attention=attention)
+
+
+def flat(raw: Raw) -> Raw:
+    """One level of keys: speculators nests the layers' sizes; RoPE may stand within or outside."""
+    nested = values.section(raw, "transformer_layer_config")
+    return {**raw, **{key: value for key, value in nested.items() if value is not None}}
+
+
+def stored_token_map(config: DraftConfig, weights: WeightSource) -> torch.Tensor | None:
+    """Target id of each draft id, int64 [draft vocab], from the stored offsets; None: they are the same."""
+    size, vocab = config.draft_vocab_size, config.decoder.vocab_size
+    if "d2t" not in weights:
+        if size != vocab:
+            raise ConfigError(f"draft head {config.folder} has {size} outputs but no d2t map to {vocab} ids")
+        return None
+    token_map = torch.arange(size) + weights.take("d2t", (size,), torch.int64).cpu()
+    if not bool(((token_map >= 0) & (token_map < vocab)).all()):
+        raise ConfigError(f"d2t of draft head {config.folder} maps outside the target's {vocab} ids")
+    return token_map.to(weights.placement.device)
 
 
 def token_embedding(config: DraftConfig, weights: WeightSource, target: torch.Tensor) -> torch.Tensor:

@@ -162,9 +162,9 @@ class DecoderLayer(Generic[ProjectionT]):
             mixer.keep(read, layer, ops)
 
 
-def load_layers(blocks: Blocks[ProjectionT]) -> list[DecoderLayer[ProjectionT]]:
-    """The layers of a target."""
-    return _in_turn([load_layer(blocks, i, f"model.layers.{i}") for i in range(blocks.config.num_layers)])
+def load_layers(blocks: Blocks[ProjectionT], prefix: str = "model.layers") -> list[DecoderLayer[ProjectionT]]:
+    """The layers of a target, or of a draft head whose first layer is like the others."""
+    return _in_turn([load_layer(blocks, i, f"{prefix}.{i}") for i in range(blocks.config.num_layers)])
 
 
 def load_layer(blocks: Blocks[ProjectionT], number: int, prefix: str) -> DecoderLayer[ProjectionT]:

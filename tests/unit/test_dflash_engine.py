@@ -1,0 +1,80 @@
+"""Whole engines that draft with DFlash heads: no token is another, however served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from loopback import Loopback
+from test_device_engine import PROMPT, SIZES, answers, on_device, rounds, tokens
+from test_engine import _assert_nothing_held, _plain, _requests, _run, patient
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.errors import ConfigError
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from tests.unit.tiny import write_tiny_llama
+from tests.unit.tiny_dflash import write_tiny_dflash
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ASKED = _requests(6, seed=4)
+CHAIN = SpeculationConfig(steps=5, draft_tokens=6)
+
+
+def config_of(folder: Path, reads: tuple[int, ...], **sizes: int) -> EngineConfig:
+    target = write_tiny_llama(folder / "target", tied=False, **sizes)
+    return EngineConfig(
+        model=str(target),
+        draft=str(write_tiny_dflash(folder / "head", target, reads=reads)),
+        num_pages=256,
+        chunk_tokens=48,
+        pool_dir=str(folder),
+        worker="unified",
+        speculation=CHAIN,
+    )
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return config_of(tmp_path_factory.mktemp("models"), (1, 2, 4), layers=4)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+def test_a_block_changes_no_token(base: EngineConfig, split: bool) -> None:
+    """Greedy and seeded, with other limits per request; in one engine, and by the draft service."""
+    cluster = patient(base) if split else Loopback(base)
+    assert _run(cluster, ASKED, split=split) == _plain(base, ASKED)
+    entries = [entry for result in cluster.results.values() for entry in result.entries]
+    assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
+    _assert_nothing_held(cluster)
+    cluster.close()
+
+
+@pytest.mark.slow
+def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path) -> None:
+    """Tokens, and where the rounds end."""
+    small = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
+    plain = replace(config_of(tmp_path, (0, 1, 2), **SIZES), **small)
+    params = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=6, ignore_eos=True)
+    asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
+    expected, _ = answers(plain, asked)
+    found, _ = answers(on_device(plain), asked)
+    assert tokens(found) == tokens(expected)
+    assert [rounds(result) for result in found] == [rounds(result) for result in expected]
+    assert any(entry.accepted for result in found for entry in result.entries)
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"),
+    [
+        (SpeculationConfig(8, 1, 9), "--spec-steps 8: draft head .* drafts up to 7 tokens at once"),
+        (SpeculationConfig(3, 2, 6), "--spec-topk 2: draft head .* drafts chains"),
+    ],
+)
+def test_what_one_pass_cannot_draft_is_refused(
+    base: EngineConfig, spec: SpeculationConfig, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Loopback(replace(base, speculation=spec))
