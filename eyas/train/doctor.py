@@ -36,7 +36,7 @@ SAMPLES = (
     "Tell me a short story about a lighthouse.",
 )
 LEAST = 0.05  # of first drafts that must be right, or the head is hardly the target's
-CAPTURED = "eagle_aux_hidden_state_layer_ids"  # of config.json
+CAPTURED = "aux_hidden_state_layer_ids", "target_layer_ids"  # of config.json: ends of its keys
 SHOWN = 6  # unread tensors by name
 
 
@@ -79,6 +79,8 @@ def about(head: DraftConfig) -> str:
         f"{attention.num_heads} query and {attention.num_kv_heads} key heads",
         f"{head.draft_vocab_size} of {decoder.vocab_size} ids",
     ]
+    if head.block is not None:
+        words.append(f"up to {head.block.most} drafts in one pass")
     return ", ".join(words)
 
 
@@ -143,7 +145,7 @@ def _other_readings(head: DraftConfig, target: ModelConfig) -> list[tuple[int, .
     Some name layers whose input is captured, some those whose output is, under the same name.
     """
     last = target.num_layers
-    named = CAPTURED in (head.folder / "config.json").read_text()
+    named = any(key in (head.folder / "config.json").read_text() for key in CAPTURED)
     if not named or head.capture_layers == (last,):  # a head of the last hidden state takes no other
         return []
     shifted = [tuple(layer + by for layer in head.capture_layers) for by in (-1, 1)]

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from eyas import cli
 from eyas.bench.parts import ChildPart, Tell
 from eyas.common.config import NANO, NANO_HEAD
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_dflash import write_tiny_dflash
 
 
 @pytest.fixture
@@ -59,6 +60,19 @@ def test_without_a_target(head: Path, capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr().out
     assert "an EAGLE-3 head, 1 layer of 64, 4 query and 2 key heads, 48 of 256 ids" in said
     assert "--target DIR says" in said
+
+
+def test_a_head_that_drafts_blocks(tmp_path: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = write_tiny_dflash(tmp_path / "block", target)
+    assert cli.main(["doctor", "head", str(head)]) == 0
+    said = capsys.readouterr().out
+    assert "a DFlash head, 2 layers of 64, 4 query and 2 key heads, 256 of 256 ids, up to 7 drafts" in said
+    edit(head, {"hidden_norm.weight": torch.ones(32), "layers.1.self_attn.v_proj.weight": None})
+    assert cli.main(["doctor", "head", str(head), "--target", str(target)]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "hidden_norm.weight is 32, not 64" in said and "layers.1.self_attn.v_proj.weight is missing" in said
+    )
 
 
 def test_every_mismatch_is_told_at_once(
