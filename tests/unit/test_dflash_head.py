@@ -130,7 +130,7 @@ def test_the_layers_are_counted_by_their_output_or_by_their_input(target: Path, 
     for i, speculators in enumerate((False, True)):
         head = write_tiny_dflash(tmp_path / str(i), target, speculators=speculators)
         assert read_head(head, described).capture_layers == READS
-    head = write_tiny_dflash(tmp_path / "spread", target, dflash_config={"mask_token_id": MASK})
+    head = write_tiny_dflash(tmp_path / "spread", target, block_size=8, dflash_config={"mask_token_id": MASK})
     found = read_head(edit(head, {"fc.weight": torch.randn(64, 128)}), described)
     assert found.capture_layers == (2, 6)  # of 8, for two layers
     assert found.block == DraftBlock(most=7, mask_token=MASK)
@@ -139,8 +139,8 @@ def test_the_layers_are_counted_by_their_output_or_by_their_input(target: Path, 
 REFUSED = {
     "hidden_size": ({"hidden_size": 32}, "its hidden_size is not the target's"),
     "window": ({"layer_types": ["sliding_attention", "full_attention"]}, "attend to a window"),
-    "mask": ({"dflash_config": {"mask_token_id": 256, "target_layer_ids": [1]}}, "mask_token_id 256"),
-    "block": ({"block_size": 1}, "block_size 1 must be 2 or more"),
+    "mask": ({"dflash_config": {"mask_token_id": 256}}, "mask_token_id 256"),
+    "block": ({"dflash_config": {"block_size": 1}}, "block_size 1 must be 2 or more"),
     "scaled": ({"dflash_config": {"mask_token_id": 1, "output_multiplier": 0.5}}, "output_multiplier"),
 }
 

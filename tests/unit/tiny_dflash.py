@@ -11,6 +11,7 @@ import torch
 from tests.unit.tiny import SeededWeights, write_folder
 
 MASK = 250
+BLOCK = 8
 
 
 def write_tiny_dflash(
@@ -18,78 +19,74 @@ def write_tiny_dflash(
     target_folder: Path,
     *,
     layers: int = 2,
-    block: int = 8,
     reads: tuple[int, ...] = (2, 4, 6),
     draft_vocab: int | None = None,
     speculators: bool = False,
-    seed: int = 0,
     **keys: Any,
 ) -> Path:
-    """A head for the target in `target_folder` that drafts block - 1 tokens at once.
+    """A head for the target in `target_folder` that drafts BLOCK - 1 tokens at once.
 
     `reads`: the target's layers before which it takes rows. With `draft_vocab` it has an lm_head of its own
     over that many of the target's ids. `speculators`: in the form of that library, else in z-lab's. `keys`:
     more of config.json.
     """
     target = json.loads((Path(target_folder) / "config.json").read_text())
-    hidden, ffn, vocab, dim = (
-        target[k] for k in ("hidden_size", "intermediate_size", "vocab_size", "head_dim")
-    )
-    heads = {"q": target["num_attention_heads"], "k": target["num_key_value_heads"]}
-    random, mask = SeededWeights(seed + 3000), min(MASK, vocab - 6)
+    hidden, vocab = target["hidden_size"], target["vocab_size"]
+    random = SeededWeights(3000)
     weights = {
         "fc.weight": random.matrix(hidden, len(reads) * hidden),
         "hidden_norm.weight": random.gain(hidden),
         "norm.weight": random.gain(hidden),
     }
     for i in range(layers):
-        for part in "qkv":
-            rows = heads["q" if part == "q" else "k"] * dim
-            weights[f"layers.{i}.self_attn.{part}_proj.weight"] = random.matrix(rows, hidden)
-        weights |= {
-            f"layers.{i}.self_attn.o_proj.weight": random.matrix(hidden, heads["q"] * dim),
-            f"layers.{i}.self_attn.q_norm.weight": random.gain(dim),
-            f"layers.{i}.self_attn.k_norm.weight": random.gain(dim),
-            f"layers.{i}.input_layernorm.weight": random.gain(hidden),
-            f"layers.{i}.post_attention_layernorm.weight": random.gain(hidden),
-            f"layers.{i}.mlp.gate_proj.weight": random.matrix(ffn, hidden),
-            f"layers.{i}.mlp.up_proj.weight": random.matrix(ffn, hidden),
-            f"layers.{i}.mlp.down_proj.weight": random.matrix(hidden, ffn),
-        }
+        weights |= {f"layers.{i}.{name}": tensor for name, tensor in _layer(target, random).items()}
     if draft_vocab is not None:
-        kept = (
-            torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))[:draft_vocab].sort().values
-        )
+        kept = torch.randperm(vocab, generator=torch.Generator().manual_seed(4))[:draft_vocab].sort().values
         weights["lm_head.weight"] = random.matrix(draft_vocab, hidden)
         weights["d2t"] = kept - torch.arange(draft_vocab)
         weights["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, kept, True)
-    layer = {
+    own = {"mask_token_id": min(MASK, vocab - 6), "block_size": BLOCK}
+    sizes = _sizes(target, layers)
+    config: dict[str, Any]
+    if speculators:
+        told = {"speculators_model_type": "dflash", "draft_vocab_size": draft_vocab or vocab}
+        nested = {"transformer_layer_config": sizes, "aux_hidden_state_layer_ids": list(reads)}
+        config = {"architectures": ["DFlashSpeculator"], **told, **nested, **own}
+    else:
+        own["target_layer_ids"] = [layer - 1 for layer in reads]
+        config = {"architectures": ["DFlashDraftModel"], "dflash_config": own, **sizes}
+    return write_folder(folder, config | keys, weights)
+
+
+def _layer(target: dict[str, Any], random: SeededWeights) -> dict[str, torch.Tensor]:
+    """One of Qwen3."""
+    hidden, ffn, dim = (target[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+    queries, keys = target["num_attention_heads"] * dim, target["num_key_value_heads"] * dim
+    return {
+        "self_attn.q_proj.weight": random.matrix(queries, hidden),
+        "self_attn.k_proj.weight": random.matrix(keys, hidden),
+        "self_attn.v_proj.weight": random.matrix(keys, hidden),
+        "self_attn.o_proj.weight": random.matrix(hidden, queries),
+        "self_attn.q_norm.weight": random.gain(dim),
+        "self_attn.k_norm.weight": random.gain(dim),
+        "input_layernorm.weight": random.gain(hidden),
+        "post_attention_layernorm.weight": random.gain(hidden),
+        "mlp.gate_proj.weight": random.matrix(ffn, hidden),
+        "mlp.up_proj.weight": random.matrix(ffn, hidden),
+        "mlp.down_proj.weight": random.matrix(hidden, ffn),
+    }
+
+
+def _sizes(target: dict[str, Any], layers: int) -> dict[str, Any]:
+    """What config.json says of its layers."""
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    return {name: target[name] for name in (*same, "head_dim")} | {
         "model_type": "qwen3",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
         "num_hidden_layers": layers,
-        "num_attention_heads": heads["q"],
-        "num_key_value_heads": heads["k"],
-        "head_dim": dim,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
+        "torch_dtype": "float32",
     }
-    config: dict[str, Any]
-    if speculators:
-        config = {
-            "architectures": ["DFlashSpeculator"],
-            "speculators_model_type": "dflash",
-            "transformer_layer_config": layer,
-            "aux_hidden_state_layer_ids": list(reads),
-            "draft_vocab_size": draft_vocab or vocab,
-            "block_size": block,
-            "mask_token_id": mask,
-        }
-    else:
-        own = {"mask_token_id": mask, "target_layer_ids": [layer - 1 for layer in reads]}
-        config = {"architectures": ["DFlashDraftModel"], "block_size": block, "dflash_config": own, **layer}
-    return write_folder(folder, config | {"torch_dtype": "float32"} | keys, weights)
