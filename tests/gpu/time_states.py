@@ -99,7 +99,7 @@ class Step:
         m = case.batch * case.rows
         self.case = case
         format = StateFormat((0,), SHAPE, ring_rows(16), torch.bfloat16)
-        filters = torch.randn(SHAPE.inputs, SHAPE.kernel, device=device)
+        filters = torch.randn(SHAPE.kernel, SHAPE.inputs, device=device)
         self.layers = []
         for _ in range(layers):
             memory = torch.zeros(case.batch, format.slot_bytes, dtype=torch.uint8, device=device)

@@ -42,7 +42,7 @@ class Scene:
         torch.set_num_threads(1)  # many test processes share the cores
         random = torch.Generator().manual_seed(seed)
         self.shape = shape
-        filters = torch.randn(shape.inputs, shape.kernel, generator=random)
+        filters = torch.randn(shape.inputs, shape.kernel, generator=random).t().contiguous()
         self.rule = DeltaRule(shape, filters.to(DEVICE))
         if not shape.corrects:
             bias, skip = (torch.randn(n, generator=random) for n in (shape.inputs, shape.value_heads))

@@ -145,7 +145,7 @@ def _with_rows(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor
 
 
 def _window_off_by_one(rule: DeltaRule, *rest: Any) -> torch.Tensor:
-    return CONVOLVED(replace(rule, filters=rule.filters.roll(1, 1)), *rest)
+    return CONVOLVED(replace(rule, filters=rule.filters.roll(1, 0)), *rest)
 
 
 CONVOLVED = DeltaRule._convolved

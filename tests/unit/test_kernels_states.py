@@ -198,7 +198,7 @@ def test_gates_and_the_norm_of_a_state_space_model(groups: int, first: bool) -> 
     bias = torch.randn(3, generator=random).to(DEVICE) - 2
     rate = -torch.rand(3, generator=random).to(DEVICE)
     gain = torch.rand(48, generator=random).to(DEVICE) if groups else None
-    rule = DeltaRule(shape, torch.ones(shape.inputs, 4, device=DEVICE))
+    rule = DeltaRule(shape, torch.ones(4, shape.inputs, device=DEVICE))
     part: DeltaPart[None] = DeltaPart(None, rule, rate, bias, gain)
     found = rule_gates((numbers,), bias, rate, shape)
     assert torch.allclose(found, recurrent.gates((numbers,), part), rtol=1e-5, atol=0)

@@ -81,7 +81,7 @@ def short() -> None:
     shape = ConvolutionShape.of_columns(2048, 3)  # of LFM2-1.2B
     format = StateFormat((0, 1), shape, ring_rows(16), torch.bfloat16)
     states = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8))
-    rule = ShortConvolution(shape, empty(2048, 3, dtype=torch.float32))
+    rule = ShortConvolution(shape, empty(3, 2048, dtype=torch.float32))
     for most, tree in ((1, False), (8, True), (256, False)):
         rows = StateRows(*_words(2 * most), most, trees=tree)
         groups = StateGroups(rows, None, None, None, None)
@@ -122,8 +122,8 @@ def _given(
 ) -> tuple[torch.Tensor, torch.Tensor, DeltaLayer, StateRows]:
     format = StateFormat((0,), shape, ring_rows(16), dtype)
     stored = StateStore(format, empty(2, format.slot_bytes, dtype=torch.uint8)).layers[0]
-    filters = empty(shape.inputs, 4, dtype=torch.float32)
-    parts = () if shape.corrects else (filters[:, 0], empty(shape.value_heads, dtype=torch.float32))
+    filters = empty(4, shape.inputs, dtype=torch.float32)
+    parts = () if shape.corrects else (filters[0], empty(shape.value_heads, dtype=torch.float32))
     rule = DeltaRule(shape, filters, *parts)
     rows = StateRows(*_words(m), most, trees=trees)
     gates = empty(m, shape.gates, dtype=torch.float32)

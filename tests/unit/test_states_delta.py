@@ -16,7 +16,7 @@ SHAPE = DeltaShape(key_heads=2, value_heads=6, key_size=16, value_size=24, kerne
 @pytest.fixture
 def rule() -> DeltaRule:
     torch.manual_seed(1)
-    return DeltaRule(SHAPE, torch.randn(SHAPE.inputs, SHAPE.kernel))
+    return DeltaRule(SHAPE, torch.randn(SHAPE.kernel, SHAPE.inputs))
 
 
 def _rows(count: int, seed: int = 2) -> DeltaRows:
@@ -39,7 +39,7 @@ def _start(count: int = 1) -> DeltaState:
 
 def _theirs(rule: DeltaRule, rows: DeltaRows, *, chunked: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """What transformers reads of a sequence's first rows, and its state behind them."""
-    mixed = F.conv1d(F.pad(rows.inputs.t(), (3, 0))[None], rule.filters[:, None], groups=SHAPE.inputs)
+    mixed = F.conv1d(F.pad(rows.inputs.t(), (3, 0))[None], rule.filters.t()[:, None], groups=SHAPE.inputs)
     mixed = F.silu(mixed).transpose(1, 2)
     q, k, v = mixed.split((32, 32, SHAPE.value_heads * SHAPE.value_size), 2)
     q, k = (each.unflatten(2, (2, 16)).repeat_interleave(3, 2) for each in (q, k))

@@ -29,7 +29,7 @@ class ConvolutionMixer(Generic[ProjectionT]):
         self._projection = blocks.loader([name]).whole(name, (3 * columns, width))
         self.norm = None if gain is None else blocks.norm_before(gain, self._projection)
         filters = blocks.weights.take(f"{prefix}.conv.weight", (columns, 1, shape.kernel), torch.float32)
-        self._rule = ShortConvolution(shape, filters[:, 0].contiguous())
+        self._rule = ShortConvolution(shape, filters[:, 0].t().contiguous())
 
     @property
     def projections(self) -> tuple[ProjectionT, ...]:

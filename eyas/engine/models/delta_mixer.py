@@ -72,7 +72,7 @@ class DeltaMixer(Generic[ProjectionT]):
 
 
 def convolution(weights: WeightSource, shape: DeltaShape, prefix: str, kind: str) -> torch.Tensor:
-    """The convolution's factors of this rank's columns, float32 [inputs, kernel], or its bias [inputs]."""
+    """The convolution's factors of this rank's columns, float32 [kernel, inputs], or its bias [inputs]."""
     keys, values = shape.key_heads * shape.key_size, shape.value_heads * shape.value_size
     sides = (1, shape.kernel) if kind == "weight" else ()
     stored = [
@@ -80,4 +80,4 @@ def convolution(weights: WeightSource, shape: DeltaShape, prefix: str, kind: str
         for part, count in {"q": keys, "k": keys, "v": values}.items()
     ]
     whole = torch.cat(stored)
-    return whole[:, 0].contiguous() if sides else whole
+    return whole[:, 0].t().contiguous() if sides else whole

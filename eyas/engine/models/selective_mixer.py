@@ -46,7 +46,7 @@ class SelectiveMixer(Generic[ProjectionT]):
             return weights.take(f"{prefix}.{name}", (columns, *sides), torch.float32)
 
         self._step_bias = of_columns("dt_proj.bias")
-        filters = of_columns("conv1d.weight", 1, shape.kernel)[:, 0].contiguous()
+        filters = of_columns("conv1d.weight", 1, shape.kernel)[:, 0].t().contiguous()
         bias = of_columns("conv1d.bias") if shape.bias else None
         rates = of_columns("A_log", shape.key_size).exp().neg().t().contiguous()
         self._gains: list[torch.Tensor] = []

@@ -64,9 +64,10 @@ class MovingRows(NamedTuple):
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """The rule of one layer. `filters` float32 [inputs, kernel]: of the convolution of each column, the
-    factor of a row itself the last of them; `bias` [inputs] is added to it. `skip` [value heads], or of each
-    element of a value: what a row reads grows by its value times that.
+    """The rule of one layer. `filters` float32 [kernel, inputs]: of the convolution of each column, the
+    factor of a row itself the last of them; columns are neighbours in memory, as a row's are. `bias` [inputs]
+    is added to it. `skip` [value heads], or of each element of a value: what a row reads grows by its value
+    times that.
     """
 
     shape: DeltaShape
@@ -164,9 +165,9 @@ class DeltaRule:
         for row, parent in enumerate(parents):
             windows[row] = [first + row, *windows[parent]][: tail + 1]
         newest_first = torch.tensor([windows[row] for row in range(len(parents))], device=before.device)
-        made = before[newest_first[:, tail]] * self.filters[:, 0]
+        made = before[newest_first[:, tail]] * self.filters[0]
         for back in range(tail - 1, -1, -1):
-            made += before[newest_first[:, back]] * self.filters[:, tail - back]
+            made += before[newest_first[:, back]] * self.filters[tail - back]
         if self.bias is not None:
             made += self.bias
         return made

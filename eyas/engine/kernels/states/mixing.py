@@ -70,7 +70,7 @@ def convolved(
             numbers[KERNEL - 1 - tap], real, column, inputs, stride, origin, start, ring, tails, bound,
             layout, EARLIER,
         )  # fmt: skip
-        factor = tl.load(filters + column * KERNEL + tap, mask=there, other=0.0)
+        factor = tl.load(filters + tap * layout.inputs + column, mask=there, other=0.0)
         acc = tl.fma(x, tl.broadcast_to(factor[None, :], x.shape), acc)
     if layout.bias:
         acc += tl.load(bias + column, mask=there, other=0.0)[None, :]

@@ -128,7 +128,7 @@ def _convolve(
             else:
                 number = number - 1
         x = _inputs_at(number, real, tl.where(there, column, 0), first, start, stood, given, layout)
-        factor = tl.load(filters + column * KERNEL + tap, mask=there, other=0.0)
+        factor = tl.load(filters + tap * layout.columns + column, mask=there, other=0.0)
         acc = acc + x.to(tl.float32) * factor
     at = out + (first + row)[:, None] * layout.columns + column
     tl.store(at, acc.to(out.dtype.element_ty), mask=real[:, None] & there)
