@@ -102,6 +102,16 @@ def test_larger_totals_come_in_larger_steps() -> None:
     assert sorted(shape.rows for shape in captured) == [128, 192, 256, 320, 384, 512, 640]
 
 
+def test_a_chunk_alone_may_have_a_graph() -> None:
+    buckets = GraphBuckets(1, 4, (), (8,), 3072, 192, lone_chunks=(256, 512))
+    captured, ends = list(buckets.captured()), MAX_ENDS
+    assert buckets.shape(0, 200, 50, 1) == StepShape(0, 1, 256, 64 + ends, ends) == captured[1]
+    assert buckets.shape(0, 257, 65, 1) == StepShape(0, 1, 512, 128 + ends, ends) == captured[0]
+    assert buckets.shape(0, 100, 25, 1).batch == 8, "a smaller one has a graph beside rounds"
+    for exact in ((1, 200, 50, 1), (0, 513, 129, 1), (0, 256, 64 + ends + 1, 1), (0, 256, 64, ends + 1)):
+        assert buckets.shape(*exact) == StepShape(exact[0], 1, *exact[1:])
+
+
 def test_without_graphs_every_shape_is_exact() -> None:
     assert GraphBuckets(1, 4, ()).shape(5, 0, 0, 0) == StepShape(5, 1)
     assert list(GraphBuckets(1, 4, ()).captured()) == []

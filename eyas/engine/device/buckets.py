@@ -1,8 +1,8 @@
 """Chooses the shapes that have graphs, and the graph of a step: arithmetic on plain numbers.
 
 A step of rounds alone takes the next larger batch, and so does one of sequences without drafts; a step with
-a small prompt chunk takes the next larger batch, and then a total of rows. What fits nowhere keeps its exact
-shape and runs without a graph.
+a small prompt chunk takes the next larger batch, and then a total of rows. A larger chunk alone may have a
+graph too. What fits nowhere keeps its exact shape and runs without a graph.
 
 Where the depth of drafts is adaptive each depth has its own graphs. A step verifies as many drafts as it
 makes: the first of a new depth finds fewer than it has rows for, or leaves the deeper ones. Steps with
@@ -37,7 +37,8 @@ FEW_SINGLES = 8
 @dataclass(frozen=True)
 class GraphBuckets:
     """Ascending batches with a graph, of rounds alone and of those beside a chunk. `width`: rows of a round.
-    `alone`: also of sequences without drafts alone.
+    `alone`: also of sequences without drafts alone. `lone_chunks`: ascending rows of chunks that have a graph
+    where nothing decodes beside them.
 
     `chunk_tokens` and `mixed_tokens`: rows of a step with prompts, those of rounds included: the most, and as
     many as a step should have that also has rounds (0: there is no difference, and no graph).
@@ -50,6 +51,7 @@ class GraphBuckets:
     chunk_tokens: int = 0
     mixed_tokens: int = 0
     alone: bool = True
+    lone_chunks: tuple[int, ...] = ()
 
     def mixed_prefill_budget(self, batch: int, many: bool) -> int:
         """Gives the prompt rows beside `batch` rounds: those of a captured shape, or the most allowed.
@@ -72,8 +74,11 @@ class GraphBuckets:
         if not chunk:
             larger = _next(self.batches, batch)
             return exact if larger is None else StepShape(larger, self.width)
-        larger = _next(self.mixed_batches, batch)
-        longer = None if larger is None else _next(self._chunks(larger), chunk)
+        larger, longer = _next(self.mixed_batches, batch), None
+        if larger is not None:
+            longer = _next(self._chunks(larger), chunk)
+        if longer is None and not batch:
+            larger, longer = 0, _next(self.lone_chunks, chunk)
         if larger is None or longer is None or ends > MAX_ENDS or tiles > self._tiles(longer):
             return exact
         return self._mixed(larger, longer)
@@ -82,6 +87,7 @@ class GraphBuckets:
         """Every shape that has a graph, the largest first: the others then fit in its memory."""
         shapes = [StepShape(batch, self.width) for batch in self.batches]
         shapes += [self._mixed(batch, chunk) for batch in self.mixed_batches for chunk in self._chunks(batch)]
+        shapes += [self._mixed(0, chunk) for chunk in self.lone_chunks]
         shapes += self._singles
         return iter(sorted(shapes, key=lambda shape: -shape.rows))
 

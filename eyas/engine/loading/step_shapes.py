@@ -20,6 +20,10 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.speculation.depth import ladder, shallower
 
 MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
+LONE_CHUNKS = (640, 768, 1024, 1536)
+"""Rows of prompts that have a graph where layers have states: an agent's turn, which goes on from a cached
+state, has so many. One by one, the host launches their kernels, some 700, for longer than a GPU computes.
+"""
 
 
 def buckets_of(loaded: EngineSpec) -> GraphBuckets:
@@ -32,7 +36,11 @@ def buckets_of(loaded: EngineSpec) -> GraphBuckets:
         return GraphBuckets(loaded.width, rows, (), (), *tokens)
     batches = config.cuda_graph_bs or default_batches(most)
     mixed = tuple(b for b in MIXED_BATCHES if b < most) + (most,)
-    return GraphBuckets(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens)
+    lone = () if loaded.target.delta is None else LONE_CHUNKS
+    return GraphBuckets(
+        *(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens),
+        lone_chunks=tuple(chunk for chunk in lone if config.mixed_tokens < chunk <= config.chunk_tokens),
+    )
 
 
 def by_depth(loaded: EngineSpec) -> dict[int, GraphBuckets]:
@@ -55,7 +63,10 @@ def by_depth(loaded: EngineSpec) -> dict[int, GraphBuckets]:
             mixed = tuple(b for b in mixed if b & (b - 1) == 0 or b == mixed[-1])  # a row of padding is cheap
         elif depth < spec.steps:
             mixed = ()
-        shapes[depth] = replace(whole, width=width, batches=batches, mixed_batches=mixed, alone=False)
+        lone = whole.lone_chunks if mixed else ()
+        shapes[depth] = replace(
+            whole, width=width, batches=batches, mixed_batches=mixed, alone=False, lone_chunks=lone
+        )
     return shapes
 
 
