@@ -1,6 +1,6 @@
 """Writes folders for `--load-format dummy`: a known model's sizes, and an invented tokenizer.
 
-    python -m eyas.bench.shapes llama-3.1-8b DIR [--head DIR]
+    python -m eyas.bench.shapes llama-3.1-8b DIR [--head DIR] [--block-head DIR]
 
 Speed depends on sizes alone, so a server is measured without a download. The tokenizer has as many entries as
 the model; its words mean nothing.
@@ -41,7 +41,9 @@ SYLLABLES = list(itertools.product("bcdfghjklmnpqrstvwxyz", "aeiou"))
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a Llama and of its EAGLE-3 head, which is one of its layers over twice the width."""
+    """Sizes of a Llama and of its heads: EAGLE-3's is one of its layers over twice the width, DFlash's is a
+    few of its layers.
+    """
 
     hidden: int
     intermediate: int
@@ -52,6 +54,7 @@ class ModelShape:
     vocab: int = 128256
     draft_vocab: int = 32000
     context: int = 131072
+    block_layers: int = 5
 
 
 SHAPES = {
@@ -82,6 +85,18 @@ def write_head(shape: ModelShape, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(shape, "LlamaForCausalLMEagle3", layers=1)
     _write_json(folder / "config.json", config | {"draft_vocab_size": shape.draft_vocab})
+
+
+def write_block_head(shape: ModelShape, folder: Path, size: int = 8, draft_vocab: int | None = None) -> None:
+    """Writes config.json of a DFlash head that drafts size - 1 tokens at once, by the model's own output head
+    or one of `draft_vocab` ids.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    last, count = shape.layers - 3, shape.block_layers
+    layers = [1 + round(i * (last - 1) / (count - 1)) for i in range(count)]
+    own = {"block_size": size, "mask_token_id": shape.vocab - 1, "target_layer_ids": layers}
+    config = _config(shape, "DFlashDraftModel", count) | {"dflash_config": own}
+    _write_json(folder / "config.json", config | {"draft_vocab_size": draft_vocab})
 
 
 def invented_tokenizer(size: int) -> Tokenizer:
@@ -148,10 +163,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path, help="the model's")
     parser.add_argument("--head", type=Path, metavar="DIR", help="also an EAGLE-3 head's")
+    parser.add_argument("--block-head", type=Path, metavar="DIR", help="also a DFlash head's, of blocks of 8")
     args = parser.parse_args(argv)
     write_model(SHAPES[args.shape], args.folder)
     if args.head:
         write_head(SHAPES[args.shape], args.head)
+    if args.block_head:
+        write_block_head(SHAPES[args.shape], args.block_head)
     return 0
 
 

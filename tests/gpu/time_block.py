@@ -1,0 +1,193 @@
+"""Where the time of a round with a block of drafts goes on one GPU: whole captured steps, and without parts.
+
+    python -m tests.gpu.time_block --out FILE [--heads block ids32k chain3] [--batches 1 8 32]
+
+Milliseconds of a replayed step, 700 rows of context a sequence, drafts accepted by chance: blocks of 8 (a
+DFlash head, 7 drafts, with the target's output head or one of 32,000 ids) at 5.0 tokens a round, and the
+EAGLE-3 chain of 3 at 3.0 that they stand beside. Each also without what it drafts, and so without the rows
+that the head keeps. A token takes a step over the tokens of a round. `--device cpu` tries the script out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.bench import shapes
+from eyas.bench.output import append_line
+from eyas.common.config import SpeculationConfig
+from eyas.engine.device.executor import WORDS
+from eyas.engine.device.program import DeviceState, StepProgram
+from eyas.engine.device.step import StepShape
+from eyas.engine.loading.device_build import build_state
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.startup import EngineStart
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import RankInfo
+from eyas.engine.speculation.synthetic import resolve
+from tests.gpu.steady import engine_config, going_on
+from tests.gpu.time_chain import CONTEXT, REPLAYS, TURNS
+
+TARGETS = {"block": {1: 0.95, 8: 1.05, 32: 1.75}, "chain3": {1: 1.60, 32: 2.25}}  # ms a token, served
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head and its drafts. `write`: its folder, for a shape; `length`: tokens a round."""
+
+    name: str
+    steps: int
+    length: float
+    write: Callable[[shapes.ModelShape, Path], None]
+
+
+HEADS = {
+    "block": Head("block", 7, 5.0, shapes.write_block_head),
+    "ids32k": Head("ids32k", 7, 5.0, lambda s, f: shapes.write_block_head(s, f, draft_vocab=s.draft_vocab)),
+    "chain3": Head("chain3", 3, 3.0, shapes.write_head),
+}
+
+
+def state_of(device: str, shape: str, head: Head, folder: Path, most: int) -> DeviceState:
+    """An engine's, kernels compiled, without the engine."""
+    sizes = shapes.SHAPES[shape]
+    shapes.write_model(sizes, folder / "model")
+    head.write(sizes, folder / head.name)
+    rates = resolve(head.steps, (), head.length)
+    spec = SpeculationConfig(head.steps, 1, head.steps + 1, synthetic_rates=rates)
+    sizes_of = {"context_length": 1024, "max_running": most, "num_pages": most * 64, "chunk_tokens": 64}
+    folders = {"model": str(folder / "model"), "draft": str(folder / head.name)}
+    config = engine_config(device, speculation=spec, **folders, **sizes_of)
+    start = EngineStart.of(config)
+    loaded, ranks = EngineSpec.of(config, epoch=1), ProcessGroup(RankInfo(), config.device)
+    state = build_state(loaded, ranks, start.phases)[1]
+    start.wait_for_kernels()
+    return state
+
+
+def settle(state: DeviceState, steps: int, batch: int) -> None:
+    """Sequences in the first slots, with pages and a context."""
+    tables, context = state.tables, CONTEXT["cpu" if state.device == "cpu" else "cuda"]
+    order = torch.arange(batch * 64, dtype=torch.int32).view(batch, 64)[:, : tables.pages.shape[1]]
+    tables.pages[:batch, : order.shape[1]].copy_(order)
+    tables.length[:batch] = context
+    tables.root[:-1], tables.speculative[:-1] = 1, steps
+    tables.drafts[:batch, :steps] = 1
+
+
+def captured(state: DeviceState, head: Head, batch: int, *, drafting: bool) -> Callable[[], None]:
+    """What runs the step once."""
+    settle(state, head.steps, batch)
+    whole = replace(state, lookup=None, drafter=state.drafter if drafting else None)
+    inputs, results = (torch.zeros(WORDS, dtype=torch.int32, device=state.device) for _ in range(2))
+    program = StepProgram(whole, StepShape(batch, head.steps + 1), inputs, results)
+    program.blank()
+    slots = torch.arange(batch, dtype=torch.int32, device=state.device)
+    program._part["slots"].copy_(slots)
+    program._part["sampled_slots"].copy_(slots.repeat_interleave(head.steps + 1))
+
+    def step() -> None:
+        settle_lengths(state, batch)
+        program.forward()
+        program.rest(program.choose())
+
+    step()
+    if state.device == "cpu":
+        return step
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return lambda program=program: graph.replay()
+
+
+def settle_lengths(state: DeviceState, batch: int) -> None:
+    """The context is as long in every replay."""
+    state.tables.length[:batch].fill_(CONTEXT["cpu" if state.device == "cpu" else "cuda"])
+
+
+def milliseconds(state: DeviceState, run: Callable[[], None]) -> float:
+    """Of one run, the mean of several in a row."""
+    if state.device == "cpu":
+        began = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - began)
+    run()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(REPLAYS):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / REPLAYS
+
+
+def kernels(run: Callable[[], None]) -> Iterator[str]:
+    """Microseconds of the kernels of a run, those of a name together, the longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    events = sorted(profile.key_averages(), key=lambda event: -event.device_time_total)
+    for event in events[:30]:
+        yield f"  {event.device_time_total:8.1f} us in {event.count:4d}: {event.key[:90]}"
+
+
+def measured(state: DeviceState, head: Head, batch: int, *, profiled: bool) -> Iterator[dict[str, Any]]:
+    """With drafts and without, in turn."""
+    ways = {"drafts": True, "no drafts": False}
+    runs = {name: captured(state, head, batch, drafting=drafting) for name, drafting in ways.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(TURNS):
+        for name, run in runs.items():
+            settle(state, head.steps, batch)
+            times[name].append(milliseconds(state, run))
+    for name, found in times.items():
+        ms = statistics.median(found)
+        yield {"head": head.name, "batch": batch, "way": name, "ms": round(ms, 4), "token": ms / head.length}
+        if profiled:
+            print(*kernels(runs[name]), sep="\n", flush=True)
+
+
+def said(line: dict[str, Any]) -> str:
+    """One line of results."""
+    wanted = TARGETS.get(line["head"], {}).get(line["batch"], "-")
+    figures = f"{line['ms']:.3f} ms, {line['token']:.3f} per token (served, wanted: {wanted})"
+    return f"{line['head']} bs{line['batch']} {line['way']}: {figures}"
+
+
+@torch.inference_mode()
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--device", choices=list(CONTEXT), default="cuda")
+    parser.add_argument("--shape", choices=list(shapes.SHAPES), default="llama-3.1-8b")
+    parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS))
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--profile", action="store_true", help="the kernels of each step too")
+    given = parser.parse_args()
+    for name in given.heads:
+        head = HEADS[name]
+        with tempfile.TemporaryDirectory() as folder:
+            state = state_of(given.device, given.shape, head, Path(folder), max(given.batches))
+            for batch in given.batches:
+                with going_on(f"{name}, batch {batch}"):
+                    for line in measured(state, head, batch, profiled=given.profile):
+                        append_line(given.out, line)
+                        print(said(line), flush=True)
+        del state
+        torch.cuda.empty_cache()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
