@@ -82,7 +82,7 @@ class ExpertRows:
         logits = torch.empty(m, self._router.shape[0], device=x.device)
         product_float32(x, self._router, logits, launch)
         chosen = route.choose(logits, self._spec)
-        order = products.group(chosen.experts, (gate_up, down))
+        order = products.walked(chosen.experts, (gate_up, down))
         inner = products.gate_up(x, gate_up, order, self._spec.per_row, GateActivation())
         made = products.down(inner, down, order)
         if m <= skinny.MAX_ROWS:

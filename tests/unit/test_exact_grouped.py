@@ -17,6 +17,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts import combine, grouped
+from eyas.engine.kernels.experts.group import GroupedChoices, OneRow
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.experts.grouped_tiles import (
@@ -68,6 +69,19 @@ def test_experts(experts: ExpertRows) -> None:
     rows = {exact_tile_for(GroupedShape(4, 64, 64, True, 2), 2 * count, {}).rows for count in COUNTS}
     assert len(rows) > 1
     assert said(experts, products()) == []
+
+
+def test_one_rows_experts_need_no_order() -> None:
+    """Neither one that is none."""
+    shared, weights = products(), (HALF.weight(4, 128, 64), HALF.weight(4, 64, 64))
+    chosen, x = torch.tensor([[3, -1, 0]], dtype=torch.int32), HALF.rows(1, 64)
+    found = []
+    for order in (shared.walked(chosen, weights), shared.group(chosen, weights)):
+        inner = shared.gate_up(x, weights[0], order, 3, GateActivation())
+        found.append(shared.down(inner, weights[1], order))
+    assert isinstance(shared.walked(chosen, weights), OneRow)
+    assert torch.equal(*(made[[0, 2]] for made in found))
+    assert isinstance(products(exact=False).walked(chosen, weights), GroupedChoices)
 
 
 @pytest.mark.slow

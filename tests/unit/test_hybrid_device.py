@@ -133,19 +133,20 @@ def test_a_state_space_model_on_the_device(tmp_path: Path, speculation: Speculat
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(("batches", "rounds"), [((4,), 4), ((), 0)], ids=["beside rounds", "alone"])
 def test_steps_with_prompts_may_be_as_large_as_a_graphs(
-    plain: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    plain: EngineConfig, batches: tuple[int, ...], rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds, prompt rows, spans and sequences of padding change nothing."""
     placed = []
 
     def noted(*args: Any) -> GraphBuckets:
-        placed.append(GraphBuckets(1, 16, (4,), (4,), 32, 32))
+        placed.append(GraphBuckets(1, 16, (4,), batches, 32, 32, lone_chunks=(32,)))
         return placed[0]
 
     monkeypatch.setattr(device_build, "buckets_of", noted)
     assert answers(on_device(plain)) == answers(plain)
-    assert placed[0].shape(1, 20, 2, 1) == StepShape(4, 1, 32, 10, 8)
+    assert placed[0].shape(min(rounds, 1), 20, 2, 1) == StepShape(rounds, 1, 32, 10, 8)
 
 
 @pytest.mark.slow

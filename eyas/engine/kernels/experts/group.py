@@ -58,7 +58,7 @@ class OrderSizes:
 @dataclass(frozen=True)
 class OneRow:
     """The experts that one row chose, int32 [choices]: there is nothing to put in order. Each is a block of
-    its own, in products of packed weights, whose tiles have `rows` rows.
+    its own, in products of packed weights or in exact ones, whose tiles have `rows` rows.
 
     With `choice`, `chosen` are the row's logits, float32 [experts], and programs find out what they choose.
     """

@@ -80,8 +80,11 @@ class GroupedProducts:
         return OrderSizes(gate_up.experts, self._tile_for(gate_up, choices).rows)
 
     def walked(self, experts: torch.Tensor, weights: tuple[ExpertWeight, ExpertWeight]) -> ChoiceOrder:
-        """The same, or the choices of one row as they are, where both kernels take them; none is -1 then."""
-        if len(experts) > 1 or not self.are_packed(weights):
+        """The same, or the choices of one row as they are, where both kernels take them: those of packed
+        weights, and the one that makes all products of exact arithmetic. None is -1 then.
+        """
+        kinds = {isinstance(weight, StoredWeight) for weight in weights}
+        if len(experts) > 1 or len(kinds) > 1 or kinds == {True} and not self.launch.exact:
             return self.group(experts, weights)
         return OneRow(experts.view(-1), self.order_sizes(experts.numel(), weights).rows)
 

@@ -28,18 +28,22 @@ def product_kernel(
     CLAMPED: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr,
     MADE: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
-    """One tile after the other; blocks that are absent cost nothing."""
+    """One tile after the other; blocks that are absent cost nothing. Without an order `blocks` are the
+    experts of one row, a block each.
+    """
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     if PDL:
         if LINES > 0:
             _call_ahead(
-                stored, blocks, choices, most,
+                stored, order, blocks, choices, most,
                 N, K, OUTPUTS, ROWS, COLUMNS, SPLIT, GROUP, GATED, LINES, EXPERTS,
             )  # fmt: skip
         gdc_wait()
         gdc_launch_dependents()  # not before: so `down` knows the order of the experts when it calls ahead
     if blocks is None:
         count = (choices + ROWS - 1) // ROWS
+    elif order is None:
+        count = choices
     else:
         count = tl.load(blocks + 3 * most)
     for cell in range(tl.program_id(0), count * TILES, tl.num_programs(0)):
@@ -52,7 +56,7 @@ def product_kernel(
 
 @triton.jit
 def _call_ahead(
-    stored, blocks, choices, most,
+    stored, order, blocks, choices, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, GATED: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
@@ -68,7 +72,9 @@ def _call_ahead(
     if blocks is None:
         _, tile = where(cell, (choices + ROWS - 1) // ROWS, TILES, GROUP)
     else:
-        count = tl.minimum(tl.maximum(tl.load(blocks + 3 * most, volatile=True), 1), most)
+        count = choices
+        if order is not None:
+            count = tl.minimum(tl.maximum(tl.load(blocks + 3 * most, volatile=True), 1), most)
         block, tile = where(cell % (count * TILES), count, TILES, GROUP)
         expert = tl.minimum(tl.maximum(tl.load(blocks + block, volatile=True), 0), EXPERTS - 1)
     row = tl.minimum(tile * COLUMNS + tl.arange(0, COLUMNS), OUTPUTS - 1)
@@ -94,6 +100,10 @@ def _one_tile(
     if blocks is None:
         expert, begin = 0, block * ROWS
         end = tl.minimum(begin + ROWS, choices)
+    elif order is None:
+        expert = tl.load(blocks + block)
+        begin, end = block, tl.where(expert >= 0, block + 1, block)
+        expert = tl.maximum(expert, 0)
     else:
         expert = tl.load(blocks + block)
         begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
