@@ -90,6 +90,8 @@ def config_of(args: argparse.Namespace, way: str, folder: str) -> EngineConfig:
     options["context_length"] = 40960
     if args.small:
         options |= {"max_running": 4, "num_pages": 512, "context_length": 2048}
+    if args.chunk:
+        options["chunk_tokens"] = args.chunk
     if way == "mtp":
         spec = SpeculationConfig(
             steps=STEPS, draft_tokens=STEPS + 1, synthetic_rates=resolve(STEPS, (), LENGTH)
@@ -238,7 +240,7 @@ def ratios(out: Path) -> Iterator[dict[str, Any]]:
 def command(args: argparse.Namespace, shape: str, way: str, folder: str) -> list[str]:
     words = [sys.executable, "-m", "tests.gpu.time_hybrids", "--out", str(args.out), "--folder", folder]
     words += ["--shapes", shape, "--ways", way, "--device", args.device, "--pages", str(args.pages)]
-    words += ["--running", str(args.running)]
+    words += ["--running", str(args.running), "--chunk", str(args.chunk)]
     return [*words, "--parts", *args.parts, "--loads", *args.loads, *["--small"] * args.small]
 
 
@@ -255,6 +257,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="small matrices and loads, to try it")
     parser.add_argument("--pages", type=int, default=8000)
     parser.add_argument("--running", type=int, default=128, help="requests at once, at most (%(default)d)")
+    parser.add_argument("--chunk", type=int, default=0, help="rows of a step with prompts (the engine's own)")
     parser.add_argument("--folder", help="one way alone, in this process")
     parser.add_argument("--compile", action="store_true", help="only kernels")
     args = parser.parse_args()
