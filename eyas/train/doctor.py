@@ -118,6 +118,8 @@ def _built(
 
 
 def _feature(head: DraftConfig, target: ModelConfig) -> str:
+    if not head.capture_layers:
+        return "a token's id"
     if head.capture_layers == (target.num_layers,):
         return "what leaves the target's last layer"
     return f"what enters the target's layers {', '.join(map(str, head.capture_layers))}"

@@ -32,7 +32,7 @@ def worst_difference(
     tokens = torch.randint(256, (N + 1,), generator=torch.Generator().manual_seed(3)).tolist()
     prompt = [QuerySpan(rig.table(N), 0, N)]
     captured = [rig.forward(prompt, tokens[:N], layers)[1] for layers in (draft.capture.layers, taps)]
-    features, same = draft.capture.features(captured[0]), paper.feature(captured[1])
+    features, same = draft.capture.features(captured[0], torch.tensor(tokens[:N])), paper.feature(captured[1])
     found, wanted = [features], [same]
 
     table = rig.table(N + STEPS)

@@ -69,7 +69,7 @@ def check_chain(case: Case) -> None:
     rig = Rig(case.folder)
     draft = HeadRig(case.folder, rig)
     _, captured = rig.forward([QuerySpan(rig.table(N), 0, N)], TOKENS[:N], draft.capture.layers)
-    features = draft.capture.features(captured)
+    features = draft.capture.features(captured, torch.tensor(TOKENS[:N]))
     stated = case.target.model(torch.tensor([TOKENS[:N]])).last_hidden_state[0]
     assert (features - stated).abs().max() < 1e-4
     table = rig.table(N + STEPS)

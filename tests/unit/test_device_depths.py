@@ -222,7 +222,7 @@ def test_the_ring_gives_back_the_newest_rows_in_order() -> None:
             row = page * page_size + position % page_size
             expected.append((slot, position, 1000.0 * slot + position, 100 * slot + position + 1, row))
     words = torch.tensor([[2, 0, slots - 1, 1], [1, 3, 0, RING_ROWS]], dtype=torch.int32)
-    features, rows = ring.waiting(words, page_size)
+    features, own, rows = ring.waiting(words, page_size)
     assert rows.starts.tolist() == [16, 2, int(tables.length[slots - 1]), 24]
     assert all(tensor.dtype == torch.int32 for tensor in rows.tensors)
     found = []
@@ -234,5 +234,6 @@ def test_the_ring_gives_back_the_newest_rows_in_order() -> None:
         if kv_row < 0:
             assert token == position == 0
         else:
+            assert int(own[row]) == token - 1
             found.append((slot, position, float(features[row, 0]), token, kv_row))
     assert sorted(found) == sorted(expected)

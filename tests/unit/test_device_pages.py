@@ -76,6 +76,7 @@ class Watch(StepExecutor):
 
     layers = (0,)
     token_map = None
+    whole = False
 
     def __init__(self, rig: Rig, tables: SlotTables, spec: SpeculationConfig | None) -> None:
         self._rig = rig
@@ -101,7 +102,7 @@ class Watch(StepExecutor):
         x = torch.zeros(rows.count, HIDDEN)
         return (x, x) if tokens is rows else Drafted(x, x)
 
-    def features(self, of):
+    def features(self, of, tokens=None):
         """Of the head; and of the executor, whose rows are handed on."""
         return super().features(of) if isinstance(of, list) else of
 
@@ -231,6 +232,17 @@ def test_every_row_of_a_chain_has_its_page(agreement: str, agree: Agree) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("spec", [CHAIN, TREES["tree"]], ids=["chain", "tree"])
+def test_every_row_of_a_whole_model_has_its_page(
+    spec: SpeculationConfig, agree: Agree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs one row more, the root's."""
+    monkeypatch.setattr(Watch, "whole", True)
+    agree(always)
+    fill_the_context(World(spec))
+
+
+@pytest.mark.slow
 def test_every_row_has_its_page_without_drafts(agree: Agree) -> None:
     agree(always)
     fill_the_context(World(PLAIN))
@@ -307,12 +319,12 @@ def test_fewer_rounds_ahead_are_noticed(spec: SpeculationConfig | None, fewer: i
 def test_rows_ahead_are_enough_for_any_drafts(topk: int) -> None:
     """Rows after those that the host knows of. With a round of `path` rows at most in flight, one of them
     counted already, the next begins up to path - 1 rows on; it writes its own rows, and the head's drafts
-    below it."""
+    below it, a whole model below one more."""
     loaded = EngineSpec.of(EngineConfig())
     for steps in range(1, 64 // topk + 2):
         for nodes in {2, steps, steps + 1, 32, 64} - {1}:
             spec = SpeculationConfig(steps, topk, nodes if topk > 1 else steps + 1)
             drafted = replace(loaded, config=replace(loaded.config, speculation=spec))
             path = min(steps + 1, drafted.width)
-            verified, proposed = path - 1 + drafted.width, 2 * path - 1 + (steps - 1) * topk
+            verified, proposed = path - 1 + drafted.width, 2 * path + (steps - 1) * topk
             assert max(verified, proposed) <= rounds_ahead(drafted) * drafted.round_rows, spec

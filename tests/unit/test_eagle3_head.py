@@ -41,7 +41,7 @@ def test_extend_rows_then_a_recurrent_chain(folders: tuple[Path, Path], tokens: 
     rig = Rig(target)
     draft = HeadRig(folder, rig)
     _, captured = rig.forward([QuerySpan(rig.table(N), 0, N)], tokens[:N], draft.capture.layers)
-    features = draft.capture.features(captured)
+    features = draft.capture.features(captured, torch.tensor(tokens[:N]))
     paper = Eagle3(folder, target)
     assert close(features, captured @ paper.w["fc.weight"].T)
 
@@ -133,7 +133,7 @@ def test_fc_norm_scales_each_captured_state(tmp_path: Path) -> None:
         F.rms_norm(chunk, (64,), gain, 1e-5)
         for chunk, gain in zip(captured.chunk(3, -1), gains.values(), strict=True)
     ]
-    got = HeadRig(folder, Rig(target)).capture.features(captured)
+    got = HeadRig(folder, Rig(target)).capture.features(captured, torch.arange(5))
     assert close(got, torch.cat(chunks, -1) @ stored["fc.weight"].T)
 
 

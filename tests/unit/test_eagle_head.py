@@ -60,7 +60,7 @@ def test_the_feature_is_what_the_targets_head_reads(folders: Folders) -> None:
     rig = Rig(target)
     tap, residual = HeadRig(head, rig).capture, torch.randn(5, 64)
     logits = rig.model.logits(residual)
-    assert torch.allclose(rig.model.ends.lm_head(tap.features(residual)), logits)
+    assert torch.allclose(rig.model.ends.lm_head(tap.features(residual, torch.arange(5))), logits)
     assert tap.layers == (LAYERS,)
 
 
@@ -103,8 +103,12 @@ def test_biases_of_attention_are_told_by_their_tensors(folders: Folders) -> None
         ({"layers.0.mlp.gate.weight": torch.zeros(4)}, {}, "head: its tensor layers.0.mlp.gate.weight"),
         ({"layers.0.input_layernorm.weight": torch.ones(64)}, {}, "has no layers.0.input_layernorm.weight"),
         ({"norm.weight": torch.ones(64)}, {}, "an EAGLE-1/2 head has no norm.weight, and it has one"),
-        ({"fc.weight": torch.zeros(64, 192)}, {}, "nor an EAGLE-1/2 head nor an EAGLE-3 head"),
-        ({"fc.weight": None}, {}, "nor an EAGLE-1/2 head nor an EAGLE-3 head"),
+        (
+            {"fc.weight": torch.zeros(64, 192)},
+            {},
+            "nor an EAGLE-1/2 head nor a whole model nor an EAGLE-3 head",
+        ),
+        ({"fc.weight": None}, {}, "nor an EAGLE-1/2 head nor a whole model nor an EAGLE-3 head"),
         ({}, {"vocab_size": 300}, "head: its vocab_size is not the target's"),
         ({}, {"hidden_size": 48}, "head: its hidden_size is not the target's"),
         ({}, {"sliding_window": 9}, "head: its sliding_window is shorter than the context"),

@@ -111,8 +111,8 @@ def same_drafts(target: Path, folder: Path, first: int) -> bool:
     same = []
     for rounds, chunks, spans, tokens in Steps(rig, first):
         captured = torch.randn(len(tokens), len(tap.layers) * rig.config.hidden_size)
-        features = plain.capture.features(captured)
-        same.append(close(tap.features(captured), features))
+        features = plain.capture.features(captured, tokens)
+        same.append(close(tap.features(captured, tokens), features))
         expected = plain.forward(features, spans, tokens.tolist())
         rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
         given = features.clone()

@@ -103,8 +103,8 @@ def same_drafts(folder: Path, first: int, dialect: Callable[[str], Dialect] = di
     same = []
     for rounds, chunks, spans, tokens in Steps(rig, first):
         tapped = torch.randn(len(tokens), rig.config.hidden_size)
-        features = tap.features(tapped)
-        assert close(features, plain.capture.features(tapped))
+        features = tap.features(tapped, tokens)
+        assert close(features, plain.capture.features(tapped, tokens))
         expected, under = plain.drafted(features, spans, tokens.tolist())
         rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
         if plain.config.stages == 1:

@@ -343,8 +343,8 @@ def test_a_head_is_a_head(target: Path, tmp_path: Path, first: int, draft_vocab:
     assert tap.layers == CAPTURE
     for rounds, chunks, spans, tokens in Steps(rig, first):
         captured = torch.randn(len(tokens), len(CAPTURE) * rig.config.hidden_size)
-        features = plain.capture.features(captured)
-        assert close(tap.features(captured), features[: len(tokens)])
+        features = plain.capture.features(captured, tokens)
+        assert close(tap.features(captured, tokens), features[: len(tokens)])
         expected = plain.forward(features[: len(tokens)], spans, tokens.tolist())
         rows = twin.rows(rounds, chunks)
         found, same = head.forward(features[: len(tokens)].contiguous(), tokens.int(), rows, twin.pool)

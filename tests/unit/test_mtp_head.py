@@ -149,7 +149,7 @@ def run(case: Case) -> Run:
     rig = Rig(case.target)
     draft = HeadRig(case.head, rig)
     _, captured = rig.forward([QuerySpan(rig.table(N), 0, N)], TOKENS[:N], draft.capture.layers)
-    features = draft.capture.features(captured)
+    features = draft.capture.features(captured, torch.tensor(TOKENS[:N]))
     table = rig.table(N + STEPS)
     certain = torch.cat(
         [

@@ -56,6 +56,7 @@ class LinkDraft:
 
     token_map: torch.Tensor | None = None
     block = None
+    whole = False
 
     def __init__(
         self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[Any]

@@ -101,6 +101,7 @@ class Forbidden:
     """A whole head to which all ids but IDS are forbidden."""
 
     token_map = block = None
+    whole = False
 
     def __init__(self, head: DraftModel) -> None:
         self.forward, self._head = head.forward, head

@@ -220,7 +220,7 @@ def test_what_is_trained_is_what_is_served(
     (text,) = texts(1, 6, length=10)
     ids = text.ids.tolist()
     _, tapped = rig.forward([QuerySpan(rig.table(10), 0, 10)], ids, engine.capture.layers)
-    features = engine.capture.features(tapped)[:9]
+    features = engine.capture.features(tapped, torch.tensor(ids))[:9]
     for step, logits in enumerate(served(engine, rig, features, ids[1:], depth=3)):
         batch = batch_of([[TrainingExample(np.array(ids, np.int32), np.ones(len(ids), bool))]], 24)
         with torch.no_grad():

@@ -577,7 +577,8 @@ class DraftConfig:
     of what the row before gave there; the last one drafts all that are deeper.
     `draft_vocab_size`: rows of its output head, which is the target's unless `own_outputs`. `token_ids`: of
     the target's head it takes the rows of these ids alone (empty: all).
-    `block`: of a head that drafts all depths in one pass.
+    `block`: of a head that drafts all depths in one pass. `features`: elements of a feature (0: as many as
+    its rows have).
     """
 
     folder: Path
@@ -594,6 +595,12 @@ class DraftConfig:
     own_outputs: bool = False
     token_ids: tuple[int, ...] = ()
     block: DraftBlock | None = None
+    features: int = 0
+
+    @property
+    def feature_width(self) -> int:
+        """Elements of the feature of one position, as it goes from the target to who drafts."""
+        return self.features or self.decoder.hidden_size
 
     @property
     def outputs(self) -> int:

@@ -221,7 +221,8 @@ class StepProgram:
     def features(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, head width]: of the forward's rows, int64 [n]."""
         assert self._state.head is not None
-        return self._state.head.features(self._tapped.index_select(0, rows))
+        tapped, tokens = (each.index_select(0, rows) for each in (self._tapped, self._rows.tokens))
+        return self._state.head.features(tapped, tokens)
 
     def _keep(self, tap: DeviceTap) -> torch.Tensor:
         """[batch * path rows + singles, head width]: of the rows on each round's path, then of those without
@@ -276,7 +277,8 @@ class StepProgram:
                 mailbox.post(state.tables, self._part["slots"], self._table, state.tap.place)
         if state.drafter is not None and shape.drafts:
             batch = self._batch("slots") if shape.batch else None
-            state.drafter.follow(self._tapped, batch, verdicts, self._chunk(), shape.width)
+            tokens = self._rows.tokens
+            state.drafter.follow(self._tapped, tokens, batch, verdicts, self._chunk(), shape.width)
         if shape.batch:
             state.look_up(self._part["slots"])
         if shape.ends:

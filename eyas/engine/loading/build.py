@@ -430,7 +430,7 @@ def _ready(
         pools=moves.infos,
         files=moves.files,
         slowest_step_s=slowest,
-        draft_width=head.decoder.hidden_size if head else 0,
+        draft_width=head.feature_width if head else 0,
         synthetic=bool(loaded.synthetic_rates) or loaded.uniform_experts,
         rates=rates,
         arithmetic=config.arithmetic,

@@ -443,9 +443,7 @@ def _windows(loaded: EngineSpec) -> DeviceWindows | None:
     if loaded.head is None or not from_gpu_to_gpu(loaded):
         return None
     sizes = loaded.config.max_running + 1, loaded.config.speculation.deepest + 1
-    return DeviceWindows(
-        *sizes, loaded.head.decoder.hidden_size, loaded.placement.dtype, loaded.config.device
-    )
+    return DeviceWindows(*sizes, loaded.head.feature_width, loaded.placement.dtype, loaded.config.device)
 
 
 def _ring(loaded: EngineSpec, tables: SlotTables, tap: FeatureTap) -> FeatureRing | None:

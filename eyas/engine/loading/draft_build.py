@@ -98,6 +98,7 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     """
     assert loaded.head is not None
     config, decoder, spec = loaded.config, loaded.head.decoder, loaded.config.speculation
+    width = loaded.head.feature_width
     pdl = config.device != "cpu"
     tables = SlotTables(table_sizes(loaded), config.device)
     launch = skinny.ProductLaunch.on(config.device, pdl=pdl)
@@ -115,7 +116,7 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)
     pool = loaded.pool(KvKind.DRAFT)
     proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, firsts=firsts)
-    return loaded, DraftState(proposer, tables, firsts, decoder.hidden_size)
+    return loaded, DraftState(proposer, tables, firsts, width)
 
 
 def batch_sizes(config: EngineConfig) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ def decode_channels(loaded: EngineSpec) -> DecodeChannels:
     gpu, place = gpu_of(loaded), mail_place(spec)
     shape = DraftChannel(
         export={},
-        width=loaded.head.decoder.hidden_size,
+        width=loaded.head.feature_width,
         nodes=place.nodes,
         places=config.max_running,
         rows=place.rows,

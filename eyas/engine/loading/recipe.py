@@ -71,7 +71,7 @@ def launches(config: EngineConfig) -> None:
         program.rest(program.choose())
     if state.state_layers:
         remake(state.state_layers[:1], torch.empty(3, 1, dtype=torch.int32, device="meta"))
-    if state.head is not None:  # its taps may be in layers that are not kept
+    if state.head is not None and state.head.taps:  # they may be in layers that are not kept
         tapped = rows.new_empty(rows.shape[0], len(state.head.taps), rows.shape[1])
         put_rows(rows, tapped, 0, state.pdl)
     if state.drafter is not None:

@@ -105,7 +105,9 @@ class PlainRunner:
         tokens = [t for work in works for t in work.tokens]
         layers = self._tap.layers if self._tap else ()
         residual, tapped = self._forward(StepRows([_span(w) for w in works], tokens, layers))
-        features = self._tap.features(tapped) if self._tap else None
+        features = None
+        if self._tap is not None:
+            features = self._tap.features(tapped, torch.tensor(tokens, device=tapped.device))
 
         picked: list[int] = []
         rows: list[SampledRow] = []

@@ -55,8 +55,10 @@ class FeatureTap(Protocol):
 
     layers: tuple[int, ...]
 
-    def features(self, tapped: torch.Tensor) -> torch.Tensor:
-        """tapped [R, len(layers) * hidden], in the order of `layers` -> one feature row each, [R, width]."""
+    def features(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """tapped [R, len(layers) * hidden], in the order of `layers`, and the tokens [R] of these rows -> one
+        feature row each, [R, width].
+        """
 
 
 class Drafted(NamedTuple):
@@ -73,10 +75,14 @@ class DraftModel(Protocol[RowsT]):
     shifts the tokens is the drafter's business. `token_map`: the target's id of each id that `logits` is
     about, int64 [draft vocab]; None: they are the same. `block`: of a head that drafts all depths in one
     pass; None: it drafts token after token.
+
+    `whole`: it is a model by itself. Its row i is of the token of position i alone: a certain row's is its
+    feature, and the row of the root comes before the first draft (`rows.depth` 1).
     """
 
     token_map: torch.Tensor | None
     block: DraftBlock | None
+    whole: bool
 
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: RowsT, pool: KvPool) -> Drafted:
         """features [R, width] joined with tokens [R], int64 or on a device int32; writes the KV of `rows`.

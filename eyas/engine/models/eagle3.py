@@ -100,7 +100,7 @@ class Eagle3Tap:
         self._gains = [weights.take(name, (width // len(names),)) for name in names]
 
     @torch.inference_mode()
-    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+    def features(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """tapped [R, layers * target's hidden], low to high -> features [R, hidden]."""
         if self._gains:
             tapped = self._machine.norms(tapped, self._gains, self._eps)

@@ -34,7 +34,7 @@ from eyas.engine.models.keys import Fit, reading
 from eyas.engine.models.layer import head_layers, keep_layers, run_layers
 from eyas.engine.models.ops.machine import Blocks, Machine
 
-HEADS = ("mtp", "dflash", "eagle", "eagle3")
+HEADS = ("mtp", "dflash", "eagle", "whole_model", "eagle3")
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they see a folder."""
 
 MOST_LAYERS = 128
@@ -90,21 +90,23 @@ def read_head(
 
 
 def target_alike(folder: Path) -> ModelConfig:
-    """A target of the sizes in a head's own config.json, with as many layers as the largest models have.
+    """A target of the sizes in a head's own config.json, with as many layers as the largest models have, and
+    without a folder.
 
     For who asks what a head is, and has no target. Raises ConfigError if config.json does not say.
     """
     raw = read_config(folder)
     with reading(folder):
         alike = llama.describe({"num_hidden_layers": 1, **raw}, folder)
-    return dataclasses.replace(alike, layers=alike.layers[:1] * MOST_LAYERS)
+    return dataclasses.replace(alike, folder=Path(), layers=alike.layers[:1] * MOST_LAYERS)
 
 
 def _capturing(config: DraftConfig, target: ModelConfig, flagged: tuple[int, ...]) -> DraftConfig:
     """The head with the captured layers that a flag names, or its own. ConfigError if there are none."""
     flag, last = "draft-capture-layers", target.num_layers
-    if flagged and config.capture_layers == (last,):
-        what = f"draft head {config.folder} is fed with what leaves the last layer, and with no other"
+    if flagged and config.capture_layers in ((last,), ()):
+        fed = "what leaves the last layer, and with no other" if config.capture_layers else "no layer"
+        what = f"draft head {config.folder} is fed with {fed}"
         raise ConfigError(f"--{flag}: {what}", param=flag)
     layers = flagged or config.capture_layers
     named = ", ".join(map(str, layers))
@@ -263,6 +265,7 @@ class LayeredDraft(ABC, Generic[ProjectionT]):
 
     token_map: torch.Tensor | None = None
     block: DraftBlock | None = None
+    whole = False
 
     def __init__(self, blocks: Blocks[ProjectionT], lm_head: Any, gain: torch.Tensor | None) -> None:
         self._machine, self._eps, self._lm_head = blocks.machine, blocks.config.norm_eps, lm_head
@@ -312,7 +315,7 @@ class LastHiddenTap:
         self.layers = config.capture_layers
         self._final_norm = final_norm
 
-    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+    def features(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """tapped [R, hidden], before any norm -> features [R, hidden]."""
         return self._final_norm(tapped)
 

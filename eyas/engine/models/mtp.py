@@ -157,6 +157,7 @@ class MtpDraft(Generic[ProjectionT]):
 
     token_map: torch.Tensor | None = None
     block: DraftBlock | None = None
+    whole = False
 
     def __init__(
         self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]

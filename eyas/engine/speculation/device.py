@@ -82,12 +82,13 @@ class DeviceDrafter:
     def follow(
         self,
         tapped: torch.Tensor,
+        tokens: torch.Tensor,
         batch: round_kernels.RoundBatch | None,
         verdicts: round_kernels.RoundVerdicts | None,
         chunk: AcceptedChunk | None,
         width: int,
     ) -> None:
-        """tapped [m, layers * hidden] of the step's rows: extend by what is certain, propose below it.
+        """tapped [m, layers * hidden], tokens [m] of a step's rows: extend by what is certain, then propose.
 
         `width`: rows of a round, which says how many drafts the next has. With one row there are none, and
         what is certain waits in the ring; prompts do not wait.
@@ -99,7 +100,7 @@ class DeviceDrafter:
             batch = None
         if batch is None and chunk is None:
             return
-        features = self._tap.features(tapped)
+        features = self._tap.features(tapped, tokens)
         parts, rounds = [], None
         if batch is not None and verdicts is not None:
             count = tapped.shape[0] - (0 if chunk is None else chunk.rows.count)
@@ -123,9 +124,9 @@ class DeviceDrafter:
             rows = replace(rows, tiles=chunk.rows.tiles, planned=chunk.rows.planned)
         self._proposer.draft(joined, rows, last, slots, spec)
 
-    def features(self, tapped: torch.Tensor) -> torch.Tensor:
-        """tapped [m, layers * hidden] -> [m, head width]."""
-        return self._tap.features(tapped)
+    def features(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """tapped [m, layers * hidden], tokens [m] of rows -> [m, head width]."""
+        return self._tap.features(tapped, tokens)
 
     def join(self, words: torch.Tensor, features: torch.Tensor, width: int) -> None:
         """Sequences before their first round: the head runs their newest draft row, then proposes below it.
@@ -146,8 +147,8 @@ class DeviceDrafter:
         """
         assert self._ring is not None
         slots = words[0].clone()
-        tapped, rows = self._ring.waiting(words, self.pool.page_size)
-        rounds, features = DecodeRows(slots, rows.starts, RING_ROWS), self._tap.features(tapped)
+        tapped, tokens, rows = self._ring.waiting(words, self.pool.page_size)
+        rounds, features = DecodeRows(slots, rows.starts, RING_ROWS), self._tap.features(tapped, tokens)
         if (spec := self._specs.get(width)) is None:
             self._proposer.keep(features, rows, rounds)
             return
@@ -181,9 +182,9 @@ class DeviceTap:
         self.place = mail_place(spec)
         self.trees = spec.topk > 1
 
-    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+    def features(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """As of `DeviceDrafter`."""
-        return self._tap.features(tapped)
+        return self._tap.features(tapped, tokens)
 
 
 class DeviceProposer:
@@ -245,6 +246,8 @@ class DeviceProposer:
     def propose(self, last: Drafted, slots: torch.Tensor, spec: SpeculationConfig) -> None:
         """Drafts for each slot; `last` is what its newest row gave. `spec`: no larger than the proposer's."""
         batch = self.batch(slots)
+        if self.head.whole:
+            last = self._root(last, batch)
         if (block := self.head.block) is not None:
             self._block(last, batch, block, spec.steps)
         elif self.trees:
@@ -254,7 +257,15 @@ class DeviceProposer:
 
     def batch(self, slots: torch.Tensor) -> round_kernels.RoundBatch:
         """The sequences in `slots` int32 [B], as kernels take them."""
-        return round_kernels.RoundBatch(self._tables, slots, self.pool.page_size, self._pdl)
+        behind = int(self.head.whole)
+        return round_kernels.RoundBatch(self._tables, slots, self.pool.page_size, self._pdl, behind)
+
+    def _root(self, last: Drafted, batch: round_kernels.RoundBatch) -> Drafted:
+        """What a whole model's row of each root gives."""
+        rows, count = round_rows(batch.slots, batch.size), batch.size
+        mask = torch.empty(1, count, 1, dtype=torch.int64, device=batch.slots.device)
+        round_kernels.prepare(batch, rows, mask)
+        return self.run(last.features, rows, DecodeRows(batch.slots, rows.starts), 1)
 
     def _chain(self, last: Drafted, batch: round_kernels.RoundBatch, steps: int) -> None:
         rows = round_rows(batch.slots, batch.size)

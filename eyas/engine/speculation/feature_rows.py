@@ -33,11 +33,11 @@ class FeatureRing:
         whose = slots.long()
         self._rows[whose, (self._tables.length[whose] - 1).long() % RING_ROWS] = tapped
 
-    def waiting(self, words: torch.Tensor, page_size: int) -> tuple[torch.Tensor, RoundRows]:
+    def waiting(self, words: torch.Tensor, page_size: int) -> tuple[torch.Tensor, torch.Tensor, RoundRows]:
         """words int32 [2, J]: slots, and how many of the newest rows of each wait (0 to RING_ROWS).
 
-        Gives [J * RING_ROWS, width] and the draft head's rows for them: each one's token is the next in the
-        text. Rows beyond those that wait are empty.
+        Gives [J * RING_ROWS, width], the tokens of these rows, and the draft head's rows for them, of which
+        each one's token is the next in the text. Rows beyond those that wait are empty.
         """
         tables, whose = self._tables, words[0].long()
         starts = tables.length[whose] - words[1]
@@ -46,7 +46,7 @@ class FeatureRing:
         real = inside < words[1][:, None]
         real &= positions + 1 < tables.text.shape[1]
         safe = positions.clamp(0, tables.text.shape[1] - 2).long()
-        tokens = tables.text[whose[:, None], safe + 1]
+        own, tokens = (tables.text[whose[:, None], safe + by] for by in (0, 1))
         kv_rows = tables.pages[whose[:, None], safe // page_size] * page_size + safe.int() % page_size
         rows = RoundRows(
             torch.where(real, tokens, 0).view(-1),
@@ -54,7 +54,8 @@ class FeatureRing:
             torch.where(real, kv_rows, -1).view(-1),
             starts,
         )
-        return self._rows[whose[:, None], safe % RING_ROWS].view(real.numel(), -1), rows
+        tapped = self._rows[whose[:, None], safe % RING_ROWS]
+        return tapped.view(real.numel(), tapped.shape[-1]), own.reshape(-1), rows
 
 
 class DeviceWindows:

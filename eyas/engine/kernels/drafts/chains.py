@@ -36,7 +36,7 @@ def propose(
     id (None: the same). A greedy sequence's draft is the best id, another's the argmax of
     `sampler.perturbed`; ties go to the lowest draft id. A sequence whose drafts end above gets -1 and an
     empty row. The row and its position lie `step` after the root's, since draft row i is (feature i, token
-    i + 1); the noise is that of the token after it.
+    i + 1), or `batch.behind` further; the noise is that of the token after the root and its `step` drafts.
     """
     _choose(batch, logits, step, token_map, rows, 1)
 
@@ -63,7 +63,7 @@ def _choose(
         *(logits, logits.stride(0), peaks.keys, peaks.best, peaks.tickets, token_map),
         *(batch.slots, tables.length, tables.temperature, tables.seed, tables.choice),
         *(tables.drafts, tables.speculative, tables.pages, None if rows is None else rows.tensors),
-        *(step, tables.padding_slot, tables.pages.shape[1], tables.drafts.shape[1]),
+        *(step, batch.behind, tables.padding_slot, tables.pages.shape[1], tables.drafts.shape[1]),
         VOCAB=vocab,
         **peaks.sizes,
         EACH=each,
@@ -94,6 +94,7 @@ def _propose(
     pages,
     out,
     step,
+    behind,
     padding,
     max_pages,
     drafts_stride,
@@ -134,6 +135,7 @@ def _propose(
         drafted = live & (tl.load(speculative + slot) > step)
         tl.store(drafts + slot * drafts_stride + step, tl.where(drafted, token, -1), mask=live)
         if out is not None:
+            start += behind
             kv_row = physical_rows(pages, slot, start, drafted, max_pages, PAGE_SIZE)
             store_rows(out, row, token, start, kv_row, True)
             tl.store(out[3] + row, start)

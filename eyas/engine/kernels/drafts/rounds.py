@@ -22,7 +22,7 @@ from eyas.engine.kernels.sampling.ranking import marked, unmarked
 PLAIN = (
     *("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative", "seed"),
     *("rows", "padding", "max_pages", "drafts_stride", "nodes_stride", "step", "level"),
-    *("text", "context", "most_topk", "most_nodes"),
+    *("text", "context", "most_topk", "most_nodes", "behind"),
 )
 LANES = 128  # rows per program, in kernels with one lane per row
 FACTS = 3
@@ -34,12 +34,16 @@ SYNTHETIC_CHOICE = tl.constexpr(-1)  # the choice in the key of synthetic draws;
 
 @dataclass(frozen=True)
 class RoundBatch:
-    """The sequences of a round: `slots` int32 [B]. `pdl`: use programmatic dependent launch."""
+    """The sequences of a round: `slots` int32 [B]. `pdl`: use programmatic dependent launch.
+
+    `behind`: how many rows behind its root's the row of a first draft is, of who drafts for them.
+    """
 
     tables: SlotTables
     slots: Tensor
     page_size: int
     pdl: bool = False
+    behind: int = 0
 
     @property
     def size(self) -> int:

@@ -49,8 +49,9 @@ class TreeGrowth:
 class TreeFrontier:
     """The rows that the draft head runs next, k per sequence, as a forward reads them.
 
-    rows.starts is the sequence's length; from there attention sees (level + 1) * k draft rows under the mask
-    Growth.visible[level]. `sources` int32 [B * k]: each feature is that row of the previous forward's output.
+    rows.starts is the sequence's length, and `RoundBatch.behind`; from there attention sees (level + 1) * k
+    draft rows under the mask Growth.visible[level]. `sources` int32 [B * k]: each feature is that row of the
+    previous forward's output.
     """
 
     rows: RoundRows
@@ -107,6 +108,7 @@ def grow(
         below and below.rows.tensors,
         below and below.sources,
         level,
+        batch.behind,
         tables.pages.shape[1],
         TOPK=spec.topk,
         WORDS=growth.visible.shape[1],
@@ -137,6 +139,7 @@ def _grow(
     out,
     sources,
     level,
+    behind,
     max_pages,
     TOPK: tl.constexpr,
     WORDS: tl.constexpr,
@@ -173,7 +176,7 @@ def _grow(
         tl.store(frontier + at, first + child, mask=best)
         _store_visible(visible, level, parent_slot, rank, new, best, TOPK, WORDS, AT_ROOT)
         slot = tl.load(slots + sequence)
-        start = tl.load(length + slot)
+        start = tl.load(length + slot) + behind
         expanded = best & (tl.load(speculative + slot) != 0)
         kv_row = physical_rows(pages, slot, start + row, expanded, max_pages, PAGE_SIZE)
         query = sequence * TOPK + rank

@@ -88,7 +88,7 @@ class BatchProgram:
         tables.apply(torch.stack((part["places"], part["words"])))
         tables.length.index_copy_(0, slots, part["ends"])
         state.firsts.index_copy_(0, slots, part["lowest"])
-        if state.proposer.head.block is not None:
+        if state.proposer.head.whole or state.proposer.head.block is not None:
             tables.root.index_copy_(0, slots, part["tokens"].index_select(0, part["last"]))
         self._features.copy_(self._near)
         self._lost.zero_()

@@ -137,16 +137,24 @@ class DraftRunner:
             return self._trees(requests, spec)
         return self._chains(requests, spec.steps)
 
+    def _newest(self, requests: SequenceOf[DraftRequest]) -> Drafted:
+        """What the row before each one's first draft gave. A whole model has yet to run that of the root."""
+        last = _stacked(requests)
+        if not self._head.whole:
+            return last
+        spans = [QuerySpan(w.pages, w.base, 1, offset=w.offset) for w in requests]
+        return self._forward(spans, [w.root for w in requests], last.features, depth=1)
+
     def _chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[DraftTree]:
         """The last token of a chain gets no draft row."""
-        last = _stacked(requests)
+        last, behind = self._newest(requests), int(self._head.whole)
         drafted = []
         for step in range(steps):
             rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
             scores = perturbed(self._head.logits(last.rows), rows, self._head.token_map)
             drafted.append(self._targets(scores.argmax(-1)).tolist())
             if step + 1 < steps:
-                spans = [QuerySpan(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
+                spans = [QuerySpan(w.pages, w.base + behind + step, 1, offset=w.offset) for w in requests]
                 last = self._forward(spans, drafted[-1], last.features, step + 1)
         return [chain_of(tokens) for tokens in zip(*drafted, strict=True)]
 
@@ -169,7 +177,7 @@ class DraftRunner:
     def _trees(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """EAGLE-2: every level runs the k best nodes of each sequence, so k rows per sequence."""
         growing = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in requests]
-        last = _stacked(requests)  # rows of sequences (x k)
+        last = self._newest(requests)  # rows of sequences (x k)
         for level in range(spec.steps):
             logits = self._head.logits(last.rows)
             width = logits.shape[0] // len(requests)
@@ -190,16 +198,17 @@ class DraftRunner:
         features: torch.Tensor,
         level: int,
     ) -> Drafted:
-        """Run the frontier below `level` others: node g of level l is written at row base + l * k + g.
+        """Run the frontier below `level` others: node g of level l is written at row base + l * k + g, by a
+        whole model one row further.
 
         `features`: of the level above, those of one sequence after those of another.
         """
         spans, tokens, sources = [], [], []
         width = features.shape[0] // len(requests)
         for i, (request, tree) in enumerate(zip(requests, growing, strict=True)):
-            frontier = tree.frontier()
-            paths = tuple(tuple(request.base + row for row in node.rows) for node in frontier)
-            spans.append(QuerySpan(request.pages, request.base, len(frontier), paths, request.offset))
+            frontier, base = tree.frontier(), request.base + self._head.whole
+            paths = tuple(tuple(base + row for row in node.rows) for node in frontier)
+            spans.append(QuerySpan(request.pages, base, len(frontier), paths, request.offset))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
         return self._forward(spans, tokens, features[torch.tensor(sources)], level)
