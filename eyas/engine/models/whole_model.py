@@ -15,7 +15,7 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.common.tokenizers.source import read_tokenizer
-from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
+from eyas.engine.checkpoint.config import DraftBlock, DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.values import Raw, words
@@ -106,6 +106,7 @@ class WholeModelDraft(Generic[ProjectionT]):
     """The `DraftModel`: certain rows have the ids in their features for tokens, drafts their own."""
 
     token_map: torch.Tensor | None = None
+    block: DraftBlock | None = None
     whole = True
 
     def __init__(

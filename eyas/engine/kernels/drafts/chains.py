@@ -131,14 +131,12 @@ def _propose(
         token = token_of(highest, VOCAB)
         if token_map is not None:
             token = tl.load(token_map + token).to(tl.int32)
-        live = slot != padding
-        drafted = live & (tl.load(speculative + slot) > step)
-        tl.store(drafts + slot * drafts_stride + step, tl.where(drafted, token, -1), mask=live)
+        drafted = (slot != padding) & (tl.load(speculative + slot) > step)
+        tl.store(drafts + slot * drafts_stride + step, tl.where(drafted, token, -1), mask=slot != padding)
         if out is not None:
-            start += behind
-            kv_row = physical_rows(pages, slot, start, drafted, max_pages, PAGE_SIZE)
-            store_rows(out, row, token, start, kv_row, True)
-            tl.store(out[3] + row, start)
+            kv_row = physical_rows(pages, slot, start + behind, drafted, max_pages, PAGE_SIZE)
+            store_rows(out, row, token, start + behind, kv_row, True)
+            tl.store(out[3] + row, start + behind)
 
 
 @triton.jit
