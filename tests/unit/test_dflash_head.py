@@ -57,7 +57,10 @@ def worst_difference(target: Path, folder: Path, wrong: str = "") -> float:
     spans = [QuerySpan(rig.table(N), 0, N)]
     captured = [rig.forward(spans, tokens[:N], layers)[1] for layers in (draft.capture.layers, reads)]
     paper = DFlash(folder, target, MASK, wrong)
-    found, wanted = [draft.capture.features(captured[0])], [paper.feature(captured[1])]
+    found, wanted = (
+        [draft.capture.features(captured[0], torch.tensor(tokens[:N]))],
+        [paper.feature(captured[1])],
+    )
     table = rig.table(N + DRAFTS + 1)
     for begin, end in ((0, FIRST), (FIRST, N)):  # the second block stands where the first one stood, and on
         draft.forward(

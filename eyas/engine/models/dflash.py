@@ -99,7 +99,7 @@ class DFlashTap:
         self._gain = weights.take("hidden_norm.weight", (hidden,))
 
     @torch.inference_mode()
-    def features(self, tapped: torch.Tensor) -> torch.Tensor:
+    def features(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """tapped [R, layers * target's hidden], low to high -> features [R, hidden]."""
         return self._machine.norm(self._machine.product(tapped, self._fc), self._gain, self._eps)
 
