@@ -72,7 +72,7 @@ def routed() -> None:
             )
         group(chosen.experts, spec.experts + 1, 64, pdl=True)
         made = empty(chosen.experts.numel(), HIDDEN)
-        combine.combine(made, chosen.weights, empty(rows, HIDDEN), pdl=True)
+        combine.combine(made, chosen.weights, combine.BesideRows(empty(rows, HIDDEN)), pdl=True)
         combine.combine_local(made, chosen.weights, chosen.experts, pdl=True)
         if rows < 128:
             combine.combine_add(made, chosen.weights, None, empty(rows, HIDDEN), pdl=True)

@@ -11,7 +11,13 @@ from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts import grouped, grouped_wide
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
-from eyas.engine.kernels.experts.grouped_tiles import GroupedShape, GroupedTile, key_of, tile_for
+from eyas.engine.kernels.experts.grouped_tiles import (
+    GroupedShape,
+    GroupedTile,
+    key_of,
+    programs,
+    tile_for,
+)
 from eyas.engine.kernels.products.blocks import Fp8Rows, StoredWeight, quantise
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
@@ -63,12 +69,13 @@ def run(
 
 @pytest.fixture
 def only_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No product goes another way."""
+    """No product goes another way, and three programs walk over all tiles of `down`."""
 
     def refused(*_: object) -> None:
         raise AssertionError("a short block")
 
     monkeypatch.setattr(grouped, "_start", refused)
+    monkeypatch.setattr(grouped_wide, "programs", lambda *_: 3)
 
 
 @pytest.mark.usefixtures("only_wide")
@@ -162,3 +169,12 @@ def test_tall_blocks_are_the_rule_where_experts_have_many_rows() -> None:
     assert tile_for(gate_up, 256 * 8, {}).rows == 16
     tuned = {key_of(gate_up, 256 * 128): GroupedTile(16, 64, 64, 4, 3)}
     assert tile_for(gate_up, 256 * 128, tuned).rows == 16
+
+
+@pytest.mark.parametrize(("each", "rows"), [(40, 64), (96, 128), (144, 64), (300, 128)])
+def test_blocks_of_sixteen_bits_are_as_tall_as_wastes_least(each: int, rows: int) -> None:
+    gate_up, down = (GroupedShape(257, 1024, 2048, gated=gated, itemsize=2) for gated in (True, False))
+    tiles = [tile_for(gate_up, 257 * each, {}), tile_for(down, 257 * each, {}, rows)]
+    assert [tile.rows for tile in tiles] == [rows, rows]
+    beside = [programs(tile, shape) for tile, shape in zip(tiles, (gate_up, down), strict=True)]
+    assert beside == [132, 264]  # of down two on a multiprocessor

@@ -65,7 +65,7 @@ def _sweep(
     if tl.program_id(0) >= count * SPANS:
         return
     block, span = where(tl.program_id(0), count, SPANS, GROUP)
-    expert, inside, source, target = rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
+    expert, _, inside, source, target = rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
     low = values_of(x, source, 0, K, DEPTH)
     high = values_of(x, source, DEPTH, K, DEPTH) if TWO else low
     by_low, by_high = 1.0, 1.0

@@ -121,6 +121,14 @@ class GroupedTask:
         )
 
     @property
+    def placed(self) -> TensorDescriptor:
+        """The input's numbers, which lie as the order has them, by blocks of rows."""
+        numbers, _ = self.rows
+        return TensorDescriptor(
+            numbers, list(numbers.shape), [self.shape.k, 1], [self.tile.rows, self.tile.depth]
+        )
+
+    @property
     def scales(self) -> torch.Tensor | None:
         """The scales of the weight, unless it is packed."""
         assert isinstance(self.weight, StoredWeight)

@@ -207,8 +207,7 @@ def _rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
     touched = min(choices, shape.experts)
     each = -(-choices // touched)
     if shape.experts > 1 and (rows or each) > 32:
-        columns = 64 if shape.gated and rows > 64 else 128
-        return GroupedTile(rows or 64, columns, 128 // shape.itemsize, warps=8, stages=4)
+        return _tall(shape, rows or _tall_rows(shape, each))
     rows = rows or (16 if each <= 16 else 32 if each <= 32 else 64 if each <= 96 else 128)
     if rows == 128:
         square = 128 if not shape.gated and shape.k > _SHORT else 64
@@ -225,6 +224,20 @@ def _rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
     split = _split(programs)
     beside = programs * split > _PROGRAMS and shape.gated and columns == 128
     return GroupedTile(rows, columns, depth, 4, stages=3 if beside and split > 1 else 5, split=split)
+
+
+def _tall(shape: GroupedShape, rows: int) -> GroupedTile:
+    """Of many rows of each expert. Numbers in FP8 have two sums of a tile, of which not both are wide."""
+    tall = rows > _MATRIX_SIDE
+    columns = 64 if tall and shape.gated and shape.itemsize == 1 else 128
+    stages = 4 if shape.gated or not tall else 3  # two programs of `down` stand beside each other
+    return GroupedTile(rows, columns, 128 // shape.itemsize, warps=8, stages=stages)
+
+
+def _tall_rows(shape: GroupedShape, each: int) -> int:
+    """Rows of a block: of 64 as many as two of them would take, but for few that are nearly full."""
+    twice = 64 < each <= 128 or each > 192
+    return 128 if twice and shape.itemsize == 2 else 64
 
 
 def _packed_rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:

@@ -2,7 +2,8 @@
 
 Where an expert has as many rows as the matrix unit takes at once, a tile lies as its result does: nothing is
 turned round on the way out, and more of what is in shared memory is used twice. What bounds them is L2: tall
-blocks read a weight less often.
+blocks read a weight less often. Rows that lie by place, as those of `down` do, come by the tensor memory
+accelerator as weights do; then programs walk over tiles, as many as a GPU runs at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import triton.language as tl
 
 from eyas.engine.kernels.experts.grouped_kernels import where
 from eyas.engine.kernels.experts.grouped_task import GroupedTask
+from eyas.engine.kernels.experts.grouped_tiles import programs
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.products.activation import passed, with_bias
 from eyas.engine.kernels.products.blocks import quantised
@@ -28,10 +30,14 @@ def takes(task: GroupedTask) -> bool:
 
 def start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`."""
-    _by_depth[(task.most * task.tiles,)](
-        *(*task.rows, task.described, task.scales, task.bias, *task.made, *task.order, task.most),
+    placed, cells = task.walk.per_row == 0, task.most * task.tiles
+    numbers, scales = task.rows
+    _by_depth[(min(cells, programs(task.tile, task.shape)) if placed else cells,)](
+        *(task.placed if placed else numbers, scales, task.described, task.scales, task.bias),
+        *(*task.made, *task.order, task.most),
         **task.constants(),
         **task.gated(),
+        PLACED=placed,
         STAGES=task.tile.stages,
         PDL=launch.pdl,
         num_warps=task.tile.warps,
@@ -45,18 +51,42 @@ def _by_depth(
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, PLACED: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks * tiles of columns): COLUMNS of the result of one block of rows."""
-    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
-    WIDTH: tl.constexpr = (K + 127) // 128
+    """One tile per program, or PLACED one after the other; x is a descriptor then."""
     after_previous(PDL)
     count = tl.load(blocks + 3 * most)
-    if tl.program_id(0) >= count * TILES:
-        return
-    block, tile = where(tl.program_id(0), count, TILES, GROUP)
-    expert, inside, source, target = rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
+    cells = count * ((OUTPUTS + COLUMNS - 1) // COLUMNS)
+    if PLACED:
+        for cell in range(tl.program_id(0), cells, tl.num_programs(0)):
+            _one_tile(
+                x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, cell, count,
+                N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, GROUP, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS,
+                CHANNELS, POWERS, MADE, PLACED, STAGES,
+            )  # fmt: skip
+    elif tl.program_id(0) < cells:
+        _one_tile(
+            x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, tl.program_id(0), count,
+            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, GROUP, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS,
+            CHANNELS, POWERS, MADE, PLACED, STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _one_tile(
+    x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, cell, count,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, BLOCKS: tl.constexpr,
+    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, PLACED: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS of the result of one block of rows."""
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    WIDTH: tl.constexpr = (K + 127) // 128
+    block, tile = where(cell, count, TILES, GROUP)
+    expert, begin, inside, source, target = rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
     first = tile * COLUMNS
     row = expert * N + first
     whole = 1.0
@@ -67,7 +97,7 @@ def _by_depth(
     a = tl.zeros((ROWS, COLUMNS), tl.float32)
     b = tl.zeros((ROWS, COLUMNS), tl.float32)
     for at in tl.range(0, K, DEPTH, num_stages=STAGES):
-        values = values_of(x, source, at, K, DEPTH)
+        values = x.load([begin, at]) if PLACED else values_of(x, source, at, K, DEPTH)
         by_row, scale, up_scale = whole, 1.0, 1.0
         if BLOCKS:
             by_row = tl.load(x_scales + source * WIDTH + at // 128)
@@ -100,7 +130,9 @@ def _by_depth(
 def rows_of(
     order, blocks, most, block, ROWS: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr
 ):  # fmt: skip
-    """A block's expert; and of its ROWS rows: which are there, where each is read and where it goes."""
+    """A block's expert and first place; and of its ROWS rows: which are there, where each is read and where
+    it goes.
+    """
     expert = tl.load(blocks + block)
     begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
     place = begin + tl.arange(0, ROWS)
@@ -108,7 +140,7 @@ def rows_of(
     choice = tl.load(order + place, mask=inside, other=0)
     source = choice // PER_ROW if PER_ROW > 0 else place
     target = choice if SCATTER else place
-    return expert, inside, tl.where(inside, source, 0).to(tl.int64), target.to(tl.int64)
+    return expert, begin, inside, tl.where(inside, source, 0).to(tl.int64), target.to(tl.int64)
 
 
 @triton.jit
