@@ -154,3 +154,27 @@ class Eagle3(_Head):
     def logits(self, g: torch.Tensor) -> torch.Tensor:
         after = ("norm_output" in self.variants) != (self.wrong == "the other recurrence")
         return self.lm_head @ (g if after else norm(g, self.w["norm.weight"]))
+
+
+class PEagle(Eagle3):
+    """EAGLE-3's certain rows; below them rows of a mask token, whose captured streams are learnt ones."""
+
+    def block(self, mask_token: int, width: int) -> torch.Tensor:
+        """What `logits` takes of the rows behind all rows so far, [width, hidden]; they are forgotten."""
+        certain = self.count
+        streams = self.w["mask_hidden"].view(1, -1)
+        if self.wrong == "no streams":
+            streams = torch.zeros_like(streams)
+        feature = self.feature(streams)[0]
+        late = {"a position too late": 1, "a position too early": -1}.get(self.wrong, 0)
+        token = mask_token + (self.wrong == "another mask")
+        rows = []
+        for place in range(width):
+            position = certain if self.wrong == "one position" else certain + place + late
+            rows.append(self.row(feature, token, position))
+            if self.wrong == "rows that see no others":
+                self.forget(certain)
+            if self.wrong == "what a row gave":
+                feature = rows[-1]
+        self.forget(certain)
+        return torch.stack(rows)
