@@ -16,7 +16,7 @@ from eyas.engine.kernels.experts.one_row import JudgedRow
 from eyas.engine.kernels.experts.route import ChosenExperts, Router
 from eyas.engine.kernels.experts.route_rows import RouterProduct
 from eyas.engine.kernels.experts.row_choice import RowChoice
-from eyas.engine.kernels.products.skinny import MAX_ROWS, ProductLaunch, SkinnyInput
+from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.test_kernels_biased_experts import KINDS
 from tests.unit.test_kernels_grouped import DEVICE, PDL, random
 from tests.unit.test_kernels_packed_experts import BACK, CLOSE, DTYPE, EXPERTS, FORTH, HIDDEN, biases, packed
@@ -52,11 +52,9 @@ class Layer:
         self.products = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL), table)
 
     def judged(self) -> JudgedRow:
-        sums = torch.full((3, MAX_ROWS), float("nan"), device=DEVICE)
-        sums[:, 0] = self.x.float().square().sum() / 3
         choice = RowChoice.of(self.spec, self.uniform)
         assert choice is not None and one_row.can_judge(1, HIDDEN, self.spec)
-        return one_row.judge(SkinnyInput(self.x, sums), self.product, choice, PDL)
+        return one_row.judge(self.x, self.product, choice, PDL)
 
     def inner(self, normed: torch.Tensor, order: OneRow) -> torch.Tensor:
         per_row, forth = self.spec.per_row, self.weights[0]

@@ -95,9 +95,14 @@ class DecoderLayer(Generic[ProjectionT]):
             self._feed_forward = GatedFeedForward(blocks, spec, f"{prefix}.mlp", gains)
         self._tokens = TokenHalf(blocks, spec, prefix) if spec.token_width else None
         self._number = blocks.weights.take(f"{prefix}.layer_scalar", (1,)) if spec.scaled else None
-        if isinstance(self._feed_forward, GatedFeedForward) and not spec.parallel:
-            mixer, out = self._mixers[-1]
-            self._mixers[-1] = mixer, replace(out, gain=gain_left(self._feed_forward.norm))
+        if not spec.parallel:
+            self._name_reader()
+
+    def _name_reader(self) -> None:
+        """Tells the last product of the mixers who reads the residual next."""
+        (mixer, out), read = self._mixers[-1], self._feed_forward
+        gain = gain_left(read.norm) if isinstance(read, GatedFeedForward) else None
+        self._mixers[-1] = mixer, replace(out, gain=gain, to_experts=isinstance(read, Mixture))
 
     def read_by(self, norm: row_kernels.NormInput | LayerNorm | None) -> None:
         """Names the norm that reads the residual behind this layer, before the layer is called."""

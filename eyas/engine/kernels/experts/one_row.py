@@ -29,7 +29,7 @@ from eyas.engine.kernels.experts.row_choice import RowChoice, choice_at
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.blocks import StoredWeight
-from eyas.engine.kernels.products.skinny import MAX_ROWS, ProductLaunch, SkinnyInput, empty_padded
+from eyas.engine.kernels.products.skinny import MAX_ROWS, ProductLaunch, empty_padded
 from eyas.engine.kernels.products.skinny_kernels import SUMS_WIDTH
 
 _LONGEST = 8192  # elements of a row that a program's registers hold
@@ -54,18 +54,16 @@ def can_judge(rows: int, hidden: int, spec: ExpertsSpec) -> bool:
     return rows == 1 and spec.experts <= _MOST_EXPERTS and hidden <= _LONGEST
 
 
-def judge(source: SkinnyInput, product: RouterProduct, choice: RowChoice, pdl: bool) -> JudgedRow:
-    """The norm of `source`, whose sums of squares are there, and the router's product with it."""
-    x, sums, hidden = source.x, source.sums, source.x.shape[1]
-    assert sums is not None
+def judge(x: torch.Tensor, product: RouterProduct, choice: RowChoice, pdl: bool) -> JudgedRow:
+    """The norm of a row x [1, hidden], and the router's product with it."""
+    hidden = x.shape[1]
     normed = empty_padded(1, hidden, like=x)
     logits = torch.empty(choice.experts, dtype=torch.float32, device=x.device)
     _judge[(choice.experts + 1,)](
-        *(x, sums, product.gain, product.weight, product.router.bias, logits, normed, len(sums)),
+        *(x, product.gain, product.weight, product.router.bias, logits, normed),
         EXPERTS=choice.experts,
         HIDDEN=hidden,
         BLOCK=power_of_2(hidden),
-        PARTS=power_of_2(len(sums)),
         EPS=product.eps,
         PDL=pdl,
         num_warps=4,
@@ -97,23 +95,21 @@ def back_add(
     return out, sums
 
 
-@kernel(do_not_specialize=["parts"])
+@kernel
 def _judge(
-    x, sums, gain, weight, bias, logits, normed, parts,
-    EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    EPS: tl.constexpr, PDL: tl.constexpr,
+    x, gain, weight, bias, logits, normed,
+    EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (experts + 1): an expert's logit; the last program has the norm."""
-    expert, column, part = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, PARTS)
+    expert, column = tl.program_id(0), tl.arange(0, BLOCK)
     inside, judges = column < HIDDEN, expert < EXPERTS
     factor = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
     if judges:
         at = weight + expert * HIDDEN + column
         factor *= tl.load(at, mask=inside, other=0.0).to(tl.float32)
     after_previous(PDL)
-    squares = tl.load(sums + part * SUMS_WIDTH, mask=part < parts, other=0.0)
     values = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(squares, 0) / HIDDEN + EPS)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN + EPS)
     if judges:
         logit = tl.sum(values * factor, 0) * scale
         if bias is not None:

@@ -71,8 +71,8 @@ def routed_at_once(
 ) -> Routed | None:
     """The same of few rows that have not passed their norm, by one launch; None where there is none."""
     (m, hidden), context = source.x.shape, step.context
-    product = _product_at_once(source, norm, part, step)
-    if product is None or not route_rows.can_take(m, part.spec, part.shared, hidden):
+    product = _product_at_once(norm, part, step)
+    if product is None or source.sums is None or not route_rows.can_take(m, part.spec, part.shared, hidden):
         return None
     weights = experts.gated.projection.of_experts, experts.out.projection.of_experts
     order = context.products.order_sizes(m * experts.per_row, weights)
@@ -81,10 +81,10 @@ def routed_at_once(
 
 
 def _product_at_once(
-    source: skinny.SkinnyInput, norm: row_kernels.NormInput | None, part: RouterPart, step: Forward
+    norm: row_kernels.NormInput | None, part: RouterPart, step: Forward
 ) -> RouterProduct | None:
     """A router's product that norms what it reads, if a kernel knows all that goes with it."""
-    if norm is None or norm.gain is None or norm.rounding is not None or source.sums is None:
+    if norm is None or norm.gain is None or norm.rounding is not None:
         return None
     plain = part.factors is None and not part.spec.weighs_input and part.spec.scores in KNOWN_SCORES
     if (
@@ -99,25 +99,25 @@ def _product_at_once(
 
 
 def judged(
-    source: skinny.SkinnyInput,
+    x: torch.Tensor,
     norm: row_kernels.NormInput | None,
     part: RouterPart,
     experts: ExpertsPart[Projection],
     step: Forward,
 ) -> JudgedRow | None:
-    """One row and its logits, for `mixed_row`; None where that way is not for these rows or experts."""
+    """A row x and its logits, for `mixed_row`; None where that way is not for these rows or experts."""
     weights = experts.gated.projection.of_experts, experts.out.projection.of_experts
     bare = experts.out.post is None and experts.out.scale == 1.0 and experts.beside is None
-    product = _product_at_once(source, norm, part, step)
+    product = _product_at_once(norm, part, step)
     if product is None or not bare or part.shared or step.context.group.ranks > 1:
         return None
     if experts.gated.gate is None or not step.context.products.are_packed(weights):
         return None
     choice = RowChoice.of(part.spec, step.context.uniform_experts)
-    rows, hidden = source.x.shape
+    rows, hidden = x.shape
     if choice is None or not one_row.can_judge(rows, hidden, part.spec):
         return None
-    return one_row.judge(source, product, choice, step.context.launch.pdl)
+    return one_row.judge(x, product, choice, step.context.launch.pdl)
 
 
 def mixed_row(

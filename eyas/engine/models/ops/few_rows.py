@@ -14,7 +14,7 @@ from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.experts.one_row import JudgedRow
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products import single, skinny
+from eyas.engine.kernels.products import single, single_attention, skinny
 from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops import expert_products
@@ -54,6 +54,7 @@ class SourceRead:
         """For products that norm what they read; a gain is in their weights."""
         if self.norm is None:
             return skinny.SkinnyInput(self.rows.x)
+        assert self.rows.sums is not None, "rows without sums of squares have readers of their own"
         return skinny.SkinnyInput(self.rows.x, self.rows.sums, self.norm.eps)
 
 
@@ -106,7 +107,11 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=read.rows.x)
         kv, rotation = skinny.KvRows(self.pool.layer(layer), rows.kv_rows), self.step.rotation(part.spec)
         weights = skinny.QkvWeights(part.projection.matrix, part.bias, heads.norms)
-        skinny.qkv_rope(self._source(read), weights, q, rotation, kv, self.step.context.launch)
+        source, launch = self._source(read), self.step.context.launch
+        if single_attention.can_take_qkv(rows.count, weights, kv, launch):
+            single_attention.qkv_rope(source, weights, q, rotation, kv, launch.pdl)
+        else:
+            skinny.qkv_rope(source, weights, q, rotation, kv, launch)
         return q
 
     def gated(self, read: SourceRead, part: GatedPart[Projection]) -> Rows:
@@ -127,7 +132,11 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
         end = skinny.LinearEnd(residual.x, gain=part.gain, bias=bias)
-        return self._summed(skinny.SkinnyInput(x), matrix, end)
+        if not (part.to_experts and single_attention.can_take(x.shape[0], matrix, launch)):
+            return self._summed(skinny.SkinnyInput(x), matrix, end)
+        out = skinny.empty_padded(1, matrix.shape[0], like=x)
+        single_attention.linear(x, matrix, out, end, launch.pdl)
+        return NarrowRows(out)
 
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
@@ -149,10 +158,10 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         self, read: SourceRead, router: RouterPart, part: Experts
     ) -> tuple[NormedRows, Routed | JudgedRow]:
         rows = read.rows
-        source = skinny.SkinnyInput(rows.x, rows.sums)
-        row = expert_products.judged(source, read.norm, router, part, self.step)
+        row = expert_products.judged(rows.x, read.norm, router, part, self.step)
         if row is not None:
             return NormedRows(row.normed), row
+        source = skinny.SkinnyInput(rows.x, rows.sums)
         routed = expert_products.routed_at_once(source, read.norm, router, part, self.step)
         return super().chosen(read, router, part) if routed is None else (routed.rows, routed)
 

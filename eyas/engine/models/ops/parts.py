@@ -106,7 +106,8 @@ class OutPart(Generic[ProjectionT]):
     gain.
 
     `gain`: of the norm that reads the sum next, if the weights behind it have not got it. `one_way`: in exact
-    arithmetic forwards of few rows are no others, so its bits have no pattern to follow.
+    arithmetic forwards of few rows are no others, so its bits have no pattern to follow. `to_experts`:
+    experts read the sum next, and of one row find its squares themselves.
     """
 
     projection: ProjectionT
@@ -115,6 +116,7 @@ class OutPart(Generic[ProjectionT]):
     scale: float = 1.0
     one_way: bool = False
     gain: torch.Tensor | None = None
+    to_experts: bool = False
 
     @property
     def bare(self) -> bool:
