@@ -81,6 +81,11 @@ def test_the_8b_shape_is_the_published_one(tmp_path: Path) -> None:
     head = read_head(tmp_path, config, "dummy")
     assert (head.draft_vocab_size, head.decoder.vocab_size, head.decoder.num_layers) == (32000, 128256, 1)
     assert (head.decoder.hidden_size, head.decoder.layers[0].feed_forward.width) == (4096, 14336)
+    shapes.write_block_head(shape, tmp_path)
+    head = read_head(tmp_path, config, "dummy")
+    assert (head.algorithm, head.outputs, head.decoder.num_layers) == ("dflash", 128256, 5)
+    assert head.block is not None and head.block.most == 7
+    assert head.capture_layers == (2, 9, 16, 23, 30)
 
 
 def test_a_server_takes_the_folders(folders: tuple[Path, Path]) -> None:

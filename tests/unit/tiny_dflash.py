@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from tests.unit.tiny import SeededWeights, write_folder
 
@@ -90,3 +91,28 @@ def _sizes(target: dict[str, Any], layers: int) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }
+
+
+RANK = 16
+
+
+def write_tiny_dspark(folder: Path, target_folder: Path, kind: str = "vanilla", **shape: Any) -> Path:
+    """A DSpark head, in DeepSpec's form, with a Markov head of this kind. `shape`: as of the other writer."""
+    write_tiny_dflash(folder, target_folder, **shape)
+    weights = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    hidden, vocab, random = config["hidden_size"], config["vocab_size"], SeededWeights(4000)
+    outputs = weights["lm_head.weight"].shape[0] if "lm_head.weight" in weights else vocab
+    weights |= {
+        "markov_head.markov_w1.weight": 3 * random.matrix(vocab, RANK),
+        "markov_head.markov_w2.weight": 3 * random.matrix(outputs, RANK),
+        "confidence_head.proj.weight": random.matrix(1, hidden + RANK),
+        "confidence_head.proj.bias": torch.zeros(1),
+    }
+    if kind != "vanilla":
+        rows, columns = (RANK, hidden + RANK) if kind == "gated" else (3 * RANK, hidden + 2 * RANK)
+        name = "gate_proj" if kind == "gated" else "joint_proj"
+        weights[f"markov_head.{name}.weight"] = random.matrix(rows, columns)
+        weights[f"markov_head.{name}.bias"] = random.gain(rows) - 1
+    told = {**config.pop("dflash_config"), "architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
+    return write_folder(folder, config | told | {"markov_rank": RANK, "markov_head_type": kind}, weights)

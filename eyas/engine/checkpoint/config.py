@@ -545,7 +545,8 @@ class DraftBlock:
     Row j stands at the root token's position + j. `most`: drafts of a chain that the head was made for.
     `mask_token`: the id of rows whose token is still to be drafted. `rooted`: row 0 is the root token's; else
     all rows are masks. `first`: the row that gives the first draft; -1: the newest certain row does.
-    `causal`: a row sees none behind it; else it sees the whole block.
+    `causal`: a row sees none behind it; else it sees the whole block. `coupling`: the width of what each
+    draft's scores know of the draft before it, so that drafts are chosen one after the other; 0: nothing.
     """
 
     most: int
@@ -553,6 +554,7 @@ class DraftBlock:
     rooted: bool = True
     first: int = 1
     causal: bool = False
+    coupling: int = 0
 
     def width(self, drafts: int) -> int:
         """The number of rows of a chain of `drafts`: each from `first` on gives one."""

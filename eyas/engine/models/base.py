@@ -100,3 +100,19 @@ class DraftModel(Protocol[RowsT]):
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [r, ...] -> float32 [r, draft vocab]."""
+
+
+class DraftCoupling(Protocol):
+    """The scores of one pass's drafts behind those before them. It is asked for draft 0, 1, ... in turn."""
+
+    def __call__(self, logits: torch.Tensor, draft: int, before: torch.Tensor) -> torch.Tensor:
+        """logits float32 [B, draft vocab] of a draft of B sequences, and the target's ids of the tokens
+        before it, [B], int64 or on a device int32 -> its scores, of the logits' shape.
+        """
+
+
+class CoupledDraftModel(DraftModel[RowsT], Protocol[RowsT]):
+    """A `DraftModel` whose block has a `coupling`."""
+
+    def coupling(self, rows: torch.Tensor) -> DraftCoupling:
+        """rows [B, drafts, ...], of which `logits` are made: those of the drafts of B sequences."""

@@ -43,6 +43,8 @@ OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
 UNKNOWN = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 """Keys of `dflash_config` for targets of equations unknown here."""
 USUAL_BLOCK = 16
+DEEPSPEC = "num_anchors"
+"""The key of DeepSpec's heads, which draft from the root's row on."""
 
 _READ = frozenset({"layers.0.input_layernorm.weight"})
 
@@ -165,14 +167,15 @@ def _is_dflash(shapes: Shapes) -> bool:
 
 
 def _says_so(raw: Raw) -> bool:
-    return "dflash_config" in raw or raw.get("speculators_model_type") == "dflash"
+    named = raw.get("speculators_model_type") in ("dflash", "dspark")
+    return named or "dflash_config" in raw or DEEPSPEC in raw
 
 
 def _block(own: Raw, vocab: int) -> DraftBlock:
     """What is published as block_size counts the root token, from whose row only some heads draft."""
     size = values.whole(own, "block_size", USUAL_BLOCK, least=2, most=MOST_COLUMNS)
     mask = values.whole(own, "mask_token_id", most=vocab - 1)
-    first = 0 if values.switch(own, "sample_from_anchor", False) else 1
+    first = 0 if values.switch(own, "sample_from_anchor", DEEPSPEC in own) else 1
     return DraftBlock(most=size - first, mask_token=mask, first=first)
 
 

@@ -34,7 +34,7 @@ from eyas.engine.models.keys import Fit, reading
 from eyas.engine.models.layer import head_layers, keep_layers, run_layers
 from eyas.engine.models.ops.machine import Blocks, Machine
 
-HEADS = ("mtp", "dflash", "eagle", "peagle", "whole_model", "eagle3")
+HEADS = ("mtp", "dspark", "dflash", "eagle", "peagle", "whole_model", "eagle3")
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they see a folder."""
 
 MOST_LAYERS = 128

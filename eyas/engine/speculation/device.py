@@ -8,6 +8,7 @@ known on the device alone. Draft KV lies in a pool of its own under the target's
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
@@ -21,7 +22,7 @@ from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.products.rows import gather_rows
 from eyas.engine.kernels.sampling import couple
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import Drafted, DraftModel, FeatureTap
+from eyas.engine.models.base import CoupledDraftModel, Drafted, DraftModel, FeatureTap
 from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.drafters.channels import mail_place, may_mail
 from eyas.engine.speculation.feature_rows import RING_ROWS, DeviceWindows, FeatureRing
@@ -285,7 +286,16 @@ class DeviceProposer:
             made = self.run(last.features, rows, sees, 1).rows.unflatten(0, (batch.size, width))
             chosen = torch.cat((scored.unsqueeze(1), made), 1) if block.first < 0 else made[:, block.first :]
             scored = chosen.flatten(0, 1)
-        chains.propose_all(batch, self.head.logits(scored), self.head.token_map)
+        logits = self.head.logits(scored)
+        if not block.coupling:
+            chains.propose_all(batch, logits, self.head.token_map)
+            return
+        sizes = batch.size, steps
+        couple = cast(CoupledDraftModel[ForwardRows], self.head).coupling(scored.unflatten(0, sizes))
+        rows, before = round_rows(batch.slots, batch.size), batch.tables.root.index_select(0, batch.slots)
+        for step, own in enumerate(logits.unflatten(0, sizes).unbind(1)):
+            chains.propose(batch, couple(own, step, before), step, self.head.token_map, rows)
+            before = rows.tokens
 
     def _tree(self, last: Drafted, batch: round_kernels.RoundBatch, spec: SpeculationConfig) -> None:
         """EAGLE-2: every level runs the k best nodes of each sequence."""

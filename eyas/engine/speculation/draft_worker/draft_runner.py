@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -22,7 +22,7 @@ from eyas.engine.batch.tree import ROOT, DraftTree
 from eyas.engine.checkpoint.config import DraftBlock
 from eyas.engine.ipc.row_ring import RingRow
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import Drafted, DraftModel
+from eyas.engine.models.base import CoupledDraftModel, Drafted, DraftModel
 from eyas.engine.sampling.sampler import SampledRow, draft_probabilities, perturbed
 
 
@@ -169,10 +169,17 @@ class DraftRunner:
             made = self._forward(spans, tokens, last.features, depth=1).rows
             made = made.unflatten(0, (len(requests), width))
             scored = torch.cat((scored, made), 1) if block.first < 0 else made[:, block.first :]
-        rows = [_row(w, w.offset + w.base + 1 + step) for w in requests for step in range(steps)]
-        scores = perturbed(self._head.logits(scored.flatten(0, 1)), rows, self._head.token_map)
-        chains = self._targets(scores.argmax(-1)).view(len(requests), steps)
-        return [chain_of(tokens) for tokens in chains.tolist()]
+        logits = self._head.logits(scored.flatten(0, 1)).unflatten(0, (len(requests), steps))
+        couple = (
+            cast(CoupledDraftModel[ForwardBatch], self._head).coupling(scored) if block.coupling else None
+        )
+        before, drafted = torch.tensor([w.root for w in requests], device=logits.device), []
+        for step in range(steps):
+            scores = logits[:, step] if couple is None else couple(logits[:, step], step, before)
+            rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
+            before = self._targets(perturbed(scores, rows, self._head.token_map).argmax(-1))
+            drafted.append(before.tolist())
+        return [chain_of(tokens) for tokens in zip(*drafted, strict=True)]
 
     def _trees(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """EAGLE-2: every level runs the k best nodes of each sequence, so k rows per sequence."""

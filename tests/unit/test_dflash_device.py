@@ -1,0 +1,71 @@
+"""DFlash heads on a device, kernels interpreted: a draft worker proposes there what the plain one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_device_draft_runner import CHAIN, Follower, on_device, pages, told
+
+from eyas.common.config import EngineConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import Role
+from eyas.engine.kernels.drafts import block
+from eyas.engine.loading.draft_build import draft_worker
+from eyas.engine.loading.spec import EngineSpec
+from tests.unit.test_device_engine import SIZES
+from tests.unit.tiny import write_tiny_llama
+from tests.unit.tiny_dflash import write_tiny_dflash
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCHES = ({"a": 5}, {"a": 2, "b": 6, "c": 1})  # rows of whom
+
+
+def proposals(
+    folder: Path, write: Callable[..., Path] = write_tiny_dflash, **keys: Any
+) -> list[list[tuple[list[int], list[int]]]]:
+    """Of both runners, all batches in a row. `write`: the head, with `keys`."""
+    target = write_tiny_llama(folder / "target", **SIZES)
+    head = write(folder / "head", target, layers=1, reads=(0, 2), **keys)
+    plain = EngineConfig(
+        model=str(target),
+        draft=str(head),
+        roles=(Role.DRAFT,),
+        num_pages=64,
+        max_running=3,
+        context_length=256,
+        pool_dir=str(folder),
+        worker="draft",
+        speculation=CHAIN,
+    )
+    runners = [draft_worker(EngineSpec.of(config)).runner for config in (plain, on_device(plain))]
+    seeded, free = SamplingParams(temperature=0.9, seed=2**63 + 5), pages()
+    named = {"a": Follower("prompt", 0), "b": Follower("window", 37), "c": Follower("seeded", 20, seeded)}
+    found = [[], []]
+    for batch in BATCHES:
+        of_both = told(runners, free, {named[name]: rows for name, rows in batch.items()}, CHAIN)
+        found = [before + now for before, now in zip(found, of_both, strict=True)]
+    for runner in runners:
+        runner.pool.close()
+    return found
+
+
+@pytest.mark.parametrize("anchored", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_blocks_are_the_plain_runners(tmp_path: Path, anchored: bool) -> None:
+    """Windows, seeds, batches that are filled up; from the root's row on or behind it."""
+    ours, theirs = proposals(tmp_path, sample_from_anchor=anchored)
+    assert theirs == ours
+    assert all(len(tokens) == CHAIN.steps for tokens, _ in ours)
+    assert len({tuple(tokens) for tokens, _ in ours}) > 2, "every proposal was the same: nothing was tried"
+
+
+@pytest.mark.slow
+def test_the_comparison_notices_a_causal_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay = block.lay
+    monkeypatch.setattr(block, "lay", lambda batch, of, *rest: lay(batch, replace(of, causal=True), *rest))
+    ours, theirs = proposals(tmp_path)
+    assert theirs != ours
