@@ -109,6 +109,8 @@ class DFlashTap:
 class DFlashDraft(Generic[ProjectionT]):
     """The `DraftModel`: certain rows only leave keys and values, a block's rows are those of a decoder."""
 
+    whole = False
+
     def __init__(
         self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]
     ) -> None:
