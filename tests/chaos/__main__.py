@@ -12,6 +12,8 @@ With `--hybrid` the model has recurrent states, few slots for them and an MTP he
 With `--heavy` prompts are long, drafts are trees, and two workers have all roles: steps take seconds on two
 cores, and no request may be lost because one is taken for a hang.
 
+With `--tiers` KV goes to the host's memory, to a disk and to a Redis, which is killed and stopped as well.
+
 Flags of `eyas serve` choose the model and more. On a GPU, answers that differ from the undisturbed ones are
 counted: near-ties fall either way.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import shutil
@@ -39,10 +42,12 @@ from eyas.flags import add_engine
 from eyas.layout_flags import add_layout
 from tests.chaos.campaign import Campaign, Findings, Plan
 from tests.chaos.rig import ENGINE, ON_CPU, WORKERS, Site
+from tests.chaos.stores import TormentedStore
 from tests.chaos.streams import heavy_requests, make_requests
 from tests.unit.hybrid_rig import write_with_mtp
 
-REQUESTS, HEAVY_REQUESTS = 64, 8
+REQUESTS, HEAVY_REQUESTS, TIERED_REQUESTS = 64, 8, 24
+TIERED_LENGTHS = (300, 400, 500)  # long enough to be worth a load; together more than the pools hold
 HEAVY = (
     *("--layout", "unified", "--num-pages", "1024", "--chunk-tokens", "256"),
     *("--spec-topk", "4", "--spec-steps", "5", "--spec-draft-tokens", "32"),
@@ -67,11 +72,18 @@ def main() -> int:
     parser.add_argument(
         "--hybrid", action="store_true", help="a model with recurrent states, trees of drafts"
     )
+    parser.add_argument("--tiers", action="store_true", help="KV on the host, a disk and a Redis, tormented")
     parser.add_argument("--each", type=int, default=WORKERS, help="workers of a kind (default: %(default)d)")
     given, serve = parser.parse_known_args()
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    store = (
+        TormentedStore(given.seed, lambda text: console.print(f"           {text}")) if given.tiers else None
+    )
     with tempfile.TemporaryDirectory() as scratch:
         serve = [*HEAVY * given.heavy, *(_hybrid(Path(scratch, "model")) if given.hybrid else ()), *serve]
-        return _tormented(given, dataclasses.replace(read_site(serve, given.each), heavy=given.heavy))
+        serve += () if store is None else store.flags(Path(scratch, "pages"))
+        site = dataclasses.replace(read_site(serve, given.each), heavy=given.heavy)
+        return _tormented(given, site, store, console)
 
 
 def _hybrid(folder: Path) -> Sequence[str]:
@@ -82,10 +94,9 @@ def _hybrid(folder: Path) -> Sequence[str]:
     return (*HYBRID, "--model", str(folder), "--draft", str(folder))
 
 
-def _tormented(given: argparse.Namespace, site: Site) -> int:
+def _tormented(given: argparse.Namespace, site: Site, store: TormentedStore | None, console: Console) -> int:
     """Runs the campaign; 1 if anything was lost or is left over."""
     logging.basicConfig(level=logging.ERROR)  # that workers are lost is no news here
-    console = Console(width=None if sys.stdout.isatty() else 120)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", buffering=1) as journal:
         stop_s = STOP_S if site == ON_CPU else SHORT_STOP_S
@@ -93,8 +104,10 @@ def _tormented(given: argparse.Namespace, site: Site) -> int:
         streams = streams if given.streams is None else given.streams
         aborts = aborts if given.aborts is None else given.aborts
         plan = Plan(given.seed, given.seconds, streams, aborts, stop_s, site=site)
-        findings = asyncio.run(_run(Campaign(plan, journal, console), plan))
+        findings = asyncio.run(_run(Campaign(plan, journal, console), plan, store))
     console.print(report(findings))
+    if store is not None:
+        console.print(f"the store was killed and stopped: {dict(store.faults)}")
     for problem in findings.problems:
         console.print(f"[red]{problem}", highlight=False)
     return int(bool(findings.problems))
@@ -118,10 +131,13 @@ def read_site(flags: Sequence[str], each: int = WORKERS) -> Site:
     return Site(own_config(args), each)
 
 
-async def _run(campaign: Campaign, plan: Plan) -> Findings:
-    if plan.site.heavy:
-        return await campaign.run(heavy_requests(HEAVY_REQUESTS, plan.seed))
-    return await campaign.run(await make_requests(REQUESTS, plan.seed))
+async def _run(campaign: Campaign, plan: Plan, store: TormentedStore | None) -> Findings:
+    async with contextlib.nullcontext() if store is None else store.tormented():
+        if plan.site.heavy:
+            return await campaign.run(heavy_requests(HEAVY_REQUESTS, plan.seed))
+        if store is not None:
+            return await campaign.run(heavy_requests(TIERED_REQUESTS, plan.seed, TIERED_LENGTHS))
+        return await campaign.run(await make_requests(REQUESTS, plan.seed))
 
 
 def report(findings: Findings) -> Table:
@@ -141,6 +157,7 @@ def report(findings: Findings) -> Table:
         "requests with other tokens, undisturbed": findings.calm,
         **{f"given up: {way}": n for way, n in sorted(findings.aborts.items())},
         "other violations": len(findings.violations),
+        **{f"in the end: {name}": int(total) for name, total in findings.tiers.items()},
     }
     for name, value in rows.items():
         table.add_row(name, str(value))

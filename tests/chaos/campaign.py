@@ -51,6 +51,7 @@ class Findings:
     unreached: int = 0  # faults whose phase did not come: they struck anyway
     outcomes: list[Outcome] = field(default_factory=list)
     aborts: Counter[str] = field(default_factory=Counter)
+    tiers: dict[str, float] = field(default_factory=dict)  # as `Rig.tiers`, when the faults are over
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -105,6 +106,7 @@ class Campaign:
         await self._torment(cluster, streams)
         await streams.finish()
         await self._quiet(cluster, "after the faults")
+        self.findings.tiers = await cluster.tiers()
         bar = self._bars.add_task("aborts", total=plan.aborts)
         aborts = Aborts(cluster, requests, plan.seed, told=lambda: self._bars.advance(bar))
         self.findings.aborts = await aborts.run(plan.aborts)

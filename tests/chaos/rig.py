@@ -172,13 +172,27 @@ class Rig:
             elif info.running or info.waiting or info.pages_used:
                 held = f"{info.running} running, {info.waiting} waiting, {info.pages_used} pages"
                 lines.append(f"{name}: {held}")
-            elif states := await asyncio.to_thread(_states_used, self.pages[name]):
+            elif states := await self._metric(name, "eyas_state_slots_used"):
                 lines.append(f"{name}: {states:g} slots of states")
         alive = {pid for front in self.processes.pids.values() for pid in engines(front)}
         for path in self.pool_files():
             if int(path.name.split("-")[1]) not in alive:
                 lines.append(f"{path.name} belongs to no process")
         return lines
+
+    async def tiers(self) -> dict[str, float]:
+        """What pages behind the pools gave, and failed, since the workers that serve were started."""
+        totals = {
+            name: f"eyas_{name}_total" for name in ("host_cache_tokens", "store_tokens", "store_failures")
+        }
+        workers = [name for name, info in (await self.infos()).items() if info is not None and info.serving]
+        return {
+            name: sum([await self._metric(worker, metric) for worker in workers])
+            for name, metric in totals.items()
+        }
+
+    async def _metric(self, worker: str, metric: str) -> float:
+        return await asyncio.to_thread(_read_metric, self.pages[worker], metric)
 
     def pool_files(self) -> list[Path]:
         return list(self.processes.pool_folder.glob("*"))
@@ -192,10 +206,9 @@ async def _info(address: str) -> WorkerInfo | None:
             return None
 
 
-def _states_used(port: int) -> float:
-    """Slots of states that are not free, and not the prefix cache's."""
+def _read_metric(port: int, metric: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=INFO_S) as page:
-        found = re.search(r"^eyas_state_slots_used(?:{.*})? (.+)$", page.read().decode(), re.MULTILINE)
+        found = re.search(rf"^{metric}(?:{{.*}})? (.+)$", page.read().decode(), re.MULTILINE)
     assert found is not None
     return float(found[1])
 

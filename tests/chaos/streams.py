@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,6 +24,7 @@ from tests.chaos.rig import ANSWER_S, HEAVY_S, Rig
 from tools.nano.heldout import heldout_prompts
 
 LENGTHS = (12, 40, 90, 160)  # output tokens, at most
+HEAVY_LENGTHS = (900, 1300, 1600)  # tokens of prompts
 PENANCE_S = 1.0  # a stream that failed lets the others run
 COME_BACK_S = 0.3  # a stream that found no place asks again
 
@@ -48,12 +49,12 @@ async def make_requests(count: int, seed: int) -> list[GenerationRequest]:
     return made
 
 
-def heavy_requests(count: int, seed: int) -> list[GenerationRequest]:
-    """Prompts of most of the context, of tokens by chance, with short answers."""
+def heavy_requests(count: int, seed: int, lengths: Sequence[int] = HEAVY_LENGTHS) -> list[GenerationRequest]:
+    """Prompts of tokens by chance, as a rule of most of the context, with short answers."""
     made = []
     for i in range(count):
         rng = random.Random(f"heavy/{seed}/{i}")
-        ids = tuple(rng.randrange(3, 4096) for _ in range(rng.choice((900, 1300, 1600))))
+        ids = tuple(rng.randrange(3, 4096) for _ in range(rng.choice(lengths)))
         params = SamplingParams(
             max_tokens=rng.choice((8, 16, 32)),
             temperature=0.8 if i % 2 else 0.0,
