@@ -19,7 +19,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.types import ALL_OF_RANK_0, KvKind, PageShare
 from eyas.common.wire.pool import PoolGeometry, PoolInfo
 
-PROTOCOL = 6  # raised whenever pages, handles or the rules of a lease change their meaning
+PROTOCOL = 7  # raised whenever pages, handles or the rules of a lease change their meaning
 
 WINDOW_BYTES = 32 << 20
 """The bytes of a window of staged pages: enough that a step between two windows does not show."""
@@ -104,7 +104,7 @@ def check_compatible(mine: PoolInfo, theirs: PoolInfo) -> None:
     heads = (ours.kv_heads, peers.kv_heads)
     if not ours.replicated:
         heads = (ours.kv_heads * len(mine.ranks), peers.kv_heads * len(theirs.ranks))
-    rest = ("dtype", "layers", "fields", "head_dim", "page_size")
+    rest = ("dtype", "layers", "fields", "head_dim", "page_size", "state_pages")
     fields = [(field, getattr(ours, field), getattr(peers, field)) for field in rest]
     arithmetic = ("arithmetic", mine.arithmetic, theirs.arithmetic)
     for field, here, there in [*fields[:2], ("kv_heads", *heads), *fields[2:], arithmetic]:
@@ -112,13 +112,14 @@ def check_compatible(mine: PoolInfo, theirs: PoolInfo) -> None:
             raise ConfigError(
                 f"KV pages cannot be exchanged: {field} is {here} here and {there} at the peer."
             )
+    numbers = sorted((len(mine.ranks), len(theirs.ranks)))
+    if ours.state_pages and numbers[1] % numbers[0]:
+        text = f"recurrent states of {numbers[1]} ranks cannot be divided among {numbers[0]}"
+        raise ConfigError(f"KV pages cannot be exchanged: {text}.")
     if mine.layout_hash != theirs.layout_hash:
-        unequal = len(mine.ranks) != len(theirs.ranks)
-        states = "recurrent states, which go between equal numbers of ranks, " if unequal else ""
         raise ConfigError(
             "KV pages cannot be exchanged: the peer's hash of meaning differs "
-            f"({theirs.layout_hash}, here {mine.layout_hash}): its weights, RoPE form, {states}"
-            "or protocol version do."
+            f"({theirs.layout_hash}, here {mine.layout_hash}): its weights, RoPE form or protocol version do."
         )
 
 

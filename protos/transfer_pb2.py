@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/transfer.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"P\n\x10HandshakeRequest\x12\'\n\x05group\x18\x01 \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\x12\x13\n\x0blayout_hash\x18\x02 \x01(\t\"\x9d\x02\n\x11HandshakeResponse\x12\x13\n\x0blayout_hash\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12,\n\x08geometry\x18\x05 \x01(\x0b\x32\x1a.eyas.internal.v1.Geometry\x12)\n\x05ranks\x18\x06 \x03(\x0b\x32\x1a.eyas.internal.v1.RankPool\x12=\n\x05\x62oard\x18\x07 \x03(\x0b\x32..eyas.internal.v1.HandshakeResponse.BoardEntry\x12\x12\n\narithmetic\x18\x08 \x01(\t\x1a,\n\nBoardEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"\x7f\n\x08Geometry\x12\r\n\x05pages\x18\x01 \x01(\r\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06\x66ields\x18\x07 \x01(\r\"Y\n\x08RankPool\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x07\x12-\n\x07\x65xports\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.PoolExport\"\x86\x01\n\nPoolExport\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x38\n\x06\x66ields\x18\x02 \x03(\x0b\x32(.eyas.internal.v1.PoolExport.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"K\n\x0cWatchRequest\x12*\n\x06handle\x18\x01 \x01(\x0b\x32\x1a.eyas.internal.v1.KvHandle\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xa5\x01\n\rWatchResponse\x12-\n\x05ready\x18\x01 \x01(\x0b\x32\x1c.eyas.internal.v1.WatchReadyH\x00\x12+\n\x04\x64one\x18\x02 \x01(\x0b\x32\x1b.eyas.internal.v1.WatchDoneH\x00\x12/\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1d.eyas.internal.v1.WatchFailedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nWatchReady\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\"P\n\tWatchDone\x12-\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.FirstToken\x12\x14\n\x0clast_feature\x18\x02 \x01(\x0c\"7\n\x0bWatchFailed\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.eyas.internal.v1.Status\"M\n\x0eReleaseRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07one_way\x18\x04 \x01(\x08\" \n\x0fReleaseResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\"\xb6\x01\n\x0c\x46\x65tchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x03(\r\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nfirst_head\x18\x06 \x01(\r\x12\r\n\x05heads\x18\x07 \x01(\r\x12\x11\n\ton_device\x18\x08 \x01(\x08\x12\'\n\x05group\x18( \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"t\n\x0cStageRequest\x12/\n\x05pages\x18\x01 \x01(\x0b\x32\x1e.eyas.internal.v1.FetchRequestH\x00\x12+\n\x04read\x18\x02 \x01(\x0b\x32\x1b.eyas.internal.v1.StageReadH\x00\x42\x06\n\x04step\"\x0b\n\tStageRead\"t\n\rStageResponse\x12-\n\x05slots\x18\x01 \x01(\x0b\x32\x1c.eyas.internal.v1.StageSlotsH\x00\x12+\n\x04held\x18\x02 \x01(\x0b\x32\x1b.eyas.internal.v1.StageHeldH\x00\x42\x07\n\x05\x65vent\"\x1b\n\nStageSlots\x12\r\n\x05slots\x18\x01 \x03(\r\"\x0b\n\tStageHeld2\x9d\x03\n\x0fTransferService\x12T\n\tHandshake\x12\".eyas.internal.v1.HandshakeRequest\x1a#.eyas.internal.v1.HandshakeResponse\x12J\n\x05Watch\x12\x1e.eyas.internal.v1.WatchRequest\x1a\x1f.eyas.internal.v1.WatchResponse0\x01\x12N\n\x07Release\x12 .eyas.internal.v1.ReleaseRequest\x1a!.eyas.internal.v1.ReleaseResponse\x12J\n\x05\x46\x65tch\x12\x1e.eyas.internal.v1.FetchRequest\x1a\x1f.eyas.internal.v1.FetchResponse0\x01\x12L\n\x05Stage\x12\x1e.eyas.internal.v1.StageRequest\x1a\x1f.eyas.internal.v1.StageResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/transfer.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"P\n\x10HandshakeRequest\x12\'\n\x05group\x18\x01 \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\x12\x13\n\x0blayout_hash\x18\x02 \x01(\t\"\x9d\x02\n\x11HandshakeResponse\x12\x13\n\x0blayout_hash\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12,\n\x08geometry\x18\x05 \x01(\x0b\x32\x1a.eyas.internal.v1.Geometry\x12)\n\x05ranks\x18\x06 \x03(\x0b\x32\x1a.eyas.internal.v1.RankPool\x12=\n\x05\x62oard\x18\x07 \x03(\x0b\x32..eyas.internal.v1.HandshakeResponse.BoardEntry\x12\x12\n\narithmetic\x18\x08 \x01(\t\x1a,\n\nBoardEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"\x94\x01\n\x08Geometry\x12\r\n\x05pages\x18\x01 \x01(\r\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06\x66ields\x18\x07 \x01(\r\x12\x13\n\x0bstate_pages\x18\x08 \x01(\r\"Y\n\x08RankPool\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x07\x12-\n\x07\x65xports\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.PoolExport\"\x86\x01\n\nPoolExport\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x38\n\x06\x66ields\x18\x02 \x03(\x0b\x32(.eyas.internal.v1.PoolExport.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"K\n\x0cWatchRequest\x12*\n\x06handle\x18\x01 \x01(\x0b\x32\x1a.eyas.internal.v1.KvHandle\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xa5\x01\n\rWatchResponse\x12-\n\x05ready\x18\x01 \x01(\x0b\x32\x1c.eyas.internal.v1.WatchReadyH\x00\x12+\n\x04\x64one\x18\x02 \x01(\x0b\x32\x1b.eyas.internal.v1.WatchDoneH\x00\x12/\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1d.eyas.internal.v1.WatchFailedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nWatchReady\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\"P\n\tWatchDone\x12-\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.FirstToken\x12\x14\n\x0clast_feature\x18\x02 \x01(\x0c\"7\n\x0bWatchFailed\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.eyas.internal.v1.Status\"M\n\x0eReleaseRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07one_way\x18\x04 \x01(\x08\" \n\x0fReleaseResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\"\xb6\x01\n\x0c\x46\x65tchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x03(\r\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nfirst_head\x18\x06 \x01(\r\x12\r\n\x05heads\x18\x07 \x01(\r\x12\x11\n\ton_device\x18\x08 \x01(\x08\x12\'\n\x05group\x18( \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"t\n\x0cStageRequest\x12/\n\x05pages\x18\x01 \x01(\x0b\x32\x1e.eyas.internal.v1.FetchRequestH\x00\x12+\n\x04read\x18\x02 \x01(\x0b\x32\x1b.eyas.internal.v1.StageReadH\x00\x42\x06\n\x04step\"\x0b\n\tStageRead\"t\n\rStageResponse\x12-\n\x05slots\x18\x01 \x01(\x0b\x32\x1c.eyas.internal.v1.StageSlotsH\x00\x12+\n\x04held\x18\x02 \x01(\x0b\x32\x1b.eyas.internal.v1.StageHeldH\x00\x42\x07\n\x05\x65vent\"\x1b\n\nStageSlots\x12\r\n\x05slots\x18\x01 \x03(\r\"\x0b\n\tStageHeld2\x9d\x03\n\x0fTransferService\x12T\n\tHandshake\x12\".eyas.internal.v1.HandshakeRequest\x1a#.eyas.internal.v1.HandshakeResponse\x12J\n\x05Watch\x12\x1e.eyas.internal.v1.WatchRequest\x1a\x1f.eyas.internal.v1.WatchResponse0\x01\x12N\n\x07Release\x12 .eyas.internal.v1.ReleaseRequest\x1a!.eyas.internal.v1.ReleaseResponse\x12J\n\x05\x46\x65tch\x12\x1e.eyas.internal.v1.FetchRequest\x1a\x1f.eyas.internal.v1.FetchResponse0\x01\x12L\n\x05Stage\x12\x1e.eyas.internal.v1.StageRequest\x1a\x1f.eyas.internal.v1.StageResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,42 +42,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDSHAKERESPONSE']._serialized_end=432
   _globals['_HANDSHAKERESPONSE_BOARDENTRY']._serialized_start=376
   _globals['_HANDSHAKERESPONSE_BOARDENTRY']._serialized_end=420
-  _globals['_GEOMETRY']._serialized_start=434
-  _globals['_GEOMETRY']._serialized_end=561
-  _globals['_RANKPOOL']._serialized_start=563
-  _globals['_RANKPOOL']._serialized_end=652
-  _globals['_POOLEXPORT']._serialized_start=655
-  _globals['_POOLEXPORT']._serialized_end=789
-  _globals['_POOLEXPORT_FIELDSENTRY']._serialized_start=744
-  _globals['_POOLEXPORT_FIELDSENTRY']._serialized_end=789
-  _globals['_WATCHREQUEST']._serialized_start=791
-  _globals['_WATCHREQUEST']._serialized_end=866
-  _globals['_WATCHRESPONSE']._serialized_start=869
-  _globals['_WATCHRESPONSE']._serialized_end=1034
-  _globals['_WATCHREADY']._serialized_start=1036
-  _globals['_WATCHREADY']._serialized_end=1064
-  _globals['_WATCHDONE']._serialized_start=1066
-  _globals['_WATCHDONE']._serialized_end=1146
-  _globals['_WATCHFAILED']._serialized_start=1148
-  _globals['_WATCHFAILED']._serialized_end=1203
-  _globals['_RELEASEREQUEST']._serialized_start=1205
-  _globals['_RELEASEREQUEST']._serialized_end=1282
-  _globals['_RELEASERESPONSE']._serialized_start=1284
-  _globals['_RELEASERESPONSE']._serialized_end=1316
-  _globals['_FETCHREQUEST']._serialized_start=1319
-  _globals['_FETCHREQUEST']._serialized_end=1501
-  _globals['_FETCHRESPONSE']._serialized_start=1503
-  _globals['_FETCHRESPONSE']._serialized_end=1532
-  _globals['_STAGEREQUEST']._serialized_start=1534
-  _globals['_STAGEREQUEST']._serialized_end=1650
-  _globals['_STAGEREAD']._serialized_start=1652
-  _globals['_STAGEREAD']._serialized_end=1663
-  _globals['_STAGERESPONSE']._serialized_start=1665
-  _globals['_STAGERESPONSE']._serialized_end=1781
-  _globals['_STAGESLOTS']._serialized_start=1783
-  _globals['_STAGESLOTS']._serialized_end=1810
-  _globals['_STAGEHELD']._serialized_start=1812
-  _globals['_STAGEHELD']._serialized_end=1823
-  _globals['_TRANSFERSERVICE']._serialized_start=1826
-  _globals['_TRANSFERSERVICE']._serialized_end=2239
+  _globals['_GEOMETRY']._serialized_start=435
+  _globals['_GEOMETRY']._serialized_end=583
+  _globals['_RANKPOOL']._serialized_start=585
+  _globals['_RANKPOOL']._serialized_end=674
+  _globals['_POOLEXPORT']._serialized_start=677
+  _globals['_POOLEXPORT']._serialized_end=811
+  _globals['_POOLEXPORT_FIELDSENTRY']._serialized_start=766
+  _globals['_POOLEXPORT_FIELDSENTRY']._serialized_end=811
+  _globals['_WATCHREQUEST']._serialized_start=813
+  _globals['_WATCHREQUEST']._serialized_end=888
+  _globals['_WATCHRESPONSE']._serialized_start=891
+  _globals['_WATCHRESPONSE']._serialized_end=1056
+  _globals['_WATCHREADY']._serialized_start=1058
+  _globals['_WATCHREADY']._serialized_end=1086
+  _globals['_WATCHDONE']._serialized_start=1088
+  _globals['_WATCHDONE']._serialized_end=1168
+  _globals['_WATCHFAILED']._serialized_start=1170
+  _globals['_WATCHFAILED']._serialized_end=1225
+  _globals['_RELEASEREQUEST']._serialized_start=1227
+  _globals['_RELEASEREQUEST']._serialized_end=1304
+  _globals['_RELEASERESPONSE']._serialized_start=1306
+  _globals['_RELEASERESPONSE']._serialized_end=1338
+  _globals['_FETCHREQUEST']._serialized_start=1341
+  _globals['_FETCHREQUEST']._serialized_end=1523
+  _globals['_FETCHRESPONSE']._serialized_start=1525
+  _globals['_FETCHRESPONSE']._serialized_end=1554
+  _globals['_STAGEREQUEST']._serialized_start=1556
+  _globals['_STAGEREQUEST']._serialized_end=1672
+  _globals['_STAGEREAD']._serialized_start=1674
+  _globals['_STAGEREAD']._serialized_end=1685
+  _globals['_STAGERESPONSE']._serialized_start=1687
+  _globals['_STAGERESPONSE']._serialized_end=1803
+  _globals['_STAGESLOTS']._serialized_start=1805
+  _globals['_STAGESLOTS']._serialized_end=1832
+  _globals['_STAGEHELD']._serialized_start=1834
+  _globals['_STAGEHELD']._serialized_end=1845
+  _globals['_TRANSFERSERVICE']._serialized_start=1848
+  _globals['_TRANSFERSERVICE']._serialized_end=2261
 # @@protoc_insertion_point(module_scope)

@@ -39,7 +39,7 @@ class HandshakeResponse(_message.Message):
     def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ..., board: _Optional[_Mapping[str, bytes]] = ..., arithmetic: _Optional[str] = ...) -> None: ...
 
 class Geometry(_message.Message):
-    __slots__ = ("pages", "page_size", "layers", "kv_heads", "head_dim", "dtype", "fields")
+    __slots__ = ("pages", "page_size", "layers", "kv_heads", "head_dim", "dtype", "fields", "state_pages")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class Geometry(_message.Message):
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
+    STATE_PAGES_FIELD_NUMBER: _ClassVar[int]
     pages: int
     page_size: int
     layers: int
@@ -54,7 +55,8 @@ class Geometry(_message.Message):
     head_dim: int
     dtype: str
     fields: int
-    def __init__(self, pages: _Optional[int] = ..., page_size: _Optional[int] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., fields: _Optional[int] = ...) -> None: ...
+    state_pages: int
+    def __init__(self, pages: _Optional[int] = ..., page_size: _Optional[int] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., fields: _Optional[int] = ..., state_pages: _Optional[int] = ...) -> None: ...
 
 class RankPool(_message.Message):
     __slots__ = ("rank", "checksum", "exports")

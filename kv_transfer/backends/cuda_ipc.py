@@ -119,6 +119,10 @@ class CudaIpcBackend(BlockingBackend):
         giver = HostFile.find(export, self._pool_dir)
         rank, heads = (_number(export, field) for field in ("rank", "heads"))
         our_shares = self._shares(export, rank, heads)
+        if self._devices and (ours := self._devices[0].geometry).state_pages and heads != ours.kv_heads:
+            raise ConfigError(
+                "heads of recurrent states are gathered in staging, which this way does without"
+            )
         return PeerRank(
             tuple(self._view(share, giver, export.get("gpu", b""), heads) for share in our_shares)
         )

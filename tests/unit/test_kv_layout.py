@@ -133,9 +133,17 @@ def test_ranks_of_latents_have_all_of_them_and_may_differ_in_number() -> None:
         check_compatible(PoolInfo(7, one.layout_hash, heads, one.ranks), info(meaning, heads))
 
 
-def test_states_of_unequal_ranks_are_named_where_hashes_differ() -> None:
-    geometry = PoolGeometry(pages=4, page_size=4, layers=1, kv_heads=2, head_dim=4, dtype="float32")
-    half = msgspec.structs.replace(geometry, kv_heads=1)
-    one, two = (RankPool(0, 0, {}),), (RankPool(0, 0, {}), RankPool(1, 0, {}))
-    with pytest.raises(ConfigError, match="recurrent states, which go between equal numbers of ranks"):
-        check_compatible(PoolInfo(1, "a", geometry, one), PoolInfo(2, "b", half, two))
+def test_states_go_between_ranks_that_have_several_times_their_heads() -> None:
+    geometry = PoolGeometry(pages=4, page_size=4, layers=1, kv_heads=6, head_dim=4, dtype="float32")
+
+    def of_ranks(count: int, state_pages: int = 3) -> PoolInfo:
+        own = msgspec.structs.replace(geometry, kv_heads=6 // count, state_pages=state_pages)
+        return PoolInfo(1, "a", own, tuple(RankPool(rank, 0, {}) for rank in range(count)))
+
+    for here, there in ((1, 2), (6, 3), (2, 2)):
+        check_compatible(of_ranks(here), of_ranks(there))
+    check_compatible(of_ranks(2, 0), of_ranks(3, 0))
+    with pytest.raises(ConfigError, match="recurrent states of 3 ranks cannot be divided among 2"):
+        check_compatible(of_ranks(2), of_ranks(3))
+    with pytest.raises(ConfigError, match="state_pages is 3 here and 4 at the peer"):
+        check_compatible(of_ranks(1), of_ranks(2, 4))

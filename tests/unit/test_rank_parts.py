@@ -9,7 +9,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.rank_pages import PagesByHeads
 from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.staging import PageStaging, StagingInlet
+from eyas.engine.states.shape import DeltaShape
+from eyas.engine.states.store import StateFormat, StateStore
 from kv_transfer.area import DeviceArea
 from kv_transfer.backends import nixl
 from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
@@ -41,8 +43,11 @@ from tests.unit.fake_nixl import FakeNixl
 PAGES, SLOTS, WINDOW = 9, 6, 2
 HEADS = KvFormat(layers=2, kv_heads=4, head_dim=16)
 LATENTS = KvFormat(layers=2, kv_heads=1, head_dim=24, latent=16)
+STATES = StateFormat((0, 2), DeltaShape(4, 8, key_size=8, value_size=4, kernel=4), 64, torch.bfloat16)
+STATE_SLOTS = 2
 KINDS = {
     "heads": (HEADS, torch.bfloat16),
+    "states": (HEADS, torch.bfloat16),
     "fp8": (HEADS, torch.float8_e4m3fn),
     "latents": (LATENTS, torch.float32),
 }
@@ -59,7 +64,9 @@ class Group:
 
     def __init__(self, folder: Path, kind: str, ranks: int, seed: int, way: Way) -> None:
         form, dtype = KINDS[kind]
-        self.shape = PoolShape(form.of_rank(ranks), pages=PAGES, page_size=4, dtype=dtype)
+        states = replace(STATES, shape=STATES.shape.of_rank(ranks)) if kind == "states" else None
+        slots = 0 if states is None else STATE_SLOTS
+        self.shape = PoolShape(form.of_rank(ranks), PAGES, 4, dtype, states=states, slots=slots)
         self.pool = KvPool(self.shape)
         self.ranks = [self.pool.pages, *(torch.empty_like(self.pool.pages) for _ in range(1, ranks))]
         for rank, pages in enumerate(self.ranks):
@@ -75,14 +82,35 @@ class Group:
     def bytes(self, rank: int) -> np.ndarray:
         """A copy of a rank's pages, uint8 [pages + 1, page rows, heads, bytes of a head]."""
         pages, geometry = self.ranks[rank].view(torch.uint8).numpy().copy(), self.shape.geometry
-        return pages.reshape(PAGES + 1, geometry.page_rows, geometry.kv_heads, -1)
+        return pages.reshape(self.shape.all_pages + 1, geometry.page_rows, geometry.kv_heads, -1)
 
     def whole(self, pages: list[np.ndarray]) -> np.ndarray:
         """What one rank with all heads has; of latents each has everything."""
         return pages[0] if self.shape.geometry.replicated else np.concatenate(pages, axis=2)
 
+    def states(self, slot: int) -> dict[str, torch.Tensor]:
+        """What all ranks together have of a slot, by heads: whole numbers of the same bytes."""
+        found: dict[str, list[torch.Tensor]] = {}
+        for pages in self.ranks:
+            memory = pages.view(torch.uint8)[self.shape.pages : self.shape.all_pages].clone()
+            store = StateStore(self.shape.states, memory.view(STATE_SLOTS, -1))
+            form = store.format.shape
+            wide = [form.key_heads * form.key_size] * 2 + [form.value_heads * form.value_size]
+            for name in ("tails", "inputs"):
+                numbers = store.parts[name][slot].view(torch.int16)
+                for part, columns in zip("qkv", numbers.split(wide, -1), strict=True):
+                    found.setdefault(name + part, []).append(columns)
+            found.setdefault("states", []).append(
+                store.parts["states"][slot].view(torch.int32).transpose(1, -1)
+            )
+            for part, columns in zip(
+                "ab", store.parts["gates"][slot].view(torch.int32).chunk(2, -1), strict=True
+            ):
+                found.setdefault("gates" + part, []).append(columns)
+        return {name: torch.cat(parts, -1) for name, parts in found.items()}
+
     def proof(self, rank: int) -> int:
-        return zlib.crc32(self.bytes(rank)[PAGES].tobytes())
+        return zlib.crc32(self.bytes(rank)[self.shape.all_pages].tobytes())
 
     def info(self) -> PoolInfo:
         ranks = []
@@ -233,6 +261,28 @@ def test_every_rank_gets_its_heads_and_nothing_else(
         assert sum(result.bytes for result in results) == len(SRC) * page * here
         assert made.here.slots.free == made.there.slots.free == SLOTS
         assert all(job.part.width == 0 for job in made.owner.asked) == (there == here or kind == "latents")
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "by"),
+    [(2, 1, "tcp"), (1, 2, "tcp"), (4, 2, "nixl"), (1, 4, "rdma_slots"), (2, 1, "rdma_slots"), (2, 2, "tcp")],
+)
+def test_recurrent_states_come_by_their_heads(tmp_path: Path, there: int, here: int, by: str) -> None:
+    """Whatever windows cut a slot into: beside pages of keys and values, into another slot."""
+    with pair(tmp_path, "states", there, here, by) as made:
+        each = made.here.shape.slot_pages
+        assert each > 3 and each == made.there.shape.slot_pages
+        slots = [tuple(range(PAGES + slot * each, PAGES + (slot + 1) * each)) for slot in range(STATE_SLOTS)]
+        wanted, stays = made.there.states(1), made.here.states(1)
+        jobs = [CopyJob(1, r, RankPages(r, (*SRC, *slots[1])), (*DST, *slots[0])) for r in range(there)]
+        assert all(result.ok for result in made.copy(*jobs))
+        found, other = made.here.states(0), made.here.states(1)
+        assert all(torch.equal(found[name], part) for name, part in wanted.items())
+        assert all(torch.equal(other[name], part) for name, part in stays.items())
+        pages = made.here.whole([made.here.bytes(rank) for rank in range(here)])
+        kept = made.here.whole(made.here.before)
+        kept[list(DST)] = made.there.whole(made.there.before)[list(SRC)]
+        assert (pages[:PAGES] == kept[:PAGES]).all()
 
 
 @pytest.mark.parametrize(

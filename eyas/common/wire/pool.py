@@ -36,7 +36,7 @@ class PoolGeometry(msgspec.Struct, frozen=True):
     """A page-major pool `[page, layer, field, slot, head, dim]`: one page of all layers is one block.
 
     `fields`: 2 for a key and a value, 1 for one row that is both. Each layer of a page may end in rows of
-    scales, see `scale_rows`.
+    scales, see `scale_rows`. `state_pages`: of a sequence's recurrent states, behind all others.
 
     Raises ValueError (or msgspec.ValidationError, which is one) for sizes that no pool has.
     """
@@ -48,12 +48,15 @@ class PoolGeometry(msgspec.Struct, frozen=True):
     head_dim: _Count
     dtype: str
     fields: _Count = 2
+    state_pages: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in _ITEMSIZE:
             raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(_ITEMSIZE)}")
         if min(self.pages, self.page_size, self.layers, self.kv_heads, self.head_dim, self.fields) < 1:
             raise ValueError("every size must be at least 1")
+        if self.state_pages < 0:
+            raise ValueError("state_pages must be at least 0")
 
     @property
     def replicated(self) -> bool:

@@ -149,6 +149,7 @@ class PoolShape:
             head_dim=self.format.head_dim,
             dtype=str(self.dtype).removeprefix("torch."),
             fields=self.fields,
+            state_pages=self.slot_pages if self.slots else 0,
         )
 
     @property

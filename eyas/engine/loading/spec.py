@@ -267,8 +267,8 @@ class EngineSpec:
             fingerprint += self.head.fingerprint
         if group is KvKind.TARGET and self.windowed:
             fingerprint += repr((GRAIN, self.groups))
-        if group is KvKind.TARGET and self.states is not None:
-            fingerprint += repr((SPAN, self.states))
+        if group is KvKind.TARGET and self.states is not None and self.target.delta is not None:
+            fingerprint += repr((SPAN, dataclasses.replace(self.states, shape=self.target.delta)))
         return PageMeaning(
             fingerprint=fingerprint,
             group=group,
