@@ -5,16 +5,18 @@
 The same requests for each way: `few` has pages for `--fit` sessions, `tiers` also host memory for all, `all`
 has pages for all of them. Sessions are those of `eyas bench serve --dataset-name agents` in mid-day: a first
 prompt brings all turns but the last ones, which follow. It says how much faster `tiers` is than `few`, and
-its cached part of what `all` has cached. Flags that it does not know go to `eyas bench serve`.
+its cached part of what `all` has cached. Flags that it does not know go to `eyas serve`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +27,14 @@ from tokenizers import Tokenizer
 from eyas.bench.agents import agent_sessions, say
 from eyas.bench.jobs import JobTurn, LoadJob, generator
 from eyas.bench.shapes import SHAPES, write_model
+from eyas.common.cluster.listening import free_ports
 
 SEED = 1
 PAGE = 16  # tokens
 CHAT_TOKENS = 12  # of a template, for each message
-WARM_UP = 48  # requests on a GPU, before whose end the host's memory is locked
-SPARE = 1.2  # of pages and memory, for what runs
+READY, LOCKED = "is ready after", "the host cache has all of its"  # of logs; until then steps are stalled
+START_S = 180.0
+SPARE, HOST_SPARE = 1.2, 1.05  # of pages and of the host's memory, for what runs
 EMBEDDED = Path(__file__).parents[2] / "eyas" / "assets" / "nano"
 WAYS = ("few", "tiers", "all")
 
@@ -90,7 +94,7 @@ class Sizes:
     @property
     def host_gb(self) -> float:
         """GiB for all of them."""
-        return SPARE * self.total * self.token_bytes / 2**30
+        return HOST_SPARE * self.total * self.token_bytes / 2**30
 
 
 def token_bytes(model: Path, width: int) -> int:
@@ -101,20 +105,40 @@ def token_bytes(model: Path, width: int) -> int:
 
 
 def measured(way: str, sizes: Sizes, fit: int, serve: Sequence[str], folder: Path) -> dict[str, Any]:
-    """The figures of one way, by a command of its own."""
+    """The figures of one way, by a server of its own."""
     pages = sizes.pages(sizes.sessions if way == "all" else fit)
-    host = ["--host-cache-gb", f"{sizes.host_gb:.3f}"] if way == "tiers" else []
-    if host and "cpu" not in serve:
-        host += ["--warmup-requests", str(WARM_UP)]
+    flags = ["--layout", "unified", "--draft", "none", "--num-pages", str(pages), *serve]
+    words = [READY]
+    if way == "tiers":
+        flags += ["--host-cache-gb", f"{sizes.host_gb:.3f}"]
+        words.append(LOCKED)
     out = folder / f"{way}.jsonl"
-    command = [sys.executable, "-m", "eyas.cli", "bench", "serve", "--dataset-name", "agents"]
-    command += ["--dataset-path", str(folder / "sessions.jsonl"), "--output-file", str(out)]
-    command += ["--layout", "unified", "--draft", "none", "--num-pages", str(pages), *host, *serve]
-    print(f"\n{way}: {' '.join(command[3:])}", flush=True)
-    if subprocess.run(command).returncode:
-        raise SystemExit(f"{way} failed")
+    with served(flags, words, folder / f"{way}.log") as url:
+        command = [sys.executable, "-m", "eyas.cli", "bench", "serve", "--url", url]
+        command += ["--dataset-name", "agents", "--dataset-path", str(folder / "sessions.jsonl")]
+        if subprocess.run([*command, "--output-file", str(out)]).returncode:
+            raise SystemExit(f"{way} failed")
     figures: dict[str, Any] = json.loads(out.read_text())
     return figures
+
+
+@contextlib.contextmanager
+def served(flags: Sequence[str], words: Sequence[str], log: Path) -> Iterator[str]:
+    """The URL of a server with these flags, once its log has all of `words`."""
+    port = str(next(free_ports()))
+    command = [sys.executable, "-m", "eyas.cli", "serve", "--port", port, *flags]
+    print(f"\n{' '.join(command[3:])}", flush=True)
+    began = time.monotonic()
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as server:
+        try:
+            while missing := [word for word in words if word not in log.read_text()]:
+                if server.poll() is not None or time.monotonic() > began + START_S:
+                    raise SystemExit(f"{log.read_text()}\nthe server did not say {missing[0]!r}")
+                time.sleep(0.1)
+            print(f"{' and '.join(words)}, {time.monotonic() - began:.1f} s", flush=True)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
 
 
 def report(found: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -68,9 +68,11 @@ class HostMemory:
     def poll(self) -> None:
         """Tells of the copies that stopped, and counts them."""
         for done in self._taker.finished():
+            size = self.ready * self.page_bytes / 2**30
             if done.error is not None:
-                text = "the host cache has %.1f GiB and gets no more: %s"
-                _log.warning(text, self.ready * self.page_bytes / 2**30, done.error.message)
+                _log.warning("the host cache has %.1f GiB and gets no more: %s", size, done.error.message)
+            else:
+                _log.info("the host cache has all of its %.1f GiB after %.1f s", size, done.seconds)
         for thread in (self._out, self._in):
             for done in thread.finished():
                 self.bytes_out += done.bytes * (thread is self._out)

@@ -80,6 +80,7 @@ class HostTier:
         self._known = 0  # slots that were ready, ever
         self._ahead = min(AHEAD, pool.num_pages)
         self._seen = 0  # of the cache's turnover, when pages were last chosen
+        self._arrived = 0  # and of its arrivals
         self.on_saved: Callable[[Sequence[bytes]], None] | None = None  # hears what came from the pool
         self._saving: set[CacheNode] = set()  # copies of these run
         self._later: list[CacheNode] = []  # and of these will, once no step may write them
@@ -167,40 +168,54 @@ class HostTier:
         self._known = self.memory.ready
         turnover = self._cache.turnover - self._seen
         early = self.on_saved is not None or self._known > self._pool.num_pages
-        if early and (turnover or self._later):
-            self._seen = self._cache.turnover
-            idle = self._cache.last_in(min(turnover, MOST_IDLE, self._known))
+        arrived = self._cache.arrivals - self._arrived
+        if early and (arrived or self._later):
+            self._seen, self._arrived = self._cache.turnover, self._cache.arrivals
+            idle = self._cache.last_in(min(arrived, MOST_IDLE, self._known))
             nodes = dict.fromkeys((*filter(self._cache.holds, self._later), *idle))
-            self._later = [node for node in nodes if self._must_wait(node)]
-            self._save(list(nodes))
+            self._later = self._save(nodes)
+            self._cache.spared = {*self._saving, *self._later}
         elif self._pool.free < self._ahead and turnover >= min(self._ahead // 4, BATCH * 4):
             self._seen = self._cache.turnover  # no more pages are looked at than went by, a few times over
             self._save(self._cache.next_out(min(self._ahead, self._known)))
 
-    def _save(self, nodes: Sequence[CacheNode]) -> None:
-        """Copies those that are not here. (More than there are slots would take each other's.)"""
-        soon = [node for node in nodes if self._pool.is_quiet(node.page)]
-        self._touch([node.name for node in soon if node.name in self._pages])
+    def _save(self, nodes: Iterable[CacheNode]) -> list[CacheNode]:
+        """Copies those that are not here; returns those that a step in flight may still write.
+
+        (More than there are slots would take each other's.)
+        """
+        is_quiet, here = self._pool.is_quiet, self._pages
+        soon: list[CacheNode] = []
+        later: list[CacheNode] = []
+        old: list[bytes] = []
+        for node in nodes:
+            if not is_quiet(node.page):
+                later += () if node.name in here else (node,)
+            elif node.name in here:
+                old.append(node.name)
+            else:
+                soon.append(node)
+        self._touch(old)
+        self._copy_out(soon)
+        return later
+
+    def _copy_out(self, nodes: Sequence[CacheNode]) -> None:
+        """As many of them as there are slots for."""
         fresh: list[CacheNode] = []
-        for node in soon:
-            if node.name not in self._pages:
-                slot = self._slot()
-                if slot is None:
-                    break
-                self._pages[node.name] = _HostPage(slot, copies=1)
-                fresh.append(node)
+        for node in nodes:
+            slot = self._slot()
+            if slot is None:
+                break
+            self._pages[node.name] = _HostPage(slot, copies=1)
+            fresh.append(node)
         self._saving.update(fresh)
-        self._cache.spared = {*self._saving, *self._later}
+        self._cache.spared |= self._saving
         self._touch([node.name for node in fresh])
         self._touch_above(fresh)
         for first in range(0, len(fresh), BATCH):
             nodes = fresh[first : first + BATCH]
             pages, slots = [node.page for node in nodes], [self._pages[node.name].slot for node in nodes]
             self.memory.copy_out(pages, slots, partial(self._was_saved, nodes))
-
-    def _must_wait(self, node: CacheNode) -> bool:
-        """Whether it is to be copied, and a step in flight may still write it."""
-        return node.name not in self._pages and not self._pool.is_quiet(node.page)
 
     def _slot(self) -> int | None:
         """An empty one, if need be of the page that is dropped for it; None: copies need all of them."""

@@ -91,6 +91,7 @@ class PrefixCache:
         # Every idle leaf, and some other pages; the next one to evict is first.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self.turnover = 0  # pages that fell idle or were evicted, ever
+        self.arrivals = 0  # pages that came to the end of the order of eviction, ever
         self.spared: set[CacheNode] = set()  # on their way to the host: only what runs may evict them
         pool.on_idle = self._fell_idle
 
@@ -217,6 +218,7 @@ class PrefixCache:
         for place, (here, there) in enumerate(zip((node.page, *node.others), (page, *others), strict=True)):
             if here in self._idle:
                 self._idle.move_to_end(here)
+                self.arrivals += 1
             elif here < 0 <= there:
                 if place:
                     node.others[place - 1] = there
@@ -362,6 +364,7 @@ class PrefixCache:
         self._idle[page] = None
         self._idle.move_to_end(page)
         self.turnover += 1
+        self.arrivals += 1
 
     def _keys(self, tokens: Sequence[int], rows: int, first: int = 0) -> Iterator[tuple[int, ...]]:
         """The keys, from number `first` on, of the whole pages below `rows` whose look-ahead is known."""
