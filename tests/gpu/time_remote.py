@@ -4,10 +4,10 @@
 
 A decode worker and a draft worker, each a front and an engine, on cuda:0 and cuda:1; then one worker alone,
 which drafts in its steps. Weights are dummies, drafts are accepted by chance: chains of 3, 3.0 tokens per
-round. Every line is on disk as soon as it is known and names the paths
-that its commits took (mailbox: past the decode worker's host; shm: by memory that both hosts share; grpc: by
-the fronts, as each sequence's first does); `--report` reads them again. `--device cpu` tries
-the script out, where nothing goes from GPU to GPU.
+round; with `--block` 7 drafts of one pass of a DFlash head, 5.0 tokens per round. Every line is on disk as
+soon as it is known and names the paths that its commits took (mailbox: past the decode worker's host; shm: by
+memory that both hosts share; grpc: by the fronts, as each sequence's first does); `--report` reads them
+again. `--device cpu` tries the script out, where nothing goes from GPU to GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from eyas.engine.speculation.synthetic import resolve
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker
 
-STEPS, LENGTH = 3, 3.0  # of a chain; tokens per round, the bonus too
+CHAIN, BLOCK = (3, 3.0), (7, 5.0)  # drafts; tokens per round, the bonus too
 PROMPT = 16
 DECODE, DRAFT, METRICS = 47330, 47331, 47332  # ports
 START_S, ANSWER_S = 300.0, 120.0
@@ -219,17 +219,19 @@ def setting_of(given: argparse.Namespace, folder: Path) -> Setting:
     most = max(given.batches)
     pages = most * (PROMPT + given.tokens + 64) // 16 + 64
     options: dict[str, Any] = {"max_running": most, "num_pages": pages}
+    steps, length = BLOCK if given.block else CHAIN
     if given.device == "cpu":
         return Setting(
             "cpu",
             given.tokens,
             given.batches,
-            options | {"speculation": SpeculationConfig(STEPS, 1, STEPS + 1)},
+            options | {"speculation": SpeculationConfig(steps, 1, steps + 1)},
         )
     model, head = folder / "model", folder / "head"
-    shape = ["-m", "eyas.bench.shapes", given.shape, str(model), "--head", str(head)]
+    kind = "--block-head" if given.block else "--head"
+    shape = ["-m", "eyas.bench.shapes", given.shape, str(model), kind, str(head)]
     subprocess.run([sys.executable, *shape], check=True)
-    spec = SpeculationConfig(STEPS, 1, STEPS + 1, synthetic_rates=resolve(STEPS, (), LENGTH))
+    spec = SpeculationConfig(steps, 1, steps + 1, synthetic_rates=resolve(steps, (), length))
     options |= {"model": str(model), "draft": str(head), "load_format": "dummy", "speculation": spec}
     options |= {"context_length": 2048, "prefill_attention_backend": "triton"}
     return Setting("cuda", given.tokens, given.batches, options)
@@ -253,6 +255,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--ways", choices=list(TRANSFER), nargs="+", default=list(TRANSFER))
     parser.add_argument("--tokens", type=int, default=384, help="per answer (384)")
+    parser.add_argument("--block", action="store_true", help="a head that drafts all in one pass (GPUs)")
     parser.add_argument("--report", action="store_true", help="only print the table of what FILE has")
     given = parser.parse_args()
     if not given.report:
