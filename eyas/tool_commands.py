@@ -37,6 +37,7 @@ TRAIN_COMMANDS = {
     "eagle3": CommandEntry("an EAGLE-3 head for any target", HEADS, {"kind": "eagle3"}),
     "eagle": CommandEntry("an EAGLE-1/2 head for any target", HEADS, {"kind": "eagle"}),
     "mtp": CommandEntry("an MTP head for any target, with MiMo's names", HEADS, {"kind": "mtp"}),
+    "peagle": CommandEntry("a P-EAGLE head for any target", HEADS, {"kind": "peagle"}),
 }
 KEYS = "eyas.admin.keys"
 DAYS = 365

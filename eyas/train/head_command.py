@@ -1,4 +1,4 @@
-"""`eyas train eagle3`, `eagle`, `mtp`: texts, the target's answers, training, a folder, its acceptance.
+"""`eyas train eagle3`, `eagle`, `mtp`, `peagle`: texts, the target's answers, training, a folder, acceptance.
 
 The composition root of heads for any target. Under `--out` stand the head and, in `training/`, what a killed
 run goes on from. `--plot` draws loss, acceptance length and acceptance by depth over the steps.
@@ -33,13 +33,13 @@ from eyas.train.acceptance import served_acceptance
 from eyas.train.answers import AnswerOptions, answers
 from eyas.train.conversations import ChatTokenizer, ConversationLine, answered, read_lines
 from eyas.train.head_run import HeadRun, HeadSettings, RunIntervals, TrainingTexts
-from eyas.train.heads.table import head_kind
+from eyas.train.heads.table import OWN_VOCABULARY, head_kind
 from eyas.train.packing import MOST_TEXTS, TrainingExample
 from eyas.train.recipe import TrainingRecipe
 from eyas.train.saving import TrainingCheckpoint, save_trained
 from eyas.train.teacher import BatchLimit, PlainTeacher, TeacherModel
 
-DRAFT_VOCAB = 32_000  # of an EAGLE-3 head, unless the target has fewer ids
+DRAFT_VOCAB = 32_000  # of a head that has outputs of its own, unless the target has fewer ids
 SHORTEST_ANSWER = 8  # tokens that a question must leave room for
 SERVED = 16  # held-out questions that are answered through the engine
 VOCABULARY_STEP = 16  # outputs of a head come in multiples: kernels want it
@@ -95,7 +95,7 @@ class RunFolder:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of all three commands; the parser says which command it is."""
+    """The flags of all these commands; the parser says which command it is."""
     kind = parser.get_default("kind")
     add = parser.add_argument
     add("--target", type=Path, required=True, metavar="DIR", help="the model that the head drafts for")
@@ -111,7 +111,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-answer", type=positive, default=512, metavar="N", help="their longest, in tokens (512)")
     add("--max-length", type=positive, default=1024, metavar="N", help="tokens of a text and of a row (1024)")
     add("--held-out", type=whole, default=64, metavar="N", help="lines kept for measurements (64)")
-    if kind == "eagle3":
+    if kind in OWN_VOCABULARY:
         add(
             "--draft-vocab", type=positive, metavar="N",
             help=f"the head's outputs: the ids that answers use most ({DRAFT_VOCAB}, or the target's)",
@@ -231,7 +231,9 @@ def _run_of(
     unroll = args.unroll or head_kind(args.kind).UNROLL
     recipe = TrainingRecipe(args.steps, args.batch_size, args.max_length, rate=args.learning_rate)
     vocab = vars(args).get("draft_vocab") or min(DRAFT_VOCAB, teacher.config.vocab_size)
-    settings = HeadSettings(args.kind, recipe, unroll, args.seed, vocab if args.kind == "eagle3" else None)
+    settings = HeadSettings(
+        args.kind, recipe, unroll, args.seed, vocab if args.kind in OWN_VOCABULARY else None
+    )
     shared = {
         "kind": args.kind,
         "target": str(args.target.resolve()),

@@ -29,7 +29,7 @@ from eyas.train.unroll import UnrollBatch, unrolled_loss, unrolled_step
 
 logger = logging.getLogger(__name__)
 DEPTH = 5  # of the chains that are measured
-VOCABULARY = frozenset({"lm_head.weight"})  # it is no hidden matrix
+APART = frozenset({"lm_head.weight", "mask_hidden"})  # they are no hidden matrices
 
 Line = dict[str, Any]
 
@@ -92,7 +92,7 @@ class HeadRun:
         token_map = frequent(texts.learnt, settings.draft_vocab, teacher.config.vocab_size)
         torch.manual_seed(settings.seed)
         self.head = kind.head_for(teacher.config, teacher.ends, token_map).to(self._device)
-        self._optimisers = optimisers(self.head, settings.recipe, VOCABULARY)
+        self._optimisers = optimisers(self.head, settings.recipe, APART)
         self._step_of = unrolled_step
         if self._device.type == "cuda":
             self._step_of = torch.compile(unrolled_step, dynamic=False)

@@ -19,9 +19,9 @@ DISCOUNT = 0.8
 """Of the loss, per step."""
 
 Made = tuple[Tensor, Tensor]
-"""A step's keys and values, [batch, heads, rows, dim] each."""
+"""The keys and values of a step in one layer, [batch, heads, rows, dim] each."""
 
-Step = Callable[..., tuple[Tensor, Made, Tensor]]
+Step = Callable[..., tuple[Tensor, list[Made], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class UnrollBatch:
 
 @dataclass(frozen=True)
 class UnrolledKv:
-    """Keys and values of the steps so far: the true rows, and those of the self-fed steps.
+    """Keys and values of the steps so far in one layer: the true rows, and those of the self-fed steps.
 
     `keys`, `values`: [batch, heads, rows, dim]. `own_keys`, `own_values`: [batch, heads, rows, room, dim].
     `used` bool [room] says which of them exist: so all later steps have one shape and compile once.
@@ -119,22 +119,26 @@ def unrolled_attention(q: Tensor, k: Tensor, v: Tensor, past: UnrolledKv, mask: 
 
 
 def unrolled_step(
-    head: DraftHead, state: Tensor, lesson: TrainingBatch, past: UnrolledKv | None
-) -> tuple[Tensor, Made, Tensor]:
-    """One step; returns the next state, the step's keys and values, and its mean loss."""
+    head: DraftHead, state: Tensor, lesson: TrainingBatch, past: list[UnrolledKv]
+) -> tuple[Tensor, list[Made], Tensor]:
+    """One step; returns the next state, the step's keys and values in each layer, and its mean loss.
+
+    `past`: of each layer; [] in the first step.
+    """
     made: list[Made] = []
+    embeds, state = head.fed(lesson.embeds, state) if past else (lesson.embeds, state)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         made.append((k, v))
-        if past is not None:
-            return unrolled_attention(q, k, v, past, lesson.mask)
+        if past:
+            return unrolled_attention(q, k, v, past[len(made) - 1], lesson.mask)
         return F.scaled_dot_product_attention(q, k, v, lesson.mask, is_causal=lesson.mask is None)
 
-    state = head(lesson.embeds, state, lesson.positions, attend)
+    state = head(embeds, state, lesson.positions, attend)
     learnt = lesson.learnt.flatten().float()
-    return state, made[0], (head.loss(state, lesson) * learnt).sum() / learnt.sum().clamp(min=1)
+    return state, made, (head.loss(state, lesson) * learnt).sum() / learnt.sum().clamp(min=1)
 
 
 def unrolled(
@@ -143,9 +147,9 @@ def unrolled(
     """(states [B, rows, hidden], mean loss) of each step, the first of which is fed by the target."""
     rows = course.rows(unroll)
     state = head.enter(course.features[:, :rows])
-    steps: list[Made] = []
+    steps: list[list[Made]] = []
     for step in range(unroll):
-        past = UnrolledKv.of(steps, unroll - 2) if steps else None
+        past = [UnrolledKv.of(list(layer), unroll - 2) for layer in zip(*steps, strict=True)]
         state, made, loss = step_of(head, state, course.lesson(step, rows), past)
         steps.append(made)
         yield state, loss

@@ -1,6 +1,6 @@
 """Trains draft heads on one GPU, in minutes each: `python -m tests.gpu.train_heads WHAT --out DIR`.
 
-`nano`: an EAGLE-2, an MTP and an EAGLE-3 head for the embedded model. `hundred`: a target of 100 M
+`nano`: an EAGLE-2, an MTP, an EAGLE-3 and a P-EAGLE head for the embedded model. `hundred`: a target of 100 M
 parameters of the same text, and an EAGLE-3 head for it, within `--seconds`; then what the head gains by its
 own acceptance (`speed`). Each stage is a command of its own,
 whose output, logs and plots stand under DIR; a stage that is done is skipped, a killed one goes on.
@@ -28,7 +28,9 @@ HEADS = {
     "eagle": ["--unroll", "1"],
     "mtp": ["--unroll", "4"],
     "eagle3": ["--unroll", "7", "--draft-vocab", "2048"],
+    "peagle": ["--unroll", "6", "--draft-vocab", "2048"],
 }
+CHAINS = ("peagle",)  # kinds that draft no trees
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,8 @@ class Stages:
         """Finds its best settings."""
         words = ["--model", target, "--draft", self.out / kind, "--device", self.device]
         results = ["--output-file", self.out / f"{kind}-grid.jsonl", "--plot", self.out / f"{kind}-grid.svg"]
-        self._run(
-            "eyas.cli", "bench", "speculative", *words, "--prompts", self.data(), *results, *self.scale.grid
-        )
+        shapes = [*self.scale.grid, *(("--topk", "1") if kind in CHAINS else ())]
+        self._run("eyas.cli", "bench", "speculative", *words, "--prompts", self.data(), *results, *shapes)
 
     def speed(self, kind: str, target: Path) -> None:
         """What it gains, greedily and at temperature 1."""

@@ -15,7 +15,7 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.train.head_command import load_teacher
 from eyas.train.heads.base import DraftHead, TrainingBatch
-from eyas.train.heads.table import KINDS, head_kind
+from eyas.train.heads.table import KINDS, OWN_VOCABULARY, head_kind
 from eyas.train.packing import TrainingExample, batch_of
 from eyas.train.saving import save_trained
 from eyas.train.teacher import TeacherModel
@@ -79,6 +79,27 @@ def test_an_eagle3_head_has_the_official_tensors(teacher: TeacherModel) -> None:
     assert (head.state_dict()["d2t"] + torch.arange(16)).tolist() == list(range(5, 37, 2))
     assert head.state_dict()["t2d"].nonzero().flatten().tolist() == list(range(5, 37, 2))
     assert shapes(new_head("eagle3", teacher)).keys() == shapes(head).keys() - {"d2t", "t2d"}
+
+
+def test_a_peagle_head_has_eagle3s_tensors_and_its_mask(teacher: TeacherModel) -> None:
+    """Its further layers are Llama's."""
+    deep = [layer(f"layers.{i}.") | {f"layers.{i}.input_layernorm.weight": (32,)} for i in (1, 2, 3)]
+    expected = shapes(new_head("eagle3", teacher)) | {"mask_hidden": (1, 96)}
+    assert shapes(new_head("peagle", teacher)) == expected | deep[0] | deep[1] | deep[2]
+
+
+def test_later_steps_of_peagle_are_fed_with_nothing_of_their_own(teacher: TeacherModel) -> None:
+    """But for EAGLE-3's first step, tokens after the pair's are not read."""
+    head, ids = new_head("peagle", teacher), torch.arange(12)
+    made = []
+    for last in (3, 40):
+        ids[9:] = last
+        text = TrainingExample(ids.numpy().astype(np.int32), np.ones(12, bool))
+        with torch.no_grad():
+            course = course_of("peagle", teacher, batch_of([[text]], 16))
+            made.append([state[0, 7] for state, _ in unrolled(head, course, 3)])
+    assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
+    assert not torch.allclose(made[0][1], made[0][2])
 
 
 def test_an_eagle_head_has_the_official_tensors(teacher: TeacherModel) -> None:
@@ -195,6 +216,10 @@ def served(engine: HeadRig, rig: Rig, features: Tensor, tokens: list[int], depth
     pages = rig.table(count + depth)
     rows = engine.forward(features, [QuerySpan(pages, 0, count)], tokens)[-1:]
     found = [engine.head.logits(rows)[0]]
+    if (block := engine.head.block) is not None:
+        span = QuerySpan(pages, count, block.width(depth + 1))
+        below = engine.drafted(features[:1], [span], block.tokens(0, span.count), depth=1).rows
+        return [*found, *engine.head.logits(below)]
     for step in range(depth):
         draft = int(found[-1].argmax())
         if engine.head.token_map is not None:
@@ -209,7 +234,7 @@ def test_what_is_trained_is_what_is_served(
     kind: str, teacher: TeacherModel, target: Path, tmp_path: Path
 ) -> None:
     """A head's folder through the engine's own equations: the same logits along a chain of drafts."""
-    token_map = torch.arange(1, 33) if kind == "eagle3" else None
+    token_map = torch.arange(1, 33) if kind in OWN_VOCABULARY else None
     head = new_head(kind, teacher, token_map)
     for parameter in head.parameters():
         parameter.data = parameter.data.bfloat16().float()  # as it is stored

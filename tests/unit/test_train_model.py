@@ -115,8 +115,8 @@ def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: NanoModel) -> N
                 hidden=state,
                 learnt=torch.ones(1, 11, dtype=torch.bool),
             )
-            past = UnrolledKv.of(steps, UNROLL - 2) if steps else None
-            state, made, _ = unrolled_step(head, state, lesson, past)
+            past = [UnrolledKv.of(steps, UNROLL - 2)] if steps else []
+            state, [made], _ = unrolled_step(head, state, lesson, past)
             steps.append(made)
             tokens = head.logits(state).argmax(-1)
             assert int(tokens[0, -1]) == drafted

@@ -69,6 +69,12 @@ class DraftHead(nn.Module, ABC):
     def enter(self, features: Tensor) -> Tensor:
         """The target's features [B, T, width] -> the states of the first step [B, T, hidden]."""
 
+    def fed(self, embeds: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs of a step after the first, of the tokens' embeddings [B, T, hidden] and what the step
+        before it made [B, T, hidden]: of most heads these.
+        """
+        return embeds, state
+
     @abstractmethod
     def forward(self, embeds: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One step: the next states [B, T, hidden], which `logits` reads and the next step receives."""

@@ -68,6 +68,24 @@ class MidLayer(nn.Module):
         return hidden + fed
 
 
+class DeepLayer(nn.Module):
+    """A decoder layer behind the first."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.input_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
+        self.self_attn = GroupedAttention(shape, shape.hidden)
+        self.post_attention_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
+        self.mlp = SwigluMlp(shape.hidden, shape.intermediate)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """x [batch, rows, hidden] -> the same."""
+        q, k, v = self.self_attn.project(self.input_layernorm(x), rope)
+        x = x + self.self_attn.join(attend(q, k, v))
+        fed: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + fed
+
+
 class Eagle3Head(DraftHead):
     """The recurrent state is the hidden state before the head's norm. The embedding is the target's."""
 
@@ -79,6 +97,7 @@ class Eagle3Head(DraftHead):
         super().__init__(shape, token_map)
         self.fc = nn.Linear(streams * shape.hidden, shape.hidden, bias=False)
         self.midlayer = MidLayer(shape)
+        self.layers = nn.ModuleDict({str(i): DeepLayer(shape) for i in range(1, shape.layers)})
         self.norm = TrainedNorm(shape.hidden, shape.norm_eps)
         outputs = shape.vocab if token_map is None else len(token_map)
         self.lm_head = nn.Linear(shape.hidden, outputs, bias=False)
@@ -104,7 +123,10 @@ class Eagle3Head(DraftHead):
 
     def forward(self, embeds: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The next hidden state of each pair, before the norm."""
-        state = self.midlayer(embeds, state, rotation(self.shape, positions), attend)
+        rope = rotation(self.shape, positions)
+        state = self.midlayer(embeds, state, rope, attend)
+        for layer in self.layers.values():
+            state = layer(state, rope, attend)
         return state
 
     def logits(self, state: Tensor) -> Tensor:

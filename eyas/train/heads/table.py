@@ -10,8 +10,11 @@ from torch import Tensor
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import DraftHead, SharedTensors
 
-KINDS = ("eagle3", "eagle", "mtp")
+KINDS = ("eagle3", "eagle", "mtp", "peagle")
 """Modules of `eyas.train.heads` that are a `HeadKind`."""
+
+OWN_VOCABULARY = ("eagle3", "peagle")
+"""Those whose heads have outputs of their own, for the ids that answers use most."""
 
 
 class HeadKind(Protocol):
