@@ -149,11 +149,12 @@ class _LockedReads:
         try:
             with self._locked(source, job.source.pages) as base:
                 blocks = runs(job.source.pages, job.dst_pages, self._piece)
-                self._driver.copy(
+                self._driver.copy_host(
                     [
                         CopyBlock(base + src * size, self.area.address + dst * size, count * size)
                         for src, dst, count in blocks
-                    ]
+                    ],
+                    out=False,
                 )
         except DriverError as error:
             raise TransferFailed(f"the peer's staging cannot be read by the GPU: {error}") from None

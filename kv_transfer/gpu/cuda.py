@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import queue
+import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
 
@@ -28,7 +28,7 @@ ON_DEVICE = 2  # CUmemorytype
 BATCH = 512
 """Copies per call: calls of tens of thousands are known to crash."""
 COPIES = 2
-"""Copies that run at once, each with its own streams: one is launched while another ends."""
+"""Copies of a direction that are launched at once: one waits behind the other, and nothing idles between."""
 STREAMS = 4
 """Copies are dealt to several. 192 pages of 2 MiB between two H200s: 295 GB/s on one stream, 333 on two, 356
 on four; one piece of 1 GiB: 391. Kernels reach no more, and take processors from the steps."""
@@ -91,11 +91,18 @@ class _Copy2D(ctypes.Structure):
     ]
 
 
-class _Lane(NamedTuple):
-    """A stream, and an event for its end."""
+class _Road:
+    """Streams that carry one copy after the other. `launching`: by one thread at a time, all of its copy.
 
-    stream: ctypes.c_void_p
-    event: ctypes.c_void_p
+    `ends`: sets of events, one per stream, that no copy has.
+    """
+
+    def __init__(self, streams: list[ctypes.c_void_p], ends: list[list[ctypes.c_void_p]]) -> None:
+        self.streams = streams
+        self.launching = threading.Lock()
+        self.ends: queue.SimpleQueue[list[ctypes.c_void_p]] = queue.SimpleQueue()
+        for events in ends:
+            self.ends.put(events)
 
 
 class CudaDriver:
@@ -113,10 +120,8 @@ class CudaDriver:
         self._context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self._location = _MemoryLocation(DEVICE, ordinal)
-        self._free: queue.SimpleQueue[list[_Lane]] = queue.SimpleQueue()
         with self.bound():
-            for _ in range(COPIES):
-                self._free.put([self._lane() for _ in range(STREAMS)])
+            self._peers, self._out, self._in = self._road(STREAMS), self._road(1), self._road(1)
 
     @property
     def pci_address(self) -> str:
@@ -225,39 +230,45 @@ class CudaDriver:
 
     def copy(self, blocks: Sequence[CopyBlock]) -> None:
         """Copies by the copy engines, which leave the GPU's processors to compute."""
-        with self.bound(), self._lanes() as lanes:
-            used = lanes[: len(blocks)]
-            try:
-                self._launch(blocks, used)
-            finally:
-                self._wait(used)  # what was launched before an error writes as well
+        self._copy(self._peers, blocks)
+
+    def copy_host(self, blocks: Sequence[CopyBlock], *, out: bool) -> None:
+        """One stream per direction: the link between GPU and host is one."""
+        self._copy(self._out if out else self._in, blocks)
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a GPU."""
         target = ctypes.create_string_buffer(size)
         source, length = ctypes.c_uint64(address), ctypes.c_size_t(size)
-        with self.bound(), self._lanes() as lanes:
-            self._call("cuMemcpyDtoHAsync_v2", target, source, length, lanes[0].stream)
-            self._wait(lanes[:1])
+        with self.bound(), self._launched(self._out) as streams:
+            self._call("cuMemcpyDtoHAsync_v2", target, source, length, streams[0])
         return target.raw
 
-    @contextlib.contextmanager
-    def _lanes(self) -> Iterator[list[_Lane]]:
-        """Lanes that no other copy has; waits for the end of one, if there are none."""
-        lanes = self._free.get()
-        try:
-            yield lanes
-        finally:
-            self._free.put(lanes)
+    def _copy(self, road: _Road, blocks: Sequence[CopyBlock]) -> None:
+        with self.bound(), self._launched(road) as streams:
+            whole = [block for block in blocks if block.rows == 1]
+            for i, stream in enumerate(streams):
+                mine = whole[len(whole) * i // len(streams) : len(whole) * (i + 1) // len(streams)]
+                for start in range(0, len(mine), BATCH):
+                    self._batch(mine[start : start + BATCH], stream)
+            for i, block in enumerate(block for block in blocks if block.rows > 1):
+                self._rows(block, streams[i % len(streams)])
 
-    def _launch(self, blocks: Sequence[CopyBlock], lanes: Sequence[_Lane]) -> None:
-        whole = [block for block in blocks if block.rows == 1]
-        for number, lane in enumerate(lanes):
-            mine = whole[len(whole) * number // len(lanes) : len(whole) * (number + 1) // len(lanes)]
-            for start in range(0, len(mine), BATCH):
-                self._batch(mine[start : start + BATCH], lane.stream)
-        for i, block in enumerate(block for block in blocks if block.rows > 1):
-            self._rows(block, lanes[i % len(lanes)].stream)
+    @contextlib.contextmanager
+    def _launched(self, road: _Road) -> Iterator[list[ctypes.c_void_p]]:
+        """What the `with` launches on the streams is over when this ends, however it does."""
+        ends = road.ends.get()
+        try:
+            with road.launching:
+                try:
+                    yield road.streams
+                finally:  # what was launched before an error writes as well
+                    for stream, end in zip(road.streams, ends, strict=True):
+                        self._call("cuEventRecord", end, stream)
+        finally:
+            for end in ends:
+                self._call("cuEventSynchronize", end)
+            road.ends.put(ends)
 
     def _batch(self, blocks: Sequence[CopyBlock], stream: ctypes.c_void_p) -> None:
         count = len(blocks)
@@ -288,17 +299,15 @@ class CudaDriver:
         )
         self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream)
 
-    def _wait(self, lanes: Sequence[_Lane]) -> None:
-        for lane in lanes:
-            self._call("cuEventRecord", lane.event, lane.stream)
-        for lane in lanes:
-            self._call("cuEventSynchronize", lane.event)
+    def _road(self, streams: int) -> _Road:
+        ends = [[self._new("cuEventCreate", SLEEP) for _ in range(streams)] for _ in range(COPIES)]
+        return _Road([self._new("cuStreamCreate", NON_BLOCKING) for _ in range(streams)], ends)
 
-    def _lane(self) -> _Lane:
-        stream, event = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
-        self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(SLEEP))
-        return _Lane(stream, event)
+    def _new(self, call: str, flags: int) -> ctypes.c_void_p:
+        """A stream or an event."""
+        made = ctypes.c_void_p()
+        self._call(call, ctypes.byref(made), ctypes.c_uint(flags))
+        return made
 
     def _map(self, handle: ctypes.c_uint64, size: int) -> int:
         address = ctypes.c_uint64()

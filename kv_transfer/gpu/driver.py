@@ -93,6 +93,12 @@ class GpuDriver(Protocol):
         """Copies between memories of GPUs, in any order; returns when all bytes are there."""
         ...
 
+    def copy_host(self, blocks: Sequence[CopyBlock], *, out: bool) -> None:
+        """Copies between this GPU and page-locked memory of the host, which is the target if `out`; returns
+        when all bytes are there. Copies of several threads run in their order, one begins as another ends.
+        """
+        ...
+
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a GPU."""
         ...

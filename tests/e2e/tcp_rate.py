@@ -1,14 +1,17 @@
 """How fast pages come by `tcp` between two network namespaces, beside iperf3: `python -m tests.e2e.tcp_rate`.
 
 The owner's process has an area of 2 MiB pages in shared memory on the far host; the puller reads all of them,
-in turn with eight streams of iperf3 in the same direction. A line of JSON for each turn, then the medians and
-their ratio. Needs root, iproute2 and iperf3; a quiet machine, for all of it shares its cores.
+in turn with eight streams of iperf3 in the same direction. A line of JSON for each turn: GB/s, and seconds of
+processors per GB at both ends together. Then the medians, the ratio of rates to iperf3's best, and that of
+seconds. Rates need a quiet machine, for all of it shares its cores; seconds hardly do. Needs root, iproute2
+and iperf3.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -26,6 +29,7 @@ from kv_transfer.backends.tcp_reads import SOCKETS
 from tests.e2e.namespaces import FAR_ADDRESS, TwoHosts, problem, two_hosts
 
 PAGE, PAGES = 2 << 20, 256
+COPIES = 4  # of all pages, in a turn
 NO_WIRE = cast(TransferWire, None)  # nothing is staged here
 
 
@@ -45,23 +49,39 @@ def own(folder: Path) -> None:
 
 
 def pull(puller: TcpBackend, source: Any, number: int) -> float:
-    """Gigabytes a second."""
+    """The seconds that one copy of all pages takes."""
     pages, began = tuple(range(PAGES)), time.perf_counter()
     puller.start(source, CopyJob(1, number, RankPages(0, pages), pages))
     while not (results := puller.poll()):
         time.sleep(0.001)
     assert results[0].ok, results[0].error
-    return PAGES * PAGE / (time.perf_counter() - began) / 1e9
+    return time.perf_counter() - began
 
 
-def iperf(hosts: TwoHosts, seconds: int) -> float:
-    """Gigabytes a second that come from the far host."""
+def pulled(puller: TcpBackend, source: Any, number: int, owner: int) -> tuple[float, float]:
+    """GB/s of copies, and seconds of processors per GB; `owner`: the process at the other end."""
+    used = time.process_time() + seconds_of(owner)
+    seconds = [pull(puller, source, number + i) for i in range(COPIES)]
+    gigabytes = COPIES * PAGES * PAGE / 1e9
+    return gigabytes / sum(seconds), (time.process_time() + seconds_of(owner) - used) / gigabytes
+
+
+def seconds_of(process: int) -> float:
+    """Of processors, since it began."""
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def iperf(hosts: TwoHosts, seconds: int) -> tuple[float, float]:
+    """GB/s that come from the far host, and seconds of processors per GB."""
     server = subprocess.Popen(hosts.on_far("iperf3", "-s", "-1"), stdout=subprocess.DEVNULL)
     time.sleep(0.5)
     words = ["iperf3", "-c", FAR_ADDRESS, "-P", str(SOCKETS), "-t", str(seconds), "-R", "-J"]
     done = subprocess.run(hosts.on_near(*words), capture_output=True, check=True, text=True)
     server.wait(10)
-    return float(json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 8e9
+    end = json.loads(done.stdout)["end"]
+    rate, used = end["sum_received"]["bits_per_second"] / 8e9, end["cpu_utilization_percent"]
+    return rate, (used["host_total"] + used["remote_total"]) / 100 / rate
 
 
 def measure(turns: int, seconds: int) -> None:
@@ -75,15 +95,21 @@ def measure(turns: int, seconds: int) -> None:
         export = {name: bytes.fromhex(value) for name, value in json.loads(owner.stdout.readline()).items()}
         puller = backend(near)
         source = puller.open(export)
-        rates: dict[str, list[float]] = {"tcp": [], "iperf3": []}
+        rates: dict[str, list[tuple[float, float]]] = {"tcp": [], "iperf3": []}
         pull(puller, source, 0)
         for turn in range(turns):
-            count = 1 + 2 * turn
-            rates["tcp"].append(statistics.mean(pull(puller, source, 10 * count + i) for i in range(4)))
+            rates["tcp"].append(pulled(puller, source, 10 + COPIES * turn, owner.pid))
             rates["iperf3"].append(iperf(hosts, seconds))
-            print(json.dumps({name: round(each[-1], 3) for name, each in rates.items()}), flush=True)
-        medians = {name: statistics.median(each) for name, each in rates.items()}
-        print(json.dumps(medians | {"ratio": round(medians["tcp"] / max(rates["iperf3"]), 3)}))
+            print(
+                json.dumps({name: [round(x, 3) for x in each[-1]] for name, each in rates.items()}),
+                flush=True,
+            )
+        medians = {
+            name: [statistics.median(x) for x in zip(*each, strict=True)] for name, each in rates.items()
+        }
+        best = max(rate for rate, _ in rates["iperf3"])
+        ratios = {"rates": medians["tcp"][0] / best, "seconds": medians["tcp"][1] / medians["iperf3"][1]}
+        print(json.dumps(medians | {name: round(ratio, 3) for name, ratio in ratios.items()}))
         owner.kill()
 
 

@@ -97,6 +97,9 @@ class FakeDriver:
                 )
                 ctypes.memmove(target, source, block.width)
 
+    def copy_host(self, blocks: Sequence[CopyBlock], *, out: bool) -> None:
+        self.copy(blocks)
+
     def read(self, address: int, size: int) -> bytes:
         return ctypes.string_at(address, size)
 

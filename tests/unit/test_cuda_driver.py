@@ -6,7 +6,10 @@ What the calls do on a GPU is tried where there is one: tests/gpu/test_cuda_ipc_
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -85,6 +88,7 @@ BLOCKS = [CopyBlock(1, 2, 3)] * (STREAMS * BATCH + 1) + [
         lambda driver: driver.map(1, 2),
         lambda driver: driver.unmap(GpuMemory(1, 2, 3)),
         lambda driver: driver.copy(BLOCKS),
+        lambda driver: driver.copy_host(BLOCKS[:3], out=True),
         lambda driver: driver.read(1, 2),
         lambda driver: driver.register(4096, 8192),
         lambda driver: driver.unregister(4096),
@@ -112,6 +116,37 @@ def test_a_copy_that_fails_half_way_has_stopped_too(library: FakeCuda, good: int
     last = max(i for i, name in enumerate(library.called) if name in LAUNCHES)
     assert library.called[last:].count("cuEventSynchronize") == STREAMS
     assert library.contexts == [TORCH]
+
+
+def test_copies_of_the_host_are_launched_behind_each_other_and_waited_for_side_by_side(
+    library: FakeCuda,
+) -> None:
+    """So two threads' copies do not share the GPU's link, and it never idles between them."""
+    driver, order, go = CudaDriver(0), [], threading.Event()
+    library.contexts = [TORCH, OURS]  # of both threads
+
+    def called(name: str, arguments: tuple) -> int:
+        if name in LAUNCHES or name.startswith("cuEvent"):
+            order.append(name)
+        if name == "cuEventSynchronize":
+            assert go.wait(10.0)
+        return 0
+
+    library._do = called  # type: ignore[method-assign]
+    copy = partial(driver.copy_host, BLOCKS[:3], out=True)
+    threads = [threading.Thread(target=copy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 5.0
+    while len(order) < 6 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    waiting = order.count("cuEventSynchronize")
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert waiting == 2, "one was launched only when the other had ended"
+    launched = [name for name in order if name != "cuEventSynchronize"]
+    assert launched == ["cuMemcpyBatchAsync_v2", "cuEventRecord"] * 2
 
 
 def test_memory_of_the_host_has_the_address_by_which_kernels_see_it(library: FakeCuda) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.stager import PageStager, StagingOutlet
 from eyas.engine.kv.staging import PageStaging
+from kv_transfer.gpu.driver import CopyBlock
 from kv_transfer.owner import LeaseOwner
+from tests.unit.fake_gpu import FakeDriver
 
 TARGET = KvKind.TARGET
 
@@ -126,6 +128,28 @@ def owner(tmp_path: Path) -> Iterator[StagedOwner]:
     made = StagedOwner(tmp_path)
     yield made
     made.pool.close()
+
+
+def test_a_driver_copies_the_runs_of_whole_pages_in_one_call(
+    beside: tuple[KvPool, PageStaging],
+) -> None:
+    """The same pages to the same slots, and back, as by torch."""
+    (pool, staging), calls, over = beside, [], []
+
+    class Driver(FakeDriver):
+        def copy_host(self, blocks: Sequence[CopyBlock], *, out: bool) -> None:
+            calls.append((len(blocks), out))
+            super().copy_host(blocks, out=out)
+
+    staging._driver = Driver()  # type: ignore[assignment]
+    staging.copy_out([7, 8, 3, 3], [0, 1, 2, 5], over.append)
+    wait(staging, over, 1)
+    expected = pool.pages[[7, 8, 3, 3]].view(torch.uint8)
+    assert torch.equal(staging._host[[0, 1, 2, 5]], expected)
+    staging.copy_in([0, 1, 2], [10, 11, 4], over.append)
+    wait(staging, over, 2)
+    assert torch.equal(pool.pages[[10, 11, 4]].view(torch.uint8), expected[:3])
+    assert over == [None, None] and calls == [(3, True), (2, False)]
 
 
 def test_only_leased_pages_and_the_proof_page_are_staged(owner: StagedOwner) -> None:

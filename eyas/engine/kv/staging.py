@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from eyas.engine.kv.slots import SlotAllocator
 from kv_transfer.area import DeviceSlots, PoolArea, create_file
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_threads import CopyThreads, Ring, Then, silent
+from kv_transfer.gpu.driver import CopyBlock
 from kv_transfer.layout import part_places, parts_in_slot, parts_per_slot, slots_for
 from kv_transfer.windows import PagePiece
 
@@ -60,6 +61,8 @@ class PageStaging:
         self._host = torch.frombuffer(self._file, dtype=torch.uint8).view(slots, -1)
         self._ranks = [PagesByHeads(pages, shape) for pages in (pool.pages, *others)]
         self.on_devices: tuple[torch.Tensor, ...] = ()
+        allocation = pool.device_area().allocation
+        self._driver = None if allocation is None else allocation.driver  # of rank 0's GPU
         self._locked = pool.pages.is_cuda
         if self._locked:
             pin(self._host)
@@ -152,9 +155,9 @@ class PageStaging:
     def _copy_out(self, share: PageShare, pages: Sequence[int], slots: Sequence[int]) -> int:
         """The bytes moved; when it returns they are there. On a thread of the rank, as `_copy_in`."""
         rank, memory = self._ranks[share.rank], self._memory(share)
+        if rank.is_whole(share):
+            return self._copy_whole(share, pages, slots, out=True)
         with copying_on(rank.stream):
-            if rank.is_whole(share):
-                return _copy_runs(rank.whole, pages, memory, slots)
             parts = rank.gather(pages, share)
             if share.on_device:
                 words = parts.view(rank.word)
@@ -169,9 +172,9 @@ class PageStaging:
     def _copy_in(self, share: PageShare, slots: Sequence[int], pages: Sequence[int]) -> int:
         rank, memory = self._ranks[share.rank], self._memory(share)
         width = rank.part_bytes(share)
+        if rank.is_whole(share):
+            return self._copy_whole(share, pages, slots, out=False)
         with copying_on(rank.stream):
-            if rank.is_whole(share):
-                return _copy_runs(memory, slots, rank.whole, pages)
             if share.on_device:
                 words = width // rank.word.itemsize
                 blocks, places = _blocks(memory.view(rank.word), words, slots, len(pages))
@@ -183,6 +186,22 @@ class PageStaging:
             rank.scatter(parts, pages, share)
         return parts.nbytes
 
+    def _copy_whole(self, share: PageShare, pages: Sequence[int], slots: Sequence[int], *, out: bool) -> int:
+        """Runs of pages in one go; returns the bytes. A driver takes all runs in one call, where a thread
+        would wait for the interpreter's lock at each.
+        """
+        rank, memory = self._ranks[share.rank], self._memory(share)
+        moves = list(runs(tuple(pages), tuple(slots)))
+        if self._driver is not None and share.rank == 0 and not share.on_device:
+            self._driver.copy_host(list(_blocks_of(rank.whole, memory, moves, out)), out=out)
+            return len(pages) * memory.shape[1]
+        with copying_on(rank.stream):
+            for page, slot, count in moves:
+                here, there = rank.whole[page : page + count], memory[slot : slot + count]
+                source, target = (here, there) if out else (there, here)
+                target.copy_(source, non_blocking=True)
+        return len(pages) * memory.shape[1]
+
     def _memory(self, share: PageShare) -> torch.Tensor:
         """The slots for a rank: uint8 [slots, bytes of a page]."""
         return self.on_devices[share.rank] if share.on_device else self._host
@@ -193,6 +212,16 @@ class PageStaging:
         return piece
 
 
+def _blocks_of(
+    pool: torch.Tensor, slots: torch.Tensor, moves: Sequence[tuple[int, int, int]], out: bool
+) -> Iterator[CopyBlock]:
+    """The blocks of runs of pages, (first page, first slot, count) each. [pages or slots, bytes] each."""
+    size = pool.shape[1]
+    for page, slot, count in moves:
+        here, there = pool.data_ptr() + page * size, slots.data_ptr() + slot * size
+        yield CopyBlock(here, there, count * size) if out else CopyBlock(there, here, count * size)
+
+
 def _blocks(
     memory: torch.Tensor, width: int, slots: Sequence[int], parts: int
 ) -> tuple[torch.Tensor, Sequence[int]]:
@@ -200,13 +229,6 @@ def _blocks(
     each = parts_per_slot(memory.shape[1], width)
     blocks = memory[:, :width] if each == 1 else memory.view(-1, width)
     return blocks, part_places(slots, each, parts)
-
-
-def _copy_runs(source: torch.Tensor, src: Sequence[int], target: torch.Tensor, dst: Sequence[int]) -> int:
-    """Copies whole pages, runs of them in one go; returns the bytes."""
-    for first, to, count in runs(tuple(src), tuple(dst)):
-        target[to : to + count].copy_(source[first : first + count], non_blocking=True)
-    return len(src) * source.shape[1] * source.itemsize
 
 
 @dataclass(frozen=True)
