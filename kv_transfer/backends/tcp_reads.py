@@ -269,13 +269,13 @@ class _Links:
         words = [RUN.pack(source, count) for source, _, count in request]
         width = self._width(reading)
         link.sendall(COUNT.pack(len(request), width) + b"".join(words))
-        head, digest = bytearray(DIGEST.size), xxhash.xxh3_64()
-        _fill(link, memoryview(head), reading)
+        tail, digest = bytearray(DIGEST.size), xxhash.xxh3_64()
         for _, first, count in request:
             for memory in self._places(first, count, width):
                 _fill(link, memory, reading)
                 digest.update(memory)
-        if (digest.intdigest(),) != DIGEST.unpack(head):
+        _fill(link, memoryview(tail), reading)
+        if (digest.intdigest(),) != DIGEST.unpack(tail):
             raise _GarbledError("bytes were altered on their way")
 
     def _width(self, reading: _SocketJob) -> int:
