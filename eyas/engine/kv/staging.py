@@ -31,7 +31,7 @@ from kv_transfer.gpu.driver import CopyBlock
 from kv_transfer.layout import part_places, parts_in_slot, parts_per_slot, slots_for
 from kv_transfer.windows import PagePiece
 
-THREADS = 2  # of a rank: one launches copies while another waits for its own
+GPU_THREADS = 2  # of a rank: one launches copies while another waits for its own
 STOP_S = 5.0  # the end waits this long for a copy that still runs
 
 
@@ -66,7 +66,8 @@ class PageStaging:
         self._locked = pool.pages.is_cuda
         if self._locked:
             pin(self._host)
-        self._threads: list[CopyThreads[int]] = [CopyThreads("staging", ring, THREADS) for _ in self._ranks]
+        count = GPU_THREADS if self._locked else 1
+        self._threads: list[CopyThreads[int]] = [CopyThreads("staging", ring, count) for _ in self._ranks]
         self._numbers = itertools.count()
         self._running: dict[int, Then] = {}
         pool.attached.append(self)
@@ -124,7 +125,7 @@ class PageStaging:
         return page.tobytes()
 
     def poll(self) -> None:
-        """Tells of the copies that stopped."""
+        """Tells of the copies that stopped: of a CPU's pool in the order in which they were asked for."""
         for thread in self._threads:
             for done in thread.finished():
                 self._running.pop(done.job)(done.error)
