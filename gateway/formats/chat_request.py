@@ -26,7 +26,7 @@ from gateway.grammars.tool_grammar import answer_grammar
 from gateway.parsers import reasoning
 from gateway.parsers.message import MessageReading
 from gateway.parsers.table import CallIds, counted_id
-from gateway.text.dialect import ABSENT, TemplateDialect, dialect_of
+from gateway.text.dialect import ABSENT, THOUGHTS, TemplateDialect, dialect_of
 from gateway.text.entries import TextRules
 from gateway.text.templates import Message
 from gateway.text.tokenizer import Tokenizer
@@ -213,7 +213,7 @@ def _message(message: ChatMessage, dialect: TemplateDialect, ids: _ChatCallIds) 
     if message.name is not None:
         read["name"] = message.name
     if (thought := message.reasoning) is not None:
-        read |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), thought)
+        read |= dict.fromkeys(THOUGHTS, thought)
     if message.tool_calls:
         read["tool_calls"] = [_call(call, dialect, ids) for call in message.tool_calls]
     if message.tool_call_id is not None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from gateway.text.dialect import TemplateDialect
+from gateway.text.dialect import THOUGHTS, TemplateDialect
 from gateway.text.templates import Message
-
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 def with_room(messages: Sequence[Message], dialect: TemplateDialect) -> list[Message]:
@@ -22,10 +20,10 @@ def with_room(messages: Sequence[Message], dialect: TemplateDialect) -> list[Mes
 
 def _joined(message: Message, dialect: TemplateDialect) -> Message:
     """A message with calls, its words behind its reasoning."""
-    thought, words = message.get(_THOUGHTS[0]), message.get("content")
+    thought, words = message.get(THOUGHTS[0]), message.get("content")
     if not (message.get("tool_calls") and thought and isinstance(words, str) and words):
         return message
-    return {**dialect.silent(message), **dict.fromkeys(_THOUGHTS, f"{thought}\n\n{words}")}
+    return {**dialect.silent(message), **dict.fromkeys(THOUGHTS, f"{thought}\n\n{words}")}
 
 
 def _apart(messages: Sequence[Message], dialect: TemplateDialect) -> list[Message]:

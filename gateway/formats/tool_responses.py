@@ -7,13 +7,14 @@ import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.text.dialect import TemplateDialect
+from gateway.text.dialect import THOUGHTS, TemplateDialect
 from gateway.text.templates import Message
 
 
 def with_responses(messages: Sequence[Message], dialect: TemplateDialect) -> list[Message]:
     """The chat with each result in the message of its call. Words of that message go before it, as a message
-    of their own: they would end the turn behind the results. Results of no call stay as they are.
+    of their own: they would end the turn behind the results; and before them its reasoning, which came first,
+    where there is room for it. Results of no call stay as they are.
     """
     made: list[Message] = []
     at = 0
@@ -27,10 +28,20 @@ def with_responses(messages: Sequence[Message], dialect: TemplateDialect) -> lis
         at += len(responses)
         if responses:
             if message.get("content"):
-                made.append({"role": message["role"], "content": message["content"]})
+                words, message = _apart(message, dialect)
+                made.append(words)
             message = {**dialect.silent(message), "tool_responses": responses}
         made.append(message)
     return made
+
+
+def _apart(message: Message, dialect: TemplateDialect) -> tuple[Message, Message]:
+    """The words of a message, and the rest."""
+    moved = {"content", *(THOUGHTS if dialect.words_think else ())}
+    words = {key: value for key, value in message.items() if key in moved}
+    return {"role": dialect.words_role, **words}, {
+        key: value for key, value in message.items() if key not in moved
+    }
 
 
 def _results_of(calls: Container[Any], messages: Sequence[Message]) -> Iterator[Message]:

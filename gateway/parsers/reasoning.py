@@ -24,11 +24,11 @@ def is_open(tags: ReasoningTags, prompt: str, *, continues: bool = False) -> boo
     """Whether an answer to `prompt` begins within the reasoning.
 
     The prompt's last tag decides. Unless the answer `continues` the last message, it must be what the prompt
-    ends with: elsewhere a tag is somebody's words.
+    ends with, the title behind it or not: elsewhere a tag is somebody's words.
     """
     if continues:
         return prompt.rfind(tags.begin) > prompt.rfind(tags.end)
-    return prompt.rstrip().endswith(tags.begin)
+    return prompt.rstrip().endswith((tags.begin, tags.begin + tags.title.rstrip()))
 
 
 def begins(source: ParsedText, out: ParsedOutput, tags: ReasoningTags, is_open: bool) -> Wait[bool]:

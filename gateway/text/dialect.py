@@ -20,6 +20,7 @@ from gateway.parsers.table import REASONING, TOOL_FORMATS, CallIds, ToolFormat, 
 from gateway.text.templates import ChatTemplate, Message, TooManySteps
 
 AUTO, NONE = "auto", "none"  # of both flags, beside the names in the tables
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what templates call a message's reasoning
 ABSENT = object()
 
 _NAME, _ARGUMENTS = "look_up", {"word": "tree"}
@@ -39,9 +40,10 @@ class TemplateDialect:
     the history as the text of an object, not as an object; `object_arguments`: it fails on any that are no
     object. `no_content`: what it wants where a message has calls and no content; ABSENT: no such key.
     `lone_calls`: a message has room for one call; `lone_words`: one with calls has room for content or for
-    reasoning, not for both; `tool_responses`: it may have their results. `lists_parts`: it goes through the
-    parts of content itself. `reads`: variables that it reads. `shows_tools`: a model hears from it which
-    tools there are.
+    reasoning, not for both; `tool_responses`: it may have their results. `words_think`: one without calls has
+    room for reasoning; `words_role`: of words before calls, by which a turn that they end is begun again.
+    `lists_parts`: it goes through the parts of content itself. `reads`: variables that it reads.
+    `shows_tools`: a model hears from it which tools there are.
     """
 
     calls: ToolFormat | None = None
@@ -52,6 +54,8 @@ class TemplateDialect:
     lone_calls: bool = False
     lone_words: bool = False
     tool_responses: bool = False
+    words_think: bool = False
+    words_role: str = "assistant"
     lists_parts: bool = False
     reads: frozenset[str] = frozenset()
     shows_tools: bool = False
@@ -154,8 +158,10 @@ def _takes_text(template: ChatTemplate, format: ToolFormat, no_content: Any) -> 
 
 def _room(
     template: ChatTemplate, format: ToolFormat | None, text_arguments: bool, no_content: Any
-) -> dict[str, bool]:
-    """Whether a template that writes a call lacks room for two, or for words and reasoning before it."""
+) -> dict[str, Any]:
+    """Whether a template that writes a call lacks room for two, or for words and reasoning before it; where
+    it has room for results, and for reasoning without a call.
+    """
     if format is None:
         return {}
     one = _answer(format, json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS, no_content)
@@ -164,12 +170,35 @@ def _room(
     two = {**one, "tool_calls": [*one["tool_calls"], second]}
     thinks = {**one, "thinking": "Hm.", "reasoning_content": "Hm."}
     responds = {**one, "tool_responses": [{"name": _NAME, "response": _OTHER}]}
+    words = {"role": "assistant", "content": "Wait.", **dict.fromkeys(THOUGHTS, _OTHER)}
     return {
+        "words_think": _writes_it(template, words, _OTHER),
+        "words_role": _words_role(template, responds),
         "tool_responses": _writes_it(template, responds, _OTHER),
         "lone_calls": _writes_it(template, one) and not _writes_it(template, two, _OTHER),
         "lone_words": _writes_it(template, thinks)
         and not _writes_it(template, {**thinks, "content": "Wait."}),
     }
+
+
+def _words_role(template: ChatTemplate, calls: dict[str, Any]) -> str:
+    """The role of words before a message with calls: Gemma 4 writes two of an assistant's as one turn, and
+    ends it between them.
+    """
+
+    def rendered(*messages: Message, begun: bool = False) -> str:
+        return template.render([_QUESTION, *messages], tools=_TOOLS, add_generation_prompt=begun)
+
+    words, roles = "Wait.", ("assistant", "model")
+    with contextlib.suppress(InvalidRequest, TooManySteps):
+        begin = rendered(begun=True).removeprefix(rendered()).strip()
+        for role in roles:
+            said = {"role": role, "content": words}
+            end = rendered(said).rpartition(words)[2].strip()
+            between = rendered(said, calls).rpartition(words)[2].partition(_NAME)[0]
+            if not (end and end in between) or begin in between:
+                return role
+    return roles[0]
 
 
 def _writes_it(template: ChatTemplate, answer: dict[str, Any], word: str = "tree") -> bool:

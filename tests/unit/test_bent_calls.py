@@ -7,6 +7,7 @@ import random
 import pytest
 from answers import TWO_CALLS, calls, check_cuts, reading, thought, told
 
+from gateway.parsers import reasoning
 from gateway.parsers.calls import MAX_UNDECIDED
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.output import CallArguments, CallDone, CallStarted, ContentText, Event
@@ -180,6 +181,16 @@ def test_a_call_in_an_analysis_that_never_ends_is_a_call() -> None:
     final = f"{analysis}<|channel|>final<|message|>Yes."
     assert check_cuts(reading("gpt_oss"), final, RNG) == [*thought("Hm"), *told("Yes.")]
     assert check_cuts(reading("gpt_oss"), f"{analysis}<|channel|>or", RNG) == thought("Hmor")
+
+
+@pytest.mark.parametrize(
+    ("end", "is_open"),
+    [("<|channel>", True), ("<|channel>thought\n", True), ("<|channel>thought\n<channel|>", False)],
+)
+def test_a_prompt_may_open_a_channel_with_its_title(end: str, is_open: bool) -> None:
+    """As Gemma 4's does behind results of calls."""
+    assert reasoning.is_open(REASONING["gemma4"], f"<tool_response|>{end}") is is_open
+    assert not reasoning.is_open(REASONING["gemma4"], f"{end}No.")
 
 
 @pytest.mark.parametrize("is_open", [False, True])

@@ -86,6 +86,50 @@ def test_results_go_into_the_message_of_their_calls() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("where", "order"),
+    [
+        ("m.reasoning", ("Which city?", "Let me see.", "Bonn", "snow")),
+        ("m.reasoning and m.tool_calls", ("Let me see.", "Which city?", "Bonn", "snow")),
+    ],
+)
+def test_reasoning_stays_before_the_words_where_they_have_room_for_it(
+    where: str, order: tuple[str, ...]
+) -> None:
+    """Gemma 4's last template has, those before it wrote reasoning beside calls alone."""
+    thinks = "{%- if " + where + " %}{{ '<|channel>thought\n' + m.reasoning + '\n<channel|>' }}{% endif %}"
+    template = ChatTemplate(RESPONDS.replace("m.role + '\n' }}", "m.role + '\n' }}" + thinks), {})
+    dialect = dialect_of(template)
+    messages = template_messages([ChatMessage.model_validate(each) for each in CHAT[:4]], dialect)
+    text = template.render(messages)
+    assert text.count("Which city?") == 1
+    _stand_in_order(text, *order)
+
+
+ONE_TURN = """
+{%- for m in messages %}
+{%- if loop.first or m.role != 'assistant' or messages[loop.index0 - 1].role != 'assistant' %}
+{{- '<|turn>' + m.role + '\n' }}{% endif %}
+{%- for c in m.tool_calls or [] %}{{ '<|tool_call>call:' + c.function.name + '{' }}
+{%- for k, v in c.function.arguments | dictsort %}
+{{- k + ':<|"|>' + v + '<|"|>' }}{% endfor %}{{ '}<tool_call|>' }}
+{%- endfor %}
+{%- for r in m.tool_responses or [] %}{{ '<|tool_response>' + r.name + (r.response | tojson) }}{% endfor %}
+{{- (m.content or '') + ('' if m.tool_responses else '<turn|>\n') }}{% endfor %}
+{%- if add_generation_prompt and not messages[-1].tool_responses %}{{ '<|turn>model\n' }}{% endif %}
+"""
+
+
+def test_words_before_calls_leave_no_turn_that_is_ended_and_not_begun() -> None:
+    template = ChatTemplate(ONE_TURN.replace("m.role + '", "m.role.replace('assistant', 'model') + '"), {})
+    dialect = dialect_of(template)
+    assert dialect.words_role == "model"
+    messages = template_messages([ChatMessage.model_validate(each) for each in CHAT[:4]], dialect)
+    assert "Let me see.<turn|>\n<|turn>model\n<|tool_call>" in template.render(messages)
+    for name in TEMPLATES:
+        assert dialect_of(ChatTemplate(TEMPLATES[name], {})).words_role == "assistant"
+
+
 @pytest.mark.parametrize("name", ["hermes", "glm45", "gemma4"])
 def test_where_there_is_room_nothing_changes(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name], {})
