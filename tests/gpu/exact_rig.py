@@ -27,7 +27,7 @@ DRAFTS = {
     "chain 3": SpeculationConfig(steps=3, topk=1, draft_tokens=4),
     "tree 32": SpeculationConfig(steps=4, topk=8, draft_tokens=32),
 }
-_GPTQ = {
+GPTQ = {
     "quantization_config": {
         "quant_method": "gptq",
         "bits": 4,
@@ -68,8 +68,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
         "mtp_num_hidden_layers": 1,
     },
-    "int4": _GPTQ,
-    "int4-head": _GPTQ,
+    "int4": GPTQ,
+    "int4-head": GPTQ,
     "latents": {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",

@@ -1,16 +1,18 @@
 """Where the time of a round with a block of drafts goes on one GPU: whole captured steps, and without parts.
 
-    python -m tests.gpu.time_block --out FILE [--heads block ids32k chain3] [--batches 1 8 32]
+    python -m tests.gpu.time_block --out FILE [--heads block ids32k int4 chain3] [--batches 1 8 32]
 
 Milliseconds of a replayed step, 700 rows of context a sequence, drafts accepted by chance: blocks of 8 (a
-DFlash head, 7 drafts, with the target's output head or one of 32,000 ids) at 5.0 tokens a round, and the
-EAGLE-3 chain of 3 at 3.0 that they stand beside. Each also without what it drafts, and so without the rows
-that the head keeps. A token takes a step over the tokens of a round. `--device cpu` tries the script out.
+DFlash head, 7 drafts, with the target's output head or one of 32,000 ids, and that with its layers in four
+bits) at 5.0 tokens a round, and the EAGLE-3 chain of 3 at 3.0 that they stand beside. Each also without what
+it drafts, and so without the rows that the head keeps. A token takes a step over the tokens of a round.
+`--device cpu` tries the script out.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -34,6 +36,7 @@ from eyas.engine.loading.startup import EngineStart
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.synthetic import resolve
+from tests.gpu.exact_rig import GPTQ
 from tests.gpu.steady import engine_config, going_on
 from tests.gpu.time_chain import CONTEXT, REPLAYS, TURNS
 
@@ -50,9 +53,17 @@ class Head:
     write: Callable[[shapes.ModelShape, Path], None]
 
 
+def in_four_bits(shape: shapes.ModelShape, folder: Path) -> None:
+    """The head of 32,000 ids with its layers in four bits."""
+    shapes.write_block_head(shape, folder, draft_vocab=shape.draft_vocab)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | GPTQ))
+
+
 HEADS = {
     "block": Head("block", 7, 5.0, shapes.write_block_head),
     "ids32k": Head("ids32k", 7, 5.0, lambda s, f: shapes.write_block_head(s, f, draft_vocab=s.draft_vocab)),
+    "int4": Head("int4", 7, 5.0, in_four_bits),
     "chain3": Head("chain3", 3, 3.0, shapes.write_head),
 }
 

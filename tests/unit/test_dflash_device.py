@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from test_device_draft_runner import CHAIN, Follower, on_device, pages, told
 
+from eyas import cli
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Role
@@ -69,3 +70,15 @@ def test_the_comparison_notices_a_causal_block(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(block, "lay", lambda batch, of, *rest: lay(batch, replace(of, causal=True), *rest))
     ours, theirs = proposals(tmp_path)
     assert theirs != ours
+
+
+@pytest.mark.slow
+def test_a_head_in_four_bits_drafts_there_too(tmp_path: Path) -> None:
+    def written(folder: Path, target: Path, **shape: Any) -> Path:
+        plain = write_tiny_dflash(tmp_path / "plain", target, **shape)
+        flags = ["--out", str(folder), "--format", "int4", "--group-size", "32"]
+        assert cli.main(["quantize", str(plain), *flags]) == 0
+        return folder
+
+    ours, theirs = proposals(tmp_path, written)
+    assert theirs == ours
