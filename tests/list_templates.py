@@ -204,5 +204,18 @@ SPEAKS = {
     "phi4_mini": PHI4_MINI,
 }
 """Templates by the format that they write."""
-ALSO = {"gemma3": (GEMMA3, "pythonic"), "smollm3": (SMOLLM3, "hermes"), "llama4": (LLAMA4, "llama3_json")}
-"""Templates that write a format of others."""
+LFM2_FIRST = """
+{%- if tools %}
+    {{- '<|im_start|>system\\nList of tools: <|tool_list_start|>' + (tools | tojson) + '<|tool_list_end|><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}
+{%- endfor %}
+"""
+ALSO = {
+    "gemma3": (GEMMA3, "pythonic"),
+    "smollm3": (SMOLLM3, "hermes"),
+    "llama4": (LLAMA4, "llama3_json"),
+    "lfm2, first": (LFM2_FIRST, "lfm2"),
+}
+"""Templates that write a format of others, or tell it."""

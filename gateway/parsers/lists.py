@@ -34,6 +34,7 @@ COMMAND_R = "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_R
 COMMAND_R_REASONING = ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>")
 GRANITE = "<|tool_call|>", "<|/tool_call|>"
 LFM2 = "<|tool_call_start|>", "<|tool_call_end|>"
+LFM2_TOOLS = "<|tool_list_start|>"  # of its first templates, which write no calls
 PHI4 = ("functools[",)
 
 

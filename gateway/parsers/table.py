@@ -60,8 +60,8 @@ class ToolFormat:
     """How a model writes calls. `markers`: tokens that must show in the text, even special ones.
 
     `grammar`: what holds an answer to calls of some tools. `sign`: a text that tells calls of this format
-    from those of a sibling, which `read` reads too. `says`: what a
-    template tells the model that writes no calls itself. `ids`: how calls are named. `opener`: the
+    from those of a sibling, which `read` reads too. `says`: what a template tells the model beside its tools
+    that writes no calls itself. `ids`: how calls are named. `opener`: the
     characters, with one of which an answer begins that is calls; "": a marker tells a call wherever it
     stands. `frame`: of a format that has words for the whole answer; its `read` finds the reasoning too.
     """
@@ -112,7 +112,7 @@ _FORMATS = (
     ToolFormat(
         "granite", lists.reader(lists.GRANITE), lists.GRANITE, lists.granite_grammar, says=lists.GRANITE[0]
     ),
-    ToolFormat("lfm2", lists.reader(lists.LFM2), lists.LFM2, lists.lfm2_grammar, says=lists.LFM2[0]),
+    ToolFormat("lfm2", lists.reader(lists.LFM2), lists.LFM2, lists.lfm2_grammar, says=lists.LFM2_TOOLS),
     ToolFormat("phi4_mini", lists.reader(lists.PHI4), lists.PHI4, lists.phi4_grammar, says=lists.PHI4[0]),
     ToolFormat("hermes", hermes.read, hermes.MARKERS, hermes.grammar, says='<tool_call>\n{"name"'),
     ToolFormat("pythonic", pythonic.read, pythonic.MARKERS, pythonic.grammar, opener="["),
