@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from eyas.common.step_times import StepBudget
-from eyas.engine.device.buckets import MAX_ENDS, GraphBuckets, default_batches
+from eyas.engine.device.buckets import MAX_ENDS, MAX_PROMPTS, GraphBuckets, default_batches
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.attention.attend_tiles import tiling_of
 from eyas.engine.kernels.attention.exact_attend import AttentionCut
@@ -105,11 +105,14 @@ def test_larger_totals_come_in_larger_steps() -> None:
 def test_a_chunk_alone_may_have_a_graph() -> None:
     buckets = GraphBuckets(1, 4, (), (8,), 3072, 192, lone_chunks=(256, 512))
     captured, ends = list(buckets.captured()), MAX_ENDS
-    assert buckets.shape(0, 200, 50, 1) == StepShape(0, 1, 256, 64 + ends, ends) == captured[1]
-    assert buckets.shape(0, 257, 65, 1) == StepShape(0, 1, 512, 128 + ends, ends) == captured[0]
+    small, large = (StepShape(0, 1, n, n // 4 + ends, ends, prompts=MAX_PROMPTS) for n in (256, 512))
+    assert buckets.shape(0, 200, 50, 1) == small == captured[1]
+    assert buckets.shape(0, 257, 65, 1, prompts=MAX_PROMPTS) == large == captured[0]
     assert buckets.shape(0, 100, 25, 1).batch == 8, "a smaller one has a graph beside rounds"
     for exact in ((1, 200, 50, 1), (0, 513, 129, 1), (0, 256, 64 + ends + 1, 1), (0, 256, 64, ends + 1)):
         assert buckets.shape(*exact) == StepShape(exact[0], 1, *exact[1:])
+    many = StepShape(0, 1, 200, 50, 1, prompts=MAX_PROMPTS + 1)
+    assert buckets.shape(0, 200, 50, 1, prompts=MAX_PROMPTS + 1) == many
 
 
 def test_without_graphs_every_shape_is_exact() -> None:

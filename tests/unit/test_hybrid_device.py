@@ -146,7 +146,7 @@ def test_steps_with_prompts_may_be_as_large_as_a_graphs(
 
     monkeypatch.setattr(device_build, "buckets_of", noted)
     assert answers(on_device(plain)) == answers(plain)
-    assert placed[0].shape(min(rounds, 1), 20, 2, 1) == StepShape(rounds, 1, 32, 10, 8)
+    assert placed[0].shape(min(rounds, 1), 20, 2, 1) == StepShape(rounds, 1, 32, 10, 8, prompts=16)
 
 
 @pytest.mark.slow

@@ -133,6 +133,23 @@ def test_chunks_are_told_by_sequence_and_by_span() -> None:
     assert np.all(spans[4:, 0] == 6) and part["span_ends"].tolist() == [2, 3, 4, 4, 4, 4, 4]
 
 
+def test_spans_have_room_wherever_chunks_begin() -> None:
+    """As many as a step says that they are of, the worst ones included: one row behind a span, one before."""
+    dice = random.Random(3)
+    for turn in range(40):
+        starts = [dice.randrange(900) | (63 if turn % 2 else 0) for _ in range(dice.randint(1, 5))]
+        works = [
+            _chunk(number, start, dice.choice((2, 66, dice.randint(1, 90))), start // 64 * 64)
+            for number, start in enumerate(starts)
+        ]
+        rows = sum(len(work.tokens) for work in works)
+        shape = StepShape(0, WIDTH, rows, -(-rows // 64) + len(works), 1, prompts=len(works))
+        data = pack(PlacedBatch((), (), works), shape, StepLayout(16, 9, 64, stated=True))
+        first, count = shape.stated_sections["span_ends"]
+        spans = sum(-(-(work.start + len(work.tokens) - work.seq.bound) // 64) for work in works)
+        assert data[first : first + count].tolist()[-1] == spans <= shape.state_spans
+
+
 def test_a_step_without_chunks_of_its_own_leaves_the_tables_of_sequences() -> None:
     shape = StepShape(1, WIDTH, 64, 2, 1)
     data = pack(PlacedBatch((), (), ()), shape, StepLayout(16, 9, 64, stated=True))

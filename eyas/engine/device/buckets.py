@@ -23,8 +23,8 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.launch.sizes import padded_batch
 from eyas.engine.speculation.depth_pacing import DepthPacing
 
-MAX_ENDS = 8
-"""Prompts that may end in one captured step with a chunk."""
+MAX_ENDS, MAX_PROMPTS = 8, 16
+"""Prompts that may end in one captured step with a chunk, and that may have rows in it."""
 GRAIN, FINE = 64, 384
 """Totals of rows are multiples, above `FINE` of twice that: what matrix products take grows in such steps.
 
@@ -62,15 +62,18 @@ class GraphBuckets:
             return max(self.chunk_tokens - batch * self.width, self._least)
         return self._chunks(_next(self.mixed_batches, batch) or batch)[-1]
 
-    def shape(self, batch: int, chunk: int, tiles: int, ends: int, singles: int = 0) -> StepShape:
+    def shape(
+        self, batch: int, chunk: int, tiles: int, ends: int, singles: int = 0, prompts: int = 0
+    ) -> StepShape:
         """The captured shape that holds such a step with the fewest rows, or the exact one.
 
         `singles`: how many sequences more have no drafts, and a row each. A graph without such rows takes
-        them as rounds, if it is the smallest; beside a chunk all graphs are like that.
+        them as rounds, if it is the smallest; beside a chunk all graphs are like that. `prompts`: as of
+        `StepShape`, but that 0 are a few.
         """
         if singles:
-            return self._smallest(StepShape(batch, self.width, chunk, tiles, ends, singles))
-        exact = StepShape(batch, self.width, chunk, tiles, ends)
+            return self._smallest(StepShape(batch, self.width, chunk, tiles, ends, singles, prompts))
+        exact = StepShape(batch, self.width, chunk, tiles, ends, prompts=prompts)
         if not chunk:
             larger = _next(self.batches, batch)
             return exact if larger is None else StepShape(larger, self.width)
@@ -79,7 +82,9 @@ class GraphBuckets:
             longer = _next(self._chunks(larger), chunk)
         if longer is None and not batch:
             larger, longer = 0, _next(self.lone_chunks, chunk)
-        if larger is None or longer is None or ends > MAX_ENDS or tiles > self._tiles(longer):
+        if larger is None or longer is None or tiles > self._tiles(longer):
+            return exact
+        if ends > MAX_ENDS or prompts > MAX_PROMPTS:
             return exact
         return self._mixed(larger, longer)
 
@@ -93,7 +98,8 @@ class GraphBuckets:
 
     def _smallest(self, exact: StepShape) -> StepShape:
         """The smallest shape for a step with singles."""
-        wide = self.shape(exact.batch + exact.singles, exact.chunk, exact.tiles, exact.ends)
+        rounds, sizes = exact.batch + exact.singles, (exact.chunk, exact.tiles, exact.ends)
+        wide = self.shape(rounds, *sizes, prompts=exact.prompts)
         fitting = [wide] if wide in self._graphs else []
         if not exact.chunk:
             fitting += [s for s in self._singles if s.batch >= exact.batch and s.singles >= exact.singles]
@@ -124,7 +130,7 @@ class GraphBuckets:
         return min(LEAST_ROWS, self.chunk_tokens)
 
     def _mixed(self, batch: int, chunk: int) -> StepShape:
-        return StepShape(batch, self.width, chunk, self._tiles(chunk), MAX_ENDS)
+        return StepShape(batch, self.width, chunk, self._tiles(chunk), MAX_ENDS, prompts=MAX_PROMPTS)
 
     def _tiles(self, chunk: int) -> int:
         """The most tiles of a chunk: every prompt in it may leave one tile partly empty."""

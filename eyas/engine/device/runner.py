@@ -256,7 +256,8 @@ class DeviceRunner:
             strict=True,
         )
         one = common_shape(least)
-        shape = buckets.shape(one.batch, one.chunk, one.tiles, one.ends, singles=one.singles)
+        sizes = one.batch, one.chunk, one.tiles, one.ends, one.singles, one.prompts
+        shape = buckets.shape(*sizes)
         return shape, [each if shape.singles else without_singles(each) for each in placed]
 
     def _features(self, placed: SequenceOf[PlacedBatch], shape: StepShape) -> list[PromptFeatures | None]:
@@ -312,7 +313,8 @@ def common_shape(least: SequenceOf[StepShape]) -> StepShape:
     ends, most = max(each.ends for each in least), max(each.batch + each.singles for each in least)
     if batch + singles > most:
         batch, singles = most, 0
-    return StepShape(batch, least[0].width, chunk, tiles, ends, singles)
+    prompts = max(each.prompts for each in least)
+    return StepShape(batch, least[0].width, chunk, tiles, ends, singles, prompts)
 
 
 def filled(lists: SequenceOf[SequenceOf[int]], padding: int) -> SequenceOf[SequenceOf[int]]:

@@ -107,7 +107,7 @@ class SlotTable:
         )
         counts = [len(work.tokens) for work in placed.chunks]
         sizes = sum(counts), tiles_for(counts, self.layout), len(placed.ends)
-        return placed, StepShape(len(placed.rounds), width, *sizes, singles=len(placed.singles))
+        return placed, StepShape(len(placed.rounds), width, *sizes, len(placed.singles), len(counts))
 
     def spans(self, chunks: SequenceOf[SequenceWork]) -> list[QuerySpan]:
         """The chunks, in pages of the device's own pool, if something plans them."""

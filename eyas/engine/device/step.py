@@ -32,7 +32,8 @@ class StepShape:
     """Sizes of a step's arrays; a graph is captured for each that is worth it.
 
     `batch` sequences with `width` rows each, `chunk` prompt rows cut into `tiles` tiles, `ends` of which
-    (rows) give a token. `singles`: sequences with one row each, for which nothing is drafted.
+    (rows) give a token. `singles`: sequences with one row each, for which nothing is drafted. `prompts`: the
+    most sequences that its chunks are of; 0: there may be as many as tiles.
     """
 
     batch: int
@@ -41,6 +42,7 @@ class StepShape:
     tiles: int = 0
     ends: int = 0
     singles: int = 0
+    prompts: int = 0
 
     @property
     def round_rows(self) -> int:
@@ -106,12 +108,12 @@ class StepShape:
     @property
     def chunk_sequences(self) -> int:
         """The most sequences that its chunks are of, and one of padding."""
-        return self.tiles + 1 if self.chunk else 0
+        return (self.prompts or self.tiles) + 1 if self.chunk else 0
 
     @property
     def state_spans(self) -> int:
         """The most spans of SPAN rows, from where states stand on, that have rows of its chunks."""
-        return self.chunk // SPAN + 2 * self.tiles if self.chunk else 0
+        return self.chunk // SPAN + 2 * (self.prompts or self.tiles) if self.chunk else 0
 
     @property
     def drafts(self) -> bool:
