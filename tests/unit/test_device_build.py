@@ -15,6 +15,7 @@ from eyas.engine.loading.device_build import rounds_ahead, table_sizes
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_shapes import buckets_of, check_words, largest, rehearsed
 from eyas.engine.loading.travel import PageTransfer
+from kv_transfer.copy_threads import CopyBell
 
 TREE = SpeculationConfig(steps=5, topk=8, draft_tokens=32)
 BUSHY = SpeculationConfig(steps=2, topk=64, draft_tokens=64)
@@ -88,7 +89,7 @@ def test_chance_decides_where_drafts_are_verified_by_the_fast_path() -> None:
     spec = SpeculationConfig(synthetic_rates=(0.5,) * 5)
     made = loaded(speculation=spec)
     assert made.synthetic_rates == spec.synthetic_rates
-    nowhere = PageTransfer(None, {}, {}, {}, {}, {}, {})
+    nowhere = PageTransfer(None, CopyBell(), {}, {}, {}, {}, {}, {})
     assert _ready(made.with_pages(8), nowhere, 64, 0.0).synthetic
     assert not _ready(loaded().with_pages(8), nowhere, 64, 0.0).synthetic
     assert loaded(speculation=spec, draft=None).synthetic_rates == ()

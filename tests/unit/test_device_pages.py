@@ -77,6 +77,7 @@ class Watch(StepExecutor):
     layers = (0,)
     token_map = None
     whole = False
+    block = None
 
     def __init__(self, rig: Rig, tables: SlotTables, spec: SpeculationConfig | None) -> None:
         self._rig = rig
