@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,3 +148,26 @@ def test_another_rule_is_noticed(wrong: dict[str, object], monkeypatch: pytest.M
             ids = answers[0][end % 2 * (end - 4) : end]  # a long match of one place, or short ones of many
             different += index.look_up(A, ids) != followed(answers, ids)
     assert different
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_day_of_traffic_takes_no_more_memory_than_its_first_hours() -> None:
+    """Ten answers of 300 tokens in the mean per second, of a thousand tenants: 260 million tokens."""
+    rng, index = np.random.default_rng(1), RecentAnswers()
+    texts = rng.integers(0, 128_000, (64, 600))
+    resident, begun, looks, worst = [], time.process_time(), 0, 0.0
+    for _hour in range(24):
+        for number in range(36_000):
+            text, count = texts[number % 64], int(rng.integers(4, 600))
+            answer = np.where(rng.random(count) < 0.05, rng.integers(0, 128_000), text[:count]).tolist()
+            tenant = (f"key {int(rng.integers(1000))}", b"")
+            index.add(tenant, answer)
+            if not number % 100:
+                before = time.perf_counter()
+                looks += index.look_up(tenant, answer[: count // 2]) is not None
+                worst = max(worst, time.perf_counter() - before)
+        resident.append(psutil.Process().memory_info().rss >> 20)
+    seconds = time.process_time() - begun
+    print(f"MiB resident by hour {resident}; {seconds:.0f} s of CPU; {looks} looks, at most {worst:.4f} s")
+    assert max(resident[2:]) - resident[1] <= 4 and index.tenants <= 1000 and looks > 1000
