@@ -31,6 +31,7 @@ from eyas.common.machine import folders
 from eyas.common.machine.gpus import visible
 from eyas.common.model_folder import model_name, on_hub
 from eyas.common.security import api_keys, secret_urls
+from eyas.common.types import Role
 from kv_transfer.backends import table
 
 # The flags of a local cluster that not every layout has, and the layouts that have them.
@@ -233,11 +234,34 @@ def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
         steps=args.spec_steps,
         topk=args.spec_topk,
         draft_tokens=args.spec_draft_tokens or args.spec_steps + 1,
-        adaptive=args.spec_adaptive,
+        adaptive=_adapts(args),
         synthetic_rates=tuple(rates),
         ngram=suffix or args.spec_ngram or args.draft == "ngram",
         suffix=suffix,
     )
+
+
+def _adapts(args: argparse.Namespace) -> bool:
+    """Whether depths adapt; where no flag says so, where that costs nothing else and is what serves.
+
+    A drafter elsewhere hears of each round what is wanted, so its drafts could not go by memory; ranks that
+    attend with requests of their own have one depth; and benchmarks measure the depth that they name.
+    """
+    if args.spec_adaptive is not None:
+        return bool(args.spec_adaptive)
+    chance = args.rejection_sample_method == "synthetic"
+    return drafts(args) and not chance and args.dp_attention == 1 and _drafts_beside(args)
+
+
+def _drafts_beside(args: argparse.Namespace) -> bool:
+    """Whether a server that these flags start drafts in the steps of the target, or beside them."""
+    if (roles := getattr(args, "roles", None)) is not None:
+        return {Role.DECODE, Role.DRAFT} <= set(roles) or _draft_folder(args) is None
+    if not hasattr(args, "layout"):  # one engine in the process of a benchmark
+        return False
+    layout, _ = usual_layout(args)
+    beside = args.device != "cpu" and not args.draft_workers
+    return layout != "split" or beside or _draft_folder(args) is None
 
 
 def is_nano(model: str) -> bool:

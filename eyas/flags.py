@@ -298,7 +298,17 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "--spec-adaptive",
         "--speculative-adaptive",
         action="store_true",
-        help="draft as deep as pays, at most --spec-steps, by measured times and acceptance",
+        default=None,
+        help="draft as deep as pays, at most --spec-steps, by measured times and acceptance "
+        "(wherever drafts are made beside the target)",
+    )
+    add(
+        "--no-spec-adaptive",
+        "--no-speculative-adaptive",
+        dest="spec_adaptive",
+        action="store_false",
+        default=None,
+        help="draft --spec-steps deep in every round",
     )
     add(
         "--speculative-token-map",

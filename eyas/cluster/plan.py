@@ -322,8 +322,7 @@ def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
         "spec-topk": spec.topk,
         "spec-draft-tokens": spec.draft_tokens,
     }
-    if spec.adaptive:
-        flags["spec-adaptive"] = True
+    flags["spec-adaptive" if spec.adaptive else "no-spec-adaptive"] = True
     if engine.draft and (kind := _lookup(spec)) != "none":
         flags[f"spec-{kind}"] = True
     if spec.synthetic_rates:

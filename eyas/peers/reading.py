@@ -140,7 +140,7 @@ class _SettingsReader:
     def _switch(self, typed: str, on: bool) -> None:
         if on:
             self._mean(typed, ())
-        elif (opposite := f"--no-{typed.removeprefix('--')}") in BY_NAME:
+        elif (opposite := f"--no-{typed.removeprefix('--')}") in (*BY_NAME, *self._actions):
             self._mean(opposite, ())
 
     def _known(self, name: str) -> str:

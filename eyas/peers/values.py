@@ -27,7 +27,7 @@ _LOOKUP = (  # Eyas finds the longest match, and how far it is worth following, 
     *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
 )
 _ADVICE = {
-    "disable_by_batch_size": "leave it out: --spec-adaptive drafts less in large batches, where that pays",
+    "disable_by_batch_size": "leave it out: rounds of large batches draft less, where that pays",
     "speculative_token_tree": "leave it out: trees are asked for by --spec-topk and --spec-draft-tokens",
     "quantization": "leave it out: a head's own config.json says it",
     "max_model_len": "leave it out: a head follows its target to the end of the context",

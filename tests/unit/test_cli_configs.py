@@ -144,8 +144,8 @@ def test_auto_is_what_the_device_does_best() -> None:
     auto = ("--dtype", "auto", "--attention-backend", "auto", "--prefill-attention-backend", "auto")
     assert configuration.engine_config(parse("serve", *auto)) == EngineConfig()
     gpu = configuration.engine_config(parse("serve", "--device", "cuda:1", *auto))
-    rows = GPU_DEFAULTS.speculation.width
-    assert gpu == dataclasses.replace(GPU_DEFAULTS, device="cuda:1", cuda_graph_max_bs=1024 // rows)
+    adaptive = dataclasses.replace(GPU_DEFAULTS.speculation, adaptive=True)
+    assert gpu == dataclasses.replace(GPU_DEFAULTS, device="cuda:1", speculation=adaptive)
     assert (gpu.dtype, gpu.num_pages, gpu.overlap_schedule) == ("bfloat16", None, True)
 
 
@@ -218,12 +218,16 @@ def test_the_widest_tree_has_every_candidate() -> None:
         assert configuration.engine_config(args).speculation == SpeculationConfig(3, 4, asked)
 
 
+TREE = ["--spec-steps", "3", "--spec-topk", "8", "--spec-draft-tokens", "32"]
+
+
 @pytest.mark.parametrize(
     ("flags", "largest", "batches"),
     [
         (["--draft", "none"], 256, ()),
         (["--max-running-requests", "48"], 48, ()),
-        (["--spec-steps", "3", "--spec-topk", "8", "--spec-draft-tokens", "32"], 32, ()),  # of 1,024 rows
+        ([*TREE, "--no-spec-adaptive"], 32, ()),  # of 1,024 rows
+        (TREE, 256, ()),  # as plain rounds
         (["--spec-steps", "3"], 256, ()),
         (["--cuda-graph-max-bs", "256"], 256, ()),
         (["--cuda-graph-max-bs", "100"], 100, ()),
@@ -260,7 +264,8 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
         ["--num-pages", "9", "--mem-fraction-static", "0.5", "--dtype", "float16", "--tp", "4"],
         ["--attention-backend", "torch"],
         ["--host-cache-gb", "2.5"],
-        ["--spec-adaptive", "--spec-steps", "7"],
+        ["--no-spec-adaptive", "--spec-steps", "7"],
+        ["--roles", "decode", "--spec-adaptive"],
         ["--draft-capture-layers", "2,16,29"],
         ["--prefill-attention-backend", "flashinfer"],
         ["--deterministic"],
