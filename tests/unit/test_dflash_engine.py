@@ -16,6 +16,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_dflash import write_tiny_dflash
+from tests.unit.wandering import wander
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,6 +65,19 @@ def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path) -> None:
     assert tokens(found) == tokens(expected)
     assert [rounds(result) for result in found] == [rounds(result) for result in expected]
     assert any(entry.accepted for result in found for entry in result.entries)
+
+
+@pytest.mark.slow
+def test_a_device_changes_no_token_at_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of every depth follow each other, plain ones too, whose rows wait for the head."""
+    small = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
+    plain = replace(config_of(tmp_path, (0, 1, 2), **SIZES), **small)
+    params = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=14, ignore_eos=True)
+    asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
+    expected, _ = answers(plain, asked)
+    wander(monkeypatch)
+    found, _ = answers(on_device(replace(plain, speculation=replace(CHAIN, adaptive=True))), asked)
+    assert tokens(found) == tokens(expected)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from kv_transfer import puller
 from tests.unit import interpreted
 from tests.unit.hybrid_rig import add_mtp_layer, write_hybrid
 from tests.unit.loopback import Loopback, wait_all
+from tests.unit.wandering import wander
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -156,6 +157,19 @@ def test_its_mtp_layer_drafts_in_the_step(plain: EngineConfig, drafts: str) -> N
     """Chains and trees, whose accepted rows move in the rings, across a position of a state."""
     expected, _ = answers(plain)
     assert answers(on_device(plain, draft=plain.model, speculation=HEADS[drafts]))[0] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("drafts", ["chain", "tree"])
+def test_rounds_of_every_depth_follow_each_other(
+    plain: EngineConfig, drafts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain ones too, whose rows wait for the head."""
+    expected, _ = answers(plain)
+    wander(monkeypatch)
+    spec = replace(HEADS[drafts], adaptive=True)
+    assert answers(on_device(plain, draft=plain.model, speculation=spec))[0] == expected
 
 
 @pytest.mark.slow
