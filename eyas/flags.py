@@ -294,22 +294,7 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="nodes verified, with the root (steps + 1)",
     )
-    add(
-        "--spec-adaptive",
-        "--speculative-adaptive",
-        action="store_true",
-        default=None,
-        help="draft as deep as pays, at most --spec-steps, by measured times and acceptance "
-        "(wherever drafts are made beside the target)",
-    )
-    add(
-        "--no-spec-adaptive",
-        "--no-speculative-adaptive",
-        dest="spec_adaptive",
-        action="store_false",
-        default=None,
-        help="draft --spec-steps deep in every round",
-    )
+    _add_adaptive(group)
     add(
         "--speculative-token-map",
         metavar="FILE",
@@ -326,6 +311,27 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         help="beside a draft head: drafts are also looked up there, and in recent answers to the same caller",
     )
     _add_synthetic(group)
+
+
+def _add_adaptive(group: argparse._ArgumentGroup) -> None:
+    """One value by two flags: None, without either, is for the layout to say."""
+    add = group.add_argument
+    add(
+        "--spec-adaptive",
+        "--speculative-adaptive",
+        action="store_true",
+        default=None,
+        help="draft as deep as pays, at most --spec-steps, by measured times and acceptance "
+        "(wherever drafts are made beside the target)",
+    )
+    add(
+        "--no-spec-adaptive",
+        "--no-speculative-adaptive",
+        dest="spec_adaptive",
+        action="store_false",
+        default=None,
+        help="draft --spec-steps deep in every round",
+    )
 
 
 def _add_synthetic(group: argparse._ArgumentGroup) -> None:

@@ -285,7 +285,7 @@ class DeviceProposer:
             sees = DecodeRows(batch.slots, rows.starts, width, mask)
             made = self.run(last.features, rows, sees, 1).rows.unflatten(0, (batch.size, width))
             chosen = torch.cat((scored.unsqueeze(1), made), 1) if block.first < 0 else made[:, block.first :]
-            scored = chosen.flatten(0, 1)
+            scored = chosen.flatten(0, 1).contiguous()  # one draft of each is a view with gaps
         logits = self.head.logits(scored)
         if not block.coupling:
             chains.propose_all(batch, logits, self.head.token_map)
