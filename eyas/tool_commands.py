@@ -38,6 +38,7 @@ TRAIN_COMMANDS = {
     "eagle": CommandEntry("an EAGLE-1/2 head for any target", HEADS, {"kind": "eagle"}),
     "mtp": CommandEntry("an MTP head for any target, with MiMo's names", HEADS, {"kind": "mtp"}),
     "peagle": CommandEntry("a P-EAGLE head for any target", HEADS, {"kind": "peagle"}),
+    "dflash": CommandEntry("a DFlash head for any target", HEADS, {"kind": "dflash"}),
 }
 KEYS = "eyas.admin.keys"
 DAYS = 365

@@ -1,4 +1,4 @@
-"""`eyas train eagle3`, `eagle`, `mtp`, `peagle`: texts, the target's answers, training, a folder, acceptance.
+"""`eyas train eagle3`, `eagle`, `mtp`, `peagle`, `dflash`: texts, answers, training, a folder, acceptance.
 
 The composition root of heads for any target. Under `--out` stand the head and, in `training/`, what a killed
 run goes on from. `--plot` draws loss, acceptance length and acceptance by depth over the steps.
@@ -218,7 +218,8 @@ def _trained(args: argparse.Namespace, texts: TrainingTexts, folder: RunFolder) 
         training.train(
             RunIntervals(args.measure_every, args.save_every), lambda line: append_line(folder.log, line)
         )
-        save_trained(training.head, head_kind(args.kind).described(training.head), folder.out)
+        unroll = args.unroll or head_kind(args.kind).UNROLL
+        save_trained(training.head, head_kind(args.kind).described(training.head, unroll), folder.out)
         return training.progress.history
     finally:
         teacher.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.train import unroll
 from eyas.train.head_command import load_teacher
 from eyas.train.heads.base import DraftHead, TrainingBatch
 from eyas.train.heads.table import KINDS, OWN_VOCABULARY, head_kind
@@ -188,6 +190,22 @@ def test_losses_of_later_steps_count_less(teacher: TeacherModel) -> None:
     assert float(unrolled_loss(head, course, 3)) == pytest.approx(expected)
 
 
+def test_blocks_that_are_learnt_are_some_that_count(
+    teacher: TeacherModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If all are drawn, the losses are those of all pairs; of fewer, those of pairs that count come first."""
+    head, course = new_head("dflash", teacher), course_of("dflash", teacher, batch_of([texts(2, 1)], LENGTH))
+    expected = float(unrolled_loss(head, course, 3))
+    head.train()
+    monkeypatch.setattr(unroll, "ROWS_PER_BLOCK", 1)
+    assert float(unrolled_loss(head, course, 3)) == pytest.approx(expected, rel=1e-5)
+    monkeypatch.setattr(unroll, "ROWS_PER_BLOCK", 8)
+    state, _ = next(unrolled(head, course, 3))
+    assert state.shape == (1, 8, 32)
+    unrolled_loss(head, course, 3).backward()
+    assert all(parameter.grad is not None for parameter in head.parameters())
+
+
 # --- steps -----------------------------------------------------------------------------------------------
 
 
@@ -215,11 +233,12 @@ def served(engine: HeadRig, rig: Rig, features: Tensor, tokens: list[int], depth
     count = len(tokens)
     pages = rig.table(count + depth)
     rows = engine.forward(features, [QuerySpan(pages, 0, count)], tokens)[-1:]
-    found = [engine.head.logits(rows)[0]]
     if (block := engine.head.block) is not None:
-        span = QuerySpan(pages, count, block.width(depth + 1))
-        below = engine.drafted(features[:1], [span], block.tokens(0, span.count), depth=1).rows
-        return [*found, *engine.head.logits(below)]
+        span = QuerySpan(pages, count, block.width(depth + 1), together=not block.causal)
+        below = engine.drafted(features[:1], [span], block.tokens(tokens[-1], span.count), depth=1).rows
+        rows = torch.cat((rows, below)) if block.first < 0 else below[block.first :]
+        return list(engine.head.logits(rows))
+    found = [engine.head.logits(rows)[0]]
     for step in range(depth):
         draft = int(found[-1].argmax())
         if engine.head.token_map is not None:
@@ -238,10 +257,11 @@ def test_what_is_trained_is_what_is_served(
     head = new_head(kind, teacher, token_map)
     for parameter in head.parameters():
         parameter.data = parameter.data.bfloat16().float()  # as it is stored
-    save_trained(head, head_kind(kind).described(head), tmp_path)
+    save_trained(head, head_kind(kind).described(head, 4), tmp_path)
     rig = Rig(target)
     engine = HeadRig(tmp_path, rig)
     assert engine.config.algorithm == kind
+    block = 4 if kind == "dflash" else 0  # whose rows see the block's end
     (text,) = texts(1, 6, length=10)
     ids = text.ids.tolist()
     _, tapped = rig.forward([QuerySpan(rig.table(10), 0, 10)], ids, engine.capture.layers)
@@ -249,7 +269,8 @@ def test_what_is_trained_is_what_is_served(
     for step, logits in enumerate(served(engine, rig, features, ids[1:], depth=3)):
         batch = batch_of([[TrainingExample(np.array(ids, np.int32), np.ones(len(ids), bool))]], 24)
         with torch.no_grad():
-            *_, (state, _) = unrolled(head, course_of(kind, teacher, batch, token_map), step + 1)
+            steps = unrolled(head, course_of(kind, teacher, batch, token_map), block or step + 1)
+            state, _ = next(itertools.islice(steps, step, None))
         torch.testing.assert_close(head.logits(state)[0, 8], logits, atol=2e-4, rtol=1e-3)
         draft = int(logits.argmax())
         ids.append(draft if token_map is None else int(token_map[draft]))

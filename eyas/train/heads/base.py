@@ -69,6 +69,18 @@ class DraftHead(nn.Module, ABC):
     def enter(self, features: Tensor) -> Tensor:
         """The target's features [B, T, width] -> the states of the first step [B, T, hidden]."""
 
+    @abstractmethod
+    def logits(self, state: Tensor) -> Tensor:
+        """The scores of the head's outputs: float32 [..., outputs]."""
+
+    @abstractmethod
+    def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
+        """The loss of each pair's next state, [B * T]."""
+
+
+class ChainHead(DraftHead):
+    """A head that drafts step after step."""
+
     def fed(self, embeds: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of a step after the first, of the tokens' embeddings [B, T, hidden] and what the step
         before it made [B, T, hidden]: of most heads these.
@@ -79,13 +91,28 @@ class DraftHead(nn.Module, ABC):
     def forward(self, embeds: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One step: the next states [B, T, hidden], which `logits` reads and the next step receives."""
 
-    @abstractmethod
-    def logits(self, state: Tensor) -> Tensor:
-        """The scores of the head's outputs: float32 [..., outputs]."""
+
+@dataclass(frozen=True)
+class BlockView:
+    """Where A blocks of each of B rows stand. `positions` int64 [B, A]: of their first rows, the roots';
+    `context` int64 [B or 1, T]: of the pairs; `mask` bool [B, A, T]: the pairs that each block sees.
+    """
+
+    positions: Tensor
+    context: Tensor
+    mask: Tensor
+
+
+class BlockHead(DraftHead):
+    """A head that drafts a block at once, of `enter`'s states of the pairs and of one mask token."""
+
+    mask_embedding: Tensor
 
     @abstractmethod
-    def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
-        """The loss of each pair's next state, [B * T]."""
+    def forward(self, pairs: Tensor, embeds: Tensor, view: BlockView) -> Tensor:
+        """pairs [B, T, hidden], embeds [B, A, W, hidden] of each block's root and W - 1 masks -> what
+        `logits` reads of these rows, [B, A, W, hidden].
+        """
 
 
 def shape_for(target: ModelConfig) -> LlamaShape:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
+    ChainHead,
     DraftHead,
     SharedOutput,
     SharedTensors,
@@ -46,7 +47,7 @@ def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None)
     return EagleHead(shape_for(target), ends)
 
 
-def described(head: DraftHead) -> dict[str, object]:
+def described(head: DraftHead, unroll: int) -> dict[str, object]:
     """The fields of config.json beside the sizes."""
     return {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama", "bias": False}
 
@@ -68,7 +69,7 @@ class FirstLayer(nn.Module):
         return x + fed
 
 
-class EagleHead(DraftHead):
+class EagleHead(ChainHead):
     """An EAGLE head.
 
     Its state is the feature: the target's hidden state after the final norm, or the prediction of it.

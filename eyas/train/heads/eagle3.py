@@ -13,6 +13,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
+    ChainHead,
     DraftHead,
     SharedTensors,
     TrainingBatch,
@@ -42,7 +43,7 @@ def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None)
     return head
 
 
-def described(head: DraftHead) -> dict[str, object]:
+def described(head: DraftHead, unroll: int) -> dict[str, object]:
     """The fields of config.json beside the sizes."""
     outputs = head.shape.vocab if head.token_map is None else len(head.token_map)
     return {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": outputs}
@@ -86,7 +87,7 @@ class DeepLayer(nn.Module):
         return x + fed
 
 
-class Eagle3Head(DraftHead):
+class Eagle3Head(ChainHead):
     """The recurrent state is the hidden state before the head's norm. The embedding is the target's."""
 
     d2t: Tensor

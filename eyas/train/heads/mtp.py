@@ -16,6 +16,7 @@ from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.layers.rotary import tables
 from eyas.train.heads.base import (
     Attend,
+    ChainHead,
     DraftHead,
     SharedOutput,
     SharedTensors,
@@ -58,7 +59,7 @@ def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None)
     return MtpHead(shape, ends, attention.rope)
 
 
-def described(head: DraftHead) -> dict[str, object]:
+def described(head: DraftHead, unroll: int) -> dict[str, object]:
     """The fields of config.json beside the sizes."""
     return {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
 
@@ -95,7 +96,7 @@ class MimoStack(nn.Module):
         self.mtp_layers = nn.ModuleList([layer])
 
 
-class MtpHead(DraftHead):
+class MtpHead(ChainHead):
     """An MTP head. Its state is the hidden state after the final norm: the target's, then its own."""
 
     cos: Tensor

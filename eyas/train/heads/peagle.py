@@ -33,9 +33,10 @@ def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None)
     return head
 
 
-def described(head: DraftHead) -> dict[str, object]:
+def described(head: DraftHead, unroll: int) -> dict[str, object]:
     """The fields of config.json beside the sizes."""
-    return eagle3.described(head) | {"parallel_drafting": True, "ptd_token_id": mask_token(head.shape)}
+    drafts = {"parallel_drafting": True, "ptd_token_id": mask_token(head.shape), "num_depths": unroll}
+    return eagle3.described(head, unroll) | drafts
 
 
 def mask_token(shape: LlamaShape) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import DraftHead, SharedTensors
 
-KINDS = ("eagle3", "eagle", "mtp", "peagle")
+KINDS = ("eagle3", "eagle", "mtp", "peagle", "dflash")
 """Modules of `eyas.train.heads` that are a `HeadKind`."""
 
 OWN_VOCABULARY = ("eagle3", "peagle")
@@ -28,8 +28,8 @@ class HeadKind(Protocol):
     def head_for(self, target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> DraftHead:
         """A new head for a target. `token_map`: the ids of its vocabulary, where a kind has one."""
 
-    def described(self, head: DraftHead) -> dict[str, object]:
-        """The fields of its config.json beside its sizes."""
+    def described(self, head: DraftHead, unroll: int) -> dict[str, object]:
+        """The fields of its config.json beside its sizes. `unroll`: the steps that it learnt."""
 
 
 def head_kind(name: str) -> HeadKind:
