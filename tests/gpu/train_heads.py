@@ -1,9 +1,9 @@
 """Trains draft heads on one GPU, in minutes each: `python -m tests.gpu.train_heads WHAT --out DIR`.
 
-`nano`: an EAGLE-2, an MTP, an EAGLE-3, a P-EAGLE and a DFlash head for the embedded model. `hundred`: a target
-of 100 M parameters of the same text, and an EAGLE-3 head for it, within `--seconds`; then what the head gains by
-its own acceptance (`speed`). Each stage is a command of its own, whose output, logs and plots stand under DIR; a
-stage that is done is skipped, a killed one goes on.
+`nano`: an EAGLE-2, an MTP, an EAGLE-3, a P-EAGLE and a DFlash head for the embedded model. `hundred`: a
+target of 100 M parameters of the same text, and an EAGLE-3 head for it, within `--seconds`; then what the
+head gains by its own acceptance (`speed`). Each stage is a command of its own, whose output, logs and plots
+stand under DIR; a stage that is done is skipped, a killed one goes on.
 `--tiny --device cpu` runs every stage in small.
 """
 
