@@ -172,9 +172,10 @@ def check_room(
     targets = [engine for engine in engines.values() if not engine.only_drafts]
     alike = {engine.tensor_parallel_size: engine for engine in targets}  # they differ in nothing else here
     needs = {ranks: MemoryNeeds.of(engine) for ranks, engine in alike.items()}
-    if len(needs) > 1 and any(own.states for own in needs.values()):
-        text = f"{model_name(targets[0].model)} has recurrent states, which go between equal ranks alone"
-        raise ConfigError(f"--decode-tp: {text}: take that of --prefill-tp", param="decode-tp")
+    if needs and max(needs) % min(needs) and any(own.states for own in needs.values()):
+        text = f"{model_name(targets[0].model)} has recurrent states, whose heads {max(needs)} ranks"
+        text = f"--decode-tp: {text} cannot exchange with {min(needs)}: take a multiple"
+        raise ConfigError(text, param="decode-tp")
     for engine in targets:
         own = needs[engine.tensor_parallel_size]
         _check_context(engine, own)

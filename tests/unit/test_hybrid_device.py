@@ -249,13 +249,17 @@ def test_two_ranks_divide_the_heads_of_states(
     assert answers(shared) == expected
 
 
-def test_workers_whose_ranks_differ_are_refused_by_name(plain: EngineConfig, tmp_path: Path) -> None:
-    write_hybrid(tmp_path / "model", "qwen3_5", **SIZES | RANKS)
-    prefill = on_device(plain, model=str(tmp_path / "model"), device="cuda:0", num_pages=None)
-    decode = replace(prefill, tensor_parallel_size=2)
-    check_room({"prefill": prefill, "decode": replace(prefill, worker="decode")}, [], None)
-    with pytest.raises(ConfigError, match="--decode-tp: .* recurrent states, which go between equal ranks"):
-        check_room({"prefill": prefill, "decode": decode}, [], None)
+def test_workers_whose_ranks_cannot_exchange_states_are_refused_by_name(
+    plain: EngineConfig, tmp_path: Path
+) -> None:
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 6}
+    write_hybrid(tmp_path / "model", "qwen3_5", **SIZES | RANKS | heads)
+    one = on_device(plain, model=str(tmp_path / "model"), device="cuda:0", num_pages=None)
+    two, three = (replace(one, tensor_parallel_size=ranks) for ranks in (2, 3))
+    for pair in ((one, one), (one, two), (three, one)):
+        check_room(dict(zip(("prefill", "decode"), pair, strict=True)), [], None)
+    with pytest.raises(ConfigError, match="--decode-tp: .* whose heads 3 ranks cannot exchange with 2"):
+        check_room({"prefill": three, "decode": two}, [], None)
 
 
 def test_heads_that_ranks_cannot_divide_are_refused_by_name(plain: EngineConfig) -> None:

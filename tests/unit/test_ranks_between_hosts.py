@@ -25,7 +25,9 @@ from eyas.engine.loading import travel
 from prefill_svc import transfer
 from tests.rpc.real_worker import RealWorker, alone, decoding, prefill, real_worker
 from tests.unit import interpreted
+from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.ranks_rig import install, no_group_stays, of_ranks
+from tests.unit.test_hybrid_device import RANKS, SIZES
 from tests.unit.tiny import write_tiny_llama
 
 WINDOW = 2  # pages
@@ -56,6 +58,20 @@ def config(tmp_path: Path) -> EngineConfig:
     )  # fmt: skip
 
 
+async def pulled(
+    owner: EngineConfig, puller: EngineConfig, by: str, asked: GenerationRequest
+) -> tuple[list[int], str]:
+    """The tokens of a prompt that `owner` computes and `puller` goes on with, and how its pages came."""
+    async with real_worker(owner, Role.PREFILL) as a:
+        to = {"registry": f"static:{a.address}", "transfer": by}
+        async with real_worker(puller, Role.DECODE, **to) as b, decoding(b) as decode:
+            decode.attach(asked, await prefill(a, asked))
+            found: tuple[list[int], str] = await decode.tokens()
+            await a.idle()
+            await b.idle()
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("by", ["tcp", "grpc"])
@@ -65,15 +81,27 @@ async def test_unequal_groups_give_what_one_worker_gives(
 ) -> None:
     owner = of_ranks(config, there, str(tmp_path / "there"))
     puller = of_ranks(config, here, str(tmp_path / "here"))
-    async with real_worker(owner, Role.PREFILL) as a:
-        to = {"registry": f"static:{a.address}", "transfer": by}
-        async with real_worker(puller, Role.DECODE, **to) as b, decoding(b) as decode:
-            decode.attach(request(), await prefill(a, request()))
-            tokens, path = await decode.tokens()
-            await a.idle()
-            await b.idle()
+    tokens, path = await pulled(owner, puller, by, request())
     expected = await alone(of_ranks(config, 1, ""), tmp_path / "alone", request())
     assert (tokens, path) == (expected[0], by)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("there", "here"), [(2, 1), (1, 2)])
+async def test_recurrent_states_go_between_unequal_groups(tmp_path: Path, there: int, here: int) -> None:
+    """A prompt longer than a span, so that there are states and rows behind them."""
+    write_hybrid(tmp_path / "model", "qwen3_5", **SIZES | RANKS)
+    config = EngineConfig(
+        model=str(tmp_path / "model"), draft=None, num_pages=32, max_running=4, chunk_tokens=32,
+        context_length=128, state_slots=8,
+    )  # fmt: skip
+    asked = request(prompt=tuple(3 + 7 * i % 28 for i in range(75)))
+    owner = of_ranks(config, there, str(tmp_path / "there"))
+    puller = of_ranks(config, here, str(tmp_path / "here"))
+    tokens, path = await pulled(owner, puller, "tcp", asked)
+    expected = await alone(of_ranks(config, 1, ""), tmp_path / "alone", asked)
+    assert (tokens, path) == (expected[0], "tcp")
 
 
 @pytest.fixture
