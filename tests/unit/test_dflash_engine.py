@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
-from loopback import Loopback
-from test_device_engine import PROMPT, SIZES, answers, on_device, rounds, tokens
+from loopback import Loopback, split_configs
+from test_depth_engine import answers, requests
+from test_device_engine import PROMPT, SIZES, on_device, rounds, tokens
+from test_device_engine import answers as answers_of
 from test_engine import _assert_nothing_held, _plain, _requests, _run, patient
+from wandering import wander
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
+from eyas.common.types import GenerationRequest, RequestDraftLimits
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_dflash import write_tiny_dflash
 from tests.unit.wandering import wander
@@ -60,8 +64,8 @@ def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path) -> None:
     plain = replace(config_of(tmp_path, (0, 1, 2), **SIZES), **small)
     params = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=6, ignore_eos=True)
     asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
-    expected, _ = answers(plain, asked)
-    found, _ = answers(on_device(plain), asked)
+    expected, _ = answers_of(plain, asked)
+    found, _ = answers_of(on_device(plain), asked)
     assert tokens(found) == tokens(expected)
     assert [rounds(result) for result in found] == [rounds(result) for result in expected]
     assert any(entry.accepted for result in found for entry in result.entries)
@@ -92,3 +96,46 @@ def test_what_one_pass_cannot_draft_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         Loopback(replace(base, speculation=spec))
+
+
+@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_whatever_the_depth_the_tokens_are_plain_decodings(
+    base: EngineConfig, monkeypatch: pytest.MonkeyPatch, split: bool
+) -> None:
+    """Depth changes all the time; penalties, log probabilities, several choices, and one without drafts."""
+    asked, plain = requests(), replace(base, draft=None)
+    policies = wander(monkeypatch)
+    config = replace(base, speculation=replace(CHAIN, adaptive=True))
+    found = answers(*(split_configs(config) if split else (config,)), wanted=asked)
+    assert [result.tokens for result in found] == [r.tokens for r in answers(plain, wanted=asked)]
+    (policy,) = [policy for policy in policies if policy.chosen]
+    assert set(policy.chosen) == set(policy.depths)
+    offered = {entry.offered for result in found for entry in result.entries}
+    assert offered >= {0, 1, 3, 5} or split
+    assert not any(entry.offered for entry in found[-1].entries)
+
+
+def test_a_request_says_how_far_its_own_drafts_reach(base: EngineConfig) -> None:
+    limits = [RequestDraftLimits(), RequestDraftLimits(steps=1), RequestDraftLimits(draft_tokens=3)]
+    asked = [msgspec.structs.replace(r, draft_limits=limits[i % 3]) for i, r in enumerate(requests()[:3])]
+    found = answers(base, wanted=asked)
+    assert [result.tokens for result in found] == [
+        r.tokens for r in answers(replace(base, draft=None), wanted=asked)
+    ]
+    assert [max(entry.offered for entry in result.entries) for result in found] == [5, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_device_goes_as_deep_as_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that wait in the ring while rounds are plain, and blocks of every width."""
+    small = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
+    spec = SpeculationConfig(3, 1, 4, adaptive=True)
+    plain = replace(config_of(tmp_path, (0, 1, 2), **SIZES), speculation=spec, **small)
+    params = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=14, ignore_eos=True)
+    asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
+    found = []
+    for config in (plain, on_device(plain)):
+        wander(monkeypatch, [3, 0, 1, 0, 0, 3])
+        found.append(answers_of(config, asked)[0])
+    assert tokens(found[0]) == tokens(found[1])
+    assert {entry.offered for result in found[1] for entry in result.entries} >= {0, 1, 3}
