@@ -12,7 +12,6 @@ from test_depth_engine import answers, requests
 from test_device_engine import PROMPT, SIZES, on_device, rounds, tokens
 from test_device_engine import answers as answers_of
 from test_engine import _assert_nothing_held, _plain, _requests, _run, patient
-from wandering import wander
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -123,19 +122,3 @@ def test_a_request_says_how_far_its_own_drafts_reach(base: EngineConfig) -> None
         r.tokens for r in answers(replace(base, draft=None), wanted=asked)
     ]
     assert [max(entry.offered for entry in result.entries) for result in found] == [5, 1, 2]
-
-
-@pytest.mark.slow
-def test_a_device_goes_as_deep_as_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that wait in the ring while rounds are plain, and blocks of every width."""
-    small = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
-    spec = SpeculationConfig(3, 1, 4, adaptive=True)
-    plain = replace(config_of(tmp_path, (0, 1, 2), **SIZES), speculation=spec, **small)
-    params = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=14, ignore_eos=True)
-    asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
-    found = []
-    for config in (plain, on_device(plain)):
-        wander(monkeypatch, [3, 0, 1, 0, 0, 3])
-        found.append(answers_of(config, asked)[0])
-    assert tokens(found[0]) == tokens(found[1])
-    assert {entry.offered for result in found[1] for entry in result.entries} >= {0, 1, 3}
