@@ -23,10 +23,22 @@ from tests.unit.test_kernels_packed_experts import BACK, CLOSE, DTYPE, EXPERTS, 
 from tests.unit.test_kernels_route_rows import EPS, SIGMOID, SOFTMAX
 
 GATE = KINDS["clamped_swiglu"]
+SCORED = {1: (1, HIDDEN), 2: (HIDDEN,), 3: (16, HIDDEN)}
 SPECS = {
     "softmax": replace(SOFTMAX, experts=EXPERTS, per_row=2),
     "sigmoid": replace(SIGMOID, experts=EXPERTS, corrected=False, normalised=False),
 }
+
+
+def test_one_rows_norm_and_the_routers_product_in_one_launch() -> None:
+    """Of as many of its rows as are wanted, a shared expert's among them, with their bias."""
+    x, gain, weight = (random(*sides, seed=seed).to(DEVICE, DTYPE) for seed, sides in SCORED.items())
+    bias = torch.randn(len(weight), device=DEVICE)
+    router = Router(SPECS["softmax"], None, True, bias)
+    normed, logits = one_row.score(x, RouterProduct(weight, gain, EPS, router), EXPERTS + 1, PDL)
+    wide = x.float() * (x.float().square().mean() + EPS).rsqrt() * gain.float()
+    assert torch.allclose(normed.float(), wide, rtol=CLOSE, atol=CLOSE) and logits.shape == (EXPERTS + 1,)
+    assert torch.allclose(logits, (wide @ weight.float().t() + bias)[0, : EXPERTS + 1], rtol=1e-3, atol=1e-3)
 
 
 class Layer:

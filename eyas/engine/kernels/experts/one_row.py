@@ -1,4 +1,5 @@
-"""One row on its way to its packed experts and back: no launch but for products.
+"""One row on its way to its experts: its norm and its router's product in one launch; to packed experts and
+back no launch but for products.
 
 The router's product norms what it reads, and leaves logits, from which each program of the experts' products
 finds out by itself whose weight it multiplies (`row_choice`). The product back multiplies what each expert
@@ -51,17 +52,31 @@ class JudgedRow:
 
 def can_judge(rows: int, hidden: int, spec: ExpertsSpec) -> bool:
     """Whether `judge` takes this number of rows [rows, hidden]."""
-    return rows == 1 and spec.experts <= _MOST_EXPERTS and hidden <= _LONGEST
+    return can_score(rows, hidden) and spec.experts <= _MOST_EXPERTS
+
+
+def can_score(rows: int, hidden: int) -> bool:
+    """Whether `score` takes this number of rows [rows, hidden]."""
+    return rows == 1 and hidden <= _LONGEST
 
 
 def judge(x: torch.Tensor, product: RouterProduct, choice: RowChoice, pdl: bool) -> JudgedRow:
     """The norm of a row x [1, hidden], and the router's product with it."""
+    return JudgedRow(*score(x, product, choice.experts, pdl), choice)
+
+
+def score(
+    x: torch.Tensor, product: RouterProduct, experts: int, pdl: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of a row x [1, hidden], and float32 [experts]: its product with so many of the router's rows,
+    with their bias.
+    """
     hidden = x.shape[1]
     normed = empty_padded(1, hidden, like=x)
-    logits = torch.empty(choice.experts, dtype=torch.float32, device=x.device)
-    _judge[(choice.experts + 1,)](
+    logits = torch.empty(experts, dtype=torch.float32, device=x.device)
+    _judge[(experts + 1,)](
         *(x, product.gain, product.weight, product.router.bias, logits, normed),
-        EXPERTS=choice.experts,
+        EXPERTS=experts,
         HIDDEN=hidden,
         BLOCK=power_of_2(hidden),
         EPS=product.eps,
@@ -69,7 +84,7 @@ def judge(x: torch.Tensor, product: RouterProduct, choice: RowChoice, pdl: bool)
         num_warps=4,
         launch_pdl=pdl,
     )
-    return JudgedRow(normed, logits, choice)
+    return normed, logits
 
 
 def back_add(

@@ -72,11 +72,29 @@ def routed_at_once(
     """The same of few rows that have not passed their norm, by one launch; None where there is none."""
     (m, hidden), context = source.x.shape, step.context
     product = _product_at_once(norm, part, step)
-    if product is None or source.sums is None or not route_rows.can_take(m, part.spec, part.shared, hidden):
+    if product is None or source.sums is None or (part.shared and part.spec.shared_share):
+        return None
+    if not route_rows.can_take(m, part.spec, part.shared, hidden):
         return None
     weights = experts.gated.projection.of_experts, experts.out.projection.of_experts
     order = context.products.order_sizes(m * experts.per_row, weights)
     normed, chosen = route_rows.take(source, product, order, context.launch)
+    return Routed(NormedRows(normed), chosen)
+
+
+def routed_row(
+    x: torch.Tensor, norm: row_kernels.NormInput | None, part: RouterPart, step: Forward
+) -> Routed | None:
+    """The same of one row x, by a launch that norms and multiplies it, and the choice; None where there is
+    none.
+    """
+    product, pdl = _product_at_once(norm, part, step), step.context.launch.pdl
+    if product is None or not one_row.can_score(*x.shape):
+        return None
+    wide = part.spec.experts + (part.shared and part.spec.shared_share)
+    normed, logits = one_row.score(x, product, wide, pdl)
+    router = replace(product.router, bias=None)  # the logits have it
+    chosen = route.choose_local(logits[None], router, None, uniform=product.uniform, pdl=pdl)
     return Routed(NormedRows(normed), chosen)
 
 
@@ -87,12 +105,7 @@ def _product_at_once(
     if norm is None or norm.gain is None or norm.rounding is not None:
         return None
     plain = part.factors is None and not part.spec.weighs_input and part.spec.scores in KNOWN_SCORES
-    if (
-        not plain
-        or (part.shared and part.spec.shared_share)
-        or step.context.launch.exact
-        or step.everyones is not None
-    ):
+    if not plain or step.context.launch.exact or step.everyones is not None:
         return None
     router = Router(part.spec, part.correction, part.shared, part.bias)
     return RouterProduct(part.weight, norm.gain, norm.eps, router, step.context.uniform_experts)

@@ -161,8 +161,10 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         row = expert_products.judged(rows.x, read.norm, router, part, self.step)
         if row is not None:
             return NormedRows(row.normed), row
-        source = skinny.SkinnyInput(rows.x, rows.sums)
-        routed = expert_products.routed_at_once(source, read.norm, router, part, self.step)
+        routed = expert_products.routed_row(rows.x, read.norm, router, self.step)
+        if routed is None:
+            source = skinny.SkinnyInput(rows.x, rows.sums)
+            routed = expert_products.routed_at_once(source, read.norm, router, part, self.step)
         return super().chosen(read, router, part) if routed is None else (routed.rows, routed)
 
     def mix(
