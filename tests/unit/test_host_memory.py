@@ -80,12 +80,12 @@ def test_memory_that_is_refused_is_none_and_no_failure(
     pools: tuple[KvPool, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The tier serves with the pieces that it got."""
-    pieces = iter(range(2 * len(SHAPES)))
+    pieces, real = iter(range(2 * len(SHAPES))), host_memory.mmap.mmap
 
-    def mmap(_: int, size: int) -> bytearray:
+    def mmap(_: int, size: int) -> object:
         if next(pieces, None) is None:
             raise OSError("no memory")
-        return bytearray(size)
+        return real(-1, size)
 
     monkeypatch.setattr(host_memory.mmap, "mmap", mmap)
     memory = HostMemory(pools, SLOTS)

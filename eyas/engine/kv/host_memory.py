@@ -7,6 +7,7 @@ that neither waits for the other and a step for none. What a slot holds is the b
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import mmap
@@ -131,7 +132,10 @@ class HostMemory:
     def _piece(self, pool: torch.Tensor, slots: int) -> torch.Tensor:
         """[slots, elements]. Its memory is touched before it is locked: the driver would do that slowly."""
         size = slots * pool.shape[1] * pool.itemsize
-        piece = torch.frombuffer(mmap.mmap(-1, size), dtype=pool.dtype).view(slots, -1)
+        memory = mmap.mmap(-1, size)
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages for the driver to lock
+        piece = torch.frombuffer(memory, dtype=pool.dtype).view(slots, -1)
         if self._streams[0] is not None:
             piece.zero_()
             with torch.cuda.device(pool.device):  # or a context on GPU 0 would be left
