@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from eyas.engine.kernels.states.by_row import recur_by_row
 from eyas.engine.kernels.states.few import recur_few
 from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
@@ -15,7 +16,7 @@ from eyas.engine.kernels.states.recur import recur
 from eyas.engine.states import plain
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateGroups, StateRows
-from eyas.engine.states.shape import SPAN, DeltaShape, ring_rows
+from eyas.engine.states.shape import SPAN, ChannelShape, DeltaShape, ring_rows
 from eyas.engine.states.store import StateFormat, StateStore
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,8 +50,9 @@ class Scene:
             self.rule = DeltaRule(shape, filters.to(DEVICE), bias.to(DEVICE), skip.to(DEVICE))
         self.plain = self.rule
         self.inputs = torch.randn(512, shape.inputs, generator=random).to(DEVICE, dtype)
-        decay = -torch.rand(512, shape.value_heads, generator=random).square() * 0.4
-        shares = torch.rand(512, shape.value_heads, generator=random)
+        decays, factors = shape.gate_counts
+        decay = -torch.rand(512, decays, generator=random).square() * 0.4
+        shares = torch.rand(512, factors, generator=random)
         self.gates = torch.cat((decay, shares), 1).to(DEVICE)
         format = StateFormat((0,), shape, ring_rows(width), dtype)
         memory = torch.full((slots, format.slot_bytes), 255, dtype=torch.uint8, device=DEVICE)  # NaN
@@ -123,7 +125,9 @@ class Scene:
         """What the kernels make of the rows."""
         given = (inputs, gates, DeltaLayer(self.rule, self.layer, self.solved), rows)
         out = self._room(inputs)
-        if prompt:
+        if isinstance(self.shape, ChannelShape):
+            recur_by_row(*given, out)
+        elif prompt:
             ends = [self.lengths[piece.sequence] + len(piece.tokens) for piece in pieces]
             chunks = Chunks.of([self.bounds[piece.sequence] for piece in pieces] + [0], [*ends, 0], DEVICE)
             recur_chunks(*given, chunks, out)

@@ -22,6 +22,7 @@ SHAPE = DeltaShape(1, 2, 16, 16, 4)
 
 
 SPACE = SpaceShape(2, 4, 16, 48, 4)
+CHANNELS = ChannelShape(1, 2, 16, 16, 4)
 
 
 def text(first: int, count: int) -> list[int]:
@@ -86,6 +87,19 @@ def test_a_state_space_model() -> None:
     scene.step([Piece(0, text(310, 1))])
 
 
+def test_decays_of_key_elements() -> None:
+    """Prompts, single rows, a chain, and trees; past positions of states."""
+    scene = Scene(CHANNELS, 3, width=9)
+    scene.step([Piece(0, text(0, 61)), Piece(2, text(100, 66))], prompt=True)
+    scene.step([Piece(2, text(166, 2)), Piece(0, text(61, 2), certain=1)])
+    scene.step([Piece(0, text(300, 9), TREE, certain=0), Piece(2, text(168, 1))])
+    scene.accept(0, 62, [0, 2, 4, 6])
+    scene.step([Piece(0, text(310, 1))])
+    scene.layer.gates[0] = scene.layer.gates[0].roll(1, 1)
+    with pytest.raises(AssertionError):  # of a neighbour's
+        scene.step([Piece(0, text(311, 1))])
+
+
 @pytest.mark.parametrize("lost", ["bias", "skip"])
 def test_a_state_space_model_that_loses_a_part(lost: str) -> None:
     """The comparison sees what a kernel would leave out."""
@@ -99,7 +113,6 @@ def test_sizes_that_no_tile_has() -> None:
     for shape, message in (
         (DeltaShape(1, 1, 24, 16, 4), "keys of a power of 2, 16 or more, not 24"),
         (DeltaShape(1, 1, 16, 24, 4), "values of a multiple of 16, not 24"),
-        (ChannelShape(1, 1, 16, 16, 4), "one decay per value head, not a state of Kimi Delta Attention"),
     ):
         with pytest.raises(ValueError, match=message):
             Scene(shape, 1).step([Piece(0, text(0, 1))])
@@ -112,9 +125,10 @@ def matrix_unit() -> AbstractContextManager[None]:
     return nullcontext() if torch.cuda.is_available() else hopper(folds=True)
 
 
-@pytest.mark.parametrize("shape", [DeltaShape(1, 1, 16, 16, 4), SpaceShape(1, 1, 16, 16, 4)])
-def test_bits_follow_from_a_rows_path_alone(shape: DeltaShape) -> None:
+@pytest.mark.parametrize("kind", [DeltaShape, SpaceShape, ChannelShape])
+def test_bits_follow_from_a_rows_path_alone(kind: type[DeltaShape]) -> None:
     """One prompt; one in pieces beside others; single rows; chains and trees, across a state's position."""
+    shape = kind(1, 1, 16, 16, 4)
     with matrix_unit():
         whole = _scene(shape)
         [expected] = whole.step([Piece(0, text(0, 70))], prompt=True, twin=False)
@@ -143,7 +157,7 @@ def test_bits_follow_from_a_rows_path_alone(shape: DeltaShape) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="numpy's products have orders of their own")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("kind", [DeltaShape, SpaceShape])
+@pytest.mark.parametrize("kind", [DeltaShape, SpaceShape, ChannelShape])
 def test_bits_on_a_gpu(kind: type[DeltaShape], dtype: torch.dtype) -> None:
     """The law of `test_bits_follow_from_a_rows_path_alone` at heads as models have them."""
     whole, pieces = (Scene(kind(2, 4, 128, 128, 4), 2, dtype, width=16) for _ in range(2))

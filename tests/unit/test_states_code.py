@@ -17,6 +17,7 @@ from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch, RoundVerdicts
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.kernels.states.accepted import keep_path
+from eyas.engine.kernels.states.by_row import recur_by_row
 from eyas.engine.kernels.states.few import recur_few
 from eyas.engine.kernels.states.groups import decoded
 from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
@@ -26,7 +27,7 @@ from eyas.engine.kernels.states.short import convolve
 from eyas.engine.states.convolution import ShortConvolution
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateGroups, StateRows
-from eyas.engine.states.shape import ConvolutionShape, DeltaShape, SpaceShape, ring_rows
+from eyas.engine.states.shape import ChannelShape, ConvolutionShape, DeltaShape, SpaceShape, ring_rows
 from eyas.engine.states.store import StateFormat, StateStore
 from tests.unit.pipelined import late_reads
 
@@ -60,6 +61,13 @@ def space() -> None:
     recur_few(*_given(2, 1, shape=shape), _room(2, shape), pdl=True)
     recur_few(*_given(16, 8, shape=shape, trees=True), _room(16, shape), pdl=True)
     recur_chunks(*_given(256, 256, shape=shape), Chunks(int32(6, 2), int32(2)), _room(256, shape))
+
+
+def channels() -> None:
+    """Kimi Delta Attention in the sizes of Kimi-Linear-48B-A3B, chains and trees."""
+    for trees in (False, True):
+        given = _given(8, 4, shape=ChannelShape(32, 32, 128, 128, 4), trees=trees)
+        recur_by_row(*given, empty(8, 32 * 128), pdl=True)
 
 
 def float32() -> None:
@@ -151,7 +159,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 @pytest.mark.parametrize(
     ("recipe", "kernels"),
-    [("few", 4), ("prompts", 5), ("space", 6), ("float32", 5), ("path", 2), ("short", 7)],
+    [("few", 4), ("prompts", 5), ("space", 6), ("float32", 5), ("path", 2), ("short", 7), ("channels", 6)],
 )
 def test_kernels_compile(recipe: str, kernels: int, compiled: Callable[[str], list[Path]]) -> None:
     code = compiled(recipe)

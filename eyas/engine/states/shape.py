@@ -163,6 +163,11 @@ class ChannelShape(DeltaShape):
         """Logarithms of the decays of key elements, and each head's factor."""
         return self.value_heads * self.key_size, self.value_heads
 
+    @property
+    def solved(self) -> dict[str, tuple[int, ...]]:
+        """Nothing: rows are walked again from the state on."""
+        return dict.fromkeys(super().solved, (0,))
+
     def weights(self, hidden: int) -> int:
         """Of what a row is made of, the factors of decays and gates, and the way back."""
         decays, values = self.value_heads * self.key_size, self.value_heads * self.value_size

@@ -116,8 +116,6 @@ class DeltaLayout:
     ) -> DeltaLayout:
         """Raises ValueError for sizes of heads that no tile has, and for other rules."""
         rule, stored, shape = layer.rule, layer.stored, layer.rule.shape
-        if shape.gate_counts != (shape.value_heads, shape.value_heads):
-            raise ValueError(f"kernels of states have one decay per value head, not {shape.kind}")
         if shape.key_size < 16 or shape.key_size & (shape.key_size - 1):
             raise ValueError(f"kernels of states take keys of a power of 2, 16 or more, not {shape.key_size}")
         if shape.value_size % 16:

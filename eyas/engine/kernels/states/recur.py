@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from eyas.engine.kernels.states.by_row import recur_by_row
 from eyas.engine.kernels.states.few import recur_few
 from eyas.engine.kernels.states.order import DeltaLayer
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.states.rows import StateGroups
+from eyas.engine.states.shape import ChannelShape
 
 
 def recur(
@@ -21,10 +23,11 @@ def recur(
     """As `states.plain.recur`, of the rows of every group, in `out` [m, value heads * value size], of which
     rows that no sequence has stay as they are.
     """
-    for rows in (groups.rounds, groups.singles):
+    by_row = isinstance(layer.rule.shape, ChannelShape)
+    for rows in (groups.rounds, groups.singles, groups.chunks if by_row else None):
         if rows is not None:
-            recur_few(inputs, gates, layer, rows, out, pdl)
-    if groups.chunks is not None:
+            (recur_by_row if by_row else recur_few)(inputs, gates, layer, rows, out, pdl)
+    if groups.chunks is not None and not by_row:
         assert groups.table is not None and groups.ends is not None
         recur_chunks(inputs, gates, layer, groups.chunks, Chunks(groups.table, groups.ends), out)
     return out

@@ -14,6 +14,7 @@ import torch
 from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.states.rows import StateRows
+from eyas.engine.states.shape import ChannelShape
 from eyas.engine.states.store import StateStore
 
 
@@ -54,5 +55,7 @@ def remake(layers: Iterable[DeltaLayer], arrived: torch.Tensor) -> None:
     chunks = Chunks(torch.stack((number, bounds), 1), number + 1)
     for layer in layers:
         shape, stored = layer.rule.shape, layer.stored
+        if isinstance(shape, ChannelShape):
+            continue
         inputs = stored.inputs.new_empty(0, shape.inputs)
         recur_chunks(inputs, stored.gates.new_empty(0, shape.gates), layer, rows, chunks, inputs)

@@ -17,6 +17,7 @@ from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.states.convolution import ShortConvolution
 from eyas.engine.states.rows import StateGroups, StateRows
+from eyas.engine.states.shape import DeltaShape
 from eyas.engine.states.store import LayerStates
 
 _ROWS, _COLUMNS = 16, 128  # of a program, at most
@@ -37,6 +38,18 @@ class ShortLayout:
     pdl: bool
     tail_stride: int
     input_stride: int
+
+    @classmethod
+    def of(cls, shape: DeltaShape, stored: LayerStates, rows: StateRows, pdl: bool) -> ShortLayout:
+        """That of a layer's slots, for these rows."""
+        return cls(
+            *(shape.inputs, shape.kernel, stored.inputs.shape[1], min(_ROWS, power_of_2(rows.most))),
+            block=min(_COLUMNS, power_of_2(shape.inputs)),
+            tree=rows.trees,
+            pdl=pdl,
+            tail_stride=stored.tails.stride(0),
+            input_stride=stored.inputs.stride(0),
+        )
 
 
 def convolve(
@@ -65,23 +78,32 @@ def _of_group(
     out: torch.Tensor,
     pdl: bool,
 ) -> None:
-    shape, (sequences,) = rule.shape, rows.slots.shape
-    layout = ShortLayout(
-        *(shape.inputs, shape.kernel, stored.inputs.shape[1], min(_ROWS, power_of_2(rows.most))),
-        block=min(_COLUMNS, power_of_2(shape.inputs)),
-        tail_stride=stored.tails.stride(0),
-        input_stride=stored.inputs.stride(0),
-        tree=rows.trees,
-        pdl=pdl,
-    )
+    layout, (sequences,) = ShortLayout.of(rule.shape, stored, rows, pdl), rows.slots.shape
+    grid = (cdiv(layout.columns, layout.block), sequences, cdiv(rows.most, layout.rows))
     where = (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
-    given = (inputs, inputs.stride(0), stored.inputs, stored.tails, *where)
-    blocks, launch = cdiv(shape.inputs, layout.block), {"num_warps": 4, "launch_pdl": layout.pdl}
-    tiles = cdiv(rows.most, layout.rows)
-    _convolve[(blocks, sequences, tiles)](
-        *given, rule.filters, rows.before, out, layout, **launch, enable_fp_fusion=False
+    _convolve[grid](
+        *(inputs, inputs.stride(0), stored.inputs, stored.tails, *where, rule.filters, rows.before, out),
+        layout,
+        num_warps=4,
+        launch_pdl=pdl,
+        enable_fp_fusion=False,
     )
-    _keep[(blocks, sequences)](*given, layout, **launch)
+    keep_inputs(inputs, rule.shape, stored, rows, pdl)
+
+
+def keep_inputs(
+    inputs: torch.Tensor, shape: DeltaShape, stored: LayerStates, rows: StateRows, pdl: bool = False
+) -> None:
+    """Keeps the convolution's inputs [m, shape.inputs] of rows that are not folded, and moves the tail to
+    where the state must stand.
+    """
+    layout, (sequences,) = ShortLayout.of(shape, stored, rows, pdl), rows.slots.shape
+    where = (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
+    _keep[(cdiv(layout.columns, layout.block), sequences)](
+        *(inputs, inputs.stride(0), stored.inputs, stored.tails, *where, layout),
+        num_warps=4,
+        launch_pdl=pdl,
+    )
 
 
 @triton.jit
