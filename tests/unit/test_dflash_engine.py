@@ -77,9 +77,9 @@ def test_a_device_changes_no_token_at_any_depth(tmp_path: Path, monkeypatch: pyt
     plain = replace(config_of(tmp_path, (0, 1, 2), **SIZES), **small)
     params = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=14, ignore_eos=True)
     asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
-    expected, _ = answers(plain, asked)
+    expected, _ = answers_of(plain, asked)
     wander(monkeypatch)
-    found, _ = answers(on_device(replace(plain, speculation=replace(CHAIN, adaptive=True))), asked)
+    found, _ = answers_of(on_device(replace(plain, speculation=replace(CHAIN, adaptive=True))), asked)
     assert tokens(found) == tokens(expected)
 
 
