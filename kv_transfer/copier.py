@@ -18,6 +18,7 @@ from functools import partial
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.backends.base import CopyJob, CopyResult, TransferBackend
 from kv_transfer.peers import PeerRoute
+from kv_transfer.slot_quota import SlotQuota
 from kv_transfer.windows import LandingSlots, PullTurns, WindowedJob, cut
 
 
@@ -45,6 +46,7 @@ class PageCopier:
         self._landing = landing
         self._jobs: list[WindowedJob] = []
         self._turns = PullTurns()
+        self._quota = SlotQuota()  # of the slots to land in, by peer
         self._numbers = itertools.count()  # of windows
         self._windows: dict[int, _RunningWindow] = {}  # by number
         self._over: list[CopyResult] = []
@@ -109,12 +111,18 @@ class PageCopier:
         for going in self._jobs:
             while not going.lands and going.ready:
                 self._start(going, ())
-        while self._landing is not None and (turn := self._turns.next()) is not None:
+        while self._landing is not None and (turn := self._turns.next(self._allowed)) is not None:
             slots = self._landing.take(turn.slots)
             if slots is None:
                 return
+            self._quota.taken(turn.peer, len(slots))
             self._start(turn, tuple(slots))
             self._turns.taken(turn)
+
+    def _allowed(self, going: WindowedJob) -> bool:
+        """A peer that hangs holds slots until its copies are given up, and never all."""
+        assert self._landing is not None
+        return self._quota.allows(going.peer, going.slots, self._landing.free)
 
     def _count_crossed(self) -> None:
         crossed = {name for backend in self._backends.values() for name in backend.crossed}
@@ -138,6 +146,7 @@ class PageCopier:
                 part = window.copy.part
                 window.of.pieces.append((self._landing.piece(window.slots[0], part.target), part.source))
             self._landing.give(window.slots)
+            self._quota.given(window.of.peer, len(window.slots))
         window.of.stopped(result, error)
         self._settle(window.of)
 

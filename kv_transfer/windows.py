@@ -8,7 +8,7 @@ ours. Where slots are short, pulls take turns, so that a long prompt delays no o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
@@ -36,6 +36,11 @@ class LandingSlots(Protocol):
     @property
     def total(self) -> int:
         """The number of all slots; a worker that only computes prompts for others has none."""
+        ...
+
+    @property
+    def free(self) -> int:
+        """The number of those that are not taken."""
         ...
 
     def take(self, count: int) -> list[int] | None:
@@ -90,6 +95,11 @@ class WindowedJob:
     seconds: float = 0.0
     pieces: list[PagePiece] = field(default_factory=list)
     error: EyasError | None = None
+
+    @property
+    def peer(self) -> int:
+        """Whose pages come; a number that lives as long as the job."""
+        return id(self.route.source)
 
     @property
     def left(self) -> bool:
@@ -152,11 +162,12 @@ class PullTurns:
         """Joins the jobs of its pull, or comes behind all other pulls."""
         self._pulls.setdefault(job.job.pull, []).append(job)
 
-    def next(self) -> WindowedJob | None:
-        """The job whose window should be the next to begin."""
-        ready = [jobs for jobs in self._pulls.values() if any(job.ready for job in jobs)]
-        fewest = min(ready, key=lambda jobs: sum(job.running for job in jobs), default=[])
-        return next((job for job in fewest if job.ready), None)
+    def next(self, allowed: Callable[[WindowedJob], bool]) -> WindowedJob | None:
+        """The job whose window should be the next to begin, of those that are `allowed` to."""
+        first = {pull: next((job for job in jobs if job.ready), None) for pull, jobs in self._pulls.items()}
+        ready = [pull for pull, job in first.items() if job is not None and allowed(job)]
+        fewest = min(ready, key=lambda pull: sum(job.running for job in self._pulls[pull]), default=None)
+        return None if fewest is None else first[fewest]
 
     def taken(self, job: WindowedJob) -> None:
         """It has begun a window: its pull has waited least now."""

@@ -154,7 +154,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         the handle does not name, TransferFailed without a Watch.
         """
         group = self._check(request)
-        async with contextlib.aclosing(self._bytes(group, request)) as data:
+        async with contextlib.aclosing(self._bytes(group, request, context)) as data:
             async for part in data:
                 self._still_watched(request)
                 yield part
@@ -173,7 +173,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         group = self._check(request)
         if not self._ready().staged:
             raise TransferFailed("this worker's pages are read where they lie")
-        source = self._staged(group, request)
+        source = self._staged(group, request, context)
         geometry = self._info(group).geometry
         most = window_pages(geometry.page_bytes) * parts_in_slot(geometry, source.share)
         if not 0 < len(request.pages) <= most:
@@ -246,12 +246,14 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         if len(request.pages) > (most := PROBE_WINDOWS * window_pages(info.geometry.page_bytes)):
             raise InvalidRequest(f"pages may name the proof page {most} times at most", param="pages")
 
-    async def _bytes(self, group: KvKind, request: transfer_pb2.FetchRequest) -> AsyncGenerator[bytes, None]:
+    async def _bytes(
+        self, group: KvKind, request: transfer_pb2.FetchRequest, context: Context
+    ) -> AsyncGenerator[bytes, None]:
         """The bytes of pages: those after a chunk are read when that is taken, or staged a little before."""
         if request.on_device:
             raise InvalidRequest("on_device is for slots that the caller reads", param="on_device")
         if self._ready().staged:
-            source = self._staged(group, request)
+            source = self._staged(group, request, context)
             async with contextlib.aclosing(source.chunks(request.pages)) as staged:
                 async for data in staged:
                     yield data
@@ -261,7 +263,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         for data in chunks(self._engine.pages(group), request.pages):
             yield data
 
-    def _staged(self, group: KvKind, request: transfer_pb2.FetchRequest) -> StagedPages:
+    def _staged(self, group: KvKind, request: transfer_pb2.FetchRequest, context: Context) -> StagedPages:
         """Raises InvalidRequest for a rank or heads that this worker does not have."""
         info = self._info(group)
         if request.rank >= len(info.ranks):
@@ -271,7 +273,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         first = request.first_head if request.heads else 0
         share = PageShare(request.rank, first, request.heads, request.on_device)
         slots = self._engine.pages(group)[:, : info.geometry.part_bytes(share.heads)]
-        return StagedPages(self._engine, slots, group, request.id, share)
+        return StagedPages(self._engine, slots, group, request.id, share, context.peer())
 
     def _info(self, group: KvKind) -> PoolInfo:
         pools = self._ready().pools
@@ -322,7 +324,7 @@ def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
 @dataclass(frozen=True)
 class StagedPages:
     """The pages of one lease. `slots`: the mapped staging, as much of each as `share` takes; `handle` 0: the
-    proof page alone.
+    proof page alone. `puller`: whose connection asks for them.
     """
 
     engine: EngineClient
@@ -330,6 +332,7 @@ class StagedPages:
     group: KvKind
     handle: int
     share: PageShare
+    puller: str
 
     async def chunks(self, pages: Sequence[int]) -> AsyncGenerator[bytes, None]:
         """The bytes of `pages`, in order. However this ends, every slot goes back.
@@ -368,7 +371,8 @@ class StagedWindow:
         deadline = asyncio.get_running_loop().time() + STAGED_S
         self._answer: StreamBuffer[PagesStaged | EngineStopped] = StreamBuffer(2, deadline)
         self._call = source.engine.open(self._answer.put)
-        source.engine.send(StagePages(self._call, source.group, source.handle, pages, source.share))
+        handle, puller = source.handle, source.puller
+        source.engine.send(StagePages(self._call, source.group, handle, pages, puller, source.share))
 
     async def staged(self) -> tuple[int, ...]:
         """The slots with the copies."""

@@ -21,6 +21,7 @@ from kv_transfer.area import PoolArea
 from kv_transfer.backends.base import CopyJob, CopyResult, PeerSource, TransferBackend
 from kv_transfer.copier import PageCopier
 from kv_transfer.peers import PeerRoute
+from kv_transfer.slot_quota import SlotQuota
 
 WINDOW = 2  # pages; six slots are for pages on their way in
 
@@ -125,7 +126,9 @@ class Landing:
 
 @pytest.fixture(autouse=True)
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three windows at once, and one peer may have all slots, which are three windows."""
     monkeypatch.setattr(windows, "AT_ONCE", 3)
+    monkeypatch.setattr(SlotQuota, "allows", lambda *asked: True)
 
 
 @pytest.fixture
@@ -181,6 +184,22 @@ def test_pulls_take_turns(landing: Landing) -> None:
         landing.until(3)
         assert [one.pull for one in landing.backend.running] == running
     assert {result.job for result in landing.run(3)} == {short, *long}
+
+
+def test_a_peer_that_hangs_leaves_slots_to_others(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    hung, well = PeerRoute(landing.backend, PeerSource()), PeerRoute(landing.backend, PeerSource())
+    for pull in range(1, 4):
+        landing.copier.submit(hung, job(0, (60, 61), (2 * pull, 2 * pull + 1), pull=pull))
+    assert [one.pull for one in landing.backend.running] == [1, 2], "and the third waits"
+    held, landing.backend.running = landing.backend.running, []
+    for pull in range(4, 7):
+        landing.copier.submit(well, job(0, (80 + pull,), (9 + pull,), pull=pull))
+    assert all(result.ok and result.job.pull > 3 for result in landing.run(3))
+    assert landing.numbers(13, 14, 15) == [84, 85, 86]
+    landing.backend.running = held
+    assert {result.job.pull for result in landing.run(3)} == {1, 2, 3}
+    assert landing.slots.free == 6 and not landing.copier._quota._held
 
 
 def test_pages_of_a_peers_staging_come_in_windows_without_slots_of_ours(landing: Landing) -> None:

@@ -63,7 +63,7 @@ class Desk:
         return not self.asked and not self.held and len(self.free) == SLOTS
 
     def fetch(self, pages: Sequence[int]):
-        return StagedPages(self.client, self.slots, KvKind.TARGET, 5, ALL_OF_RANK_0).chunks(pages)
+        return StagedPages(self.client, self.slots, KvKind.TARGET, 5, ALL_OF_RANK_0, "b").chunks(pages)
 
 
 @pytest.fixture(autouse=True)

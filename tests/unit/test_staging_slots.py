@@ -110,9 +110,9 @@ class StagedOwner:
         self.pages.drop(taken)
         return handle.id, tuple(taken)
 
-    def stage(self, handle: int, *pages: int) -> int:
+    def stage(self, handle: int, *pages: int, puller: str = "b") -> int:
         call = next(self.calls)
-        self.stager.stage(StagePages(call, TARGET, handle, pages))
+        self.stager.stage(StagePages(call, TARGET, handle, pages, puller))
         return call
 
     def release(self, handle: int) -> None:
@@ -164,7 +164,7 @@ def test_only_leased_pages_and_the_proof_page_are_staged(owner: StagedOwner) -> 
         owner.stage(77, pages[0]),
         owner.stage(mine, *pages * 4),
     ]
-    owner.stager.stage(StagePages(99, KvKind.DRAFT, mine, pages))
+    owner.stager.stage(StagePages(99, KvKind.DRAFT, mine, pages, "b"))
     told = owner.told()
     assert set(told) == {*bad, 99} and all(staged.failure is not None for staged in told.values())
     while owner.thread.jobs:
@@ -189,7 +189,7 @@ def test_a_call_that_waited_until_its_lease_ended_is_refused(owner: StagedOwner)
 
 def test_calls_are_served_in_order_and_a_gap_is_used(owner: StagedOwner) -> None:
     mine, pages = owner.lease(8)
-    first, second, third = (owner.stage(mine, *pages[:count]) for count in (8, 6, 1))
+    first, second, third = (owner.stage(mine, *pages[:count], puller=f"{count}") for count in (8, 6, 1))
     owner.thread.do_one()
     assert set(owner.told()) == {first} and not owner.thread.jobs, "the third would fit, but it came last"
     owner.stager.unstage(UnstagePages(second))
@@ -199,6 +199,26 @@ def test_calls_are_served_in_order_and_a_gap_is_used(owner: StagedOwner) -> None
         owner.stager.unstage(UnstagePages(call))
         owner.stager.unstage(UnstagePages(call))
     assert owner.slots.free == SLOTS
+
+
+def test_a_puller_that_has_stopped_leaves_slots_to_others(owner: StagedOwner) -> None:
+    """It says of no window that it has read it, and its slots come back only when their time is over."""
+    mine, pages = owner.lease(8)
+    stopped = [owner.stage(mine, *pages[:2], puller="stopped") for _ in range(7)]
+    for _ in range(9):
+        other = owner.stage(mine, *pages[:2], puller="well")
+        while owner.thread.jobs:
+            owner.thread.do_one()
+        told = owner.told()
+        assert other in told, "it waits for the one that has stopped"
+        owner.stager.unstage(UnstagePages(other))
+    assert owner.slots.free == SLOTS - 6, "three windows of five are what one may have"
+    assert [call in owner.stager._waiting for call in stopped] == [False] * 3 + [True] * 4
+    for call in stopped:
+        owner.stager.unstage(UnstagePages(call))
+    while owner.thread.jobs:
+        owner.thread.do_one()
+    assert owner.slots.free == SLOTS and not owner.stager.outlets[TARGET].quota._held
 
 
 def test_a_copy_that_fails_is_told_and_keeps_no_slot(owner: StagedOwner) -> None:

@@ -1,7 +1,8 @@
 """Copies of a device's pages for the front, which sends them: made when it asks, kept until it has sent them.
 
 How many windows a stream has, and what becomes of their bytes, is the front's business; whether pages may be
-read, that of the leases.
+read, that of the leases. Slots are shared between pullers: one that has stopped holds some for a while, and
+never all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from eyas.engine.ipc.messages import PagesStaged, StagePages, UnstagePages, Wire
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.staging import PageStaging
+from kv_transfer.slot_quota import SlotQuota
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class StagingOutlet:
     staging: PageStaging
     slots: SlotAllocator
     proof: int
+    quota: SlotQuota = field(default_factory=SlotQuota)
 
 
 @dataclass
@@ -32,6 +35,7 @@ class _StagedCall:
     """Slots of a call, from its copy's begin until nothing uses them."""
 
     outlet: StagingOutlet
+    puller: str
     slots: list[int]
     copying: bool = True
     needed: bool = True
@@ -39,7 +43,8 @@ class _StagedCall:
 
 @dataclass
 class PageStager:
-    """All calls of the front, by group served in the order in which they came.
+    """All calls of the front. Those of a group are served in the order in which they came, but for those of
+    pullers that hold as many slots as they may.
 
     `covers`: whether some pages of a group are under the lease of a handle now.
     """
@@ -77,15 +82,23 @@ class PageStager:
 
     def _begin(self) -> None:
         full: set[KvKind] = set()
+        served: set[tuple[KvKind, str]] = set()  # pullers with as many slots as they may have
         for command in list(self._waiting.values()):
-            if command.group in full:
+            puller = command.group, command.puller
+            if command.group in full or puller in served:
                 continue  # it waits behind one that came before it
             error = self._refusal(command)
             if error is not None:
                 del self._waiting[command.call]
                 self._refuse(command.call, error)
+            elif not self._allowed(command):
+                served.add(puller)
             elif not self._copy(command):
                 full.add(command.group)
+
+    def _allowed(self, command: StagePages) -> bool:
+        outlet = self.outlets[command.group]
+        return outlet.quota.allows(command.puller, _slots(outlet, command), outlet.slots.free)
 
     def _refusal(self, command: StagePages) -> TransferFailed | None:
         outlet = self.outlets.get(command.group)
@@ -107,7 +120,8 @@ class PageStager:
         if slots is None:
             return False
         del self._waiting[command.call]
-        self._calls[command.call] = staged = _StagedCall(outlet, slots)
+        outlet.quota.taken(command.puller, len(slots))
+        self._calls[command.call] = staged = _StagedCall(outlet, command.puller, slots)
         copied = partial(self._copied, command.call, staged)
         outlet.staging.copy_out(command.pages, slots, copied, command.share)
         return True
@@ -127,6 +141,7 @@ class PageStager:
         if not staged.needed and not staged.copying:
             del self._calls[call]
             staged.outlet.slots.give(staged.slots)
+            staged.outlet.quota.given(staged.puller, len(staged.slots))
 
     def _refuse(self, call: int, error: EyasError) -> None:
         self.outbox.add(PagesStaged(call, failure=WireFailure.of(error)))

@@ -244,6 +244,11 @@ class StagingInlet:
         """The number of all slots."""
         return self.slots.total
 
+    @property
+    def free(self) -> int:
+        """The number of those that are not taken."""
+        return self.slots.free
+
     def take(self, count: int) -> list[int] | None:
         """Takes `count` slots; None: not now."""
         return self.slots.take(count)

@@ -1,0 +1,36 @@
+"""How many staging slots one peer may hold: one that has stopped, or is slow, leaves some to the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+
+PART = 3
+"""Of eight windows of slots one peer has six at most, and two have three each."""
+
+
+class SlotQuota:
+    """Counts slots by who holds them.
+
+    A peer that holds some gets more only while it then has no more than PART times those that are left; so
+    there are always some for one that holds none. (As switches share their buffers: Choudhury and Hahne's
+    dynamic thresholds.)
+    """
+
+    def __init__(self) -> None:
+        self._held: Counter[Hashable] = Counter()
+
+    def allows(self, peer: Hashable, count: int, free: int) -> bool:
+        """Whether a peer may take `count` of `free` slots, if there are as many."""
+        held = self._held[peer]
+        return not held or held + count <= PART * (free - count)
+
+    def taken(self, peer: Hashable, count: int) -> None:
+        """It has taken `count` slots."""
+        self._held[peer] += count
+
+    def given(self, peer: Hashable, count: int) -> None:
+        """They are free again."""
+        self._held[peer] -= count
+        if not self._held[peer]:
+            del self._held[peer]
