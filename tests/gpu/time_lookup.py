@@ -180,6 +180,7 @@ class Plan:
     batches: Sequence[int]
     model: Path
     end: float
+    sets: Sequence[str]
 
     @property
     def rows(self) -> int:
@@ -214,7 +215,7 @@ def measured(plan: Plan, way: str) -> Iterator[dict[str, Any]]:
         clocked(chosen) as cluster,
     ):
         for batch in plan.batches:
-            for name, some in found.items():
+            for name, some in ((name, found[name]) for name in plan.sets):
                 if time.monotonic() > plan.end:
                     print(f"no time is left for {way}, {name}, batch {batch}", flush=True)
                     continue
@@ -256,6 +257,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--device", choices=list(SIZES), default="cuda")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--sets", choices=[COPIES, PROSE, REWRITES], nargs="+", default=[])
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--seconds", type=float, default=100.0, help="nothing new begins after (100)")
     parser.add_argument("--report", action="store_true", help="only print what FILE has")
@@ -264,7 +266,8 @@ def main() -> int:
         end = time.monotonic() + given.seconds - 10
         with tempfile.TemporaryDirectory() as folder:
             model, _ = shape_folders(SIZES[given.device].shape, Path(folder))
-            plan = Plan(given.device, SIZES[given.device], given.batches, model, end)
+            sets = tuple(given.sets) or (COPIES, PROSE, REWRITES)
+            plan = Plan(given.device, SIZES[given.device], given.batches, model, end, sets)
             warm([config_of(plan, way) for way in given.ways])
             for way in given.ways:
                 with going_on(way):

@@ -7,7 +7,6 @@ steps that overlap. It knows the policy alone: no device, no tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,14 +50,25 @@ def catch_up_ms(batch: int, rows: int, steps: int) -> float:
     return 0.3 + row * batch * rows + steps * (0.19 + 0.0012 * batch)
 
 
+Rates = float | np.ndarray
+"""The chance of a draft, once those above it were accepted: of all sequences, or float64 [n] of each."""
+
+
 def worth(rate: float, drafts: int) -> float:
     """Tokens of a round, in the mean: luck is no part of a figure."""
     return sum(rate**i for i in range(drafts + 1))
 
 
-def best_fixed(batch: int, rate: float) -> float:
+def best_fixed(batch: int, rate: Rates) -> float:
     """Tokens per millisecond of the best fixed depth."""
-    return max(batch * worth(rate, depth) / round_ms(batch, depth) for depth in DEPTHS)
+    rates = np.broadcast_to(rate, batch)
+    return max(worths(rates, np.full(batch, depth)).sum() / round_ms(batch, depth) for depth in DEPTHS)
+
+
+def worths(rates: np.ndarray, drafts: np.ndarray) -> np.ndarray:
+    """As `worth`, of each sequence: float64 [n]."""
+    powers = np.asarray(rates, float)[:, None] ** np.arange(SPEC.steps + 1)
+    return np.asarray((powers * (np.arange(SPEC.steps + 1) <= drafts[:, None])).sum(1))
 
 
 def started(slots: int = max(BATCHES)) -> AdaptiveDepth:
@@ -111,7 +121,7 @@ class Engine:
         self._waiting = np.zeros(size, np.int64)
         self._first = FIRST if self._held_up else 0
 
-    def run(self, rate: float, ms: float) -> Run:
+    def run(self, rate: Rates, ms: float) -> Run:
         """For so long; each draft is accepted with this chance, once those above it were."""
         found = Run()
         while found.ms < ms:
@@ -129,7 +139,7 @@ class Engine:
         riders, depth, accepted, drafted, took, alike = self._flying
         self._flying = riders, depth, accepted, drafted, took + ms, alike
 
-    def _round(self, rate: float) -> tuple[float, float, int]:
+    def _round(self, rate: Rates) -> tuple[float, float, int]:
         size = len(self._occupancies)
         riders = DecodingBatch(np.arange(size), self._occupancies.copy(), np.full(size, SPEC.steps))
         depth = self.policy.choose(riders)
@@ -141,12 +151,13 @@ class Engine:
         if self._first:
             seen *= 1.0 + self._held_up * self._random.random()
             self._first -= 1
-        kept = self._random.random((size, SPEC.steps)) < rate
+        rates = np.broadcast_to(rate, size)
+        kept = self._random.random((size, SPEC.steps)) < rates[:, None]
         accepted = (kept & (np.arange(SPEC.steps) < drafted[:, None])).cumprod(1).sum(1)
         self._land()
         self._flying = riders, depth, accepted, drafted, seen, alike
         self._before = depth
-        tokens = float(sum(worth(rate, int(one)) * many for one, many in _counted(drafted)))
+        tokens = float(worths(rates, drafted).sum())
         self._renew(tokens)
         return tokens, ms, depth
 
@@ -176,7 +187,3 @@ class Engine:
         self._occupancies[ended] = np.arange(self._newest, self._newest + count)
         self._newest += count
         self._waiting[ended] = 0
-
-
-def _counted(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
-    return zip(*(found.tolist() for found in np.unique(numbers, return_counts=True)), strict=True)

@@ -6,6 +6,7 @@ is wrong for the next. Seeds are fixed, so a figure is the same on every machine
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from pacing_world import BATCHES, HOST_MS, SPEC, STARTS, TABLES, Engine, best_fixed, round_ms, started
 
@@ -52,6 +53,38 @@ def test_nearly_as_fast_as_the_best_fixed_depth(batches: tuple[int, ...], learn:
     found = shares(Engine(started(), seed=2), batches, learn, count)
     bounds = {f"{batch} at {rate}": bound(batch, rate) for batch in batches for rate in TABLES}
     assert all(share >= bounds[cell] for cell, share in found.items()), found
+
+
+MIXES: dict[str, tuple[float, ...]] = {
+    "prose": (0.45, 0.55),
+    "chat": (0.7, 0.8),
+    "code": (0.85, 0.9),
+    "copies": (0.95, 0.98),
+    "agents": (0.95, 0.5, 0.97, 0.2),  # calls as before, and thoughts
+    "strangers": (0.0, 0.05, 0.3),  # a head that was made for other texts
+}
+"""Chances of a draft of the sequences of a batch, in turns."""
+
+
+def mixed(mix: str, batch: int) -> np.ndarray:
+    return np.resize(np.array(MIXES[mix]), batch)
+
+
+@pytest.mark.parametrize(
+    "batches", [pytest.param((64,), id="some"), pytest.param(BATCHES, id="all", marks=pytest.mark.slow)]
+)
+def test_six_mixes_of_traffic(batches: tuple[int, ...]) -> None:
+    """Through one engine, a mix after the other; as it is without any option."""
+    engine, found = Engine(started(), seed=2), {}
+    for batch in batches:
+        for mix in MIXES:
+            rates = mixed(mix, batch)
+            engine.batch(batch)
+            engine.run(rates, 2000.0)
+            found[f"{batch}, {mix}"] = float(engine.run(rates, 6000.0).speed / best_fixed(batch, rates))
+    print({cell: round(share, 3) for cell, share in found.items()})
+    plain = {f"{b}, {m}" for b in batches for m in MIXES if best_fixed(b, mixed(m, b)) <= b / round_ms(b, 0)}
+    assert all(share >= (PLAIN if cell in plain else LAW) for cell, share in found.items()), found
 
 
 def bound(batch: int, rate: float) -> float:

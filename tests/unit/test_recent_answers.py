@@ -114,6 +114,16 @@ def test_another_tenants_answers_are_nobody_elses() -> None:
         assert index.look_up(stranger, answer[:20]) is None
 
 
+def test_what_is_cleared_is_gone_and_what_comes_after_is_found() -> None:
+    index, answer = RecentAnswers(1 << 12), list(range(40))
+    index.add(A, answer)
+    index.clear()
+    assert index.look_up(A, answer[:20]) is None and index.tenants == 0
+    assert not set(index._ids.tolist()) & set(answer)
+    index.add(A, [*answer[:20], 7])
+    assert index.look_up(A, answer[:20]) == AnswerMatch(20, (7,))
+
+
 def test_a_long_answer_leaves_room_for_others() -> None:
     index = RecentAnswers(256)
     index.add(A, [7, 8, 9, 10, 11])

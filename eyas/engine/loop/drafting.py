@@ -191,6 +191,11 @@ class DraftCoordinator:
         if self._recall is not None:
             self._recall.ended(seq)
 
+    def forget_answers(self) -> None:
+        """Forgets the recent answers, as a prefix cache that is flushed forgets its pages."""
+        if self._recall is not None:
+            self._recall.answers.clear()
+
     # --- proposals -------------------------------------------------------------------------------------
 
     def owed(self) -> bool:

@@ -115,7 +115,7 @@ class Engine:
         spec, width = parts.config.speculation, parts.ready.draft_width
         self._drafting = DraftCoordinator(parts.drafter, width, nodes, spec, parts.pacing, parts.grammars)
         self._requests = self._new_requests()
-        self._flushes = CacheFlushes(parts.scheduler, parts.outbox, self._work)
+        self._flushes = CacheFlushes(parts.scheduler, parts.outbox, self._work, self._drafting.forget_answers)
         self._loop = self._new_loop()
         self._handlers = self._routes()
         self._stopping = False

@@ -18,11 +18,14 @@ from eyas.engine.scheduling.ranked import Schedulers
 
 @dataclass
 class CacheFlushes:
-    """`work` says what the engine still has, as "2 requests"; empty: nothing."""
+    """`work` says what the engine still has, as "2 requests"; empty: nothing. `forget`: whatever else it
+    knows of answers goes as well.
+    """
 
     scheduler: Schedulers
     outbox: EventOutbox
     work: Callable[[], str]
+    forget: Callable[[], None]
     _waiting: list[tuple[int, float]] = field(default_factory=list)  # (call, monotonic seconds)
 
     def begin(self, command: FlushCache) -> None:
@@ -36,6 +39,7 @@ class CacheFlushes:
         work = self.work()
         pages = None if work else self.scheduler.flush()
         if pages is not None:
+            self.forget()
             self.outbox.add(*(CacheFlushed(call, pages) for call, _ in self._waiting))
             self._waiting.clear()
             return

@@ -73,6 +73,11 @@ class RecentAnswers:
         """Those that may have an answer here."""
         return len(self._tenants)
 
+    def clear(self) -> None:
+        """Forgets all answers. No number of a tenant comes again, so links to them lead nowhere."""
+        self._tenants.clear()
+        self._ids.fill(_END)
+
     def add(self, tenant: Hashable, answer: SequenceOf[int]) -> None:
         """An answer of `tenant` has ended. Takes time in proportion to its length."""
         answer = answer[-(self._size // MOST_OF_ONE - 1) :]
