@@ -181,7 +181,7 @@ def test_what_cannot_draft_is_refused_by_name(target: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [CHAIN, TREE], ids=["chain", "tree"])
 def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path, drafts: SpeculationConfig) -> None:
-    """Tokens, and where the rounds end: of a model that is right now and then."""
+    """Tokens, and where the rounds end: of a model that is right now and then. One begins beside rounds."""
     small = write_tiny_llama(tmp_path / "target", tied=False, **SIZES)
     other = write_tiny_llama(tmp_path / "drafter", seed=3, **{**SIZES, "hidden": 32, "layers": 2})
     sizes: dict[str, Any] = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
@@ -194,7 +194,8 @@ def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path, drafts: Specul
         **sizes,
     )
     params = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=6, ignore_eos=True)
-    asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
+    prompts = {"short": PROMPT[:3], "three chunks": PROMPT}
+    asked = [GenerationRequest(name, prompt, params) for name, prompt in prompts.items()]
     expected, _ = answers(plain, asked)
     found, _ = answers(on_device(plain), asked)
     assert tokens(found) == tokens(expected)

@@ -101,11 +101,12 @@ class DeviceDrafter:
             batch = None
         if batch is None and chunk is None:
             return
-        features = self._tap.features(tapped, tokens)
+        features, whole = self._tap.features(tapped, tokens), self._proposer.head.whole
         parts, rounds = [], None
         if batch is not None and verdicts is not None:
             count = tapped.shape[0] - (0 if chunk is None else chunk.rows.count)
             few = verdicts.path.shape[1]
+            batch = self._proposer.batch(batch.slots)
             extension = self._extension(batch, features, few)
             paths.gather_path(batch, verdicts, features[:count], extension)
             rounds = DecodeRows(batch.slots, extension.rows.starts, few)
@@ -117,13 +118,20 @@ class DeviceDrafter:
             own, before = chunk.rows, 0 if rounds is None else rounds.rows
             rest = features[tapped.shape[0] - own.count :]
             parts.append(
-                (rest, chunk.following, own.positions, own.kv_rows, chunk.ends + before, chunk.end_slots)
+                (
+                    rest,
+                    own.tokens if whole else chunk.following,
+                    own.positions,
+                    own.kv_rows,
+                    chunk.ends + before,
+                    chunk.end_slots,
+                )
             )
         joined, tokens, positions, kv_rows, last, slots = (_cat(list(p)) for p in zip(*parts, strict=True))
-        rows = ForwardRows(tokens, positions, kv_rows, rounds)
+        rows = ForwardRows(tokens, positions, kv_rows, rounds, depth=int(whole))
         if chunk is not None:
             rows = replace(rows, tiles=chunk.rows.tiles, planned=chunk.rows.planned)
-        self._proposer.draft(joined, rows, last, slots, spec)
+        self._proposer.draft(joined, rows, last, slots, spec, 0 if chunk is None else chunk.ends.shape[0])
 
     def features(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """tapped [m, layers * hidden], tokens [m] of rows -> [m, head width]."""
@@ -138,6 +146,7 @@ class DeviceDrafter:
         slots, tokens, positions, kv_rows = (row.clone() for row in words)  # on 16 bytes, as kernels like it
         rows = round_kernels.RoundRows(tokens, positions, kv_rows, positions)
         last = self._proposer.run(features.to(self.pool.shape.dtype), rows, DecodeRows(slots, positions))
+        last = self._proposer.rooted(last, slots, slots.shape[0])
         if (spec := self._specs.get(width)) is not None:
             self._proposer.propose(last, slots, spec)
 
@@ -156,7 +165,8 @@ class DeviceDrafter:
         drafted = self._proposer.run(features, rows, rounds)
         first = torch.arange(0, rows.tokens.shape[0], RING_ROWS, dtype=torch.int32, device=words.device)
         newest = first + (words[1] - 1).clamp(min=0)
-        self._proposer.propose(self._proposer.picked(drafted, newest), slots, spec)
+        last = self._proposer.rooted(self._proposer.picked(drafted, newest), slots, slots.shape[0])
+        self._proposer.propose(last, slots, spec)
 
     @staticmethod
     def _extension(batch: round_kernels.RoundBatch, features: torch.Tensor, few: int) -> paths.PathRows:
@@ -229,14 +239,16 @@ class DeviceProposer:
         last: torch.Tensor,
         slots: torch.Tensor,
         spec: SpeculationConfig | None,
+        unrooted: int,
     ) -> None:
         """Certain rows with their `features` [m, head width], then drafts for each of `slots` int32 [B].
 
         `last` int32 [B]: which of the rows is each one's newest. `spec`: as of `propose`; None: no drafts.
+        `unrooted`: as of `rooted`.
         """
         drafted = self.head.forward(features, rows.tokens, rows, self.pool)
         if slots.shape[0] and spec is not None:
-            self.propose(self.picked(drafted, last), slots, spec)
+            self.propose(self.rooted(self.picked(drafted, last), slots, unrooted), slots, spec)
 
     def picked(self, drafted: Drafted, index: torch.Tensor) -> Drafted:
         """Some of the rows, int32 or int64 [n]; where rows are features too, they are copied once."""
@@ -245,10 +257,10 @@ class DeviceProposer:
         return Drafted(rows, rows if same else gather_rows(drafted.features, index, pdl=self._pdl))
 
     def propose(self, last: Drafted, slots: torch.Tensor, spec: SpeculationConfig) -> None:
-        """Drafts for each slot; `last` is what its newest row gave. `spec`: no larger than the proposer's."""
+        """Drafts for each slot; `last` is what the row before its first draft gave. `spec`: no larger than
+        the proposer's.
+        """
         batch = self.batch(slots)
-        if self.head.whole:
-            last = self._root(last, batch)
         if (block := self.head.block) is not None:
             self._block(last, batch, block, spec.steps)
         elif self.trees:
@@ -261,12 +273,18 @@ class DeviceProposer:
         behind = int(self.head.whole)
         return round_kernels.RoundBatch(self._tables, slots, self.pool.page_size, self._pdl, behind)
 
-    def _root(self, last: Drafted, batch: round_kernels.RoundBatch) -> Drafted:
-        """What a whole model's row of each root gives."""
-        rows, count = round_rows(batch.slots, batch.size), batch.size
-        mask = torch.empty(1, count, 1, dtype=torch.int64, device=batch.slots.device)
-        round_kernels.prepare(batch, rows, mask)
-        return self.run(last.features, rows, DecodeRows(batch.slots, rows.starts), 1)
+    def rooted(self, last: Drafted, slots: torch.Tensor, count: int) -> Drafted:
+        """What the row before each one's first draft gave, of what its newest row did: of a whole model it is
+        the root's, which the last `count` of `slots` have yet to run.
+        """
+        if not (self.head.whole and count):
+            return last
+        own = slots[-count:].clone()  # on 16 bytes, as kernels like it
+        batch, rows = self.batch(own), round_rows(own, count)
+        round_kernels.prepare(batch, rows, torch.empty(1, count, 1, dtype=torch.int64, device=own.device))
+        ran = self.run(last.features, rows, DecodeRows(own, rows.starts), 1).rows
+        joined = _cat([last.rows[:-count], ran]) if count < slots.shape[0] else ran
+        return Drafted(joined, joined)
 
     def _chain(self, last: Drafted, batch: round_kernels.RoundBatch, steps: int) -> None:
         rows = round_rows(batch.slots, batch.size)

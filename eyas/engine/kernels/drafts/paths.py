@@ -30,7 +30,8 @@ FEATURE_BLOCK = 1024
 
 @dataclass(frozen=True)
 class PathRows:
-    """The draft head's certain rows, P per sequence: row j pairs feature j of the path with emitted token j.
+    """The draft head's certain rows, P per sequence: row j pairs feature j of the path with emitted token j,
+    and stands where the feature does, or `RoundBatch.behind` further.
 
     `features` [B * P, H]. `rows`: as a forward reads them, in the draft pool, whose pages have the target's
     numbers. `last_row` int32 [B]: the newest row, whose output gives the proposal. Rows after it are padding
@@ -169,6 +170,7 @@ def gather_path(batch: RoundBatch, verdicts: RoundVerdicts, features: Tensor, ex
         extension.features,
         rows.tensors,
         extension.last_row,
+        batch.behind,
         tables.padding_slot,
         tables.pages.shape[1],
         PAGE_SIZE=batch.page_size,
@@ -194,6 +196,7 @@ def _gather_path(
     gathered,
     out,
     last_row,
+    behind,
     padding,
     max_pages,
     PAGE_SIZE: tl.constexpr,
@@ -218,7 +221,7 @@ def _gather_path(
     if tl.program_id(1) == 0:
         slot = tl.load(slots + sequence)
         live = slot != padding
-        start = tl.load(length + slot) - tl.where(live, count, 0)
+        start = tl.load(length + slot) - tl.where(live, count, 0) + behind
         kv_row = physical_rows(pages, slot, start + index, live & (index < count), max_pages, PAGE_SIZE)
         store_rows(out, row, tl.load(result + FACTS + place), start + place, kv_row, True)
         if index == 0:

@@ -95,7 +95,8 @@ class BatchProgram:
         row_ring.take(part["rings"].view(torch.int64).view(2, -1), self._owners, self._features, self._lost)
         rounds = DecodeRows(part["slots"], part["starts"], self._few)
         rows = ForwardRows(part["tokens"], part["positions"], part["kv_rows"], rounds, firsts=state.firsts)
-        state.proposer.draft(self._features, rows, part["last"], part["slots"], state.proposer.spec)
+        spec, batch = state.proposer.spec, part["slots"].shape[0]
+        state.proposer.draft(self._features, rows, part["last"], part["slots"], spec, batch)
         both = [table.index_select(0, slots) for table in (tables.drafts, tables.parents)]
         self._results.copy_(torch.cat((self._lost[:, None], *both), 1))
 
