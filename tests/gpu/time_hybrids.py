@@ -2,15 +2,14 @@
 
     python -m tests.gpu.time_hybrids --out FILE [--shapes qwen3.5-27b] [--ways plain mtp] [--parts steps]
 
-Dummy weights, uniform routing. A way is an engine in a process of its own, for which tiles are searched once,
-as a first start does, and whose kernels are compiled before, all ways side by side: `plain`; `mtp`, whose
-drafts are accepted by chance, 2.5 tokens per round; `exact`, plain in exact arithmetic. Parts: `steps`,
-milliseconds per token at 1, 32 and 128 sequences beside the floor, the bytes of the weights that a step
-touches, and of states read and written, over 4.3 TB/s; `prompts`, tokens per second of 4,096 and 32,760, and
-their products as a share of 700 TFLOP/s; `agent`, the time to the first token of 40 turns, 95 % of each of
-which are the turn before, with what is cached and without; `profile`, the kernels of steps, and of prompts
-and of a turn by --loads p4k p32k turn. FILE gets a line of JSON whenever something is known, ratios between
-ways last.
+Dummy weights. A way is an engine in a process of its own, for which tiles are searched once, as a first
+start does, and whose kernels are compiled before, all ways side by side: `plain`, with uniform routing;
+`mtp`, whose drafts are accepted by chance, 2.5 tokens per round; `exact`, plain in exact arithmetic. Parts: `steps`, milliseconds per token at 1, 32 and 128
+sequences beside the floor, the bytes of the weights that a step touches, and of states read and written,
+over 4.3 TB/s; `prompts`, tokens per second of 4,096 and 32,760, and their products as a share of 700
+TFLOP/s; `agent`, the time to the first token of 40 turns, 95 % of each of which are the turn before, with
+what is cached and without; `profile`, the kernels of steps, and of prompts and of a turn by
+--loads p4k p32k turn. FILE gets a line of JSON whenever something is known, ratios between ways last.
 """
 
 from __future__ import annotations
