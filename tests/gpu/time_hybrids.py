@@ -4,12 +4,13 @@
 
 Dummy weights. A way is an engine in a process of its own, for which tiles are searched once, as a first
 start does, and whose kernels are compiled before, all ways side by side: `plain`, with uniform routing;
-`mtp`, whose drafts are accepted by chance, 2.5 tokens per round; `exact`, plain in exact arithmetic. Parts: `steps`, milliseconds per token at 1, 32 and 128
+`mtp`, whose drafts are accepted by chance, 2.5 tokens per round; `routed`, plain with the routers' own
+choices; `exact`, the same in exact arithmetic. Parts: `steps`, milliseconds per token at 1, 32 and 128
 sequences beside the floor, the bytes of the weights that a step touches, and of states read and written,
 over 4.3 TB/s; `prompts`, tokens per second of 4,096 and 32,760, and their products as a share of 700
 TFLOP/s; `agent`, the time to the first token of 40 turns, 95 % of each of which are the turn before, with
-what is cached and without; `profile`, the kernels of steps, and of prompts and of a turn by
---loads p4k p32k turn. FILE gets a line of JSON whenever something is known, ratios between ways last.
+what is cached and without; `profile`, the kernels of steps, and of prompts and of a turn by --loads p4k p32k
+turn. FILE gets a line of JSON whenever something is known, ratios between ways last.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from tests.gpu.time_shapes import SMALL, Shape, kernels, mixing_numbers, most_ti
 STEPS, LENGTH = 2, 2.5  # of an MTP layer: drafts in a row, tokens per round
 FLOPS = 700e12
 TURNS, SHARED, NEW = 40, 0.95, 8
-WAYS = ("plain", "mtp", "exact")
+WAYS = ("plain", "mtp", "routed", "exact")
 PARTS = ("steps", "prompts", "agent", "profile")
 LOADS = (Load("bs1", 128, 256, 1, 1), Load("bs32", 128, 256, 32, 32), Load("bs128", 128, 256, 128, 128))
 PROMPTS = (Load("p4k", 4096, 1, 12, 4, per_second=True), Load("p32k", 32760, 1, 2, 1, per_second=True))
@@ -101,7 +102,7 @@ def config_of(args: argparse.Namespace, way: str, folder: str) -> EngineConfig:
             "prefill_attention_backend": "triton",
             "cuda_graph_bs": tuple(sorted({1, 4, 32, args.running})),
         }
-        options |= {"uniform_experts": True, "deterministic": way == "exact"}
+        options |= {"uniform_experts": way in ("plain", "mtp"), "deterministic": way == "exact"}
     usual: dict[str, Any] = {"draft": None, "load_format": "dummy", "worker": "unified", "transfer": "none"}
     return resolve_engine(args.device, model=folder, **usual | options)
 
@@ -138,8 +139,8 @@ def prompts(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Nam
 
 
 def agent(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Namespace) -> Iterator[Any]:
-    """Prompts that grow by a twentieth; with nothing cached each begins with another token. These take as long
-    as all others together, so every fifth is asked.
+    """Prompts that grow by a twentieth; with nothing cached each begins with another token: of these
+    every fifth is asked, since all of them take long.
     """
     medians = {}
     for cached in (True, False):
@@ -229,7 +230,7 @@ def ratios(out: Path) -> Iterator[dict[str, Any]]:
     found = {(line["shape"], line["way"], line["load"]): line for line in lines if "ms" in line}
     found |= {(line["shape"], line["way"], line["load"]): line for line in lines if "tokens/s" in line}
     for (shape, way, load), line in found.items():
-        for base, other, what in (("plain", "mtp", "times faster"), ("plain", "exact", "time over fast")):
+        for base, other, what in (("plain", "mtp", "times faster"), ("routed", "exact", "time over fast")):
             before = found.get((shape, base, load))
             if way == other and before is not None and "ms" in line:
                 pair = (before, line) if other == "mtp" else (line, before)
