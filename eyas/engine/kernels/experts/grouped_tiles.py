@@ -206,7 +206,8 @@ def _rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
     """Few rows: weights are read once, by enough programs. Many: square tiles, as long as they are enough."""
     touched = min(choices, shape.experts)
     each = -(-choices // touched)
-    if shape.experts > 1 and (rows or each) > 32:
+    few = 16 if shape.itemsize == 2 and not rows else 32
+    if shape.experts > 1 and (rows or each) > few:
         return _tall(shape, rows or _tall_rows(shape, each))
     rows = rows or (16 if each <= 16 else 32 if each <= 32 else 64 if each <= 96 else 128)
     if rows == 128:
