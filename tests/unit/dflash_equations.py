@@ -6,6 +6,7 @@ used.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -26,6 +27,9 @@ class DFlash:
         self.embedding = self.w.get("embed_tokens.weight", ends["model.embed_tokens.weight"])
         tied = ends.get("lm_head.weight", ends["model.embed_tokens.weight"])
         self.lm_head = self.w.get("lm_head.weight", tied)
+        told = json.loads((folder / "config.json").read_text())
+        windowed = [kind == "sliding_attention" for kind in told.get("layer_types", ())]
+        self.windows = [told["sliding_window"] if within else 0 for within in windowed] or [0] * 8
         self.features = torch.empty(0, self.embedding.shape[1])
         self.layers = sum(name.endswith("q_proj.weight") for name in self.w)
 
@@ -76,6 +80,12 @@ class DFlash:
             if self.wrong == "a causal block":
                 own = torch.ones(width, width, dtype=torch.bool).triu(1)
                 scores[:, :, -width:].masked_fill_(own, -torch.inf)
+            if window := self.windows[layer]:
+                places = torch.cat((torch.arange(len(self.features)), positions))
+                behind = positions[:, None] - places[None]
+                scores.masked_fill_((behind >= window + (self.wrong == "a wider window")), -torch.inf)
+                if self.wrong != "a window that sees ahead":
+                    scores.masked_fill_(behind < 0, -torch.inf)
             mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
             h = x + mixed @ w["self_attn.o_proj.weight"].T
             m = norm(h, w["post_attention_layernorm.weight"])

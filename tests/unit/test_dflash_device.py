@@ -23,6 +23,7 @@ from tests.unit.tiny_dflash import write_tiny_dflash
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+WINDOW = {"layers": 2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
 BATCHES = ({"a": 5}, {"a": 2, "b": 6, "c": 1})  # rows of whom
 
 
@@ -31,7 +32,7 @@ def proposals(
 ) -> list[list[tuple[list[int], list[int]]]]:
     """Of both runners, all batches in a row. `write`: the head, with `keys`."""
     target, spec = write_tiny_llama(folder / "target", **SIZES), SpeculationConfig(steps, 1, steps + 1)
-    head = write(folder / "head", target, layers=1, reads=(0, 2), **keys)
+    head = write(folder / "head", target, **{"layers": 1, "reads": (0, 2), **keys})
     plain = EngineConfig(
         model=str(target),
         draft=str(head),
@@ -56,11 +57,17 @@ def proposals(
 
 
 @pytest.mark.parametrize(
-    ("steps", "anchored"), [(3, False), (1, False), pytest.param(3, True, marks=pytest.mark.slow)]
+    ("steps", "keys"),
+    [
+        pytest.param(3, WINDOW, id="a window"),
+        pytest.param(1, {}, id="one draft"),
+        pytest.param(3, {}, id="full attention", marks=pytest.mark.slow),
+        pytest.param(3, {"sample_from_anchor": True}, id="from the root's row", marks=pytest.mark.slow),
+    ],
 )
-def test_blocks_are_the_plain_runners(tmp_path: Path, steps: int, anchored: bool) -> None:
+def test_blocks_are_the_plain_runners(tmp_path: Path, steps: int, keys: dict[str, Any]) -> None:
     """Windows, seeds, batches that are filled up; from the root's row on or behind it."""
-    ours, theirs = proposals(tmp_path, steps=steps, sample_from_anchor=anchored)
+    ours, theirs = proposals(tmp_path, steps=steps, **keys)
     assert theirs == ours
     assert all(len(tokens) == steps for tokens, _ in ours)
     assert len({tuple(tokens) for tokens, _ in ours}) > 1, "every proposal was the same: nothing was tried"

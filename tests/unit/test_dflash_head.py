@@ -30,14 +30,17 @@ from tests.unit.tiny_dflash import MASK, write_tiny_dflash
 N, FIRST, DRAFTS, ROOT = 70, 41, 7, 17  # certain rows; those of the first piece; drafts of a block; its root
 READS = (2, 4, 6)
 GREEDY = SamplingParams(temperature=0.0)
+WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 33}
 HEADS = {
     "z-lab": {},
     "speculators": {"speculators": True, "draft_vocab": 100},
+    "a layer with a window": WINDOW,
     "one layer, from the root's row on": {"layers": 1, "sample_from_anchor": True},
 }
 WRONG = (
     *("a causal block", "a block too late", "a block too early", "another mask", "no norm of features"),
     *("no norm of keys", "features pass the layer's norm", "the layers before"),
+    *("a wider window", "a window that sees ahead"),
 )
 
 
@@ -85,7 +88,8 @@ def test_a_head_is_its_equations(target: Path, tmp_path: Path, kind: str) -> Non
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_comparison_notices(target: Path, tmp_path: Path, wrong: str) -> None:
-    assert worst_difference(target, write_tiny_dflash(tmp_path, target), wrong) > NOTICED
+    keys = WINDOW if "window" in wrong else {}
+    assert worst_difference(target, write_tiny_dflash(tmp_path, target, **keys), wrong) > NOTICED
 
 
 @pytest.mark.parametrize("drafts", [DRAFTS, 3])
@@ -141,7 +145,8 @@ def test_the_layers_are_counted_by_their_output_or_by_their_input(target: Path, 
 
 REFUSED = {
     "hidden_size": ({"hidden_size": 32}, "its hidden_size is not the target's"),
-    "window": ({"layer_types": ["sliding_attention", "full_attention"]}, "attend to a window"),
+    "window": ({**WINDOW, "is_causal": False}, "its layers with a window see rows behind their own"),
+    "windows": ({**WINDOW, "layer_types": ["sliding_attention"]}, "layer_types and sliding_window do not go"),
     "mask": ({"dflash_config": {"mask_token_id": 256}}, "mask_token_id 256"),
     "block": ({"dflash_config": {"block_size": 1}}, "block_size 1 must be 2 or more"),
     "scaled": ({"dflash_config": {"mask_token_id": 1, "output_multiplier": 0.5}}, "output_multiplier"),

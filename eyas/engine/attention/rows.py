@@ -89,7 +89,9 @@ class PagedAttention:
     def _groups(self, q: torch.Tensor, kv: PagedKv, groups: list[DecodeRows], out: torch.Tensor) -> None:
         first = 0
         for group in groups:
-            queries = QueryRows(group.slots, group.starts, group.width, group.mask, group.extent)
+            chain = group.together and kv.scores is not None and kv.scores.window
+            mask = None if chain else group.mask
+            queries = QueryRows(group.slots, group.starts, group.width, mask, group.extent)
             own = slice(first, first + group.rows)
             attend(q[own], kv, queries, self._launches[kv.kv_heads, kv.dim], out=out[own])
             first += group.rows

@@ -196,9 +196,10 @@ class TorchAttention(AttentionBackend):
         stems: list[_TreeStem] = []
         row = 0
         for span in spans:
-            tiles = [_seen(tile, sight) for tile in self._tiles(span, row)]
+            block = span.together and not sight.window
+            tiles = [_seen(tile, sight) for tile in self._tiles(span, row, block)]
             row += span.count
-            if span.paths is None and not span.together and len(tiles) > _TILES_SHARING_KEYS:
+            if span.paths is None and not block and len(tiles) > _TILES_SHARING_KEYS:
                 parts.append(self._shared_part(tiles, sight))
                 order += tiles
             elif span.paths is not None and (tree_stems := self._stems(span, tiles)):
@@ -349,12 +350,12 @@ class TorchAttention(AttentionBackend):
         total = _fold(torch.add, totals[0], sums, group.counts)
         return total.view(-1, 1), _fold(torch.add, totals[1], mixed, group.counts).view(-1, value_dim)
 
-    def _tiles(self, span: QuerySpan, row: int) -> Iterator[_QueryTile]:
+    def _tiles(self, span: QuerySpan, row: int, block: bool) -> Iterator[_QueryTile]:
         if span.paths is not None:
             for i, path in enumerate(span.paths):
                 yield _QueryTile(span.pages, row + i, 1, span.start + len(path), span.start, path)
             return
-        if span.together:
+        if block:
             end = span.start + span.count
             for i in range(span.count):
                 yield _QueryTile(span.pages, row + i, 1, end, end)

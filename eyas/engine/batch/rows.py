@@ -17,6 +17,7 @@ class DecodeRows:
     `mask` int64 [words, B, width]: bit r % 64 of word r // 64 of entry j says that node j sees row
     starts[b] + r. None: chains.
     `extent`: the number of rows from starts[b] on that the mask covers, if that is more than `width`.
+    `together`: they are a block that sees itself by its mask; in layers with a window it is a chain.
     """
 
     slots: torch.Tensor
@@ -24,6 +25,7 @@ class DecodeRows:
     width: int = 1
     mask: torch.Tensor | None = None
     extent: int = 0
+    together: bool = False
 
     @property
     def rows(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Generic
 import torch
 
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import DraftBlock, DraftConfig, ModelConfig
+from eyas.engine.checkpoint.config import DraftBlock, DraftConfig, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import ProjectionT
@@ -59,7 +59,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
     if not (_says_so(raw) if dummy else _is_dflash(shapes)):
         return None
     own, fit = {**raw, **values.section(raw, "dflash_config")}, Fit(folder)
-    decoder = own_decoder(raw, folder, target, fit)
+    decoder = own_decoder({**raw, "sliding_window": None}, folder, target, fit)
     layers, outputs = decoder.layers, values.whole(raw, "draft_vocab_size", target.vocab_size, least=1)
     if dummy:
         usual = dataclasses.replace(layers[0].attention, head_norms=True)
@@ -69,7 +69,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         layers = stored_layers(layers[0], shapes, fit, _READ)
     fit.wants(decoder.hidden_size == target.hidden_size, "its hidden_size is not the target's")
     fit.wants(not any(own.get(key) for key in UNKNOWN), f"{', '.join(UNKNOWN)} are not supported")
-    fit.wants("sliding_attention" not in values.words(raw, "layer_types"), "its layers attend to a window")
+    layers = _windowed(layers, own, fit)
     config = DraftConfig(
         folder=folder,
         algorithm="dflash",
@@ -171,6 +171,23 @@ def _is_dflash(shapes: Shapes) -> bool:
 def _says_so(raw: Raw) -> bool:
     named = raw.get("speculators_model_type") in ("dflash", "dspark")
     return named or "dflash_config" in raw or DEEPSPEC in raw
+
+
+def _windowed(layers: tuple[LayerSpec, ...], own: Raw, fit: Fit) -> tuple[LayerSpec, ...]:
+    """With the windows that `layer_types` says. Such layers see nothing behind a row, whatever others do."""
+    kinds, window = values.words(own, "layer_types"), values.whole(own, "sliding_window", 0)
+    if "sliding_attention" not in kinds:
+        return layers
+    causal = values.switch(own, "is_causal", True)
+    ahead = values.switch(own, "sliding_window_non_causal", False) or not causal
+    fit.wants(not ahead, "its layers with a window see rows behind their own, which is not supported")
+    matched = len(kinds) == len(layers) and window > 0
+    fit.wants(matched, "its layer_types and sliding_window do not go together")
+    sees = {"sliding_attention": window, "full_attention": 0}
+    return tuple(
+        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=sees.get(kind, 0)))
+        for layer, kind in zip(layers, kinds, strict=False)
+    )
 
 
 def _block(own: Raw, vocab: int) -> DraftBlock:

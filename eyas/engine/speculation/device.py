@@ -300,7 +300,7 @@ class DeviceProposer:
             rows = round_rows(batch.slots, batch.size * width)
             mask = torch.empty(1, batch.size, width, dtype=torch.int64, device=scored.device)
             block_rows.lay(batch, block, rows, mask)
-            sees = DecodeRows(batch.slots, rows.starts, width, mask)
+            sees = DecodeRows(batch.slots, rows.starts, width, mask, together=not block.causal)
             made = self.run(last.features, rows, sees, 1).rows.unflatten(0, (batch.size, width))
             chosen = torch.cat((scored.unsqueeze(1), made), 1) if block.first < 0 else made[:, block.first :]
             scored = chosen.flatten(0, 1).contiguous()  # one draft of each is a view with gaps
