@@ -196,7 +196,7 @@ class RouteSearch:
             try:
                 if backend.name not in exports:
                     raise ConfigError(f"worker {self.pages.worker} does not offer its KV by {backend.name}")
-                if self.transfer == AUTO and (drawback := backend.drawback):
+                if self.transfer == AUTO and (drawback := backend.drawback(exports[backend.name])):
                     raise ConfigError(drawback)
                 return self._route(backend, backend.open(exports[backend.name]))
             except EyasError as error:

@@ -155,9 +155,8 @@ class TransferBackend(ABC):
     name: ClassVar[str]
     direct: ClassVar[bool] = False
 
-    @property
-    def drawback(self) -> str:
-        """Why `auto` passes over this way to a peer's pages on this machine; empty: it does not."""
+    def drawback(self, export: Export) -> str:
+        """Why `auto` passes over this way to the pages of a peer that exports that; empty: it does not."""
         return ""
 
     @abstractmethod

@@ -32,6 +32,7 @@ SLOW = 1.5e9  # bytes per second; below it the library takes a GPU's memory thro
 AGENT_S = 30.0  # an agent that is not made by then is none
 _MEMORY = struct.Struct("<QQQq")  # address, pages, bytes of a page, device; -1: the host's memory
 _MOST_PAGES = 2**31 - 1  # the library numbers them so
+_CARD = "card"  # of an export: an RDMA card of its host is up
 _EAGER_S, _PATIENT_S = 5e-5, 2e-3  # between looks at what runs: at first, and after a while
 _IDLE_S = 0.05  # between looks at what was given up
 
@@ -58,12 +59,19 @@ class NixlBackend(ReadingBackend):
         self._done: queue.SimpleQueue[CopyDone[CopyJob]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    @property
-    def drawback(self) -> str:
+    def drawback(self, export: Export) -> str:
         """By TCP it carried 1.2 GB/s of a GPU's pages where `tcp` carried 5.4 (docs/experiments.md)."""
-        if self.on_device or self._cards or nics.any_up():
+        if self.on_device or (self._has_card and export.get(_CARD)):
             return ""
-        return "no RDMA card of this host is up, and by TCP the library is slow: --transfer nixl takes it"
+        whose = "the peer's" if self._has_card else "this"
+        return f"no RDMA card of {whose} host is up, and by TCP the library is slow: --transfer nixl takes it"
+
+    @property
+    def _has_card(self) -> bool:
+        return bool(self._cards) or nics.any_up()
+
+    def _offered(self, fields: Export) -> Export:
+        return super()._offered({**fields, _CARD: b"1"} if self._has_card else fields)
 
     def export(self, rank: int = 0) -> Export | None:
         """Makes the agent, and waits for that up to AGENT_S."""

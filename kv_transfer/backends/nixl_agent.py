@@ -29,7 +29,9 @@ _LISTEN_US = 100_000  # the most that the library's progress thread sleeps; byte
 _UCX = {"engine_config": "RCACHE_MAX_UNRELEASED=1024"}  # else its cache of registrations grows for ever
 GREET_S = 10.0  # from the first contact to the last byte of the probe
 PROBE_BYTES = 16 * 2**20
-JUDGED_BYTES = 64 * 2**20  # of the probe of a link with a floor, and of jobs that are held to it
+JUDGED_BYTES = 64 * 2**20  # of the probe of a link with a floor, and of READs that are held to it together
+LONG_BYTES = 8 * 2**20  # of a READ that is held to the floor: shorter ones end sooner than they are looked at
+OVERLAP = 8  # times as many bytes, where READs still run that brought some which are not counted yet
 PROBES = 3  # of such a link, until one is fast enough: others may use it
 
 _log = logging.getLogger("eyas.pulls")
@@ -274,6 +276,33 @@ class NixlPeer(PeerSource):
         return not self.gone
 
 
+@dataclass
+class ReadPace:
+    """Bytes of long READs that ended, and the seconds in which some ran. Times are monotonic seconds."""
+
+    running: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    _since: float = 0.0  # of what `seconds` does not have yet
+
+    def began(self, now: float) -> None:
+        """One more runs."""
+        self.count(now)
+        self.running += 1
+
+    def ended(self, size: int, now: float) -> None:
+        """One has ended; `size` 0: without its bytes."""
+        self.count(now)
+        self.running -= 1
+        self.bytes += size
+
+    def count(self, now: float) -> None:
+        """`seconds` go up to now."""
+        if self.running:
+            self.seconds += now - self._since
+        self._since = now
+
+
 class NixlLink:
     """A link to `remote`, by `agent`. Times are monotonic seconds.
 
@@ -288,6 +317,7 @@ class NixlLink:
         self.error: EyasError | None = None
         self.at_fault = False
         self.reads = 0
+        self._pace = ReadPace()
         self.peers: weakref.WeakSet[NixlPeer] = weakref.WeakSet()  # who may still ask for more
         self._pages: dict[tuple[NixlMemory, int], RemoteBlocks] = {}  # the peer's, and how much of each
         self._known = False
@@ -313,6 +343,31 @@ class NixlLink:
                 self._greeted(fate, why, now)
         if self.phase is LinkPhase.GREETING and now >= self._since + GREET_S:
             self.broke(TransferFailed(f"the peer's NIXL agent has not answered within {GREET_S:g} s"))
+
+    def began(self, size: int, now: float) -> None:
+        """A READ of a pull runs, of `size` bytes."""
+        self.reads += 1
+        if size >= LONG_BYTES:
+            self._pace.began(now)
+
+    def ended(self, size: int, done: bool, now: float) -> None:
+        """It has stopped."""
+        self.reads -= 1
+        if size >= LONG_BYTES:
+            self._pace.ended(size * done, now)
+
+    def hold(self) -> None:
+        """Holds the link to its floor, by all that it carried since the last verdict, in windows or whole,
+        and for whomever: its READs share it. A link that came below takes no more.
+        """
+        pace = self._pace
+        if pace.bytes < JUDGED_BYTES * (OVERLAP if pace.running else 1):
+            return
+        slow = self.judge(pace.bytes, pace.seconds)
+        pace.bytes, pace.seconds = 0, 0.0
+        if slow is not None and self.phase is LinkPhase.OPEN:
+            _log.warning("%s", slow.message)
+            self.broke(slow)
 
     def stopped(self, fate: ReadFate, why: str) -> EyasError:
         """A READ over it failed: what to say of it."""

@@ -7,7 +7,7 @@ that it runs no more, and its job is not reported before that. One thread calls 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,7 +15,6 @@ from typing import NamedTuple
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.backends.base import CopyJob, check_pages
 from kv_transfer.backends.nixl_agent import (
-    JUDGED_BYTES,
     LinkPhase,
     NixlAgent,
     NixlLink,
@@ -65,6 +64,14 @@ class _ReadJob:
         """Whose pages of ours it fills."""
         target = self.job.part.target
         return target.rank if target.on_device else 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether its next READ may begin. Fails one whose link broke."""
+        if self.left and self.link.phase is LinkPhase.BROKEN:
+            assert self.link.error is not None
+            self.fail(self.link.error)
+        return bool(self.left) and self.link.phase is LinkPhase.OPEN
 
     @property
     def over(self) -> bool:
@@ -157,14 +164,15 @@ class NixlReads:
             link.step(now)
         for reading in self._readings:
             self._follow(reading, now)
-            self._begin(reading, now)
+        for link in self._links.values():
+            link.hold()
+        self._begin(now)
         self._tidy()
         stopped, self._stopped = self._stopped, []
         for reading in self._readings:
             if reading.over:
                 seconds = now - reading.began if reading.began is not None else 0.0
                 moved = 0 if reading.error else reading.moved
-                _hold(reading, moved, seconds)
                 stopped.append(CopyDone(reading.job, moved, seconds, reading.error))
         self._readings = [reading for reading in self._readings if not reading.over]
         return stopped
@@ -182,7 +190,7 @@ class NixlReads:
                 continue
             link.agent.release(handle)
             del reading.running[handle]
-            link.reads -= 1
+            link.ended(size, fate is ReadFate.DONE, now)
             if fate is ReadFate.DONE:
                 reading.moved += size
                 self._faults = 0
@@ -197,27 +205,36 @@ class NixlReads:
             reading.fail(error)
             link.broke(error)
 
-    def _begin(self, reading: _ReadJob, now: float) -> None:
-        """Begins as many of its READs as there is room for."""
+    def _begin(self, now: float) -> None:
+        """Begins as many READs as there is room for, of pulls in turn: the one with the fewest bytes on their
+        way is next, so a long prompt delays no other by more than a READ.
+        """
+        flying: Counter[int] = Counter()
+        for reading in self._readings:
+            flying[reading.job.pull] += reading.in_flight
+        while flying.total() < self.limits.all:
+            ready = [one for one in self._readings if one.ready]
+            if not ready:
+                return
+            reading = min(ready, key=lambda one: flying[one.job.pull])
+            flying[reading.job.pull] += self._read(reading, now)
+
+    def _read(self, reading: _ReadJob, now: float) -> int:
+        """Begins its next READ; returns the bytes."""
         link = reading.link
-        if link.phase is LinkPhase.BROKEN and reading.left:
-            assert link.error is not None
-            reading.fail(link.error)
-        while reading.left and link.phase is LinkPhase.OPEN:
-            if sum(other.in_flight for other in self._readings) >= self.limits.all:
-                return
-            src, dst = reading.left[0]
-            reading.began = reading.began or now
-            try:
-                blocks = link.blocks(reading.peer.remote.memory, reading.width)
-                handle = link.agent.read(blocks, src, dst, reading.own)
-            except EyasError as error:
-                reading.fail(error)
-                link.broke(error, at_fault=True)
-                return
-            reading.left.popleft()
-            reading.running[handle] = len(src) * reading.width
-            link.reads += 1
+        src, dst = reading.left[0]
+        reading.began = reading.began or now
+        try:
+            blocks = link.blocks(reading.peer.remote.memory, reading.width)
+            handle = link.agent.read(blocks, src, dst, reading.own)
+        except EyasError as error:
+            reading.fail(error)
+            link.broke(error, at_fault=True)
+            return 0
+        reading.left.popleft()
+        reading.running[handle] = size = len(src) * reading.width
+        link.began(size, now)
+        return size
 
     def _tidy(self) -> None:
         """Close links that broke, so that the next job greets the peer anew, and links that no one keeps."""
@@ -230,14 +247,6 @@ class NixlReads:
         if self._faults is not None and self._faults >= REBUILD_AFTER:
             _log.warning("NIXL failed %d times in a row: its agent is made anew", self._faults)
             self._faults = self._agent = None
-
-
-def _hold(reading: _ReadJob, moved: int, seconds: float) -> None:
-    """Holds a link to its floor: a job that came below it counts, and nothing more begins over that link."""
-    slow = reading.link.judge(moved, seconds) if moved >= JUDGED_BYTES else None
-    if slow is not None and reading.link.phase is LinkPhase.OPEN:
-        _log.warning("%s", slow.message)
-        reading.link.broke(slow)
 
 
 def _cut(

@@ -15,6 +15,7 @@ from fake_nixl import FakeNixl, nixlBackendError, nixlNotFoundError
 from eyas import cli
 from eyas.common.errors import Cancelled, ConfigError, TransferFailed
 from eyas.common.types import RankPages
+from kv_transfer import nics
 from kv_transfer.area import PoolArea
 from kv_transfer.backends import table
 from kv_transfer.backends.base import BackendSite, CopyJob
@@ -333,3 +334,18 @@ def test_without_the_library_it_is_refused_by_name_and_left_out_of_auto(
     for command in (["serve"], ["worker"]):
         assert cli.main([*command, "--transfer", "nixl", "--tls-dir", "x"]) == 2
         assert "nixl does not encrypt KV" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("here", "there"), [(True, True), (True, False), (False, True), (False, False)])
+def test_auto_passes_over_a_library_without_cards_at_both_ends(
+    here: bool, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One end's card carries nothing by RDMA to a host without one."""
+    nixl = FakeNixl()
+    monkeypatch.setattr(nics, "any_up", lambda: there)
+    export = NixlBackend(BackendSite(area(1), "", None), lambda: nixl).export()  # type: ignore[arg-type]
+    monkeypatch.setattr(nics, "any_up", lambda: here)
+    puller = NixlBackend(BackendSite(area(1), "", None), lambda: nixl)  # type: ignore[arg-type]
+    said = puller.drawback(export or {})
+    whose = "this" if not here else "the peer's"
+    assert said == "" if here and there else said.startswith(f"no RDMA card of {whose} host is up")

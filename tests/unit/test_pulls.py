@@ -266,7 +266,9 @@ def test_auto_passes_over_a_way_that_is_slow_here_and_says_why() -> None:
     """It is taken where it alone may be."""
     source = PeerSource()
     ways: dict[str, Any] = {
-        name: SimpleNamespace(name=name, direct=False, drawback=why, open=lambda export: source)
+        name: SimpleNamespace(
+            name=name, direct=False, drawback=lambda export, why=why: why, open=lambda export: source
+        )
         for name, why in (("slow", "no card is up"), ("plain", ""))
     }
     info = msgspec.structs.replace(INFO, ranks=(RankPool(0, 0, {"slow": {}, "plain": {}}),))
@@ -281,7 +283,7 @@ def test_parts_of_pages_that_one_end_cannot_divide_are_refused_by_name(here: boo
     """As those of groups of ranks, of which one is read where its pages lie."""
     source = PeerSource()
     source.is_staging = there
-    way = SimpleNamespace(name="way", direct=False, drawback="", open=lambda export: source)
+    way = SimpleNamespace(name="way", direct=False, drawback=lambda export: "", open=lambda export: source)
     half = RankPool(0, 0, {"way": {}})
     info = msgspec.structs.replace(INFO, ranks=(half, msgspec.structs.replace(half, rank=1)))
     ours = msgspec.structs.replace(GEOMETRY, kv_heads=2 * GEOMETRY.kv_heads)

@@ -69,7 +69,6 @@ class Gpu:
 @pytest.fixture
 def nixl(monkeypatch: pytest.MonkeyPatch) -> FakeNixl:
     monkeypatch.setattr(nixl_agent, "JUDGED_BYTES", 8 * PAGE)
-    monkeypatch.setattr(nixl_reads, "JUDGED_BYTES", 8 * PAGE)
     monkeypatch.setattr(rdma, "SLOW", 1.0)
     monkeypatch.setattr(rdma, "ALLOWED_PART", 0.0)
     return FakeNixl()
@@ -209,7 +208,7 @@ class Link:
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     monkeypatch.setattr(nixl_agent, "JUDGED_BYTES", 16 * PAGE)
-    monkeypatch.setattr(nixl_reads, "JUDGED_BYTES", 16 * PAGE)
+    monkeypatch.setattr(nixl_agent, "LONG_BYTES", 8 * PAGE)
     made = Link()
     yield made
     assert made.nixl.wrong == []
@@ -258,11 +257,58 @@ def test_a_link_at_a_hundredth_of_its_rate_loses_time_and_no_answer(
     assert link.copy(*LONG).ok, "and when it is well, it is taken again"
 
 
-def test_short_copies_are_not_judged(link: Link) -> None:
+def test_short_reads_are_not_judged(link: Link) -> None:
+    """They end sooner than they are looked at, so their rate says nothing."""
     assert link.copy(0).ok
     link.rate = 0.5e9
-    for _ in range(3):
-        assert link.copy(*range(15)).ok
+    for _ in range(9):
+        assert link.copy(*range(7)).ok
+
+
+def test_windows_are_judged_together(link: Link, caplog: pytest.LogCaptureFixture) -> None:
+    """As those of `rdma_slots`, none of which has enough bytes by itself."""
+    assert link.copy(0).ok
+    link.rate = 0.5e9
+    assert link.copy(*range(8)).ok and "READs come at" not in caplog.text
+    assert link.copy(*range(8)).ok and "READs come at 0.50 GB/s" in caplog.text
+    refused = link.copy(*range(8))
+    assert refused.error is not None and "the link is ill" in refused.error.message
+
+
+@pytest.mark.parametrize("rate", [4e9, 2e9])
+def test_jobs_that_share_a_link_are_judged_together(
+    link: Link, rate: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of two has half of its rate. A rest between them is no time of the link's."""
+    assert link.copy(0).ok
+    link.now += 60.0
+    for _ in range(2):
+        for pull in (1, 2):
+            link.reads.add(link.peer, CopyJob(pull, 1, RankPages(0, LONG), LONG), link.now)
+        assert link.reads.step(link.now) == []
+        link.now += 2 * len(LONG) * PAGE / rate
+        for read in link.nixl.running:
+            read.land()
+        assert all(done.error is None for done in link.reads.step(link.now))
+        link.now += 60.0
+        if rate < FLOOR:
+            break
+    assert ("READs come at 2.00 GB/s" in caplog.text) == (rate < FLOOR)
+
+
+def test_pulls_take_turns_by_their_bytes_on_the_way(link: Link) -> None:
+    """A short one that comes behind a long one does not wait for its end."""
+    assert link.copy(0).ok
+    link.reads.limits = nixl_reads.ReadLimits(2 * PAGE, 6 * PAGE)
+    link.reads.add(link.peer, CopyJob(1, 1, RankPages(0, LONG), LONG), link.now)
+    link.reads.add(link.peer, CopyJob(2, 1, RankPages(0, (30, 31, 32)), (30, 31, 32)), link.now)
+    over: list[int] = []
+    for _ in range(40):
+        over += [done.job.pull for done in link.reads.step(link.now)]
+        assert sum(size for read in link.nixl.running for *_, size in read.pairs) < 8 * PAGE
+        for read in link.nixl.running[:1]:
+            read.land()
+    assert over == [2, 1] and link.right(*LONG, 30, 31, 32)
 
 
 def test_a_card_that_vanishes_ends_the_copy_by_name_and_the_next_one_meets_it_anew(link: Link) -> None:
