@@ -116,6 +116,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             "--draft-vocab", type=positive, metavar="N",
             help=f"the head's outputs: the ids that answers use most ({DRAFT_VOCAB}, or the target's)",
         )  # fmt: skip
+    if kind == "peagle":
+        add("--begin-with", type=Path, metavar="DIR", help="an EAGLE-3 head that it grows out of")
     add = parser.add_argument_group("training").add_argument
     add("--steps", type=positive, default=2000, metavar="N", help="(2000)")
     add("--batch-size", type=positive, default=8, metavar="N", help="rows of --max-length tokens (8)")
@@ -159,6 +161,8 @@ def _check(args: argparse.Namespace, folder: RunFolder) -> None:
     if args.max_length < unroll + 2:  # a pair, and the token of each step
         text = f"--max-length: {args.max_length} tokens are too few for --unroll {unroll}"
         raise ConfigError(text, param="max-length")
+    if (begin := vars(args).get("begin_with")) and not (begin / "model.safetensors").exists():
+        raise ConfigError(f"--begin-with: {begin} has no model.safetensors", param="begin-with")
     if (size := vars(args).get("draft_vocab")) and size % VOCABULARY_STEP:
         text = f"--draft-vocab: {size} is not a multiple of {VOCABULARY_STEP}"
         raise ConfigError(text, param="draft-vocab")
@@ -232,9 +236,8 @@ def _run_of(
     unroll = args.unroll or head_kind(args.kind).UNROLL
     recipe = TrainingRecipe(args.steps, args.batch_size, args.max_length, rate=args.learning_rate)
     vocab = vars(args).get("draft_vocab") or min(DRAFT_VOCAB, teacher.config.vocab_size)
-    settings = HeadSettings(
-        args.kind, recipe, unroll, args.seed, vocab if args.kind in OWN_VOCABULARY else None
-    )
+    own, begin = vocab if args.kind in OWN_VOCABULARY else None, vars(args).get("begin_with")
+    settings = HeadSettings(args.kind, recipe, unroll, args.seed, own, begin)
     shared = {
         "kind": args.kind,
         "target": str(args.target.resolve()),
@@ -248,6 +251,7 @@ def _run_of(
         "keep-answers": args.keep_answers,
         "held-out": args.held_out,
         "seed": args.seed,
+        "begin-with": None if begin is None else str(begin.resolve()),
     }
     training = HeadRun(settings, teacher, texts, TrainingCheckpoint(folder.checkpoint, shared))
     if args.resume and folder.checkpoint.exists():

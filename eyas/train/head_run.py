@@ -9,17 +9,20 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from eyas.common.errors import ConfigError
 from eyas.train.acceptance import ByDepth, count_chains
+from eyas.train.heads.base import DraftHead
 from eyas.train.heads.table import head_kind
 from eyas.train.packing import PackedBatch, PackedBatches, TrainingExample
 from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
@@ -38,7 +41,8 @@ Line = dict[str, Any]
 class HeadSettings:
     """The settings that determine a head, beside its texts. `unroll`: steps of the training-time test.
 
-    `draft_vocab`: outputs, where the kind has a vocabulary of its own; None: the target's.
+    `draft_vocab`: outputs, where the kind has a vocabulary of its own; None: the target's. `begin`: the
+    folder of a head whose tensors it begins with; None: it begins anew.
     """
 
     kind: str
@@ -46,6 +50,7 @@ class HeadSettings:
     unroll: int
     seed: int
     draft_vocab: int | None = None
+    begin: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,15 @@ class HeadRun:
         self._device = torch.device(teacher.placement.device)
         kind = head_kind(settings.kind)
         self._taps = kind.taps(teacher.config)
-        token_map = frequent(texts.learnt, settings.draft_vocab, teacher.config.vocab_size)
+        stored = {} if settings.begin is None else load_file(settings.begin / "model.safetensors")
+        if "d2t" in stored:
+            token_map: Tensor | None = stored["d2t"] + torch.arange(len(stored["d2t"]))
+        else:
+            token_map = frequent(texts.learnt, settings.draft_vocab, teacher.config.vocab_size)
         torch.manual_seed(settings.seed)
         self.head = kind.head_for(teacher.config, teacher.ends, token_map).to(self._device)
+        if stored:
+            begin_with(self.head, stored)
         self._optimisers = optimisers(self.head, settings.recipe, APART)
         self._step_of = unrolled_step
         if self._device.type == "cuda":
@@ -196,6 +207,23 @@ class HeadRun:
         if self._device.type == "cpu":
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, torch.bfloat16)
+
+
+@torch.no_grad()
+def begin_with(head: DraftHead, stored: Mapping[str, Tensor]) -> None:
+    """Copies the tensors that both have; layers that are new begin by adding nothing.
+
+    Raises ConfigError if they have none in common.
+    """
+    own = head.state_dict()
+    shared = {name for name in own if name in stored and own[name].shape == stored[name].shape}
+    if not shared & {name for name, _ in head.named_parameters()}:
+        raise ConfigError("--begin-with: no tensor of it is one of this head", param="begin-with")
+    for name, parameter in head.named_parameters():
+        if name in shared:
+            parameter.copy_(stored[name])
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter.zero_()
 
 
 def described(line: Line) -> str:

@@ -16,6 +16,7 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.train import unroll
 from eyas.train.head_command import load_teacher
+from eyas.train.head_run import begin_with
 from eyas.train.heads.base import DraftHead, TrainingBatch
 from eyas.train.heads.table import KINDS, OWN_VOCABULARY, head_kind
 from eyas.train.packing import TrainingExample, batch_of
@@ -85,9 +86,21 @@ def test_an_eagle3_head_has_the_official_tensors(teacher: TeacherModel) -> None:
 
 def test_a_peagle_head_has_eagle3s_tensors_and_its_mask(teacher: TeacherModel) -> None:
     """Its further layers are Llama's."""
-    deep = [layer(f"layers.{i}.") | {f"layers.{i}.input_layernorm.weight": (32,)} for i in (1, 2, 3)]
+    deep = [layer(f"layers.{i}.") | {f"layers.{i}.input_layernorm.weight": (32,)} for i in (1,)]
     expected = shapes(new_head("eagle3", teacher)) | {"mask_hidden": (1, 96)}
-    assert shapes(new_head("peagle", teacher)) == expected | deep[0] | deep[1] | deep[2]
+    assert shapes(new_head("peagle", teacher)) == expected | deep[0]
+
+
+def test_a_peagle_head_grows_out_of_an_eagle3_head(teacher: TeacherModel) -> None:
+    """Its first drafts are then that head's; a folder of other tensors is refused."""
+    small, head = new_head("eagle3", teacher), new_head("peagle", teacher)
+    begin_with(head, small.state_dict())
+    course = course_of("eagle3", teacher, batch_of([texts(2, 1)], LENGTH))
+    with torch.no_grad():
+        (first, _), (second, _) = (next(unrolled(each, course, 3)) for each in (small, head))
+    assert torch.equal(small.logits(first), head.logits(second))
+    with pytest.raises(ConfigError, match="--begin-with: no tensor of it is one of this head"):
+        begin_with(head, {"fc.weight": torch.zeros(2)})
 
 
 def test_later_steps_of_peagle_are_fed_with_nothing_of_their_own(teacher: TeacherModel) -> None:

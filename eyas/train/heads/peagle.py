@@ -18,7 +18,7 @@ from eyas.train.heads.base import DraftHead, SharedTensors, shape_for
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
 
-LAYERS = 4
+LAYERS = 2
 """One pass has to do what a chain of one layer does in several."""
 UNROLL = 6
 
