@@ -8,9 +8,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from eyas.common.cluster.listening import free_ports
 from eyas.common.cluster.names import mooncake_master
 from eyas.common.errors import ConfigError, TransferFailed
+from eyas.engine.kv.stores import mooncake
 from eyas.engine.kv.stores.mooncake import MooncakeStore
 from eyas.engine.kv.stores.store import SEAL_BYTES
 
@@ -38,16 +40,21 @@ def got(store: MooncakeStore, key: bytes) -> list[memoryview] | None:
 
 
 class PaperMooncake:
-    """What its client does, as far as it is called: `down`: the code of a master that does not answer."""
+    """What its client does, as far as it is called: `down`: the code of a master that does not answer.
+    `gate`: until it is set, no client is made, and none hangs up.
+    """
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
         self.down = 0
-        self.clients = 0
+        self.clients = self.closed = 0
+        self.gate = threading.Event()
+        self.gate.set()
 
     def setup(self, here: str, meta: str, segment: int, buffer: int, *rest: str) -> int:
         assert (meta, segment, rest[0], rest[1]) == ("P2PHANDSHAKE", 0, "tcp", "")
         self.clients += 1
+        assert self.gate.wait(20.0)
         return self.down
 
     def is_exist(self, name: str) -> int:
@@ -61,7 +68,8 @@ class PaperMooncake:
         return None if self.down or name not in self.pages else memoryview(self.pages[name])
 
     def close(self) -> None:
-        pass
+        assert self.gate.wait(20.0)
+        self.closed += 1
 
 
 @pytest.fixture
@@ -107,6 +115,58 @@ def test_a_master_that_is_not_there_costs_no_minute(paper: tuple[MooncakeStore, 
     with pytest.raises(TransferFailed, match="the store is not reached at 127.0.0.1:.*refused"):
         got(store, KEYS[0])
     assert time.monotonic() < began + 2 and not client.clients
+
+
+def test_a_client_that_takes_its_time_holds_up_no_call_and_no_end(
+    paper: tuple[MooncakeStore, PaperMooncake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own tries go on for a minute and a half, and nothing stops them."""
+    monkeypatch.setattr(mooncake, "DIAL_S", 0.05)
+    store, client = paper
+    client.gate.clear()
+    began = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(TransferFailed, match="has taken no client within 0.05 s"):
+            got(store, KEYS[0])
+    assert client.clients == 1 and time.monotonic() < began + 2.0, "one is made, for all calls"
+    store.close()
+    assert time.monotonic() < began + 2.0 and not client.closed
+    client.gate.set()
+    _until(lambda: client.closed == 1)
+
+
+def test_a_client_that_comes_late_is_taken(
+    paper: tuple[MooncakeStore, PaperMooncake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mooncake, "DIAL_S", 0.05)
+    store, client = paper
+    client.gate.clear()
+    with pytest.raises(TransferFailed):
+        got(store, KEYS[0])
+    client.gate.set()
+    monkeypatch.setattr(mooncake, "DIAL_S", 5.0)
+    assert store.put(KEYS[0], page(KEYS[0])) == WHOLE and client.clients == 1
+
+
+def test_a_client_that_does_not_hang_up_delays_the_end_by_its_bound(
+    paper: tuple[MooncakeStore, PaperMooncake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mooncake, "CLOSE_S", 0.05)
+    store, client = paper
+    store.put(KEYS[0], page(KEYS[0]))
+    client.gate.clear()
+    began = time.monotonic()
+    store.close()
+    assert time.monotonic() < began + 2.0 and not client.closed
+    client.gate.set()
+    _until(lambda: client.closed == 1)
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_without_its_library_the_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

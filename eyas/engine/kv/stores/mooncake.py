@@ -10,12 +10,17 @@ from __future__ import annotations
 import importlib
 import socket
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.engine.kv.stores.store import SEAL_BYTES, Parts, is_sealed, seal
 
-ANSWER_S = 1.0  # for a master to take a connection: its client's own tries go on for a minute and a half
+ANSWER_S = 1.0  # for a master to take a connection
+DIAL_S = (
+    3.0  # a call waits so long for a client that is being made: its own tries go on for a minute and a half
+)
+CLOSE_S = 3.0  # and so long for one to hang up
 BUFFER_BYTES = 256 << 20  # of a client, for pages on their way
 PEER_TO_PEER = "P2PHANDSHAKE"  # ends find each other without a service for metadata
 
@@ -32,7 +37,8 @@ class MooncakeStore:
         self._address = address
         self._prefix = f"eyas:kv:{namespace}:"
         self._lock = threading.Lock()
-        self._client: Any = None
+        self._client: Future[Any] | None = None  # being made, by a thread of its own, or made
+        self._closed = False
         try:
             self._library = importlib.import_module("mooncake.store")
         except ImportError as error:
@@ -67,11 +73,13 @@ class MooncakeStore:
         return is_sealed(bytes(whole[:SEAL_BYTES]), key, parts)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Hangs up, or leaves that to the library if it takes longer than CLOSE_S."""
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            self._closed, client = True, self._client
+        if client is not None and client.done() and client.exception() is None:
+            ending = threading.Thread(target=client.result().close, name="store-close", daemon=True)
+            ending.start()
+            ending.join(CLOSE_S)
 
     def _name(self, key: bytes) -> str:
         return self._prefix + key.hex()
@@ -83,11 +91,41 @@ class MooncakeStore:
         return bool(code)
 
     def _dialled(self) -> Any:
-        """The client. TransferFailed if no master answers."""
+        """The client. TransferFailed if no master answers, or not soon."""
         with self._lock:
             if self._client is None:
-                self._client = self._dial()
-            return self._client
+                self._client = Future()
+                threading.Thread(
+                    target=self._make, args=(self._client,), name="store-dial", daemon=True
+                ).start()
+            client = self._client
+        try:
+            return client.result(DIAL_S)
+        except TimeoutError:
+            raise TransferFailed(f"the store has taken no client within {DIAL_S:g} s") from None
+        except TransferFailed:
+            self._forget(client)
+            raise
+
+    def _make(self, client: Future[Any]) -> None:
+        """Makes the client, however long that takes; what comes after the end hangs up again."""
+        try:
+            made = self._dial()
+        except Exception as error:
+            failed = error if isinstance(error, TransferFailed) else TransferFailed(f"the store: {error!r}")
+            client.set_exception(failed)
+            return
+        with self._lock:
+            client.set_result(made)
+            if not self._closed:
+                return
+        made.close()
+
+    def _forget(self, client: Future[Any]) -> None:
+        """The next call makes another one."""
+        with self._lock:
+            if self._client is client:
+                self._client = None
 
     def _dial(self) -> Any:
         host, port = self._address
@@ -106,7 +144,7 @@ class MooncakeStore:
 
     def _lost(self, client: Any, what: str) -> TransferFailed:
         """It is dialled anew by the next call: a client does not always outlive its master's death."""
-        with self._lock:
-            if self._client is client:
-                self._client = None
+        made = self._client
+        if made is not None and made.done() and made.exception() is None and made.result() is client:
+            self._forget(made)
         return TransferFailed(f"the store {what}")
