@@ -40,7 +40,7 @@ def sums_of(x: torch.Tensor, parts: int) -> torch.Tensor:
     return sums
 
 
-@pytest.mark.parametrize("k", [64, 1040, 4096])  # one chunk; two, of which one is not full; what L2 has
+@pytest.mark.parametrize("k", [32, 1040, 4096])  # one chunk; two, of which one is not full; what L2 has
 @pytest.mark.parametrize("biased", [False, True])
 def test_linear_is_that_of_few_rows(k: int, biased: bool) -> None:
     n, shared = 48, skinny.ProductLaunch.on(DEVICE, pdl=PDL)
@@ -86,6 +86,8 @@ def test_qkv_is_that_of_few_rows(kv_row: int, biased: bool) -> None:
     (q, pool), (expected, expected_pool) = layer.run(True, kv_row, biased), layer.run(False, kv_row, biased)
     close(q, expected)
     close(pool, expected_pool)
+    with pytest.raises(AssertionError):
+        close(q, layer.run(False, kv_row, not biased)[0])
     assert (pool != UNWRITTEN).sum() == (0 if kv_row < 0 else 2 * layer.kv_heads * layer.dim)
 
 

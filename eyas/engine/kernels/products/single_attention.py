@@ -180,7 +180,7 @@ def _early(weight, row, plan: tl.constexpr):
     tiles = ()
     for chunk in tl.static_range(EARLY):
         tiles = tiles + (_tile(weight, row, chunk, plan),)  # type: ignore[assignment]
-    if plan.pdl:
+    if plan.pdl and plan.early < plan.chunks:
         line = tl.arange(0, plan.late)
         for chunk in tl.static_range(EARLY, CHUNKS):
             column = tl.minimum(chunk * plan.chunk + line * (plan.chunk // plan.late), plan.k - 1)
