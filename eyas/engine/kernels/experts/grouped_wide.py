@@ -2,8 +2,9 @@
 
 Where an expert has as many rows as the matrix unit takes at once, a tile lies as its result does: nothing is
 turned round on the way out, and more of what is in shared memory is used twice. What bounds them is L2: tall
-blocks read a weight less often. Rows that lie by place, as those of `down` do, come by the tensor memory
-accelerator as weights do; then programs walk over tiles, as many as a GPU runs at a time.
+blocks read a weight less often. Rows of 16 bits that lie by place, as those of `down` do, come by the tensor
+memory accelerator as weights do; then programs walk over tiles, as many as a GPU runs at a time. Of FP8 that
+was not timed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def takes(task: GroupedTask) -> bool:
 
 def start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`."""
-    placed, cells = task.walk.per_row == 0, task.most * task.tiles
+    placed, cells = task.walk.per_row == 0 and task.shape.itemsize > 1, task.most * task.tiles
     numbers, scales = task.rows
     _by_depth[(min(cells, programs(task.tile, task.shape)) if placed else cells,)](
         *(task.placed if placed else numbers, scales, task.described, task.scales, task.bias),
