@@ -441,7 +441,8 @@ DRAFTS = (
         ("--speculative-algorithm", "--speculative-algo"),
         TranslatedFlag(
             values.from_algorithm,
-            "EAGLE, EAGLE3, NEXTN: the head of `--draft`, without it `--draft mtp`; NGRAM: `--draft ngram`",
+            "EAGLE, EAGLE3, NEXTN: the head of `--draft`, without it `--draft mtp`; STANDALONE, DFLASH: "
+            "that of `--draft`; NGRAM: `--draft ngram`",
         ),
         example="NGRAM",
     ),

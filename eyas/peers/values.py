@@ -17,10 +17,13 @@ from eyas.peers.meanings import Convert, FlagSetting, Knows
 
 PAGE = 16  # tokens per KV page
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-_HEADS = ("eagle", "eagle3")
+_HEADS = ("eagle", "eagle3", "dflash", "dspark", "draft_model")  # told apart by their tensors
 _OWN_LAYERS = ("mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "longcat_flash_mtp")
-_NO_METHOD = "Eyas drafts with EAGLE, EAGLE-3 and MTP heads (--draft DIR, or --draft mtp), ngram or suffix"
-_KEYS = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size")
+_NO_METHOD = (
+    "Eyas drafts with EAGLE, P-EAGLE, DFlash and MTP heads and whole models (--draft DIR, or --draft mtp), "
+    "ngram or suffix"
+)
+_KEYS = ("method", "model", "num_speculative_tokens", "parallel_drafting", "draft_tensor_parallel_size")
 _LOOKUP = (  # Eyas finds the longest match, and how far it is worth following, by itself
     *("prompt_lookup_max", "prompt_lookup_min"),
     *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
@@ -141,6 +144,8 @@ def from_algorithm(text: str, _: Knows) -> list[FlagSetting]:
         return [
             FlagSetting("--draft", ("mtp",), weak=True)
         ]  # as there: without a head's path, the model's own
+    if name in ("STANDALONE", "DFLASH"):
+        return []  # --draft, which names it, says all
     if name == "NGRAM":
         return [FlagSetting("--draft", ("ngram",))]
     raise ValueError(f"{text} is not served: {_NO_METHOD}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import load_draft
 from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.ops.device_step import LayerContext
+from eyas.engine.models.ops.machine import Machine
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
@@ -52,13 +54,20 @@ def draft_worker(loaded: EngineSpec, start: EngineStart | None = None, beat: Bea
     """`beat`: of the engine. Raises ConfigError if the head, or any page, does not fit."""
     if loaded.config.attention_backend == "torch":
         machine = plain_machine(loaded, beat)
-        with loaded.weights(KvKind.TARGET) as weights:
-            ends = ModelEnds.load(loaded.target, weights, machine)
-        return DraftWorker(loaded, plain_runner(loaded, ends, machine))
+        return DraftWorker(loaded, plain_runner(loaded, _ends(loaded, machine), machine))
     if loaded.config.tensor_parallel_size > 1:
         flag = "tensor-parallel-size"
         raise ConfigError(f"--{flag}: a draft worker has one GPU", param=flag)
     return _device_worker(loaded, start or EngineStart())
+
+
+def _ends(loaded: EngineSpec, machine: Machine[Any]) -> ModelEnds:
+    """The target's; of nothing for a drafter that reads nothing of the target."""
+    assert loaded.head is not None
+    if not loaded.head.capture_layers:
+        return ModelEnds(torch.empty(0), None)
+    with loaded.weights(KvKind.TARGET) as weights:
+        return ModelEnds.load(loaded.target, weights, machine)
 
 
 def plain_machine(loaded: EngineSpec, beat: Beat) -> TorchMachine:
@@ -107,8 +116,7 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     attention = row_attention(tables.pages, decoder.num_heads, shape, most, pdl=pdl)
     group = ProcessGroup(RankInfo(), config.device)
     machine = DeviceMachine(LayerContext.on(config.device, decoder, group, launch, attention))
-    with loaded.weights(KvKind.TARGET) as weights:
-        ends = ModelEnds.load(loaded.target, weights, machine)
+    ends = _ends(loaded, machine)
     with loaded.weights(KvKind.DRAFT) as weights:
         head = load_draft(loaded.head, weights, ends, machine)
     if config.num_pages is None:
