@@ -42,7 +42,8 @@ class StagePages(TaggedMessage, frozen=True):
     """Asks for copies of a handle's pages where the front can read them. The answer is one `PagesStaged`.
 
     At most `kv_transfer.layout.window_pages` of them. `handle` 0: the proof page, which no handle names.
-    What comes of each page stands at the beginning of its slot. `puller`: who asks, by its connection.
+    What comes of each page stands at the beginning of its slot; a device's slot takes several. `puller`: who
+    asks, by its connection.
     """
 
     call: int  # the front's number for this request; all that is said of it carries that number
