@@ -13,6 +13,8 @@ from eyas.engine.kv import host_memory
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.host_memory import HostMemory
 from eyas.engine.kv.pool import KvPool, PoolShape
+from kv_transfer.gpu.driver import DeviceAllocation, GpuMemory
+from tests.unit.fake_gpu import FakeDriver
 
 PAGES, SLOTS, PIECE_SLOTS = 24, 10, 4
 SHAPES = (
@@ -46,12 +48,17 @@ def whole(pool: KvPool) -> torch.Tensor:
     return pool.pages[:PAGES].view(torch.uint8)
 
 
-@pytest.fixture
-def memory(pools: tuple[KvPool, ...]) -> Iterator[HostMemory]:
+@pytest.fixture(params=["torch", "driver"])
+def memory(pools: tuple[KvPool, ...], request: pytest.FixtureRequest) -> Iterator[HostMemory]:
+    """As beside a CPU's pools, and as beside a GPU's."""
+    if request.param == "driver":
+        first = pools[0]
+        first._allocation = DeviceAllocation(FakeDriver(), GpuMemory(first.pages.data_ptr(), 0))
     memory = HostMemory(pools, SLOTS)
     until(memory, lambda: memory.ready == SLOTS)
     yield memory
     assert memory.close(time.monotonic() + 5.0)
+    pools[0]._allocation = None
 
 
 def test_what_comes_back_is_what_left(pools: tuple[KvPool, ...], memory: HostMemory) -> None:

@@ -21,6 +21,7 @@ import torch
 from eyas.common.errors import TransferFailed
 from eyas.common.types import RankPages
 from eyas.common.wire.pool import PoolInfo, RankPool
+from eyas.engine.kv import staging
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.rank_pages import PagesByHeads
@@ -261,6 +262,15 @@ def test_every_rank_gets_its_heads_and_nothing_else(
         assert sum(result.bytes for result in results) == len(SRC) * page * here
         assert made.here.slots.free == made.there.slots.free == SLOTS
         assert all(job.part.width == 0 for job in made.owner.asked) == (there == here or kind == "latents")
+
+
+@pytest.mark.parametrize(("there", "here"), [(1, 1), (2, 1), (1, 2)])
+def test_scattered_pages_are_copied_by_two_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, here: int
+) -> None:
+    """As many as there are, not one by one."""
+    monkeypatch.setattr(staging, "FEW_RUNS", 0)
+    test_every_rank_gets_its_heads_and_nothing_else(tmp_path, "heads", there, here, "rdma_slots")
 
 
 @pytest.mark.parametrize(

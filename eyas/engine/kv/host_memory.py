@@ -1,7 +1,7 @@
 """Host memory for pages of the pools: slots that hold a page of every pool, and the threads that copy.
 
 It is taken in pieces, page-locked where a pool is a GPU's, by a thread of its own: slots become usable one
-piece after the other while the engine serves. Pages leave and come back on a thread and a stream each, so
+piece after the other while the engine serves. Pages leave and come back on threads and a stream each, so
 that neither waits for the other and a step for none. What a slot holds is the business of its callers.
 """
 
@@ -11,16 +11,18 @@ import contextlib
 import itertools
 import logging
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from eyas.engine.kv.pinned import copying_on, pin, unpin
+from eyas.engine.kv.pinned import pin, unpin
 from eyas.engine.kv.pool import KvPool
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_threads import CopyThreads, Then
+from kv_transfer.gpu.driver import CopyBlock
 
 PIECE_BYTES = 2**27  # locked at a time: the driver stops launches of kernels meanwhile
+GPU_THREADS = 2  # per direction: one launches copies while another waits for its own
 _log = logging.getLogger("eyas.engine")
 
 
@@ -41,13 +43,12 @@ class HostMemory:
         self._pieces: list[list[torch.Tensor]] = []  # of each: the slots, per pool
         self._numbers = itertools.count()
         self._then: dict[int, Then] = {}
-        device = self._pools[0].device
-        self._streams: list[torch.cuda.Stream | None] = [None, None]  # out, in
-        if device.type == "cuda":
-            self._streams = [torch.cuda.Stream(device), torch.cuda.Stream(device)]
+        allocation = pools[0].device_area().allocation
+        self._driver = None if allocation is None else allocation.driver
         self._taker: CopyThreads[int] = CopyThreads("host-memory")
-        self._out: CopyThreads[int] = CopyThreads("host-out")
-        self._in: CopyThreads[int] = CopyThreads("host-in")
+        count = 1 if self._driver is None else GPU_THREADS
+        self._out: CopyThreads[int] = CopyThreads("host-out", count=count)
+        self._in: CopyThreads[int] = CopyThreads("host-in", count=count)
         self._closing = False
         self._taker.submit(slots, lambda: self._take(slots))
 
@@ -55,11 +56,11 @@ class HostMemory:
 
     def copy_out(self, pages: Sequence[int], slots: Sequence[int], then: Then) -> None:
         """Pages of the pools to slots. Every row in them must be past its device event."""
-        self._submit(self._out, lambda: self._copy(pages, slots, self._streams[0], out=True), then)
+        self._submit(self._out, lambda: self._copy(pages, slots, out=True), then)
 
     def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:
         """Slots to pages of the pools, which no step in flight may write."""
-        self._submit(self._in, lambda: self._copy(pages, slots, self._streams[1], out=False), then)
+        self._submit(self._in, lambda: self._copy(pages, slots, out=False), then)
 
     def parts(self, slot: int) -> list[memoryview]:
         """The bytes of a slot: its page of every pool. Any thread may ask."""
@@ -91,9 +92,8 @@ class HostMemory:
         self._closing = True
         if not all([thread.close(deadline) for thread in (self._taker, self._out, self._in)]):
             return False
-        if self._streams[0] is not None:
-            for piece in itertools.chain(*self._pieces):
-                unpin(piece)
+        for piece in itertools.chain(*self._pieces) if self._pools[0].is_cuda else ():
+            unpin(piece)
         self._pieces, self._pools = [], []
         return True
 
@@ -103,18 +103,29 @@ class HostMemory:
         thread.submit(number, do)
 
     @torch.inference_mode()
-    def _copy(
-        self, pages: Sequence[int], slots: Sequence[int], stream: torch.cuda.Stream | None, *, out: bool
-    ) -> int:
+    def _copy(self, pages: Sequence[int], slots: Sequence[int], *, out: bool) -> int:
         """The bytes moved; when it returns they are there. On a thread."""
-        with copying_on(stream):
-            for slot, page, count in runs(tuple(slots), tuple(pages), self._piece_slots):
-                piece, at = divmod(slot, self._piece_slots)
-                for pool, host in zip(self._pools, self._pieces[piece], strict=True):
-                    there, here = pool[page : page + count], host[at : at + count]
-                    source, target = (there, here) if out else (here, there)
-                    target.copy_(source, non_blocking=True)
+        moves = runs(tuple(slots), tuple(pages), self._piece_slots)
+        if self._driver is not None:
+            self._driver.copy_host(list(self._blocks(moves, out)), out=out)
+            return len(pages) * self.page_bytes
+        for slot, page, count in moves:
+            piece, at = divmod(slot, self._piece_slots)
+            for pool, host in zip(self._pools, self._pieces[piece], strict=True):
+                there, here = pool[page : page + count], host[at : at + count]
+                source, target = (there, here) if out else (here, there)
+                target.copy_(source)
         return len(pages) * self.page_bytes
+
+    def _blocks(self, moves: Iterable[tuple[int, int, int]], out: bool) -> Iterator[CopyBlock]:
+        """The blocks of runs, (first slot, first page, count) each: a driver takes them all in one call."""
+        for slot, page, count in moves:
+            piece, at = divmod(slot, self._piece_slots)
+            for pool, host in zip(self._pools, self._pieces[piece], strict=True):
+                size = pool.shape[1] * pool.itemsize
+                there, here = pool.data_ptr() + page * size, host.data_ptr() + at * size
+                source, target = (there, here) if out else (here, there)
+                yield CopyBlock(source, target, count * size)
 
     # --- memory ----------------------------------------------------------------------------------------
 
@@ -136,7 +147,7 @@ class HostMemory:
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages for the driver to lock
         piece = torch.frombuffer(memory, dtype=pool.dtype).view(slots, -1)
-        if self._streams[0] is not None:
+        if pool.is_cuda:
             piece.zero_()
             with torch.cuda.device(pool.device):  # or a context on GPU 0 would be left
                 pin(piece)

@@ -67,6 +67,17 @@ class PagesByHeads:
         words = parts.view(self.word).unflatten(1, heads.shape[1:])
         heads.index_copy_(0, self.index(pages), words)
 
+    def copy_whole(
+        self, slots: torch.Tensor, pages: Sequence[int], places: Sequence[int], *, out: bool
+    ) -> None:
+        """Scattered pages to places of `slots` [slots, bytes of a page], or back, in two operations."""
+        here, there = self.whole.view(self.word), slots.view(self.word)
+        rows, at = self.index(pages), self.index(places)
+        if out:
+            there.index_copy_(0, at, here.index_select(0, rows))
+        else:
+            here.index_copy_(0, rows, there.index_select(0, at))
+
     def index(self, numbers: Sequence[int]) -> torch.Tensor:
         """int64 [n], on the device."""
         return torch.tensor(numbers, dtype=torch.int64, device=self.whole.device)

@@ -32,6 +32,7 @@ from kv_transfer.layout import part_places, parts_in_slot, parts_per_slot, slots
 from kv_transfer.windows import PagePiece
 
 GPU_THREADS = 2  # of a rank: one launches copies while another waits for its own
+FEW_RUNS = 4  # of pages in a row; more are copied by two kernels, whatever their number
 STOP_S = 5.0  # the end waits this long for a copy that still runs
 
 
@@ -197,6 +198,9 @@ class PageStaging:
             self._driver.copy_host(list(_blocks_of(rank.whole, memory, moves, out)), out=out)
             return len(pages) * memory.shape[1]
         with copying_on(rank.stream):
+            if share.on_device and len(moves) > FEW_RUNS:
+                rank.copy_whole(memory, pages, slots, out=out)
+                return len(pages) * memory.shape[1]
             for page, slot, count in moves:
                 here, there = rank.whole[page : page + count], memory[slot : slot + count]
                 source, target = (here, there) if out else (there, here)
