@@ -41,6 +41,7 @@ from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_deepseek import write_tiny_deepseek
+from tests.unit.tiny_dflash import write_tiny_dflash, write_tiny_dspark
 from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytestmark = pytest.mark.slow
@@ -201,7 +202,7 @@ def test_ranks_whose_steps_were_measured_give_what_one_gives(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["shared_head", "own_head", "mapped", "eagle_2", "mtp"])
+@pytest.mark.parametrize("kind", ["shared_head", "own_head", "mapped", "eagle_2", "mtp", "dflash", "dspark"])
 def test_two_ranks_draft_what_one_drafts(tmp_path: Path, kind: str, followers_interpret: None) -> None:
     """With the target's lm_head, tied to its embedding, with one of the head's own; and other kinds of heads.
 
@@ -215,6 +216,10 @@ def test_two_ranks_draft_what_one_drafts(tmp_path: Path, kind: str, followers_in
         head = tmp_path / "head"
         if kind == "eagle_2":
             write_tiny_eagle(head, model)
+        elif kind == "dflash":
+            write_tiny_dflash(head, model, reads=(1, 2, 4), draft_vocab=128)
+        elif kind == "dspark":
+            write_tiny_dspark(head, model, "gated", reads=(1, 2, 4))
         else:
             write_tiny_eagle3(head, model, draft_vocab=128 if kind == "own_head" else None)
     changes = {"model": str(model), "draft": str(head), "speculation": SpeculationConfig(2, 1, 3)}
