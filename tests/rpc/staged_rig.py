@@ -29,7 +29,7 @@ from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.windows import AT_ONCE
 from prefill_svc import transfer
 
-PROMPT = tuple(range(3, 133))  # 9 pages
+PROMPT = tuple(range(3, 243))  # 15 pages
 WINDOW = 2  # pages
 SLOTS = AT_ONCE * WINDOW  # the prompt is longer than all of them
 

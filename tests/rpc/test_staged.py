@@ -214,7 +214,7 @@ async def test_draft_pages_pass_through_staging_too(
             if pulled:
                 break
         ours = draft_pages(a)
-        assert len(ours) == 8 * d.engine._parts.runner.pool.shape.page_bytes
+        assert len(ours) == 14 * d.engine._parts.runner.pool.shape.page_bytes
         assert pulled[0][: len(ours)] == ours
 
 

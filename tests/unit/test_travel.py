@@ -86,12 +86,12 @@ def test_staging_is_a_number_of_bytes_and_no_part_of_the_pool(
 ) -> None:
     page = spec.shape(KvKind.TARGET).page_bytes
     monkeypatch.setattr("eyas.engine.loading.travel.STAGED_BYTES", 10 * page)
-    for window, slots in ((1, 10), (2, 10), (8, 32)):
+    for window, slots in ((1, 10), (2, 2 * AT_ONCE), (8, 8 * AT_ONCE)):
         monkeypatch.setattr(layout, "WINDOW_BYTES", window * page)
         made.append(Made(spec, num_pages=300))
         assert made[-1].slots == (slots, slots)
     made.append(Made(spec, num_pages=3000))
-    assert made[-1].slots == (32, 32)
+    assert made[-1].slots == (8 * AT_ONCE, 8 * AT_ONCE)
 
 
 def test_nothing_stands_beside_a_pool_whose_pages_stay(spec: EngineSpec, made: list[Made]) -> None:
