@@ -202,8 +202,10 @@ class PrefixCache:
                 self._changes[child] = True
                 for own in (page, *more):
                     self._take_in(child, own)
-            else:
+            elif more or child.page != page:
                 self._join(child, page, more)
+            elif page in self._idle:
+                self._refresh(page)
             node = child
         if self.groups[0].windowed:
             self._prune(node)
@@ -217,14 +219,18 @@ class PrefixCache:
         """Takes in the pages of another sequence with the same prefix, where the node has none any more."""
         for place, (here, there) in enumerate(zip((node.page, *node.others), (page, *others), strict=True)):
             if here in self._idle:
-                self._idle.move_to_end(here)
-                self.arrivals += 1
+                self._refresh(here)
             elif here < 0 <= there:
                 if place:
                     node.others[place - 1] = there
                 else:
                     node.page = there
                 self._take_in(node, there)
+
+    def _refresh(self, page: int) -> None:
+        """An idle page is the last one to be evicted again."""
+        self._idle.move_to_end(page)
+        self.arrivals += 1
 
     def evict(self, count: int, *, spare: bool = False) -> int:
         """Frees idle pages until `count` are freed, those idle for longest first; returns how many it freed.
