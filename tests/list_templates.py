@@ -194,7 +194,36 @@ LLAMA4 = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|header_start|>assistant<|header_end|>\\n\\n' }}{% endif %}
 """
+SEED_OSS = """
+{%- if tools %}
+    {{- '<seed:bos>system\\nTools:' }}
+    {%- for tool in tools %}{{ '\\ndef ' + tool.function.name + '(...)' }}{% endfor %}
+    {{- '<seed:eos>' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<seed:bos>' + message.role + '\\n' }}
+    {%- if message.reasoning_content is string %}
+        {{- '<seed:think>' + message.reasoning_content + '</seed:think>\\n' }}
+    {%- endif %}
+    {{- message.content or '' }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<seed:tool_call>\\n<function=' + call.function.name + '>\\n' }}
+        {%- for name, value in call.function.arguments.items() %}
+            {{- '<parameter=' + name + '>' + (value if value is string else value | string) + '</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</seed:tool_call>' }}
+    {%- endfor %}
+    {{- '<seed:eos>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<seed:bos>assistant\\n' }}
+    {%- if thinking_budget is defined and thinking_budget == 0 %}
+        {{- '<seed:think><seed:cot_budget_reflect>' }}
+    {%- endif %}
+{%- endif %}
+"""
 SPEAKS = {
+    "seed_oss": SEED_OSS,
     "minimax_m2": MINIMAX_M2,
     "gemma4": GEMMA4,
     "functionary": FUNCTIONARY,

@@ -89,7 +89,19 @@ _FORMATS = (
         "mistral_v11", mistral.read, mistral.MARKERS, mistral.named_grammar, sign="[ARGS]", ids=CallIds.SHORT
     ),
     ToolFormat("mistral", mistral.read, mistral.MARKERS, mistral.listed_grammar, ids=CallIds.SHORT),
-    ToolFormat("qwen3_coder", qwen3_coder.read, qwen3_coder.MARKERS, qwen3_coder.grammar),
+    ToolFormat(
+        "seed_oss",
+        qwen3_coder.reader(qwen3_coder.SEED),
+        qwen3_coder.SEED,
+        qwen3_coder.writer(qwen3_coder.SEED),
+        sign=qwen3_coder.SEED[0],
+    ),
+    ToolFormat(
+        "qwen3_coder",
+        qwen3_coder.reader(qwen3_coder.MARKERS),
+        qwen3_coder.MARKERS,
+        qwen3_coder.writer(qwen3_coder.MARKERS),
+    ),
     ToolFormat("glm45", glm.read, hermes.MARKERS, glm.grammar),
     ToolFormat("kimi_k2", kimi.read, kimi.MARKERS, kimi.grammar, ids=CallIds.COUNTED),
     ToolFormat(
@@ -126,4 +138,5 @@ REASONING = {
     "mistral": ReasoningTags("[THINK]", "[/THINK]"),
     "command_r": lists.COMMAND_R_REASONING,
     "gemma4": gemma4.REASONING,
+    "seed_oss": qwen3_coder.SEED_REASONING,
 }

@@ -35,6 +35,10 @@ TWO_CALLS = {
         "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
         "<tool_call>\n<function=g>\n<parameter=b>\nx\n</parameter>\n</function>\n</tool_call>"
     ),
+    "seed_oss": (
+        "<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>\n"
+        "<seed:tool_call>\n<function=g>\n<parameter=b>x</parameter>\n</function>\n</seed:tool_call>"
+    ),
     "glm45": (
         "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
         "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"

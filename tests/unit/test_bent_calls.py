@@ -193,6 +193,14 @@ def test_a_prompt_may_open_a_channel_with_its_title(end: str, is_open: bool) -> 
     assert not reasoning.is_open(REASONING["gemma4"], f"{end}No.")
 
 
+def test_a_prompt_without_a_budget_opens_seeds_reasoning() -> None:
+    tags, prompt = REASONING["seed_oss"], "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>"
+    assert reasoning.is_open(tags, prompt) and reasoning.is_open(tags, "<seed:think>\n")
+    how = reading("seed_oss", reasoning=tags, is_open=True)
+    text = "It is 0.</seed:cot_budget_reflect>\n</seed:think>Rain."
+    assert check_cuts(how, text, RNG) == [*thought("It is 0.</seed:cot_budget_reflect>"), *told("Rain.")]
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 def test_the_title_of_a_channel_is_no_reasoning(is_open: bool) -> None:
     how = reading("gemma4", reasoning=REASONING["gemma4"], is_open=is_open)

@@ -31,7 +31,7 @@ def test_the_format_of_calls_is_the_one_that_the_template_writes(name: str) -> N
     thinks = name in ("hermes", "deepseek_v3", "deepseek_v3_1", "glm45")
     frame = dialect.calls.frame if dialect.calls else None
     assert (frame is not None) == (name == "gpt_oss")
-    own = REASONING.get(name) if name == "command_r" else None
+    own = REASONING.get(name) if name in ("command_r", "seed_oss") else None
     assert dialect.reasoning == (frame.reasoning if frame else REASONING["qwen3"] if thinks else own)
     assert dialect.lists_parts == (name == "pythonic")
 

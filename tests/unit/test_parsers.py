@@ -123,6 +123,12 @@ EXAMPLES: dict[str, list[tuple[str, list[Event]]]] = {
         ("<tool_call>\nno\n</tool_call>", told("\nno\n")),
         ("<function=f g>", told("f g>")),
     ],
+    "seed_oss": [
+        ("<seed:tool_call><function=f></function></seed:tool_call>", calls(("f", "{}"))),
+        ("<function=g><parameter=b>\na\n</parameter></function>", calls(("g", '{"b": "\\na\\n"}'))),
+        ("<function=h><parameter=b>{'x': 1}</parameter></function>", calls(("h", '{"b": "{\'x\': 1}"}'))),
+        ("<seed:tool_call>\nno\n</seed:tool_call>", told("\nno\n")),
+    ],
     "glm45": [
         ("<tool_call>f\n</tool_call>", calls(("f", "{}"))),
         ("<tool_call>f</tool_call> so", [*calls(("f", "{}")), *told("so")]),

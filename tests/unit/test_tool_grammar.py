@@ -42,6 +42,11 @@ WRITTEN = {
         "<tool_call>\n<function=now>\n</function>\n</tool_call>",
         "\n",
     ],
+    "seed_oss": [
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>Bonn</parameter>\n</function>\n</seed:tool_call>",
+        "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+        "\n",
+    ],
 }
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
 KIMI = "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
