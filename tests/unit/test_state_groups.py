@@ -122,15 +122,15 @@ def test_chunks_are_told_by_sequence_and_by_span() -> None:
     columns = dict(zip(STATES, part["states"].reshape(len(STATES), -1), strict=True))
     first = shape.round_rows
     assert columns["slots"][:3].tolist() == [30, 31, 32]
-    assert columns["tables"].tolist() == [0, 1, 2, *[9] * 4]
+    assert columns["tables"].tolist() == [0, 1, 2, *[9] * 5]
     assert columns["firsts"][:3].tolist() == [first, first + 100, first + 103]
-    assert columns["counts"].tolist() == [100, 3, 64, 0, 0, 0, 0]
+    assert columns["counts"].tolist() == [100, 3, 64, 0, 0, 0, 0, 0]
     assert columns["starts"][:3].tolist() == [0, 70, 128]
     assert columns["bounds"][:3].tolist() == [0, 64, 128]
     assert columns["folds"][:3].tolist() == [64, 64, 192]
     spans = part["spans"].reshape(-1, 2)
     assert spans[:4].tolist() == [[0, 0], [0, 64], [1, 64], [2, 128]]
-    assert np.all(spans[4:, 0] == 6) and part["span_ends"].tolist() == [2, 3, 4, 4, 4, 4, 4]
+    assert np.all(spans[4:, 0] == 7) and part["span_ends"].tolist() == [2, 3, 4, 4, 4, 4, 4, 4]
 
 
 def test_spans_have_room_wherever_chunks_begin() -> None:

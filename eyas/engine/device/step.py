@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eyas.engine.batch.sections import sections
+from eyas.engine.batch.sections import ALIGNMENT, sections
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.drafts.rounds import FACTS
@@ -107,8 +107,10 @@ class StepShape:
 
     @property
     def chunk_sequences(self) -> int:
-        """The most sequences that its chunks are of, and one of padding."""
-        return (self.prompts or self.tiles) + 1 if self.chunk else 0
+        """The most sequences that its chunks are of, and one of padding or more: with this number columns
+        begin on 16 bytes, so that kernels have one variant for all steps.
+        """
+        return -(-((self.prompts or self.tiles) + 1) // ALIGNMENT) * ALIGNMENT if self.chunk else 0
 
     @property
     def state_spans(self) -> int:

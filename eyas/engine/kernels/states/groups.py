@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
+from eyas.engine.batch.sections import ALIGNMENT
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.kernels.launch.launching import kernel
-from eyas.engine.kernels.launch.sizes import power_of_2
+from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.states.rows import StateRows
 from eyas.engine.states.shape import SPAN
 
@@ -27,11 +28,12 @@ def decoded(
 
     `slots` int32 [B]; `positions` int32 [m]: of all rows of the forward.
     """
-    out = slots.new_empty(6, slots.shape[0])
+    size = slots.shape[0]
+    out = slots.new_empty(6, cdiv(size, ALIGNMENT) * ALIGNMENT)
     before = positions - 1
     if trees:
         positions = positions.clone()
-    _decoded[(slots.shape[0],)](
+    _decoded[(size,)](
         *(
             slots,
             tables.length,
@@ -43,25 +45,25 @@ def decoded(
             before,
             positions,
         ),
-        *(slots.shape[0], tables.padding_slot, tables.drafts.shape[1], first),
+        *(out.shape[1], tables.padding_slot, tables.drafts.shape[1], first),
         WIDTH=width,
         BLOCK=power_of_2(width),
         SPAN_ROWS=SPAN,
         TREES=trees,
         num_warps=1,
     )
-    slots, firsts, counts, starts, bounds, folds = out
+    slots, firsts, counts, starts, bounds, folds = out[:, :size]
     places = (slots, firsts, counts, starts, bounds, folds)
     return StateRows(*places, before, positions, width, trees=trees)
 
 
-@kernel(do_not_specialize=["first"])
+@kernel(do_not_specialize=["first", "stride"])
 def _decoded(
     slots, length, state, bound, drafts, parents, out, before, positions,
-    count, padding, drafts_stride, first,
+    stride, padding, drafts_stride, first,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPAN_ROWS: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B). `out` [6, B]: slots, firsts, counts, starts, bounds, folds."""
+    """Grid (B). `out` [6, stride]: slots, firsts, counts, starts, bounds, folds."""
     sequence = tl.program_id(0)
     slot = tl.load(slots + sequence)
     real = slot != padding
@@ -81,9 +83,9 @@ def _decoded(
     rows = tl.where(real, tl.minimum(rows, WIDTH), 0)
     out += sequence
     tl.store(out, tl.where(real, tl.load(state + slot), 0))
-    tl.store(out + count, first + sequence * WIDTH)
-    tl.store(out + 2 * count, rows)
-    tl.store(out + 3 * count, tl.where(real, start, 0))
-    tl.store(out + 4 * count, tl.where(real, tl.load(bound + slot), 0))
-    tl.store(out + 5 * count, tl.where(real, fold, 0))
+    tl.store(out + stride, first + sequence * WIDTH)
+    tl.store(out + 2 * stride, rows)
+    tl.store(out + 3 * stride, tl.where(real, start, 0))
+    tl.store(out + 4 * stride, tl.where(real, tl.load(bound + slot), 0))
+    tl.store(out + 5 * stride, tl.where(real, fold, 0))
     tl.store(bound + slot, fold, mask=real)
