@@ -105,7 +105,7 @@ def test_it_is_told_by_its_tensors(target: Path, tmp_path: Path) -> None:
     described = read_model(target)
     head = write_tiny_dspark(tmp_path, target, "rnn")
     found = read_head(head, described)
-    assert (found.algorithm, found.variants) == ("dspark", {"rnn"})
+    assert (found.algorithm, found.variants, found.own_outputs) == ("dspark", {"rnn"}, True)
     assert found.block == DraftBlock(most=BLOCK, mask_token=MASK, first=0, coupling=RANK)
     with pytest.raises(ConfigError, match="its markov_head_type 'lstm' is not supported"):
         read_head(edit(head, markov_head_type="lstm"), described)

@@ -17,6 +17,7 @@ from eyas.engine.models.ops.device_machine import DeviceMachine
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_models_fused import FIRST, SLOTS, Steps, Twin, close, same_rows_written, with_tokens
 from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_dflash import write_tiny_dflash
 
 SIZES = {"layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96, "vocab": 128}
 CAPTURE = {"eagle_aux_hidden_state_layer_ids": [1, 1, 2]}
@@ -57,8 +58,12 @@ def narrower(folder: Path, target: Path) -> Path:
     return edit(head, dict(own), **CAPTURE)
 
 
-CASES = [("narrow", kind) for kind in (eagle, two_layers, variants, last_hidden, narrower)]
-CASES += [("wide", kind) for kind in (eagle, two_layers, variants)]
+def block(folder: Path, target: Path) -> Path:
+    return write_tiny_dflash(folder, target, reads=(0, 1, 2))
+
+
+CASES = [("narrow", kind) for kind in (block, eagle, two_layers, variants, last_hidden, narrower)]
+CASES += [("wide", kind) for kind in (block, eagle, two_layers, variants)]
 QUICK = ("narrow", eagle)
 
 

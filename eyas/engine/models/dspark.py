@@ -54,6 +54,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         config,
         algorithm="dspark",
         variants=frozenset({kind}),
+        own_outputs=True,  # W2 knows which ids they are about
         block=dataclasses.replace(config.block, coupling=rank),
     )
 
