@@ -277,7 +277,7 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=spec.steps,
         metavar="N",
-        help=f"draft tokens in depth ({spec.steps})",
+        help=f"draft tokens in depth; of a head that drafts blocks at most its block's ({spec.steps})",
     )
     add(
         "--spec-topk",
