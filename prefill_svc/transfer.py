@@ -47,6 +47,7 @@ SERVICE = "eyas.internal.v1.TransferService"
 MAX_BUFFERED = 1024  # updates; one per prefill step
 RELEASE_S = 4.0
 REQUEST_S = 5.0  # a puller names the pages to stage as it opens the call
+REST_S = 2.0  # and others after them, or the call ends
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 AHEAD = 3  # windows of one stream: while one is sent, the next ones are copied
@@ -162,14 +163,28 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def Stage(
         self, requests: AsyncIterator[transfer_pb2.StageRequest], context: Context
     ) -> AsyncIterator[transfer_pb2.StageResponse]:
-        """Slots with copies of pages, the caller's until it has read them, for SLOT_LEASE_S at most.
+        """Slots with copies of pages, the caller's until it has read them, for SLOT_LEASE_S at most; then
+        others, if it asks for some within REST_S.
 
         The same pages may be asked for as by Fetch. Raises InvalidRequest for another order of steps,
         RequestTimeout for a caller that asks for nothing, and TransferFailed where pages are not staged,
         without a Watch, or for a caller that reads too slowly.
         """
         error = RequestTimeout(f"the pages to stage were not named within {REQUEST_S:g} s")
-        request = (await _step(requests, "pages", REQUEST_S, error)).pages
+        request = await _step(requests, "pages", REQUEST_S, error)
+        while request is not None:
+            async with contextlib.aclosing(self._window(request.pages, requests, context)) as answers:
+                async for answer in answers:
+                    yield answer
+            request = await _another(requests)
+
+    async def _window(
+        self,
+        request: transfer_pb2.FetchRequest,
+        requests: AsyncIterator[transfer_pb2.StageRequest],
+        context: Context,
+    ) -> AsyncGenerator[transfer_pb2.StageResponse, None]:
+        """Stages some pages, and answers that they were held until they were read."""
         group = self._check(request)
         if not self._ready().staged:
             raise TransferFailed("this worker's pages are read where they lie")
@@ -287,13 +302,35 @@ async def _step(
 ) -> transfer_pb2.StageRequest:
     """The next message of a Stage, which must be this step. Raises `error` if it does not come in time."""
     try:
-        async with asyncio.timeout(within_s):
-            request = await anext(aiter(requests), None)
+        request = await _said(requests, step, within_s)
     except TimeoutError:
         raise error from None
-    if request is not None and request.WhichOneof("step") == step:
-        return request
-    raise InvalidRequest(f"this Stage must say {step} now", param=step)
+    if request is None:
+        raise _out_of_order(step)
+    return request
+
+
+async def _another(requests: AsyncIterator[transfer_pb2.StageRequest]) -> transfer_pb2.StageRequest | None:
+    """The next pages of a Stage; None: its caller has no more, or rests too long."""
+    try:
+        return await _said(requests, "pages", REST_S)
+    except TimeoutError:
+        return None
+
+
+async def _said(
+    requests: AsyncIterator[transfer_pb2.StageRequest], step: str, within_s: float
+) -> transfer_pb2.StageRequest | None:
+    """The next message, which must be this step; None: there is none. TimeoutError."""
+    async with asyncio.timeout(within_s):
+        request = await anext(aiter(requests), None)
+    if request is not None and request.WhichOneof("step") != step:
+        raise _out_of_order(step)
+    return request
+
+
+def _out_of_order(step: str) -> InvalidRequest:
+    return InvalidRequest(f"this Stage must say {step} now", param=step)
 
 
 def _alive(event: WatchUpdate | EngineStopped) -> WatchUpdate:

@@ -79,6 +79,7 @@ class KvPuller:
         self._engine = engine
         self._find = find
         self._channels = rpc.ChannelPool(dial)
+        self._clients: dict[str, TransferClient] = {}
         self._fetches = FetchTasks(engine)
         self._stagings = OpenStagings(engine)
         self.probes = LinkProbes(engine, find, self._fetches, self._stagings, dial)
@@ -104,7 +105,10 @@ class KvPuller:
     async def follow(self, members: Collection[str]) -> None:
         """Hang up on workers that are at none of these addresses, unless pages are being pulled from them."""
         in_use = {*members, *(pull.at for pull, _ in self._watches.values())}
-        await self._channels.drop(*(address for address in self._channels if address not in in_use))
+        unused = [address for address in self._channels if address not in in_use]
+        for address in unused:
+            self._clients.pop(address, None)
+        await self._channels.drop(*unused)
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -215,7 +219,11 @@ class KvPuller:
         return self._client(pull.at)
 
     def _client(self, address: str) -> TransferClient:
-        return TransferClient(self._channels.get(address), address)
+        """The client for a worker's channel, as long as that is open."""
+        channel, known = self._channels.get(address), self._clients.get(address)
+        if known is None or known.channel is not channel:
+            known = self._clients[address] = TransferClient(channel, address)
+        return known
 
     async def _meet(self, handle: KvHandle, owner: TransferClient) -> PoolInfo:
         """Asks the owner for its pool. Raises unless its pages mean the same as ours and are those that it

@@ -16,15 +16,17 @@ from real_worker import RealWorker, alone, decoding, prefill, real_worker, tiny_
 from staged_rig import PROMPT, SLOTS, pair, pretend, request, same_pages, slots_free, slots_left
 
 from eyas.common.config import EngineConfig
-from eyas.common.errors import RequestTimeout
-from eyas.common.types import Role
+from eyas.common.errors import InvalidRequest, RequestTimeout
+from eyas.common.types import KvKind, Role
 from eyas.common.wire import clients, message, rpc
+from eyas.common.wire.transfer import TransferClient
 from eyas.engine.kv.staging import PageStaging, StagingInlet
 from eyas.engine.loop import engine as loop_engine
 from kv_transfer import nics
 from kv_transfer.backends import nixl, table
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.rdma_slots import RdmaSlotsBackend
+from prefill_svc.transfer import TransferServicer
 from protos import transfer_pb2_grpc
 from tests.unit.fake_nixl import FakeNixl
 
@@ -143,6 +145,54 @@ async def test_a_call_to_stage_that_asks_for_nothing_ends(
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await asyncio.wait_for(call.read(), 30)
         assert type(rpc.map_rpc_error(ended.value)) is RequestTimeout
+
+
+async def test_windows_of_a_call_follow_each_other(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that rested is used again, not for long, and never one whose window failed."""
+    begun: list[object] = []
+    stage = TransferServicer.Stage
+
+    async def counted(servicer: Any, requests: Any, context: Any) -> Any:
+        begun.append(context)
+        async for answer in stage(servicer, requests, context):
+            yield answer
+
+    monkeypatch.setattr(TransferServicer, "Stage", counted)
+    monkeypatch.setattr("prefill_svc.transfer.REST_S", 0.3)
+    async with (
+        real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a,
+        rpc.channel(a.address) as channel,
+    ):
+        owner, pool = TransferClient(channel, a.address), a.engine._parts.pools[0]
+        epoch = a.engine._parts.ready.pools["target"].epoch
+
+        async def window(*, read: bool = True) -> None:
+            async with owner.stage_proof(KvKind.TARGET, epoch, [128]) as staged:
+                slot = a.engine._parts.stager.outlets["target"].staging.area.pages[staged.slots[0]]
+                assert slot.tobytes() == pool.pages[128].numpy().tobytes()
+                if read:
+                    await staged.read()
+
+        for _ in range(4):
+            await window()
+        assert len(begun) == 1
+        await asyncio.gather(window(), window())
+        assert len(begun) == 2, "two at once have two"
+        await window(read=False)
+        with pytest.raises(InvalidRequest):
+            async with owner.stage_proof(KvKind.TARGET, epoch, [5]):
+                pass
+        await window()
+        assert len(begun) == 3, "neither is used again"
+        monkeypatch.setattr("eyas.common.wire.transfer.RESTS_S", 0.1)
+        await asyncio.sleep(0.4)  # its owner has ended it
+        await window()
+        assert len(begun) == 4
+        async with asyncio.timeout(10):
+            while slots_left(a) != SLOTS:
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow

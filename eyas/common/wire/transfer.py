@@ -25,6 +25,7 @@ from protos import transfer_pb2, transfer_pb2_grpc
 
 HANDSHAKE_S = 5.0
 RELEASE_S = 5.0
+RESTS_S = 0.5  # a call that rested longer is not used again: its owner ends it after 2 s
 _TAG = b"\x0a"  # field 1, length-delimited
 
 
@@ -52,16 +53,42 @@ Staging: TypeAlias = contextlib.AbstractAsyncContextManager[StagedSlots]
 """The slots are reserved until it is left."""
 
 
+class _RestingCalls:
+    """Calls to Stage whose window is over: the next one goes by them. To make a call costs both ends twice
+    what is said by it.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[float, grpc.aio.StreamStreamCall]] = []  # since when, the latest last
+
+    def take(self) -> grpc.aio.StreamStreamCall | None:
+        """One that rests, and not for long: the owner hangs up on those that do."""
+        oldest = asyncio.get_running_loop().time() - RESTS_S
+        while self._calls and self._calls[0][0] < oldest:
+            self._calls.pop(0)[1].cancel()
+        while self._calls:
+            call = self._calls.pop()[1]
+            if not call.done():
+                return call
+        return None
+
+    def give(self, call: grpc.aio.StreamStreamCall) -> None:
+        """It rests from now on."""
+        self._calls.append((asyncio.get_running_loop().time(), call))
+
+
 class TransferClient:
     """Calls the owner behind `channel`, which stays the caller's."""
 
     def __init__(self, channel: grpc.aio.Channel, worker: str) -> None:
+        self.channel = channel
         self._stub = transfer_pb2_grpc.TransferServiceStub(channel)
         self._fetch = channel.unary_stream(
             "/eyas.internal.v1.TransferService/Fetch",
             request_serializer=transfer_pb2.FetchRequest.SerializeToString,
         )
         self._worker = worker
+        self._calls = _RestingCalls()
 
     async def handshake(self, group: KvKind, layout_hash: str) -> PoolInfo:
         """The owner's pool of this group.
@@ -145,20 +172,25 @@ class TransferClient:
 
     @contextlib.asynccontextmanager
     async def _staged(self, request: transfer_pb2.FetchRequest) -> AsyncIterator[StagedSlots]:
-        call = self._stub.Stage()
+        call = self._calls.take() or self._stub.Stage()
+        held = asyncio.Event()
         try:
             await call.write(transfer_pb2.StageRequest(pages=request))
             first = await self._answer(call, "slots")
-            yield StagedSlots(tuple(first.slots.slots), functools.partial(self._read, call))
+            yield StagedSlots(tuple(first.slots.slots), functools.partial(self._read, call, held))
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         finally:
-            call.cancel()
+            if held.is_set():
+                self._calls.give(call)
+            else:
+                call.cancel()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _read(self, call: grpc.aio.StreamStreamCall, held: asyncio.Event) -> None:
         with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: its answer says why
             await call.write(transfer_pb2.StageRequest(read=transfer_pb2.StageRead()))
         await self._answer(call, "held")
+        held.set()
 
     async def _answer(self, call: grpc.aio.StreamStreamCall, event: str) -> transfer_pb2.StageResponse:
         answer = await call.read()
