@@ -16,8 +16,10 @@ from test_engine import _assert_nothing_held, _plain, _requests, _run, patient
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, RequestDraftLimits
-from tests.unit.tiny import write_tiny_llama
+from eyas.common.types import GenerationRequest, KvKind, RequestDraftLimits
+from eyas.engine.loading import device_build
+from eyas.engine.loading.spec import EngineSpec
+from tests.unit.tiny import write_tiny_eagle, write_tiny_llama
 from tests.unit.tiny_dflash import write_tiny_dflash
 from tests.unit.wandering import wander
 
@@ -122,3 +124,14 @@ def test_a_request_says_how_far_its_own_drafts_reach(base: EngineConfig) -> None
         r.tokens for r in answers(replace(base, draft=None), wanted=asked)
     ]
     assert [max(entry.offered for entry in result.entries) for result in found] == [5, 1, 2]
+
+
+def test_room_is_left_for_the_logits_of_all_drafts(base: EngineConfig) -> None:
+    blocks, chains = (
+        EngineSpec.of(on_device(replace(base, max_running=4, draft=draft)))
+        for draft in (base.draft, str(write_tiny_eagle(Path(base.pool_dir) / "chain", Path(base.model))))
+    )
+    groups = [KvKind.TARGET, KvKind.DRAFT]
+    more = device_build._demand(blocks, groups).reserve - device_build._demand(chains, groups).reserve
+    pages = [spec.with_pages(1).shape(KvKind.DRAFT).page_bytes for spec in (blocks, chains)]
+    assert more == 4 * 256 * 4 * CHAIN.steps + pages[0] - pages[1]

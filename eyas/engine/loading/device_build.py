@@ -285,6 +285,7 @@ def _demand(loaded: EngineSpec, groups: list[KvKind]) -> MemoryDemand:
         reserve=RESERVE_BYTES
         + loaded.target.vocab_size * _logit_bytes(loaded)
         + _exchanged_bytes(loaded)
+        + _block_bytes(loaded)
         + proofs,
         states=_state_bytes(loaded),
     )
@@ -295,6 +296,14 @@ def _logit_bytes(loaded: EngineSpec) -> int:
     time.
     """
     return 4 * largest(loaded, buckets_of(loaded)).sampled + SLICE_BYTES * SLICE
+
+
+def _block_bytes(loaded: EngineSpec) -> int:
+    """Bytes of the logits of all drafts of the largest batch, if a head gives them in one pass."""
+    if loaded.head is None or loaded.head.block is None or not loaded.drafts_here:
+        return 0
+    batch = largest(loaded, buckets_of(loaded)).batch
+    return 4 * loaded.head.outputs * batch * loaded.config.speculation.steps
 
 
 def _state_bytes(loaded: EngineSpec) -> int:
