@@ -1,5 +1,5 @@
 """Every kernel of states compiles for Hopper, fits a multiprocessor, and reads nothing that Triton's copies
-ahead have overwritten. Nothing runs.
+ahead have overwritten, nor what no fence has shown to the matrix unit. Nothing runs.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch, RoundVerdicts
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.warm import KernelWarmup
+from eyas.engine.kernels.states import prompts as prompt_kernels
 from eyas.engine.kernels.states.accepted import keep_path
 from eyas.engine.kernels.states.by_row import recur_by_row
 from eyas.engine.kernels.states.few import recur_few
 from eyas.engine.kernels.states.groups import decoded
-from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows
+from eyas.engine.kernels.states.order import DeltaLayer, SolvedRows, apart, parts_of
 from eyas.engine.kernels.states.prompts import Chunks, recur_chunks
 from eyas.engine.kernels.states.rings import SolvedStore
 from eyas.engine.kernels.states.short import convolve
@@ -29,6 +31,7 @@ from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.rows import StateGroups, StateRows
 from eyas.engine.states.shape import ChannelShape, ConvolutionShape, DeltaShape, SpaceShape, ring_rows
 from eyas.engine.states.store import StateFormat, StateStore
+from tests.unit.fenced import unfenced
 from tests.unit.pipelined import late_reads
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -120,6 +123,22 @@ def _reads_in_an_if(x, y, count, last):
     tl.store(y + row * 16 + column, acc)
 
 
+@triton.jit
+def _rows_times_joined(rows, x, DTYPE: tl.constexpr):
+    """As `order.rows_times`, both parts of x side by side in one product."""
+    high, low = parts_of(x, DTYPE)
+    both = tl.reshape(tl.permute(tl.join(high, low), (0, 2, 1)), (x.shape[0], 2 * x.shape[1]))
+    made = tl.reshape(tl.dot(rows, both), (rows.shape[0], 2, x.shape[1]))
+    high, low = tl.split(tl.permute(made, (0, 2, 1)))
+    return apart(high, low)
+
+
+def side_by_side() -> None:
+    """Prompts, whose walk multiplies so: in this process from here on, which compiles them and ends."""
+    vars(prompt_kernels)["rows_times"] = _rows_times_joined
+    prompts()
+
+
 def faulty() -> None:
     """A kernel of which Triton overlooks a read."""
     _reads_in_an_if[(1,)](empty(16, 256, dtype=torch.float32), empty(256, dtype=torch.float32), 5, 4)
@@ -170,6 +189,16 @@ def test_kernels_compile(recipe: str, kernels: int, compiled: Callable[[str], li
         assert json.loads(path.with_suffix(".json").read_text())["shared"] <= SHARED_BYTES
         assert "red.global.add.f32" not in text
         assert not list(late_reads(path.with_suffix(".ttgir").read_text()))
+        assert not list(unfenced(path.with_suffix(".ttgir").read_text()))
+
+
+def test_numbers_that_pass_a_barrier_before_their_fence_are_noticed(
+    compiled: Callable[[str], list[Path]],
+) -> None:
+    """A product that gave an H200 wrong numbers."""
+    code = compiled("side_by_side")
+    found = {path.stem: list(unfenced(path.with_suffix(".ttgir").read_text())) for path in code}
+    assert [name for name, lines in found.items() if lines] == ["_walk"]
 
 
 def test_a_read_that_triton_overlooks_is_noticed(compiled: Callable[[str], list[Path]]) -> None:
