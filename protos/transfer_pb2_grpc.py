@@ -101,8 +101,8 @@ class TransferServiceServicer:
     def Stage(self, request_iterator, context):
         """For pullers whose backend reads the owner's staging itself, where the pool is a device's. First the pages, as for
         Fetch and 32 MiB of them at most; the answer names the slots that hold copies. When the puller has read these it says
-        so, within 20 s, and is told that they were held: only then may its bytes count. However the call ends, the
-        slots go back.
+        so, within 20 s, and is told that they were held: only then may its bytes count. Then it may name the next pages,
+        within 2 s. However the call ends, the slots go back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
