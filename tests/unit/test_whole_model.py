@@ -28,6 +28,7 @@ from tests.unit.families import write_family
 from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.loopback import Loopback
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.wandering import wander
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -201,6 +202,31 @@ def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path, drafts: Specul
     assert tokens(found) == tokens(expected)
     assert [rounds(result) for result in found] == [rounds(result) for result in expected]
     assert any(entry.accepted for result in found for entry in result.entries)
+
+
+@pytest.mark.slow
+def test_plain_rounds_leave_a_device_what_it_drafts_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the target is right whenever it is asked again, and rounds of other depths lie between."""
+    small = write_tiny_llama(tmp_path / "target", tied=False, **SIZES)
+    sizes: dict[str, Any] = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
+    plain = EngineConfig(
+        model=str(small),
+        draft=str(shutil.copytree(small, tmp_path / "itself")),
+        pool_dir=str(tmp_path),
+        worker="unified",
+        speculation=replace(CHAIN, adaptive=True),
+        **sizes,
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=17, ignore_eos=True)
+    asked = [GenerationRequest("one", PROMPT[:20], params)]
+    expected, _ = answers(replace(plain, draft=None), asked)
+    wander(monkeypatch, [0, 0, 0, 3, 0, 3, 3])
+    found, _ = answers(on_device(plain), asked)
+    assert tokens(found) == tokens(expected)
+    lengths = [len(each) for each in rounds(found[0])]
+    assert lengths.count(1) > 3 and lengths.count(STEPS + 1) > 1, lengths
 
 
 @pytest.mark.slow
