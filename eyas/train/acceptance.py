@@ -20,6 +20,7 @@ from eyas.bench.parts import ChildPart, Line, Tell, run_parts
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
+from eyas.engine.checkpoint.config import DraftConfig
 from eyas.train.answers import engine_of
 from eyas.train.heads.base import DraftHead
 from eyas.train.unroll import UnrollBatch, unrolled
@@ -80,10 +81,20 @@ def count_chains(head: DraftHead, course: UnrollBatch, best: Tensor, depth: int,
         counts.add(step, int(counted.sum()), int(right.sum()))
 
 
+def whole_chain(head: DraftConfig) -> SpeculationConfig:
+    """The chain by which a head is judged: CHAIN, or all of the block of one that drafts in one pass."""
+    return CHAIN if head.block is None else SpeculationConfig(head.block.most, 1, head.block.most + 1)
+
+
 def served_acceptance(
-    device: str, target: Path, head: Path, prompts: Sequence[EnginePrompt], captured: tuple[int, ...] = ()
+    device: str,
+    target: Path,
+    head: Path,
+    prompts: Sequence[EnginePrompt],
+    captured: tuple[int, ...] = (),
+    chain: SpeculationConfig = CHAIN,
 ) -> ByDepth:
-    """Measures chains of five, in a process of its own that needs little memory beside the weights.
+    """Measures a chain, in a process of its own that needs little memory beside the weights.
 
     `captured`: the target's layers that are fed to the head, instead of its own. Raises EyasError if the
     engine gives up.
@@ -94,7 +105,7 @@ def served_acceptance(
         device,
         str(target),
         str(head),
-        speculation=CHAIN,
+        speculation=chain,
         draft_capture_layers=captured,
         context_length=length,
         max_running=len(prompts),

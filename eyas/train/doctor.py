@@ -24,7 +24,7 @@ from eyas.engine.models.heads import head_family, head_spelling, read_head, targ
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
-from eyas.train.acceptance import CHAIN, ByDepth, served_acceptance
+from eyas.train.acceptance import ByDepth, served_acceptance, whole_chain
 from eyas.train.conversations import ChatTokenizer, ConversationLine, as_chats, read_lines
 
 SAMPLES = (
@@ -130,11 +130,11 @@ def _feature(head: DraftConfig, target: ModelConfig) -> str:
 
 def _measured(args: argparse.Namespace, head: DraftConfig, target: ModelConfig) -> list[str]:
     """Prints the acceptance of chains; a head that is hardly ever right is a problem."""
-    prompts = _prompts(args)
-    counts = served_acceptance(args.device, args.target, args.head, prompts)
-    print(f"chains of {CHAIN.steps} on {len(prompts)} prompts: {_said(counts)}")
+    prompts, chain = _prompts(args), whole_chain(head)
+    counts = served_acceptance(args.device, args.target, args.head, prompts, chain=chain)
+    print(f"chains of {chain.steps} on {len(prompts)} prompts: {_said(counts)}")
     for layers in _other_readings(head, target):
-        other = served_acceptance(args.device, args.target, args.head, prompts, layers)
+        other = served_acceptance(args.device, args.target, args.head, prompts, layers, chain)
         print(f"with --draft-capture-layers {','.join(map(str, layers))}: {_said(other)}")
     if counts.shares and counts.shares[0] >= LEAST:
         return []

@@ -75,6 +75,17 @@ def test_a_head_that_drafts_blocks(tmp_path: Path, target: Path, capsys: pytest.
     )
 
 
+def test_a_block_is_judged_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And by the layers before and behind those that its config.json names."""
+    head = write_tiny_dflash(tmp_path / "block", NANO, layers=1, reads=(2, 4))
+    flags = ["--target", str(NANO), "--num-prompts", "1", "--max-answer", "8"]
+    assert cli.main(["doctor", "head", str(head), *flags]) == 1
+    said = capsys.readouterr().out
+    assert "chains of 7 on 1 prompts: acceptance length 1.00" in said
+    assert "with --draft-capture-layers 1,3" in said and "with --draft-capture-layers 3,5" in said
+    assert "was it trained for another target?" in said
+
+
 def test_every_mismatch_is_told_at_once(
     head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
