@@ -222,8 +222,71 @@ SEED_OSS = """
     {%- endif %}
 {%- endif %}
 """
+HUNYUAN = """
+{%- if tools %}{{ '<|startoftext|>Tools: ' + (tools | tojson) + '\\n' }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|extra_4|>' + (message.content or '') }}
+        {%- if message.tool_calls %}
+            {{- '<tool_calls>[' }}
+            {%- for call in message.tool_calls %}
+                {{- '{"name": "' + call.function.name + '", "arguments": ' }}
+                {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+                {{- '}' + (', ' if not loop.last else '') }}
+            {%- endfor %}
+            {{- ']</tool_calls>' }}
+        {%- endif %}
+    {%- elif message.role == 'tool' %}{{ '<tool_response>' + message.content + '</tool_response>' }}
+    {%- else %}{{ '<|startoftext|>' + message.content }}{% endif %}
+    {{- '<|eos|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|extra_4|>' }}{% endif %}
+"""
+NEMOTRON = """
+{%- if tools %}{{ '<SPECIAL_11>User\\nTools: ' + (tools | tojson) + '\\n' }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<SPECIAL_11>Assistant\\n' + (message.content or '') }}
+        {%- if message.tool_calls %}
+            {{- '<TOOLCALL>[' }}
+            {%- for call in message.tool_calls %}
+                {{- '{"name": "' + call.function.name + '", "arguments": ' }}
+                {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+                {{- '}' + (', ' if not loop.last else '') }}
+            {%- endfor %}
+            {{- ']</TOOLCALL>' }}
+        {%- endif %}
+    {%- elif message.role == 'tool' %}{{ '<tool_response>' + message.content + '</tool_response>' }}
+    {%- else %}{{ '<SPECIAL_11>User\\n' + message.content }}{% endif %}
+    {{- '\\n<SPECIAL_12>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<SPECIAL_11>Assistant\\n' }}{% endif %}
+"""
+OLMO3 = """
+{%- if tools %}{{ '<|im_start|>system\\n<functions>' + (tools | tojson) + '</functions><|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+    {%- if message.tool_calls %}
+        {{- '<function_calls>\\n' }}
+        {%- for call in message.tool_calls %}
+            {{- call.function.name + '(' }}
+            {%- for name, value in call.function.arguments.items() %}
+                {{- name + '=' + ("'" + value + "'" if value is string else value | tojson) }}
+                {{- ', ' if not loop.last }}
+            {%- endfor %}
+            {{- ')\\n' }}
+        {%- endfor %}
+        {{- '</function_calls>' }}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
 SPEAKS = {
     "seed_oss": SEED_OSS,
+    "hunyuan": HUNYUAN,
+    "nemotron": NEMOTRON,
+    "olmo3": OLMO3,
     "minimax_m2": MINIMAX_M2,
     "gemma4": GEMMA4,
     "functionary": FUNCTIONARY,

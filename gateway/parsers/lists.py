@@ -1,5 +1,5 @@
-"""Calls in a list behind a marker: of objects as Command R, Granite and Phi-4 write them, or of Python
-(LFM2).
+"""Calls in a list behind a marker: of objects as Command R, Granite, Hunyuan, Nemotron and Phi-4 write them,
+or of Python (LFM2; OLMo 3, a line each).
 
 What is in a list tells how its calls are written.
 """
@@ -36,6 +36,9 @@ GRANITE = "<|tool_call|>", "<|/tool_call|>"
 LFM2 = "<|tool_call_start|>", "<|tool_call_end|>"
 LFM2_TOOLS = "<|tool_list_start|>"  # of its first templates, which write no calls
 PHI4 = ("functools[",)
+HUNYUAN = "<tool_calls>", "</tool_calls>"
+NEMOTRON = "<TOOLCALL>", "</TOOLCALL>"
+OLMO3 = "<function_calls>", "</function_calls>"
 
 
 def reader(markers: tuple[str, ...]) -> Callable[[ParsedText, ParsedOutput, Tools], Wait[None]]:
@@ -51,6 +54,17 @@ def reader(markers: tuple[str, ...]) -> Callable[[ParsedText, ParsedOutput, Tool
             yield from any_calls(source, out)
 
     return read
+
+
+def read_lines(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
+    """Reads an answer to its end whose calls stand behind OLMo 3's marker. Any name may be called."""
+    while marker := (yield from source.upto(OLMO3, out.content)):
+        found = marker == OLMO3[0]
+        while found:
+            yield from source.space()
+            if (yield from source.peek()) in ("", "<"):
+                break
+            found = yield from attempt(source, out, call(source, out, None))
 
 
 def any_calls(source: ParsedText, out: ParsedOutput, known: Tools | None = None) -> Wait[None]:
@@ -85,6 +99,22 @@ def command_r_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
     ]
     items = repeated(either(calls), text(","), many)
     return sequence(mark(COMMAND_R[0]), text("["), items, text("\n]"), mark(COMMAND_R[1]))
+
+
+def writer(markers: tuple[str, str]) -> Callable[[Schemas, Mark, bool], Format]:
+    """The grammar of a list of objects between these markers, and nothing else."""
+
+    def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+        items = repeated(call_objects(tools, "arguments"), text(", "), many)
+        return sequence(mark(markers[0]), text("["), items, text("]"), mark(markers[1]))
+
+    return grammar
+
+
+def olmo3_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools as OLMo 3 writes them, and nothing else."""
+    calls = repeated(pythonic.call_format(tools), text("\n"), many)
+    return sequence(mark(OLMO3[0]), text("\n"), calls, text("\n"), mark(OLMO3[1]))
 
 
 def granite_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

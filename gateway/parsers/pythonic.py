@@ -192,8 +192,12 @@ def _value(node: ast.expr) -> Any:
 
 def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
     """Calls of these tools, and nothing else."""
-    call = either([_call_rules(name, schema) for name, schema in tools.items()])
-    return sequence(text("["), repeated(call, _COMMA, many), text("]"))
+    return sequence(text("["), repeated(call_format(tools), _COMMA, many), text("]"))
+
+
+def call_format(tools: Schemas) -> Format:
+    """A call of one of these tools."""
+    return either([_call_rules(name, schema) for name, schema in tools.items()])
 
 
 def _call_rules(tool: str, schema: Mapping[str, Any]) -> Format:

@@ -124,6 +124,9 @@ _FORMATS = (
     ToolFormat(
         "granite", lists.reader(lists.GRANITE), lists.GRANITE, lists.granite_grammar, says=lists.GRANITE[0]
     ),
+    ToolFormat("hunyuan", lists.reader(lists.HUNYUAN), lists.HUNYUAN, lists.writer(lists.HUNYUAN)),
+    ToolFormat("nemotron", lists.reader(lists.NEMOTRON), lists.NEMOTRON, lists.writer(lists.NEMOTRON)),
+    ToolFormat("olmo3", lists.read_lines, lists.OLMO3, lists.olmo3_grammar),
     ToolFormat("lfm2", lists.reader(lists.LFM2), lists.LFM2, lists.lfm2_grammar, says=lists.LFM2_TOOLS),
     ToolFormat("phi4_mini", lists.reader(lists.PHI4), lists.PHI4, lists.phi4_grammar, says=lists.PHI4[0]),
     ToolFormat("hermes", hermes.read, hermes.MARKERS, hermes.grammar, says='<tool_call>\n{"name"'),

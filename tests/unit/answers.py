@@ -58,6 +58,14 @@ TWO_CALLS = {
         '    {"tool_call_id": "1", "tool_name": "g", "parameters": {"b": "x"}}\n]<|END_ACTION|>'
     ),
     "granite": '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "x"}}]',
+    "hunyuan": (
+        '<tool_calls>[{"name": "f", "arguments": {"a": 1}}, '
+        '{"name": "g", "arguments": {"b": "x"}}]</tool_calls>'
+    ),
+    "nemotron": (
+        '<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "x"}}]</TOOLCALL>'
+    ),
+    "olmo3": "<function_calls>\nf(a=1)\ng(b='x')\n</function_calls>",
     "lfm2": "<|tool_call_start|>[f(a=1), g(b='x')]<|tool_call_end|>",
     "lfm2 json": (
         '<|tool_call_start|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "x"}}]'

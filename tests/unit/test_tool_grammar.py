@@ -57,6 +57,9 @@ LISTED = {
     "mistral": ("[TOOL_CALLS] [", CALL, NOW, ", ", "]"),
     "granite": ("<|tool_call|>[", CALL, NOW, ", ", "]"),
     "phi4_mini": ("functools[", CALL, NOW, ", ", "]"),
+    "hunyuan": ("<tool_calls>[", CALL, NOW, ", ", "]</tool_calls>"),
+    "nemotron": ("<TOOLCALL>[", CALL, NOW, ", ", "]</TOOLCALL>"),
+    "olmo3": ("<function_calls>\n", 'weather(city="Bonn")', "now()", "\n", "\n</function_calls>"),
     "pythonic": ("[", 'weather(city="Bonn")', "now()", ", ", "]"),
     "lfm2": ("<|tool_call_start|>[", 'weather(city="Bonn")', "now()", ", ", "]<|tool_call_end|>"),
     "minimax_m2": (
