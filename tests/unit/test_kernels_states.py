@@ -88,12 +88,12 @@ def test_a_state_space_model() -> None:
 
 
 def test_decays_of_key_elements() -> None:
-    """Prompts, single rows, a chain, and trees; past positions of states."""
+    """A prompt past a state's position, single rows, a chain, and a tree."""
     scene = Scene(CHANNELS, 3, width=9)
-    scene.step([Piece(0, text(0, 61)), Piece(2, text(100, 66))], prompt=True)
-    scene.step([Piece(2, text(166, 2)), Piece(0, text(61, 2), certain=1)])
-    scene.step([Piece(0, text(300, 9), TREE, certain=0), Piece(2, text(168, 1))])
-    scene.accept(0, 62, [0, 2, 4, 6])
+    scene.step([Piece(0, text(0, 66)), Piece(2, text(100, 2))], prompt=True)
+    scene.step([Piece(2, text(102, 1)), Piece(0, text(66, 2), certain=1)])
+    scene.step([Piece(0, text(300, 9), TREE, certain=0), Piece(2, text(103, 1))])
+    scene.accept(0, 67, [0, 2, 4, 6])
     scene.step([Piece(0, text(310, 1))])
     scene.layer.gates[0] = scene.layer.gates[0].roll(1, 1)
     with pytest.raises(AssertionError):  # of a neighbour's
