@@ -47,7 +47,7 @@ class PagesByHeads:
 
     def gather(self, pages: Sequence[int], share: PageShare) -> torch.Tensor:
         """uint8 [len(pages), bytes of a part], on the device."""
-        taken: torch.Tensor = self._of(share)[self.index(pages)]  # (`index_select` of some heads is slow)
+        taken: torch.Tensor = self._of(share)[self.index(pages)]
         parts = taken.flatten(1).view(torch.uint8)
         for slot, places in self._slots(pages):
             row = self._row(slot, share)
