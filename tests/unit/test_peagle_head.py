@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -25,11 +24,12 @@ from tests.unit.loopback import Loopback
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_device_engine import PROMPT, SIZES, answers, on_device, rounds, tokens
 from tests.unit.test_engine import _assert_nothing_held, _plain, _requests, _run, patient
-from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_peagle import DEPTHS, MASK, write_tiny_peagle
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-N, FIRST, DEPTHS, MASK = 70, 41, 6, 250  # certain rows; those of the first piece; drafts; the mask token
+N, FIRST = 70, 41  # certain rows; those of the first piece
 TAPS = (2, 4, 5)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 WARM = SamplingParams(temperature=0.9, top_p=0.9, seed=8, max_tokens=6, ignore_eos=True)
@@ -49,19 +49,6 @@ SPECULATORS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "target")
-
-
-def write_tiny_peagle(folder: Path, target: Path, *, layers: int = 1, rank: int = 2, **config: Any) -> Path:
-    """With an embedding and a norm before fc of its own; `rank`: dimensions of its mask."""
-    head = write_tiny_eagle3(folder, target, draft_vocab=100)
-    deep = load_file(write_tiny_eagle(folder / "other", target, layers=layers) / "model.safetensors")
-    more: dict[str, Any] = {name: each for name, each in deep.items() if name.startswith("layers.")}
-    more = {name: each for name, each in more.items() if not name.startswith("layers.0.")}
-    draw = torch.Generator().manual_seed(8)
-    more["mask_hidden"] = torch.randn(*(1,) * (rank - 1), 192, generator=draw)
-    more["embed_tokens.weight"] = torch.randn(256, 64, generator=draw)
-    more["input_norm.weight"] = torch.rand(192, generator=draw) + 0.5
-    return edit(head, more, **{"ptd_token_id": MASK, "num_depths": DEPTHS} | config)
 
 
 KINDS: dict[str, dict[str, Any]] = {
