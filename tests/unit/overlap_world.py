@@ -58,6 +58,7 @@ class Setting:
     ahead: bool = True
     graphs: bool = True
     adaptive: bool = False
+    looks_up: bool = False  # a head may wait
 
     @property
     def limits(self) -> BatchLimits:
@@ -95,7 +96,7 @@ class WatchedRunner(DeviceRunner):
             self.held_ahead += work.round and work.seq.in_flight > 0 and held
         flight = super().launch(works)
         self.shapes.append(flight.shape)
-        assert self._depths is None or flight.shape.width == 1 + (flight.depth or 0)
+        assert self._depths is None or flight.shape.width == 1 + abs(flight.depth or 0)
         lengths = [work.seq.kv_len for work in flight.parts[0].placed.rounds]
         assert lengths == sorted(lengths, reverse=True), "attention begins with the longest"
         return flight
@@ -133,7 +134,8 @@ class World:
         layout = StepLayout(PAGE, self.tables.padding_slot, TILE)
         self.policy, depths, pacing = None, None, None
         if setting.adaptive:
-            self.policy = Wandering(replace(SPEC, steps=setting.width - 1), setting.max_running, seed)
+            spec = replace(SPEC, steps=setting.width - 1)
+            self.policy = Wandering(spec, setting.max_running, seed, looks_up=setting.looks_up)
             pacing = DepthPacing(self.policy)
             depths = DepthBuckets(pacing, self._by_depth(buckets, self.policy.depths))
         grammars = PaperGrammars(drafts=setting.width > 1)
@@ -149,9 +151,12 @@ class World:
     @staticmethod
     def _by_depth(whole: GraphBuckets, depths: SequenceOf[int]) -> dict[int, GraphBuckets]:
         """As `step_shapes.by_depth` makes them."""
-        mixed = {depth: whole.mixed_batches if depth in (0, depths[-1]) else () for depth in depths}
+        mixed = {depth: whole.mixed_batches if depth in (0, max(depths)) else () for depth in depths}
         alike = replace(whole, alone=False)
-        return {depth: replace(alike, width=1 + depth, mixed_batches=mixed[depth]) for depth in depths}
+        return {
+            depth: replace(alike, width=1 + abs(depth), mixed_batches=mixed[depth], headless=depth < 0)
+            for depth in depths
+        }
 
     def _committer(self) -> StepCommitter:
         requests = self.rig.requests

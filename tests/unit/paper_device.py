@@ -74,7 +74,7 @@ class PaperDevice:
         self.head = Pool(pool.page_size)  # the draft head's: of a row its position, and the id after it
         self.kept: dict[tuple[int, int], int] = {}  # by slot and place in the ring: a row that waits
         self.caught_up = self.catch_ups = 0  # sequences; calls
-        self.accepted = self.joined = self.waits = 0
+        self.accepted = self.joined = self.waits = self.looked_up = 0
         self.masked_below = 0  # rows of drafts that not every id may follow
         self.special_rows: list[int] = []  # of each step that had some
         self._random = random.Random(seed)
@@ -92,15 +92,16 @@ class PaperDevice:
 
     def catch_up(self, late: CatchUp) -> None:
         self.catch_ups += 1
-        for slot, count in late.words.T.tolist():
-            length = int(self.tables.length[slot])
-            for position in range(length - count, length):
+        for slot, may_wait in late.words.T.tolist():
+            length, since = int(self.tables.length[slot]), int(self.tables.waits[slot])
+            self.tables.waits[slot] = -1
+            for position in range(since, length) if may_wait and since >= 0 else ():
                 assert self.kept.pop((slot, position % RING_ROWS)) == position, "another row waits there"
                 self.head.rows[self._row(slot, position)] = (
                     position,
                     int(self.tables.text[slot, position + 1]),
                 )
-            if count:
+            if may_wait:
                 self.caught_up += 1
                 self._propose(slot, late.width)
 
@@ -264,32 +265,35 @@ class PaperDevice:
         length = int(self.tables.length[one.slot]) + accepted + 1
         tokens = chosen[: accepted + 1]
         for position, token in enumerate(tokens, start=length - len(tokens)):
-            if self._shape.width > 1:
+            if self._shape.headed > 1:
                 self.head.rows[self._row(one.slot, position)] = position, token
             else:
                 self.kept[one.slot, position % RING_ROWS] = position
-        self._settle(one.slot, length, tokens, self._shape.width)
+                if self.tables.waits[one.slot] < 0:
+                    self.tables.waits[one.slot] = position
+        self._settle(one.slot, length, tokens, self._shape.width, headed=not self._shape.headless)
         drafts = len(one.nodes) - 1
         return [accepted + 1, drafts, drafts, *tokens, *[-1] * (width - len(tokens))]
 
-    def _settle(self, slot: int, length: int, tokens: list[int], width: int) -> None:
+    def _settle(self, slot: int, length: int, tokens: list[int], width: int, *, headed: bool = True) -> None:
         """What is certain now; and drafts below it for a round of `width` rows."""
         root = tokens[-1]
         self.tables.length[slot], self.tables.root[slot] = length, root
         for position, token in zip(range(length + 1 - len(tokens), length + 1), tokens, strict=True):
             self.tables.text[slot, position : position + 1] = token
         self.tables.drafts[slot] = -1
-        self._propose(slot, width)
+        self._propose(slot, width, headed=headed)
 
-    def _propose(self, slot: int, width: int) -> None:
-        """Chance says how many drafts are right. All rows before them have been there for the head."""
+    def _propose(self, slot: int, width: int, *, headed: bool = True) -> None:
+        """Chance says how many drafts are right. All rows before a head's have been there for it."""
         drafts = min(width - 1, int(self.tables.speculative[slot]))
         if not drafts:
             return
         length = int(self.tables.length[slot])
         ids = [*self._read(slot, length), int(self.tables.root[slot])]
         known = [self.head.rows.get(self._row(slot, row), (-1, -1)) for row in range(length)]
-        assert known == [*enumerate(ids[1:])], "a row that the head was never given"
+        self.looked_up += not headed
+        assert not headed or known == [*enumerate(ids[1:])], "a row that the head was never given"
         right = self._random.randint(0, drafts)
         for i in range(drafts):
             token = self._token(slot, ids)

@@ -19,6 +19,7 @@ from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.runner import MAX_CATCH_UPS, catch_up_sizes
+from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch, RoundVerdicts
 from eyas.engine.loading.device_build import measure_depths
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_shapes import (
@@ -32,6 +33,7 @@ from eyas.engine.loading.step_shapes import (
 )
 from eyas.engine.speculation.depth_pacing import DepthPacing
 from eyas.engine.speculation.feature_rows import RING_ROWS, FeatureRing
+from tests.unit.rounds_rig import DEVICE
 
 CHAIN = SpeculationConfig(7, 1, 8, adaptive=True)
 TREE = SpeculationConfig(5, 8, 32, adaptive=True)
@@ -202,27 +204,44 @@ def test_a_start_measures_rounds_that_follow_one_another(
 # --- what plain rounds leave -------------------------------------------------------------------------------
 
 
+def leave(tables: SlotTables, ring: FeatureRing, slot: int, start: int, certain: int) -> None:
+    """A round of four nodes, of which so many are certain, from position `start` on; beside padding."""
+    nodes = sorted(random.Random(start).sample(range(1, 4), certain - 1))
+    path = torch.full((2, 4), -1, dtype=torch.int32, device=DEVICE)
+    path[0, :certain] = torch.tensor([0, *nodes])
+    path[1, 0] = 0
+    result = torch.zeros(2, FACTS + 4, dtype=torch.int32, device=DEVICE)
+    result[:, 0] = torch.tensor([certain, 1])
+    tapped = torch.full((8, 3), -5.0, device=DEVICE)
+    for j, node in enumerate([0, *nodes]):
+        tapped[node] = 1000.0 * slot + start + j
+    tables.length[slot] = start + certain
+    slots = torch.tensor([slot, tables.padding_slot], dtype=torch.int32, device=DEVICE)
+    ring.keep(tapped, RoundBatch(tables, slots, 4, pdl=False), RoundVerdicts(result, path))
+
+
 def test_the_ring_gives_back_the_newest_rows_in_order() -> None:
     """Of sequences that have left different numbers, beside one of padding."""
     pick, page_size, slots = random.Random(0), 4, 5
-    tables = SlotTables(TableSizes(slots, 12, width=4, context=44), "cpu")
+    tables = SlotTables(TableSizes(slots, 12, width=4, context=44), DEVICE)
     ring, expected = FeatureRing(tables, 3, torch.float32), []
     lengths, behind = [5, 40, 17], [3, RING_ROWS, 1]
     for slot, (length, count) in enumerate(zip(lengths, behind, strict=True)):
         tables.pages[slot] = torch.tensor(pick.sample(range(100), 12))
         tables.text[slot] = torch.arange(44) + 100 * slot
-        for position in range(
-            max(0, length - count - 5), length
-        ):  # older ones are overwritten, or not asked for
-            tables.length[slot] = position + 1
-            feature = torch.full((1, 3), 1000.0 * slot + position)
-            ring.keep(torch.cat((feature, feature + 0.5)), torch.tensor([slot, slots - 1], dtype=torch.int32))
+        at = length - count
+        while at < length:
+            certain = min(pick.randrange(1, 4), length - at)
+            leave(tables, ring, slot, at, certain)
+            at += certain
         for position in range(length - count, length):
             page = int(tables.pages[slot, position // page_size])
             row = page * page_size + position % page_size
             expected.append((slot, position, 1000.0 * slot + position, 100 * slot + position + 1, row))
-    words = torch.tensor([[2, 0, slots - 1, 1], [1, 3, 0, RING_ROWS]], dtype=torch.int32)
-    features, own, rows = ring.waiting(words, page_size)
+    words = torch.tensor([[2, 0, slots - 1, 1], [1, 1, 0, 1]], dtype=torch.int32, device=DEVICE)
+    features, own, rows, counts = ring.waiting(words, page_size)
+    assert counts.tolist() == [1, 3, 0, RING_ROWS]
+    assert ring.waiting(words, page_size)[3].tolist() == [0, 0, 0, 0], "then none waits"
     assert rows.starts.tolist() == [16, 2, int(tables.length[slots - 1]), 24]
     assert all(tensor.dtype == torch.int32 for tensor in rows.tensors)
     found = []

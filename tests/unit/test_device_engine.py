@@ -287,6 +287,8 @@ def test_a_tree_of_a_model_that_attends_in_chunks_is_refused(config: EngineConfi
 ADAPTIVE = {
     "chain": SpeculationConfig(steps=3, topk=1, draft_tokens=4, adaptive=True),
     "tree": SpeculationConfig(steps=3, topk=2, draft_tokens=7, adaptive=True),
+    "chain, looked up": SpeculationConfig(steps=3, topk=1, draft_tokens=4, adaptive=True, ngram=True),
+    "tree, looked up": SpeculationConfig(steps=3, topk=2, draft_tokens=7, adaptive=True, ngram=True),
 }
 
 
@@ -302,13 +304,18 @@ def test_whatever_the_depth_the_tokens_are_the_plain_engines(
     found, _ = answers(on_device(replace(config, speculation=ADAPTIVE[drafts])), wanted)
     assert tokens(found) == tokens(expected)
     assert logprobs(found[2]) == pytest.approx(logprobs(expected[2]), abs=1e-4)
-    assert set(policies[0].chosen) == {0, 1, 3}
+    assert set(policies[0].chosen) == {0, 1, 3, *([-3] if ADAPTIVE[drafts].ngram else ())}
     assert {entry.offered for result in found for entry in result.entries} >= {0, 1, 3}
     assert not any(entry.offered for entry in found[-1].entries)
 
 
-def proposals(config: EngineConfig, patch: pytest.MonkeyPatch) -> tuple[list[dict[int, list[int]]], Any]:
-    """The tokens of a greedy answer, and by the length of its text what was proposed below it."""
+SHORT = GenerationRequest("one", PROMPT[:5], SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True))
+
+
+def proposals(
+    config: EngineConfig, patch: pytest.MonkeyPatch, asked: GenerationRequest = SHORT
+) -> tuple[list[dict[int, list[int]]], Any]:
+    """The tokens of an answer, and by the length of its text what was proposed below it."""
     told: dict[int, list[int]] = {}
     propose = DeviceProposer.propose
 
@@ -319,8 +326,7 @@ def proposals(config: EngineConfig, patch: pytest.MonkeyPatch) -> tuple[list[dic
 
     with patch.context() as within:
         within.setattr(DeviceProposer, "propose", heard)
-        params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
-        found, _ = answers(on_device(config), [GenerationRequest("one", PROMPT[:5], params)])
+        found, _ = answers(on_device(config), [asked])
     return tokens(found), told
 
 
@@ -340,7 +346,31 @@ def test_after_plain_rounds_the_drafts_are_as_ever(
     both = found.keys() & always.keys()
     assert again == same and len(both) > 2
     assert all(found[at] == always[at][: len(found[at])] for at in both)
-    monkeypatch.setattr(FeatureRing, "keep", lambda self, tapped, slots: None)
+    monkeypatch.setattr(FeatureRing, "keep", lambda *_: None)
     again, found = proposals(chain, monkeypatch)
+    both = found.keys() & always.keys()
+    assert again == same and any(found[at] != always[at][: len(found[at])] for at in both)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", ["chain", "tree"])
+def test_after_rounds_in_which_it_waited_a_head_drafts_as_ever(
+    config: EngineConfig, drafts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked up is often right: several rows of a round wait."""
+    spec = replace(ADAPTIVE[f"{drafts}, looked up"], steps=3)
+    alone = replace(config, max_running=1, speculation=spec)
+    prompt = GenerationRequest(
+        "one", PROMPT[:5], SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)
+    )
+    fixed = replace(spec, adaptive=False, ngram=False)
+    same, always = proposals(replace(alone, speculation=fixed), monkeypatch, prompt)
+    wander(monkeypatch, [-3, 3, -3, 0, -3, 1])
+    again, found = proposals(alone, monkeypatch, prompt)
+    both = found.keys() & always.keys()
+    assert again == same and len(both) > 2
+    assert all(found[at] == always[at][: len(found[at])] for at in both)
+    monkeypatch.setattr(FeatureRing, "keep", lambda *_: None)
+    again, found = proposals(alone, monkeypatch, prompt)
     both = found.keys() & always.keys()
     assert again == same and any(found[at] != always[at][: len(found[at])] for at in both)

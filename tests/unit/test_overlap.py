@@ -66,6 +66,20 @@ def test_changing_depths_change_no_token_and_leave_no_gap_in_draft_kv(pages: int
     assert world.runner.ahead > 15
 
 
+@pytest.mark.parametrize("seed", crossed(range(3), quick=lambda seed: seed == 0))
+def test_rounds_in_which_a_head_waits_leave_no_gap_either(seed: int) -> None:
+    """They make more than one row certain, and the next one has begun before it is known how many."""
+    world = World(seed, Setting(width=6, adaptive=True, looks_up=True))
+    world.run(some_requests(seed, 30), cancels=0.05)
+    assert world.policy is not None and set(world.policy.chosen) == {0, 1, 3, 5, -5}
+    assert {(shape.width, shape.headless) for shape in world.runner.shapes} >= {
+        (1, False),
+        (6, False),
+        (6, True),
+    }
+    assert world.device.looked_up > 3 and world.device.accepted > 20 and world.device.caught_up > 1
+
+
 def test_plain_rounds_are_caught_up_once_the_ring_is_full() -> None:
     world = World(0, Setting(width=3, adaptive=True, graphs=False))
     assert world.policy is not None

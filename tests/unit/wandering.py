@@ -20,8 +20,8 @@ SPEC = SpeculationConfig(adaptive=True)
 class Wandering(AdaptiveDepth):
     """Follows `path`, if it has one; else it goes anywhere. `chosen`: where it was."""
 
-    def __init__(self, spec: SpeculationConfig, slots: int, seed: int = 4) -> None:
-        super().__init__(spec, slots)
+    def __init__(self, spec: SpeculationConfig, slots: int, seed: int = 4, *, looks_up: bool = False) -> None:
+        super().__init__(spec, slots, looks_up=looks_up)
         self._random = random.Random(seed)
         self.path: Iterator[int] | None = None
         self.chosen: list[int] = []
@@ -32,7 +32,7 @@ class Wandering(AdaptiveDepth):
 
     @property
     def beside_prompts(self) -> int:
-        return self.spec.steps if self.current else 0
+        return self.spec.steps if self.current > 0 else 0
 
     def keep(self, size: int) -> bool:
         return not size
@@ -48,10 +48,10 @@ def wander(patch: pytest.MonkeyPatch, path: list[int] | None = None) -> list[Wan
     """Engines built from now on wander, along `path` again and again; lists their policies."""
     found: list[Wandering] = []
 
-    def pacing_of(config: EngineConfig) -> Any:
+    def pacing_of(config: EngineConfig, *, looks_up: bool = False) -> Any:
         if not config.speculation.adaptive:
             return None
-        found.append(Wandering(config.speculation, config.max_running))
+        found.append(Wandering(config.speculation, config.max_running, looks_up=looks_up))
         if path is not None:
             found[-1].path = itertools.cycle(path)
         return DepthPacing(found[-1])

@@ -258,8 +258,8 @@ class SequenceWork:
         return not self.round or self.seq.generation.request.speculative
 
     def waits(self, depth: int | None) -> bool:
-        """True for a round of a step that drafts nothing, where others may. The head takes its row later."""
-        return self.round and depth == 0
+        """True for a round of a step in which the head does not draft, but might: it takes the row later."""
+        return self.round and depth is not None and depth <= 0
 
     def score_request(self, first: int = 0) -> ScoreRequest | None:
         """The rows of it that must be scored, if `first` is the place of its first row in the forward."""

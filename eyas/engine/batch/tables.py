@@ -84,6 +84,7 @@ class SlotTables:
             setattr(self, name, view if name in _WIDE or name in sizes.page_tables else view.view(-1))
         self.other_pages = [getattr(self, name) for name in sizes.page_tables[1:]]
         self.drafts.fill_(-1)
+        self.waits.fill_(-1)
         chain = torch.arange(nodes, device=device)
         # A node sees none that is higher, so that the later words of the first 64 nodes are always 0, and who
         # writes a chain writes the first word alone.
@@ -107,6 +108,7 @@ class SlotTables:
     drafts: torch.Tensor
     parents: torch.Tensor
     depth: torch.Tensor
+    waits: torch.Tensor
     speculative: torch.Tensor
     most_topk: torch.Tensor
     most_nodes: torch.Tensor
@@ -165,6 +167,7 @@ def _columns(sizes: TableSizes) -> dict[str, tuple[torch.dtype, int]]:
         "drafts": (torch.int32, drafts),  # tokens proposed below the root; -1: none
         "parents": (torch.int32, drafts),  # the draft's parent: a draft's index, or -1 for the root
         "depth": (torch.int32, nodes),  # how far node j lies below the root
+        "waits": (torch.int32, 1),  # the first row that waits for a draft head in the step; -1: none does
         "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
         "most_topk": (torch.int32, 1),  # children of a draft that are verified (0: all) ..
         "most_nodes": (torch.int32, 1),  # .. and drafts in all, where a head or a mailbox gives trees
@@ -212,6 +215,7 @@ class TableWrites:
         for name, word in zip(("temperature", "top_p", "min_p"), _bits(floats), strict=True):
             self.put(name, slot, (word,))
         self.put("speculative", slot, (speculative,))
+        self.put("waits", slot, (-1,))
 
     def draft(self, slot: int, tree: DraftTree, *, branching: bool) -> None:
         """Drafts that came from elsewhere, or none, below the slot's root; the tables' chain is as good as a

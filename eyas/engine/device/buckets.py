@@ -4,7 +4,8 @@ A step of rounds alone takes the next larger batch, and so does one of sequences
 a small prompt chunk takes the next larger batch, and then a total of rows. A larger chunk alone may have a
 graph too. What fits nowhere keeps its exact shape and runs without a graph.
 
-Where the depth of drafts is adaptive each depth has its own graphs. A step verifies as many drafts as it
+Where the depth of drafts is adaptive each depth has its own graphs, and so have rounds whose drafts are
+looked up alone (`eyas.engine.speculation.depth`). A step verifies as many drafts as it
 makes: the first of a new depth finds fewer than it has rows for, or leaves the deeper ones. Steps with
 prompts are plain, or as deep as may be: other depths have no graphs there.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from eyas.common.step_times import LEAST_ROWS
@@ -38,7 +39,7 @@ FEW_SINGLES = 8
 class GraphBuckets:
     """Ascending batches with a graph, of rounds alone and of those beside a chunk. `width`: rows of a round.
     `alone`: also of sequences without drafts alone. `lone_chunks`: ascending rows of chunks that have a graph
-    where nothing decodes beside them.
+    where nothing decodes beside them. `headless`: a head in the step lets its rows wait.
 
     `chunk_tokens` and `mixed_tokens`: rows of a step with prompts, those of rounds included: the most, and as
     many as a step should have that also has rounds (0: there is no difference, and no graph).
@@ -52,6 +53,12 @@ class GraphBuckets:
     mixed_tokens: int = 0
     alone: bool = True
     lone_chunks: tuple[int, ...] = ()
+    headless: bool = False
+
+    @property
+    def headed(self) -> int:
+        """As of `StepShape`."""
+        return 1 if self.headless else self.width
 
     def mixed_prefill_budget(self, batch: int, many: bool) -> int:
         """Gives the prompt rows beside `batch` rounds: those of a captured shape, or the most allowed.
@@ -72,11 +79,13 @@ class GraphBuckets:
         `StepShape`, but that 0 are a few.
         """
         if singles:
-            return self._smallest(StepShape(batch, self.width, chunk, tiles, ends, singles, prompts))
-        exact = StepShape(batch, self.width, chunk, tiles, ends, prompts=prompts)
+            return self._smallest(
+                self._own(StepShape(batch, self.width, chunk, tiles, ends, singles, prompts))
+            )
+        exact = self._own(StepShape(batch, self.width, chunk, tiles, ends, prompts=prompts))
         if not chunk:
             larger = _next(self.batches, batch)
-            return exact if larger is None else StepShape(larger, self.width)
+            return exact if larger is None else self._own(StepShape(larger, self.width))
         larger, longer = _next(self.mixed_batches, batch), None
         if larger is not None:
             longer = _next(self._chunks(larger), chunk)
@@ -90,7 +99,7 @@ class GraphBuckets:
 
     def captured(self) -> Iterator[StepShape]:
         """Every shape that has a graph, the largest first: the others then fit in its memory."""
-        shapes = [StepShape(batch, self.width) for batch in self.batches]
+        shapes = [self._own(StepShape(batch, self.width)) for batch in self.batches]
         shapes += [self._mixed(batch, chunk) for batch in self.mixed_batches for chunk in self._chunks(batch)]
         shapes += [self._mixed(0, chunk) for chunk in self.lone_chunks]
         shapes += self._singles
@@ -105,6 +114,9 @@ class GraphBuckets:
             fitting += [s for s in self._singles if s.batch >= exact.batch and s.singles >= exact.singles]
         return min(fitting, key=lambda shape: shape.rows, default=exact)
 
+    def _own(self, shape: StepShape) -> StepShape:
+        return replace(shape, headless=self.headless)
+
     @cached_property
     def _graphs(self) -> frozenset[StepShape]:
         return frozenset(self.captured())
@@ -115,8 +127,10 @@ class GraphBuckets:
         if self.width == 1:
             return []
         sizes = [size for size in self.batches if size & (size - 1) == 0 or size == self.batches[-1]]
-        alone = [StepShape(0, self.width, singles=size) for size in sizes] if self.alone else []
-        return alone + [StepShape(size, self.width, singles=FEW_SINGLES) for size in sizes if size > 1]
+        alone = [self._own(StepShape(0, self.width, singles=size)) for size in sizes] if self.alone else []
+        return alone + [
+            self._own(StepShape(size, self.width, singles=FEW_SINGLES)) for size in sizes if size > 1
+        ]
 
     def _chunks(self, batch: int) -> tuple[int, ...]:
         """Prompt rows of the captured steps with `batch` rounds."""
@@ -130,7 +144,9 @@ class GraphBuckets:
         return min(LEAST_ROWS, self.chunk_tokens)
 
     def _mixed(self, batch: int, chunk: int) -> StepShape:
-        return StepShape(batch, self.width, chunk, self._tiles(chunk), MAX_ENDS, prompts=MAX_PROMPTS)
+        return self._own(
+            StepShape(batch, self.width, chunk, self._tiles(chunk), MAX_ENDS, prompts=MAX_PROMPTS)
+        )
 
     def _tiles(self, chunk: int) -> int:
         """The most tiles of a chunk: every prompt in it may leave one tile partly empty."""

@@ -278,7 +278,7 @@ class StepProgram:
         if state.drafter is not None and shape.drafts:
             batch = self._batch("slots") if shape.batch else None
             tokens = self._rows.tokens
-            state.drafter.follow(self._tapped, tokens, batch, verdicts, self._chunk(), shape.width)
+            state.drafter.follow(self._tapped, tokens, batch, verdicts, self._chunk(), shape.headed)
         if shape.batch:
             state.look_up(self._part["slots"])
         if shape.ends:

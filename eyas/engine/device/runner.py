@@ -82,8 +82,8 @@ class DeviceRunner:
         writes, joining, arrived = self._tell(mine)
         depth, buckets = self._depth(works)
         if any(joining):  # they are told, and drafted for, before the step
-            writes = self._join(joining, writes, buckets.width)
-        self._catch_up(works, buckets.width)
+            writes = self._join(joining, writes, buckets.headed)
+        self._catch_up(works, buckets)
         shape, placed = self._place(mine, buckets)
         to_score = [score_requests(each.chunks, shape.round_rows) for each in placed]
         grammar_slots = [slots_with_grammar(each, shape) for each in placed]
@@ -223,27 +223,29 @@ class DeviceRunner:
     def _occupant(self, work: SequenceWork) -> SlotOccupant:
         return self._ranks[work.seq.generation.rank or 0].occupant(work)
 
-    def _catch_up(self, works: SequenceOf[SequenceWork], width: int) -> None:
-        """The head takes what plain rounds left to it: before a step that drafts, or once one's is too much.
+    def _catch_up(self, works: SequenceOf[SequenceWork], buckets: GraphBuckets) -> None:
+        """The head takes what rounds without it left: before a step in which it drafts, or once one's is too
+        much. As many rows wait as a round may have made certain: the device knows how many it did.
 
         Then all join: a call costs about the same for one sequence as for many.
         """
         if self._depths is None or not self.drafts:
             return
+        drafts, leaves = buckets.headed > 1, buckets.width if buckets.headed == 1 else 0
         known = ((work, self._occupant(work)) for work in works if work.round)
         followed = [(work, occupant) for work, occupant in known if occupant.drafted]
-        due = width > 1 or any(occupant.waiting == RING_ROWS for _, occupant in followed)
+        due = drafts or any(occupant.waiting + leaves > RING_ROWS for _, occupant in followed)
         behind = []
         for work, occupant in followed:
             if due and occupant.waiting:
-                behind.append((work.seq.slot, occupant.waiting))
+                behind.append((work.seq.slot, 1))
                 occupant.waiting, work.seq.draft_len = 0, work.seq.kv_len
-            occupant.waiting += width == 1
+            occupant.waiting += leaves
         for first in range(0, len(behind), MAX_CATCH_UPS):
             some = behind[first : first + MAX_CATCH_UPS]
             size = next(size for size in catch_up_sizes(self._padding_slot) if size >= len(some))
             some += [(self._padding_slot, 0)] * (size - len(some))
-            self._executor.catch_up(CatchUp(np.array(some, np.int32).T.copy(), width))
+            self._executor.catch_up(CatchUp(np.array(some, np.int32).T.copy(), buckets.headed))
 
     def _place(
         self, mine: SequenceOf[SequenceOf[SequenceWork]], buckets: GraphBuckets

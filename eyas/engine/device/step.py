@@ -8,7 +8,7 @@ only the host knows. Tensor-parallel ranks are sent exactly this. No device memo
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -33,7 +33,8 @@ class StepShape:
 
     `batch` sequences with `width` rows each, `chunk` prompt rows cut into `tiles` tiles, `ends` of which
     (rows) give a token. `singles`: sequences with one row each, for which nothing is drafted. `prompts`: the
-    most sequences that its chunks are of; 0: there may be as many as tiles.
+    most sequences that its chunks are of; 0: there may be as many as tiles. `headless`: a head in the step
+    lets its rows wait, and drafts are looked up alone.
     """
 
     batch: int
@@ -43,6 +44,7 @@ class StepShape:
     ends: int = 0
     singles: int = 0
     prompts: int = 0
+    headless: bool = field(default=False, kw_only=True)
 
     @property
     def round_rows(self) -> int:
@@ -116,6 +118,11 @@ class StepShape:
     def state_spans(self) -> int:
         """The most spans of SPAN rows, from where states stand on, that have rows of its chunks."""
         return self.chunk // SPAN + 2 * (self.prompts or self.tiles) if self.chunk else 0
+
+    @property
+    def headed(self) -> int:
+        """Rows of a round, as far as a head in the step drafts below it; 1: it does not."""
+        return 1 if self.headless else self.width
 
     @property
     def drafts(self) -> bool:

@@ -59,6 +59,7 @@ from eyas.engine.loading.step_shapes import (
     check_windows,
     check_words,
     largest,
+    looks_up,
     rehearsed,
 )
 from eyas.engine.models.base import DecoderModel, DraftModel, FeatureTap
@@ -164,7 +165,9 @@ def build_device(
     )
     pages, ranks = state.pool.shape.pages, loaded.config.dp_attention
     layouts = [replace(layout, first_page=pages * number) for number in range(ranks)]
-    adaptive = pacing_of(loaded.config) if by_depth(loaded) and ranks == 1 else None
+    adaptive = None
+    if by_depth(loaded) and ranks == 1:
+        adaptive = pacing_of(loaded.config, looks_up=looks_up(loaded))
     depths = None if adaptive is None else DepthBuckets(adaptive, by_depth(loaded))
     ahead = loaded.config.overlap_schedule
     runner = DeviceRunner(executor, rank.buckets, layouts, grammars, ahead=ahead, depths=depths)
@@ -191,7 +194,7 @@ def build_rank(
     with start.phases("kernels"):
         start.wait_for_kernels()
         ranks.barrier()  # from here on they wait for each other's kernels
-        depths = by_depth(loaded).values() or (buckets,)
+        depths = [depth for depth in by_depth(loaded).values() if not depth.headless] or [buckets]
         slowest = max(_warm_up(executor, rehearsed(loaded, depth)) for depth in depths)
     with start.phases("capture"):
         if loaded.target.foreign is None:

@@ -18,6 +18,7 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.speculation.depth import ladder, shallower
+from eyas.engine.speculation.feature_rows import RING_ROWS
 
 MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
 LONE_CHUNKS = (640, 768, 1024, 1536)
@@ -67,7 +68,19 @@ def by_depth(loaded: EngineSpec) -> dict[int, GraphBuckets]:
         shapes[depth] = replace(
             whole, width=width, batches=batches, mixed_batches=mixed, alone=False, lone_chunks=lone
         )
+    if looks_up(loaded):
+        own = replace(shapes[spec.steps], width=spec.deepest + 1, mixed_batches=(), lone_chunks=())
+        shapes[-spec.deepest] = replace(own, headless=True)
     return shapes
+
+
+def looks_up(loaded: EngineSpec) -> bool:
+    """Whether rounds may let a head in the step wait, and verify what is looked up alone: if two such rounds
+    leave no more rows than may wait.
+    """
+    spec = loaded.config.speculation
+    beside = spec.adaptive and spec.ngram and loaded.head is not None and loaded.drafts_here
+    return beside and 2 * (spec.deepest + 1) <= RING_ROWS
 
 
 def captured(loaded: EngineSpec) -> list[StepShape]:
@@ -82,7 +95,10 @@ def captured_catch_ups(loaded: EngineSpec, state: DeviceState) -> list[tuple[int
     if state.drafter is None or not state.drafter.adaptive:
         return []
     sizes = reversed(catch_up_sizes(state.tables.padding_slot))
-    return [(size, depth.width) for size in sizes for depth in by_depth(loaded).values()]
+    depths = [
+        depth for depth in by_depth(loaded).values() if not depth.headless
+    ]  # it waits as in plain rounds
+    return [(size, depth.width) for size in sizes for depth in depths]
 
 
 def rehearsed(loaded: EngineSpec, buckets: GraphBuckets) -> Iterator[StepShape]:

@@ -1,9 +1,12 @@
-"""Chooses the depth of the next round: the most tokens per second, and sometimes another, to learn.
+"""Chooses depth and kind of the next round: the most tokens per second, and sometimes another, to learn.
 
 A round's promise is what its sequences will accept, by what they accepted, over what such a round takes, by
 what such rounds took. The depth beside the best one is tried now and then, out of a budget that is a share of
 all time, and pays what the trial was found to cost: so acceptance that comes back is noticed, and the price
 is bounded.
+
+**Kinds.** Depth 0 is plain. Where drafts are looked up beside a head in the step, a negative depth is that of
+rounds in which they are looked up alone: the head waits, which saves its time where texts repeat themselves.
 
 **Acceptance.** A depth's rate is conditional: how often its draft is accepted where all above it were. A
 sequence that was seen little counts as all others do, and a depth that was seen little as the depth above it.
@@ -36,7 +39,8 @@ TRIED_ROUNDS = 2  # .. and a trial
 MOST_CREDIT = 2  # rounds: the most that is saved up for trials, and the most that one may leave owed
 MOST_LATE = 1.3  # of what a round should take: what is beyond that is not its depth's to pay
 LEAST_PRICE = 0.04  # of a round: what trying a depth counts at least, also where it promises as much
-FIRST_RATE = 0.7  # of the first draft, before anything was seen
+FIRST_RATE = 0.7  # of the first draft, before anything was seen ..
+FIRST_LOOKED_UP = 0.2  # .. and of one that was looked up: most texts hardly repeat themselves
 WEIGHT = 8.0  # rounds that what is believed beforehand counts as
 OWN_ROUNDS, ALL_ROUNDS = 96.0, 1024.0  # what was seen longer ago hardly counts: of one sequence, of all
 RECENT_ROUNDS = 48.0  # what was seen since then tells a change
@@ -122,20 +126,23 @@ class DecodingBatch:
 
 
 class AdaptiveDepth:
-    """Chooses one of `depths` for round after round, and learns from those that have landed."""
+    """Chooses one of `depths` for round after round, and learns from those that have landed. `looks_up`: a
+    head may wait.
+    """
 
-    def __init__(self, spec: SpeculationConfig, slots: int) -> None:
+    def __init__(self, spec: SpeculationConfig, slots: int, *, looks_up: bool = False) -> None:
         self.spec = spec
-        self.depths = ladder(spec)
-        self._steps = list(self.depths)
+        self.depths = (*ladder(spec), -spec.deepest) if looks_up else ladder(spec)
         self.times = RoundTimes()
+        self._headed = list(ladder(spec))
         self._acceptance = AcceptanceRates(slots, spec.steps)
-        self._place = len(self.depths) - 1  # of the depth that is best so far, in `depths`
+        self._looked_up = AcceptanceRates(slots, spec.steps, FIRST_LOOKED_UP) if looks_up else None
+        self._place = len(self._headed) - 1  # of the depth that is best so far, in `depths`
         self._now = self._place  # of the depth that runs: the best one, or one that is tried
         self._size = self._left = 0  # the batch of the last choice, and the rounds for which that still holds
-        self._beside = self.depths[-1]  # the depth of rounds beside prompts
+        self._beside = spec.steps  # the depth of rounds beside prompts
         self._ages = [0] * len(self.depths)  # choices since each was chosen
-        self._tried: int | None = None  # the depth of the last trial, since the best one is what it is
+        self._tried = False  # was another depth tried since the best one is what it is?
         self._credit = 0.0  # seconds
         self._rate = 1.0  # tokens per second at the best depth, at the last choice
 
@@ -164,15 +171,18 @@ class AdaptiveDepth:
         return self.current
 
     def _choose(self, batch: DecodingBatch) -> None:
-        tokens = self._acceptance.tokens(batch.slots, batch.occupancies, batch.limits)[self._steps]
+        tokens = self._acceptance.tokens(batch.slots, batch.occupancies, batch.limits)[self._headed]
+        if self._looked_up is not None:
+            alone = self._looked_up.tokens(batch.slots, batch.occupancies, batch.limits)
+            tokens = np.append(tokens, alone[self.spec.deepest])
         seconds = np.array([self.times.seconds(len(batch), depth) for depth in self.depths])
         place = best(tokens, seconds, self._place)
         if place != self._place:
-            self._place, self._tried = place, None
+            self._place, self._tried = place, False
         self._now = self._place
         self._rate = float(tokens[self._now] / seconds[self._now])
         lost = seconds - tokens / self._rate
-        self._beside = self.depths[-1] if lost[-1] < lost[0] else 0
+        self._beside = self.spec.steps if lost[len(self._headed) - 1] < lost[0] else 0
         if batch.limits.any():
             self._try(tokens, seconds)
         self._ages = [age + 1 for age in self._ages]
@@ -185,20 +195,26 @@ class AdaptiveDepth:
         been the last that was seen of a depth. The first round tells what is accepted, the second one how
         long such rounds take.
         """
-        beside = {
-            place: price(tokens, seconds, self._place, place)
-            for place in (self._place - 1, self._place + 1)
-            if 0 <= place < len(self.depths)
-        }
+        beside = {place: price(tokens, seconds, self._place, place) for place in self._others}
         place = max(beside, key=lambda one: self._ages[one] / beside[one])
         if self._ages[place] and beside[place] <= self._credit:
             self._now, self._left = place, TRIED_ROUNDS
-            self._tried = self.depths[place]
+            self._tried = True
+
+    @property
+    def _others(self) -> list[int]:
+        """Places of the depths beside the best one, and of the other kind."""
+        deepest = len(self._headed) - 1
+        if self._place > deepest:
+            return [0, deepest]
+        others = [place for place in (self._place - 1, self._place + 1) if 0 <= place <= deepest]
+        return others if self._looked_up is None else [*others, deepest + 1]
 
     def landed(self, batch: DecodingBatch, depth: int, accepted: Ints, offered: Ints) -> None:
-        """What became of the drafts of a round of this depth: int64 [n] each."""
+        """What became of drafts that a round of this depth made: int64 [n] each."""
+        rates = self._acceptance if depth >= 0 or self._looked_up is None else self._looked_up
         if offered.any():
-            self._acceptance.seen(batch.slots, batch.occupancies, accepted, offered)
+            rates.seen(batch.slots, batch.occupancies, accepted, offered)
 
     def took(self, batch: int, depth: int, seconds: float, gave: int, *, alike: bool) -> None:
         """A round of nothing but `batch` sequences took `seconds`, and gave `gave` tokens.
@@ -210,16 +226,17 @@ class AdaptiveDepth:
         self._credit = min(self._credit + BUDGET * seconds, MOST_CREDIT * seconds)
         if alike:
             self.times.learn(batch, depth, seconds)
-        if self._tried is not None and (not alike or depth == self._tried):
+        if self._tried and (not alike or depth != self.depths[self._place]):
             usual = self.times.seconds(batch, depth)
             debt = min(seconds, MOST_LATE * usual) - gave / self._rate - self._credit
             self._credit = -min(debt, MOST_CREDIT * usual)
 
 
 class AcceptanceRates:
-    """Of at most `slots` sequences at a time, down to depth `most`."""
+    """Of at most `slots` sequences at a time, down to depth `most`. `first`: of a first draft, before."""
 
-    def __init__(self, slots: int, most: int) -> None:
+    def __init__(self, slots: int, most: int, first: float = FIRST_RATE) -> None:
+        self._first = first
         self._occupants = np.full(slots, -1, np.int64)
         self._own = np.zeros((2, slots, most))  # accepted; offered, with all above it accepted
         self._all = np.zeros((2, most))
@@ -261,7 +278,7 @@ class AcceptanceRates:
 
     def _rates(self) -> Floats:
         """Of all sequences together, by depth: float64 [most]."""
-        rates, above = [], FIRST_RATE
+        rates, above = [], self._first
         for hit, tried in self._all.T.tolist():
             above = (hit + WEIGHT * above) / (tried + WEIGHT)
             rates.append(above)
@@ -364,5 +381,5 @@ def _bucket(batch: int) -> int:
 
 
 def _guess(steps: int) -> float:
-    """In plain rounds."""
-    return 1.0 + PER_STEP * steps
+    """In plain rounds; of one in which a head waits, as much as a plain one."""
+    return 1.0 + PER_STEP * max(steps, 0)

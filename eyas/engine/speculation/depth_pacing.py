@@ -29,7 +29,7 @@ class DepthPacing:
 
     @property
     def depth(self) -> int:
-        """How deep rounds are drafted now; 0: they are plain."""
+        """How deep rounds are drafted now; 0: they are plain; below 0: what is drafted is looked up alone."""
         return self.depths.current
 
     @property
@@ -70,9 +70,13 @@ class DepthPacing:
             self.choose(here, [seq.generation.request.speculative for seq in here])
 
     def _learn(self, rounds: SequenceOf[StepResult], depth: int) -> None:
-        """Only from those whose slot is still theirs, and nothing from a plain round."""
+        """Only from those whose slot is still theirs, nothing from a plain round. `depth`: the round's."""
         if not depth and not any(one.drafts.offered for one in rounds):
             return
+        if depth < 0:  # its drafts are those of the step before, which a head may have made
+            if self._before is None:
+                return
+            depth = self._before or depth
         rows = [
             (one.work.seq.slot, one.work.occupancy, one.drafts.accepted, self._offered(one, depth))
             for one in rounds
@@ -87,18 +91,20 @@ class DepthPacing:
     def _offered(self, one: StepResult, depth: int) -> int:
         """How deep its drafts were; one that was not found was as good as refused."""
         seq, drafts = one.work.seq, one.drafts
-        if not (self._sparse and seq.generation.request.speculative):
+        if not ((self._sparse or depth < 0) and seq.generation.request.speculative):
             return drafts.offered
-        return max(drafts.offered, min(drafts.accepted + 1, depth, self._limit(seq)))
+        return max(drafts.offered, min(drafts.accepted + 1, abs(depth), self._limit(seq)))
 
 
 def _columns(rows: SequenceOf[tuple[int, ...]], count: int = 3) -> Ints:
     return np.array(rows, np.int64).reshape(-1, count).T
 
 
-def pacing_of(config: EngineConfig) -> DepthPacing | None:
-    """If the configuration wants depths to be adaptive."""
+def pacing_of(config: EngineConfig, *, looks_up: bool = False) -> DepthPacing | None:
+    """If the configuration wants depths to be adaptive. `looks_up`: as of `AdaptiveDepth`."""
     spec = config.speculation
     if not spec.adaptive:
         return None
-    return DepthPacing(AdaptiveDepth(spec, config.max_running), sparse=config.draft is None)
+    return DepthPacing(
+        AdaptiveDepth(spec, config.max_running, looks_up=looks_up), sparse=config.draft is None
+    )

@@ -91,13 +91,13 @@ class DeviceDrafter:
     ) -> None:
         """tapped [m, layers * hidden], tokens [m] of a step's rows: extend by what is certain, then propose.
 
-        `width`: rows of a round, which says how many drafts the next has. With one row there are none, and
-        what is certain waits in the ring; prompts do not wait.
+        `width`: rows of a round, which says how many drafts of the head the next has. With one row there are
+        none, and what is certain waits in the ring; prompts do not wait.
         """
         spec = self._specs.get(width)
         if spec is None and batch is not None:
-            assert self._ring is not None
-            self._ring.keep(tapped[: batch.size], batch.slots)
+            assert self._ring is not None and verdicts is not None
+            self._ring.keep(tapped, batch, verdicts)
             batch = None
         if batch is None and chunk is None:
             return
@@ -157,14 +157,14 @@ class DeviceDrafter:
         """
         assert self._ring is not None
         slots = words[0].clone()
-        tapped, tokens, rows = self._ring.waiting(words, self.pool.page_size)
+        tapped, tokens, rows, counts = self._ring.waiting(words, self.pool.page_size)
         rounds, features = DecodeRows(slots, rows.starts, RING_ROWS), self._tap.features(tapped, tokens)
         if (spec := self._specs.get(width)) is None:
             self._proposer.keep(features, rows, rounds)
             return
         drafted = self._proposer.run(features, rows, rounds)
         first = torch.arange(0, rows.tokens.shape[0], RING_ROWS, dtype=torch.int32, device=words.device)
-        newest = first + (words[1] - 1).clamp(min=0)
+        newest = first + (counts - 1).clamp(min=0)
         last = self._proposer.rooted(self._proposer.picked(drafted, newest), slots, slots.shape[0])
         self._proposer.propose(last, slots, spec)
 

@@ -1,7 +1,7 @@
 """Rows of features that stay on the device: for the head in the step, and for a drafter elsewhere.
 
-A plain round does not call the head. Its rows wait in a ring, and the head takes several at once: before
-anything is drafted again, and before the ring is full.
+A plain round does not call the head, nor does one whose drafts are looked up alone. Their rows wait in a
+ring, and the head takes several at once: before it drafts again, and before the ring is full.
 
 A drafter elsewhere begins with the newest features of a sequence. The step that makes rows certain writes
 them (`eyas.engine.kernels.exchange.row_ring`). The host reads them only where such a drafter has to begin
@@ -14,7 +14,8 @@ import torch
 
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.batch.window import ROWS
-from eyas.engine.kernels.drafts.rounds import RoundRows
+from eyas.engine.kernels.drafts.paths import leave
+from eyas.engine.kernels.drafts.rounds import RoundBatch, RoundRows, RoundVerdicts
 
 RING_ROWS = 16
 """Of each sequence: many at once cost the head hardly more than one, until its products bind."""
@@ -28,22 +29,27 @@ class FeatureRing:
         sizes = tables.sizes.slots, RING_ROWS, width
         self._rows = torch.zeros(sizes, dtype=dtype, device=tables.memory.device)
 
-    def keep(self, tapped: torch.Tensor, slots: torch.Tensor) -> None:
-        """tapped [B, width]: the newest rows of `slots` int32 [B], which their lengths count already."""
-        whose = slots.long()
-        self._rows[whose, (self._tables.length[whose] - 1).long() % RING_ROWS] = tapped
+    def keep(self, tapped: torch.Tensor, batch: RoundBatch, verdicts: RoundVerdicts) -> None:
+        """tapped [B * W, width] of rounds: the rows that are certain by their verdicts wait from now on."""
+        leave(batch, verdicts, tapped, self._rows)
 
-    def waiting(self, words: torch.Tensor, page_size: int) -> tuple[torch.Tensor, torch.Tensor, RoundRows]:
-        """words int32 [2, J]: slots, and how many of the newest rows of each wait (0 to RING_ROWS).
+    def waiting(
+        self, words: torch.Tensor, page_size: int
+    ) -> tuple[torch.Tensor, torch.Tensor, RoundRows, torch.Tensor]:
+        """words int32 [2, J]: slots, and of each whether rows may wait (0: it is padding). None does then.
 
         Gives [J * RING_ROWS, width], the tokens of these rows, and the draft head's rows for them, of which
-        each one's token is the next in the text. Rows beyond those that wait are empty.
+        each one's token is the next in the text; rows beyond those that wait are empty. And how many wait of
+        each: int32 [J].
         """
         tables, whose = self._tables, words[0].long()
-        starts = tables.length[whose] - words[1]
+        since, length = tables.waits[whose], tables.length[whose]
+        counts = torch.where((words[1] > 0) & (since >= 0), length - since, 0).clamp(max=RING_ROWS)
+        starts = length - counts
+        tables.waits[whose] = -1
         inside = torch.arange(RING_ROWS, dtype=torch.int32, device=words.device)
         positions = starts[:, None] + inside
-        real = inside < words[1][:, None]
+        real = inside < counts[:, None]
         real &= positions + 1 < tables.text.shape[1]
         safe = positions.clamp(0, tables.text.shape[1] - 2).long()
         own, tokens = (tables.text[whose[:, None], safe + by] for by in (0, 1))
@@ -55,7 +61,7 @@ class FeatureRing:
             starts,
         )
         tapped = self._rows[whose[:, None], safe % RING_ROWS]
-        return tapped.view(real.numel(), tapped.shape[-1]), own.reshape(-1), rows
+        return tapped.view(real.numel(), tapped.shape[-1]), own.reshape(-1), rows, counts
 
 
 class DeviceWindows:

@@ -1,4 +1,5 @@
-"""Moves data along an accepted path: KV rows to where a plain sequence has them, features to the draft head.
+"""Moves data along an accepted path: KV rows to where a plain sequence has them, features to the draft head
+or to where they wait for it.
 
 The kernels run after the verdict of the same round. By then the length has grown by the tokens emitted, so
 the round started at length - (a + 1).
@@ -227,3 +228,64 @@ def _gather_path(
         if index == 0:
             tl.store(out[3] + sequence, start)
             tl.store(last_row + sequence, row + count - 1)
+
+
+def leave(batch: RoundBatch, verdicts: RoundVerdicts, tapped: Tensor, ring: Tensor) -> None:
+    """The certain rows of each round wait: `tapped` [B * W, width], one per node, is copied to the `ring`
+    [slots, rows, width], of position p to row p mod rows, and the tables say since which row some wait.
+    """
+    tables, path = batch.tables, verdicts.path
+    _, rows, width = ring.shape
+    _leave[(batch.size * path.shape[1], cdiv(width, FEATURE_BLOCK))](
+        batch.slots,
+        tables.length,
+        tables.waits,
+        verdicts.result,
+        path,
+        tapped,
+        ring,
+        tables.padding_slot,
+        FACTS=FACTS,
+        NODES=verdicts.width,
+        PATH=path.shape[1],
+        ROWS=rows,
+        WIDTH=width,
+        BLOCK=FEATURE_BLOCK,
+        PDL=batch.pdl,
+        num_warps=4,
+        launch_pdl=batch.pdl,
+    )
+
+
+@kernel(do_not_specialize=PLAIN)
+def _leave(
+    slots,
+    length,
+    waits,
+    result,
+    path,
+    tapped,
+    ring,
+    padding,
+    FACTS: tl.constexpr,
+    NODES: tl.constexpr,
+    PATH: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    sequence, index = tl.program_id(0) // PATH, tl.program_id(0) % PATH
+    slot = tl.load(slots + sequence)
+    count = tl.load(result + sequence * (FACTS + NODES))
+    if (slot != padding) & (index < count):
+        start = tl.load(length + slot) - count
+        node = tl.load(path + sequence * PATH + index)
+        element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        source = (sequence * NODES + node).to(tl.int64) * WIDTH + element
+        target = (slot.to(tl.int64) * ROWS + (start + index) % ROWS) * WIDTH + element
+        tl.store(ring + target, tl.load(tapped + source, mask=element < WIDTH), mask=element < WIDTH)
+        if (index == 0) & (tl.program_id(1) == 0):
+            if tl.load(waits + slot) < 0:
+                tl.store(waits + slot, start)
