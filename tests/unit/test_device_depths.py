@@ -212,7 +212,7 @@ def leave(tables: SlotTables, ring: FeatureRing, slot: int, start: int, certain:
     path[1, 0] = 0
     result = torch.zeros(2, FACTS + 4, dtype=torch.int32, device=DEVICE)
     result[:, 0] = torch.tensor([certain, 1])
-    tapped = torch.full((8, 3), -5.0, device=DEVICE)
+    tapped = torch.full((8, ring.width), -5.0, device=DEVICE)
     for j, node in enumerate([0, *nodes]):
         tapped[node] = 1000.0 * slot + start + j
     tables.length[slot] = start + certain
@@ -256,3 +256,14 @@ def test_the_ring_gives_back_the_newest_rows_in_order() -> None:
             assert int(own[row]) == token - 1
             found.append((slot, position, float(features[row, 0]), token, kv_row))
     assert sorted(found) == sorted(expected)
+
+
+def test_rows_wait_without_features_too() -> None:
+    """Of a head that is a whole model, whose features are tokens."""
+    tables = SlotTables(TableSizes(3, 12, width=4, context=44), DEVICE)
+    ring = FeatureRing(tables, 0, torch.float32)
+    leave(tables, ring, 1, 5, 3)
+    leave(tables, ring, 1, 8, 1)
+    words = torch.tensor([[1], [1]], dtype=torch.int32, device=DEVICE)
+    tapped, _, rows, counts = ring.waiting(words, 4)
+    assert counts.tolist() == [4] and rows.starts.tolist() == [5] and tapped.shape[1] == 0

@@ -25,6 +25,7 @@ class FeatureRing:
     """Rows [slots, RING_ROWS, width]: of position p in place p mod RING_ROWS."""
 
     def __init__(self, tables: SlotTables, width: int, dtype: torch.dtype) -> None:
+        self.width = width
         self._tables = tables
         sizes = tables.sizes.slots, RING_ROWS, width
         self._rows = torch.zeros(sizes, dtype=dtype, device=tables.memory.device)

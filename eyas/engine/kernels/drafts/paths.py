@@ -236,7 +236,9 @@ def leave(batch: RoundBatch, verdicts: RoundVerdicts, tapped: Tensor, ring: Tens
     """
     tables, path = batch.tables, verdicts.path
     _, rows, width = ring.shape
-    _leave[(batch.size * path.shape[1], cdiv(width, FEATURE_BLOCK))](
+    _leave[
+        (batch.size * path.shape[1], max(cdiv(width, FEATURE_BLOCK), 1))
+    ](  # a token may be all of a feature
         batch.slots,
         tables.length,
         tables.waits,
