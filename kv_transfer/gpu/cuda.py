@@ -266,9 +266,11 @@ class CudaDriver:
                     for stream, end in zip(road.streams, ends, strict=True):
                         self._call("cuEventRecord", end, stream)
         finally:
-            for end in ends:
-                self._call("cuEventSynchronize", end)
-            road.ends.put(ends)
+            try:
+                for end in ends:
+                    self._call("cuEventSynchronize", end)
+            finally:
+                road.ends.put(ends)
 
     def _batch(self, blocks: Sequence[CopyBlock], stream: ctypes.c_void_p) -> None:
         count = len(blocks)

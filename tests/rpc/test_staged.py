@@ -188,8 +188,15 @@ async def test_windows_of_a_call_follow_each_other(
         assert len(begun) == 3, "neither is used again"
         monkeypatch.setattr("eyas.common.wire.transfer.RESTS_S", 0.1)
         await asyncio.sleep(0.4)  # its owner has ended it
+
+        async def ends(requests: Any) -> None:
+            await anext(requests, None)
+
+        monkeypatch.setattr("prefill_svc.transfer._another", ends)
         await window()
         assert len(begun) == 4
+        await window()
+        assert len(begun) == 5, "its owner ended it as it was used again"
         async with asyncio.timeout(10):
             while slots_left(a) != SLOTS:
                 await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from kv_transfer.gpu import cuda
-from kv_transfer.gpu.cuda import BATCH, STREAMS, CudaDriver
+from kv_transfer.gpu.cuda import BATCH, COPIES, STREAMS, CudaDriver
 from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
 
 TORCH = 77  # the context that was there before
@@ -147,6 +147,23 @@ def test_copies_of_the_host_are_launched_behind_each_other_and_waited_for_side_b
     assert waiting == 2, "one was launched only when the other had ended"
     launched = [name for name in order if name != "cuEventSynchronize"]
     assert launched == ["cuMemcpyBatchAsync_v2", "cuEventRecord"] * 2
+
+
+def test_copies_of_a_gpu_that_has_failed_fail_and_wait_for_nothing(library: FakeCuda) -> None:
+    driver, failed = CudaDriver(0), []
+
+    def copy() -> None:
+        for _ in range(COPIES + 1):
+            with pytest.raises(DriverError, match="cuEventSynchronize"):
+                driver.copy_host(BLOCKS[:3], out=True)
+            failed.append(True)
+
+    library._do = lambda name, arguments: int(name == "cuEventSynchronize")  # type: ignore[method-assign]
+    library.contexts = [OURS]
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert len(failed) == COPIES + 1
 
 
 def test_memory_of_the_host_has_the_address_by_which_kernels_see_it(library: FakeCuda) -> None:

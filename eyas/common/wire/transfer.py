@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import grpc
 import msgspec
@@ -172,12 +172,15 @@ class TransferClient:
 
     @contextlib.asynccontextmanager
     async def _staged(self, request: transfer_pb2.FetchRequest) -> AsyncIterator[StagedSlots]:
-        call = self._calls.take() or self._stub.Stage()
+        call, pages = self._calls.take() or self._stub.Stage(), transfer_pb2.StageRequest(pages=request)
         held = asyncio.Event()
         try:
-            await call.write(transfer_pb2.StageRequest(pages=request))
-            first = await self._answer(call, "slots")
-            yield StagedSlots(tuple(first.slots.slots), functools.partial(self._read, call, held))
+            first = await _say(call, pages)
+            if first == grpc.aio.EOF:  # it rested, and its owner has ended it just now
+                call = self._stub.Stage()
+                first = await _say(call, pages)
+            slots = self._checked(first, "slots").slots.slots
+            yield StagedSlots(tuple(slots), functools.partial(self._read, call, held))
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         finally:
@@ -187,16 +190,14 @@ class TransferClient:
                 call.cancel()
 
     async def _read(self, call: grpc.aio.StreamStreamCall, held: asyncio.Event) -> None:
-        with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: its answer says why
-            await call.write(transfer_pb2.StageRequest(read=transfer_pb2.StageRead()))
-        await self._answer(call, "held")
+        answer = await _say(call, transfer_pb2.StageRequest(read=transfer_pb2.StageRead()))
+        self._checked(answer, "held")
         held.set()
 
-    async def _answer(self, call: grpc.aio.StreamStreamCall, event: str) -> transfer_pb2.StageResponse:
-        answer = await call.read()
+    def _checked(self, answer: Any, event: str) -> transfer_pb2.StageResponse:
         if answer == grpc.aio.EOF or answer.WhichOneof("event") != event:
             raise TransferFailed(f"worker {self._worker} did not say {event} of the pages that it staged")
-        return answer
+        return cast(transfer_pb2.StageResponse, answer)
 
     async def _chunks(self, request: transfer_pb2.FetchRequest) -> AsyncGenerator[memoryview, None]:
         call = self._fetch(request)
@@ -207,6 +208,13 @@ class TransferClient:
             raise rpc.map_rpc_error(error) from error
         finally:
             call.cancel()
+
+
+async def _say(call: grpc.aio.StreamStreamCall, step: transfer_pb2.StageRequest) -> Any:
+    """The answer to a step of a Stage; EOF: the call has ended."""
+    with contextlib.suppress(asyncio.InvalidStateError):  # its answer says why
+        await call.write(step)
+    return await call.read()
 
 
 def _released(handle: KvHandle, attempt: int) -> transfer_pb2.ReleaseRequest:
