@@ -43,6 +43,7 @@ from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llam
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 from tests.unit.tiny_dflash import write_tiny_dflash, write_tiny_dspark
 from tests.unit.tiny_mtp import write_tiny_mimo
+from tests.unit.tiny_peagle import write_tiny_peagle
 
 pytestmark = pytest.mark.slow
 
@@ -202,7 +203,9 @@ def test_ranks_whose_steps_were_measured_give_what_one_gives(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["shared_head", "own_head", "mapped", "eagle_2", "mtp", "dflash", "dspark"])
+@pytest.mark.parametrize(
+    "kind", ["shared_head", "own_head", "mapped", "eagle_2", "mtp", "dflash", "dspark", "peagle", "whole"]
+)
 def test_two_ranks_draft_what_one_drafts(tmp_path: Path, kind: str, followers_interpret: None) -> None:
     """With the target's lm_head, tied to its embedding, with one of the head's own; and other kinds of heads.
 
@@ -220,6 +223,10 @@ def test_two_ranks_draft_what_one_drafts(tmp_path: Path, kind: str, followers_in
             write_tiny_dflash(head, model, reads=(1, 2, 4), draft_vocab=128)
         elif kind == "dspark":
             write_tiny_dspark(head, model, "gated", reads=(1, 2, 4))
+        elif kind == "peagle":
+            write_tiny_peagle(head, model, layers=2, draft_vocab=128)
+        elif kind == "whole":
+            write_tiny_llama(head, layers=2, seed=5)
         else:
             write_tiny_eagle3(head, model, draft_vocab=128 if kind == "own_head" else None)
     changes = {"model": str(model), "draft": str(head), "speculation": SpeculationConfig(2, 1, 3)}
