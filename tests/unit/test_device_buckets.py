@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from eyas.common.step_times import StepBudget
 from eyas.engine.device.buckets import MAX_ENDS, MAX_PROMPTS, GraphBuckets, default_batches
-from eyas.engine.device.step import StepShape
+from eyas.engine.device.calls import begin, step_of
+from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.kernels.attention.attend_tiles import tiling_of
 from eyas.engine.kernels.attention.exact_attend import AttentionCut
 
@@ -136,3 +139,23 @@ def test_every_batch_is_cut_as_a_padded_one_is(rows: int, kv_heads: int) -> None
         assert {cut(batch, rows, kv_heads) for batch in range(1, 257)} == {
             cut(batch, rows, kv_heads) for batch in padded
         }
+
+
+@pytest.mark.parametrize("headless", [False, True])
+def test_a_shape_reaches_other_ranks_whole(headless: bool) -> None:
+    """Whether a head waits, too: all ranks have to replay one graph."""
+    shape = replace(StepShape(4, 6, singles=2), headless=headless)
+    sent = StepInput(shape, np.arange(8, dtype=np.int32), np.zeros((2, 3), np.int32))
+    assert step_of(begin(sent)).shape == shape
+
+
+def test_rounds_in_which_a_head_waits_have_graphs_of_their_own() -> None:
+    """In the same places as those of the same width."""
+    headed = GraphBuckets(6, 4, (1, 4, 8), alone=False)
+    headless = replace(headed, headless=True)
+    alike = {replace(shape, headless=True) for shape in headed.captured()}
+    assert {*headless.captured()} == alike and not alike & {*headed.captured()}
+    for batch, singles in ((3, 0), (2, 1), (9, 0)):
+        shape = headless.shape(batch, 0, 0, 0, singles)
+        assert shape == replace(headed.shape(batch, 0, 0, 0, singles), headless=True)
+        assert (shape.headed, headed.headed) == (1, 6)
