@@ -46,7 +46,7 @@ class PageCopier:
         self._landing = landing
         self._jobs: list[WindowedJob] = []
         self._turns = PullTurns()
-        self._quota = SlotQuota()  # of the slots to land in, by peer
+        self._quota = SlotQuota()  # of the slots to land in, by worker
         self._numbers = itertools.count()  # of windows
         self._windows: dict[int, _RunningWindow] = {}  # by number
         self._over: list[CopyResult] = []
@@ -115,14 +115,14 @@ class PageCopier:
             slots = self._landing.take(turn.slots)
             if slots is None:
                 return
-            self._quota.taken(turn.peer, len(slots))
+            self._quota.taken(turn.route.worker, len(slots))
             self._start(turn, tuple(slots))
             self._turns.taken(turn)
 
     def _allowed(self, going: WindowedJob) -> bool:
         """A peer that hangs holds slots until its copies are given up, and never all."""
         assert self._landing is not None
-        return self._quota.allows(going.peer, going.slots, self._landing.free)
+        return self._quota.allows(going.route.worker, going.slots, self._landing.free)
 
     def _count_crossed(self) -> None:
         crossed = {name for backend in self._backends.values() for name in backend.crossed}
@@ -146,7 +146,7 @@ class PageCopier:
                 part = window.copy.part
                 window.of.pieces.append((self._landing.piece(window.slots[0], part.target), part.source))
             self._landing.give(window.slots)
-            self._quota.given(window.of.peer, len(window.slots))
+            self._quota.given(window.of.route.worker, len(window.slots))
         window.of.stopped(result, error)
         self._settle(window.of)
 

@@ -32,11 +32,15 @@ _log = logging.getLogger("eyas.pulls")
 
 @dataclass(frozen=True)
 class PeerRoute:
-    """One backend's way to one peer's area. `parts`: what our ranks take of its pages by it."""
+    """One backend's way to the area of a peer's rank. `parts`: what our ranks take of its pages by it.
+
+    `worker`: the peer, all of whose ranks share what one peer may have.
+    """
 
     backend: TransferBackend
     source: PeerSource
     parts: tuple[PagePart, ...] = (WHOLE,)
+    worker: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ class RouteSearch:
     def _route(self, backend: TransferBackend, source: PeerSource) -> PeerRoute:
         """Raises ConfigError where only whole pages come this way, and ours are others."""
         if backend.direct:
-            return PeerRoute(backend, source)
+            return PeerRoute(backend, source, worker=self.pages.worker)
         parts = self.ours.parts(self.pages.info, self.pages.rank, source.on_device)
         here, there = self.ours.ranks, len(self.pages.info.ranks)
         if any(part.width for part in parts) and not (self.ours.divides and source.divides):
@@ -214,7 +218,7 @@ class RouteSearch:
                 f"pages are of {there} ranks there and of {here} here, and one of the two lets whole ones go"
             )
             raise ConfigError(f"{text}, by {backend.name}")
-        return PeerRoute(backend, source, parts)
+        return PeerRoute(backend, source, parts, self.pages.worker)
 
     def prove(self, route: PeerRoute) -> None:
         """The proof page came this way."""

@@ -97,11 +97,6 @@ class WindowedJob:
     error: EyasError | None = None
 
     @property
-    def peer(self) -> int:
-        """Whose pages come; a number that lives as long as the job."""
-        return id(self.route.source)
-
-    @property
     def left(self) -> bool:
         """Whether a window was not begun, and should be."""
         return bool(self.windows) and self.error is None

@@ -91,7 +91,7 @@ class Landing:
 
     def submit(self, *jobs: CopyJob) -> None:
         for job in jobs:
-            self.copier.submit(PeerRoute(self.backend, PeerSource()), job)
+            self.copier.submit(PeerRoute(self.backend, PeerSource(), worker=f"of {job.pull}"), job)
 
     def results(self, count: int) -> list[CopyResult]:
         deadline, found = time.monotonic() + 10.0, []
@@ -188,9 +188,12 @@ def test_pulls_take_turns(landing: Landing) -> None:
 
 def test_a_peer_that_hangs_leaves_slots_to_others(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    hung, well = PeerRoute(landing.backend, PeerSource()), PeerRoute(landing.backend, PeerSource())
-    for pull in range(1, 4):
-        landing.copier.submit(hung, job(0, (60, 61), (2 * pull, 2 * pull + 1), pull=pull))
+    backend, well = landing.backend, PeerRoute(landing.backend, PeerSource(), worker="well")
+    for pull in range(1, 4):  # a rank each
+        landing.copier.submit(
+            PeerRoute(backend, PeerSource(), worker="hung"),
+            job(0, (60, 61), (2 * pull, 2 * pull + 1), pull=pull),
+        )
     assert [one.pull for one in landing.backend.running] == [1, 2], "and the third waits"
     held, landing.backend.running = landing.backend.running, []
     for pull in range(4, 7):
