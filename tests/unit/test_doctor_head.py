@@ -62,6 +62,15 @@ def test_without_a_target(head: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "--target DIR says" in said
 
 
+def test_a_whole_model_is_one_from_within_its_folder_too(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(target)
+    for named in (".", str(target)):
+        assert cli.main(["doctor", "head", named]) == 0
+    assert capsys.readouterr().out.count("a whole model") == 2
+
+
 def test_a_head_that_drafts_blocks(tmp_path: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = write_tiny_dflash(tmp_path / "block", target)
     assert cli.main(["doctor", "head", str(head)]) == 0

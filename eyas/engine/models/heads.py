@@ -90,15 +90,15 @@ def read_head(
 
 
 def target_alike(folder: Path) -> ModelConfig:
-    """A target of the sizes in a head's own config.json, with as many layers as the largest models have, and
-    without a folder.
+    """A target of the sizes in a head's own config.json, with as many layers as the largest models have, in a
+    folder that is not there.
 
     For who asks what a head is, and has no target. Raises ConfigError if config.json does not say.
     """
     raw = read_config(folder)
     with reading(folder):
         alike = llama.describe({"num_hidden_layers": 1, **raw}, folder)
-    return dataclasses.replace(alike, folder=Path(), layers=alike.layers[:1] * MOST_LAYERS)
+    return dataclasses.replace(alike, folder=folder / "nowhere", layers=alike.layers[:1] * MOST_LAYERS)
 
 
 def _capturing(config: DraftConfig, target: ModelConfig, flagged: tuple[int, ...]) -> DraftConfig:
