@@ -207,17 +207,17 @@ class _GramLinks:
 
 def _most_followed(rows: NDArray[np.int32]) -> tuple[int, ...]:
     """`rows` [n, MOST]: what follows each place, the newest first."""
-    tokens: list[int] = []
-    least = LEAST * len(rows)
-    while True:
-        at = len(tokens)
-        same = (rows[:, at:] == rows[0, at:]).all(0) & (rows[0, at:] != _END)
-        tokens += rows[0, at:][: len(same) if same.all() else int(same.argmin())].tolist()
-        if len(tokens) == MOST:
-            break
-        column = rows[:, len(tokens)]
-        token, count = Counter(column.tolist()).most_common(1)[0]
+    same = (rows == rows[0]).all(0) & (rows[0] != _END)
+    if same.all():
+        return tuple(rows[0].tolist())
+    common, least = int(same.argmin()), LEAST * len(rows)
+    tokens, alike = rows[0, :common].tolist(), rows[:, common:].tolist()
+    for at in range(MOST - common):
+        column = [row[at] for row in alike]
+        token, count = Counter(column).most_common(1)[0]
         if token == _END or count < least:
             break
-        rows = rows[column == token]
+        tokens.append(token)
+        if count < len(alike):
+            alike = [row for row in alike if row[at] == token]
     return tuple(tokens)
