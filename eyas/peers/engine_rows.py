@@ -442,7 +442,7 @@ DRAFTS = (
         TranslatedFlag(
             values.from_algorithm,
             "EAGLE, EAGLE3, NEXTN: the head of `--draft`, without it `--draft mtp`; STANDALONE, DFLASH: "
-            "that of `--draft`; NGRAM: `--draft ngram`",
+            "that of `--draft`, which they need; NGRAM: `--draft ngram`",
         ),
         example="NGRAM",
     ),

@@ -107,9 +107,11 @@ class RefusedFlag:
 
 @dataclass(frozen=True)
 class TranslatedFlag:
-    """A flag whose value becomes flags of Eyas; `settings` raises ValueError for one that cannot."""
+    """A flag whose value becomes flags of Eyas, or needs one that is given beside it; `settings` raises
+    ValueError for one that cannot.
+    """
 
-    settings: Callable[[str, Knows], list[FlagSetting]]
+    settings: Callable[[str, Knows], list[FlagSetting] | AcceptedWith]
     says: str
 
     def sentence(self) -> str:

@@ -210,6 +210,9 @@ class _SettingsReader:
             settings = meaning.settings(value, self._actions.__contains__)
         except ValueError as error:
             self._fail(typed, str(error))
+        if isinstance(settings, AcceptedWith):
+            self._conditions.append((typed, settings))
+            return
         if not settings:
             self._notes[typed] = f"{value!r} is how Eyas does it"
         for setting in settings:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from eyas.peers.meanings import Convert, FlagSetting, Knows
+from eyas.peers.meanings import AcceptedWith, Convert, FlagSetting, Knows
 
 PAGE = 16  # tokens per KV page
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -137,7 +137,7 @@ def _object(text: str) -> dict[str, Any]:
     return settings
 
 
-def from_algorithm(text: str, _: Knows) -> list[FlagSetting]:
+def from_algorithm(text: str, _: Knows) -> list[FlagSetting] | AcceptedWith:
     """The settings of SGLang's --speculative-algorithm; --draft, where it is given, names the head."""
     name = text.upper()
     if name in ("EAGLE", "EAGLE3", "NEXTN"):
@@ -145,7 +145,7 @@ def from_algorithm(text: str, _: Knows) -> list[FlagSetting]:
             FlagSetting("--draft", ("mtp",), weak=True)
         ]  # as there: without a head's path, the model's own
     if name in ("STANDALONE", "DFLASH"):
-        return []  # --draft, which names it, says all
+        return AcceptedWith(("--draft",), "--draft says all", f"{name} drafts by a model: take --draft DIR")
     if name == "NGRAM":
         return [FlagSetting("--draft", ("ngram",))]
     raise ValueError(f"{text} is not served: {_NO_METHOD}")

@@ -159,6 +159,7 @@ def test_vllms_object_of_speculation(
         (["a", "b"], "unknown: 'b': a server has one model"),
         (["--num-pages", "3", "--max-total-tokens", "1600"], "their values differ: 3 and 100"),
         (["--speculative-algorithm", "NGRAM", "--draft", "h"], "their values differ: ngram and h"),
+        (["--speculative-algorithm", "DFLASH"], "--speculative-algorithm: DFLASH drafts by a model: take"),
         (["--speculative-algorithm", "DECOUPLED"], "--speculative-algorithm: DECOUPLED is not served"),
         (["--speculative-config", "{"], "--speculative-config: it is not JSON"),
         (["--speculative-config", '{"modle": "h"}'], "modle is unknown: did you mean model?"),
