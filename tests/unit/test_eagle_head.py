@@ -106,9 +106,13 @@ def test_biases_of_attention_are_told_by_their_tensors(folders: Folders) -> None
         (
             {"fc.weight": torch.zeros(64, 192)},
             {},
-            "nor an EAGLE-1/2 head nor a whole model nor an EAGLE-3 head",
+            "nor an EAGLE-1/2 head nor a P-EAGLE head nor a whole model nor an EAGLE-3 head",
         ),
-        ({"fc.weight": None}, {}, "nor an EAGLE-1/2 head nor a whole model nor an EAGLE-3 head"),
+        (
+            {"fc.weight": None},
+            {},
+            "nor an EAGLE-1/2 head nor a P-EAGLE head nor a whole model nor an EAGLE-3 head",
+        ),
         ({}, {"vocab_size": 300}, "head: its vocab_size is not the target's"),
         ({}, {"hidden_size": 48}, "head: its hidden_size is not the target's"),
         ({}, {"sliding_window": 9}, "head: its sliding_window is shorter than the context"),

@@ -15,7 +15,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.speculation.recall import LOOKS, AnswerRecall
-from eyas.engine.speculation.recent_answers import MOST
+from eyas.engine.speculation.recent_answers import MOST_TOKENS
 from tests.unit.lookup_rig import sequence
 
 CHAIN = SpeculationConfig(steps=3, draft_tokens=4, ngram=True, suffix=True)
@@ -45,17 +45,17 @@ def grown(recall: AnswerRecall, seq: Sequence, tokens: list[int]) -> tuple[int, 
 def test_a_sequence_is_told_how_an_answer_went_on_and_let_be_while_it_does() -> None:
     recall, seq = recall_of(ANSWER), sequence((9,), [])
     assert grown(recall, seq, [7, 50]) == ()
-    assert grown(recall, seq, [51, 52, 53]) == tuple(ANSWER[4 : 4 + MOST])
+    assert grown(recall, seq, [51, 52, 53]) == tuple(ANSWER[4 : 4 + MOST_TOKENS])
     first = seq.continuation
     assert first is not None and first.base == len(seq) and first.match == 4
     grown(recall, seq, ANSWER[4:44])
     assert seq.continuation is first
-    assert grown(recall, seq, ANSWER[44:60]) == tuple(ANSWER[60 : 60 + MOST]), "little was left"
+    assert grown(recall, seq, ANSWER[44:60]) == tuple(ANSWER[60 : 60 + MOST_TOKENS]), "little was left"
 
 
 def test_a_sequence_that_goes_on_otherwise_has_nothing_until_it_matches_again() -> None:
     recall, seq = recall_of(ANSWER), sequence((9,), ANSWER[:5])
-    assert grown(recall, seq, ANSWER[5:8]) == tuple(ANSWER[8 : 8 + MOST])
+    assert grown(recall, seq, ANSWER[5:8]) == tuple(ANSWER[8 : 8 + MOST_TOKENS])
     assert grown(recall, seq, [3]) == () and seq.continuation is None
     assert grown(recall, seq, ANSWER[100:103]) == tuple(ANSWER[103:])
     last = seq.continuation

@@ -17,7 +17,7 @@ from eyas.engine.speculation.recent_answers import (
     GRAMS,
     LEAST,
     LONGEST,
-    MOST,
+    MOST_TOKENS,
     PLACES,
     AnswerMatch,
     RecentAnswers,
@@ -42,7 +42,7 @@ def followed(answers: SequenceOf[Ids], ids: Ids) -> AnswerMatch | None:
             lengths = [shared(answer[:at], ids) for answer, at in places]
             match = max(lengths)
             rows = [
-                answer[at : at + MOST]
+                answer[at : at + MOST_TOKENS]
                 for (answer, at), one in zip(places, lengths, strict=True)
                 if one == match
             ]
@@ -61,7 +61,7 @@ def shared(before: Ids, ids: Ids) -> int:
 def most_followed(rows: list[Ids]) -> tuple[int, ...]:
     tokens: list[int] = []
     least = LEAST * len(rows)
-    while len(tokens) < MOST:
+    while len(tokens) < MOST_TOKENS:
         counts = Counter(tuple(row[len(tokens) : len(tokens) + 1]) for row in rows)
         token, count = counts.most_common(1)[0]
         if not token or count < least:
@@ -144,7 +144,7 @@ def test_memory_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"LEAST": 0.6}, {"PLACES": 2}, {"LONGEST": 9}, {"MOST": 5}, {"_END": 1}, {"GRAMS": (3,)}]
+    "wrong", [{"LEAST": 0.6}, {"PLACES": 2}, {"LONGEST": 9}, {"MOST_TOKENS": 5}, {"_END": 1}, {"GRAMS": (3,)}]
 )
 def test_another_rule_is_noticed(wrong: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in wrong.items():

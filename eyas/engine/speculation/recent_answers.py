@@ -31,7 +31,7 @@ LONGEST = 24
 """Ids that are compared: longer matches count as this long."""
 PLACES = 16
 """The newest places behind a gram that are looked at."""
-MOST = 64
+MOST_TOKENS = 64
 """Tokens of a proposal."""
 LEAST = 0.1
 """A proposal ends where fewer of its places go on with it than this share."""
@@ -53,7 +53,7 @@ class RecentAnswers:
     def __init__(self, size: int = TOKENS) -> None:
         self._size = size
         self._end = 0  # tokens that were ever written: a place is named by it, and lies at its rest by `size`
-        self._view = memoryview(bytearray(4 * (LONGEST + size + MOST))).cast("i")
+        self._view = memoryview(bytearray(4 * (LONGEST + size + MOST_TOKENS))).cast("i")
         self._ids = np.frombuffer(
             self._view, np.int32
         )  # of the ring, and beyond its ends ids that stop a match
@@ -106,8 +106,8 @@ class RecentAnswers:
         return number
 
     def look_up(self, tenant: Hashable, ids: SequenceOf[int]) -> AnswerMatch | None:
-        """What followed the longest end of `ids` in answers of `tenant`: at most `MOST` tokens, of each place
-        the one with which most of the remaining places go on, the newest of two.
+        """What followed the longest end of `ids` in answers of `tenant`: at most `MOST_TOKENS` tokens, of
+        each place the one with which most of the remaining places go on, the newest of two.
 
         Of the newest `PLACES` places behind the longest of `GRAMS` that has any.
         """
@@ -142,7 +142,7 @@ class RecentAnswers:
         return places
 
     def _longest(self, places: Ints, last: array[int]) -> tuple[int, NDArray[np.int32]]:
-        """The longest match behind which a place stands, and what follows each of those places: [n, MOST].
+        """The longest match behind which a place stands, and what follows each place: [n, MOST_TOKENS].
 
         Nothing stops a match but an id: answers end with one that no text has.
         """
@@ -152,7 +152,7 @@ class RecentAnswers:
         lengths = alike.cumprod(1).sum(1)
         match = int(lengths.max())
         best = places[lengths == match]
-        return match, self._ids[LONGEST + best[:, None] + np.arange(MOST)]
+        return match, self._ids[LONGEST + best[:, None] + np.arange(MOST_TOKENS)]
 
 
 class _GramLinks:
@@ -206,13 +206,13 @@ class _GramLinks:
 
 
 def _most_followed(rows: NDArray[np.int32]) -> tuple[int, ...]:
-    """`rows` [n, MOST]: what follows each place, the newest first."""
+    """`rows` [n, MOST_TOKENS]: what follows each place, the newest first."""
     same = (rows == rows[0]).all(0) & (rows[0] != _END)
     if same.all():
         return tuple(rows[0].tolist())
     common, least = int(same.argmin()), LEAST * len(rows)
     tokens, alike = rows[0, :common].tolist(), rows[:, common:].tolist()
-    for at in range(MOST - common):
+    for at in range(MOST_TOKENS - common):
         column = [row[at] for row in alike]
         token, count = Counter(column).most_common(1)[0]
         if token == _END or count < least:
