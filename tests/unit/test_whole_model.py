@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_device_engine import PROMPT, SIZES, answers, on_device, rounds, tokens
 from test_engine import _assert_nothing_held, _plain, _requests, _run, patient
 
-from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
@@ -27,7 +28,7 @@ from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, Dr
 from tests.unit.families import write_family
 from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.loopback import Loopback
-from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.wandering import wander
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -137,6 +138,37 @@ def test_another_model_changes_no_token(
     assert any(entry.accepted for entry in entries)
     _assert_nothing_held(cluster)
     cluster.close()
+
+
+def padded(target: Path, folder: Path, vocab: int) -> Path:
+    """The target with `vocab` rows of embedding and head; the tokenizer of both is the embedded model's."""
+    shutil.copytree(target, folder, dirs_exist_ok=True)
+    for each in (target, folder):
+        shutil.copy(NANO / "tokenizer.json", each)
+    weights = load_file(folder / "model.safetensors")
+    ends = {}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = weights[name][:vocab]
+        more = torch.full((vocab - len(rows), rows.shape[1]), 9.0)
+        more[1::2] *= -1
+        ends[name] = torch.cat((rows, more))
+    return edit(folder, ends, vocab_size=vocab)
+
+
+@pytest.mark.parametrize("vocab", [272, 256, 200])
+def test_models_of_one_tokenizer_may_have_other_numbers_of_rows(
+    base: EngineConfig, tmp_path: Path, vocab: int
+) -> None:
+    """Rows that the target lacks are never proposed, though theirs would be the greatest logits here.
+
+    Ids that the drafter lacks harm nothing.
+    """
+    target = shutil.copytree(base.model, tmp_path / "target")
+    config = replace(base, model=str(target), draft=str(padded(target, tmp_path / "drafter", vocab)))
+    accepted = accepted_of(config, of_whole_rounds(), split=False)
+    if vocab >= 256:
+        assert accepted == [[STEPS] * ROUNDS] * 3
+    assert sum(map(sum, accepted)) > 0
 
 
 def test_ids_pass_as_digits_that_every_dtype_has() -> None:

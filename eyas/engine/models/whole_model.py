@@ -1,4 +1,4 @@
-"""A whole model as the drafter: any family that is served, of the target's vocabulary, commonly a small one.
+"""A whole model as the drafter: any family that is served, of the target's tokenizer, commonly a small one.
 
 It predicts from tokens alone, as its target does (Leviathan et al., arXiv 2211.17192), and needs nothing of
 the target's layers. What passes between the two halves is so the token of a position itself, as digits:
@@ -54,8 +54,9 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
     if EMBEDDING not in names if stored else model.num_layers == 1:
         return None
     fit = Fit(folder)
-    fit.wants(model.vocab_size == target.vocab_size, "its vocab_size is not the target's")
-    fit.wants(_alike(folder, target.folder), "its tokenizer's vocabulary is not the target's")
+    alike = _alike(folder, target.folder)
+    fit.wants(alike is not False, "its tokenizer's vocabulary is not the target's")
+    fit.wants(alike or model.vocab_size == target.vocab_size, "its vocab_size is not the target's")
     fit.wants(model.delta is None, "layers with a recurrent state do not draft")
     context = max(model.context_length, target.context_length)
     reach = model.positions - model.position_offset if model.positions else context
@@ -65,19 +66,22 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         folder=folder,
         algorithm="whole_model",
         decoder=dataclasses.replace(model, context_length=context),
-        draft_vocab_size=model.vocab_size,
+        draft_vocab_size=min(model.vocab_size, target.vocab_size),
         capture_layers=(),
         features=DIGITS,
         own_outputs=True,
     )
 
 
-def _alike(folder: Path, target: Path) -> bool:
-    """Whether two folders' tokenizers give nearly all tokens the same id, as far as that can be read."""
+def _alike(folder: Path, target: Path) -> bool | None:
+    """Whether two folders' tokenizers give nearly all tokens the same id; None: one cannot be read.
+
+    Of those that do, vocab_size may differ: models of one family pad it to what their matrices like.
+    """
     try:
         own, other = (read_tokenizer(each).get_vocab(with_added_tokens=True) for each in (folder, target))
     except ConfigError:
-        return True
+        return None
     return sum(other.get(name) == id for name, id in own.items()) >= ALIKE * len(own)
 
 
@@ -113,13 +117,17 @@ class WholeModelDraft(Generic[ProjectionT]):
         self, config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]
     ) -> None:
         """`ends`: the target's, of which it takes none."""
-        self._shifts = _shifts(weights)
+        self._shifts, self._outputs = _shifts(weights), config.draft_vocab_size
+        self._last_id = config.decoder.vocab_size - 1
         self._model = Decoder(config.decoder, weights, machine)
 
     @torch.inference_mode()
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:
-        """features [R, DIGITS] of certain rows, tokens [R] of others -> residual rows [R, hidden]."""
-        ids = tokens if rows.depth else tokens_of(features, self._shifts)
+        """features [R, DIGITS] of certain rows, tokens [R] of others -> residual rows [R, hidden].
+
+        Ids beyond its own, which no tokenizer gives, are taken for its last.
+        """
+        ids = (tokens if rows.depth else tokens_of(features, self._shifts)).clamp(max=self._last_id)
         x, _ = self._model.forward(dataclasses.replace(rows, tokens=ids), pool)
         return Drafted(x, x)
 
@@ -129,8 +137,8 @@ class WholeModelDraft(Generic[ProjectionT]):
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [r, hidden] as `forward` gave them -> float32 [r, vocab]."""
-        return self._model.logits(rows)
+        """rows [r, hidden] as `forward` gave them -> float32 [r, draft vocab]: of ids that the target has."""
+        return self._model.logits(rows)[:, : self._outputs].contiguous()
 
 
 def tokens_of(features: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
