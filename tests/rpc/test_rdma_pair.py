@@ -62,7 +62,8 @@ def nixl(monkeypatch: pytest.MonkeyPatch) -> FakeNixl:
     monkeypatch.setattr(nics, "near", lambda gpu: [RdmaCard("mlx5_0", 1.0)])
     monkeypatch.setattr(table, "missing", lambda name: "" if name != "nixl" else "nixl is not here")
     monkeypatch.setattr(rdma, "RdmaBackend", partial(RdmaBackend, bindings=lambda: played))
-    monkeypatch.setattr(nixl_agent, "JUDGED_BYTES", JUDGED)
+    for name in ("JUDGED_BYTES", "LONG_BYTES"):
+        monkeypatch.setattr(nixl_agent, name, JUDGED)
     return played
 
 
