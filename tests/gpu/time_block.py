@@ -16,7 +16,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.synthetic import resolve
 from tests.gpu.exact_rig import GPTQ
 from tests.gpu.steady import engine_config, going_on
-from tests.gpu.time_chain import CONTEXT, REPLAYS, TURNS
+from tests.gpu.time_chain import CONTEXT, REPLAYS, TURNS, mean_milliseconds, replayed
 
 TARGETS = {"block": {1: 0.95, 8: 1.05, 32: 1.75}, "chain3": {1: 1.60, 32: 2.25}}  # ms a token, served
 
@@ -111,14 +110,7 @@ def captured(state: DeviceState, head: Head, batch: int, *, drafting: bool) -> C
         program.forward()
         program.rest(program.choose())
 
-    step()
-    if state.device == "cpu":
-        return step
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return lambda program=program: graph.replay()
+    return replayed(step, state.device)
 
 
 def settle_lengths(state: DeviceState, batch: int) -> None:
@@ -128,18 +120,9 @@ def settle_lengths(state: DeviceState, batch: int) -> None:
 
 def milliseconds(state: DeviceState, run: Callable[[], None]) -> float:
     """Of one run, the mean of several in a row."""
-    if state.device == "cpu":
-        began = time.perf_counter()
+    if state.device != "cpu":
         run()
-        return 1e3 * (time.perf_counter() - began)
-    run()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(REPLAYS):
-        run()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / REPLAYS
+    return mean_milliseconds(run, state.device, REPLAYS)
 
 
 def kernels(run: Callable[[], None]) -> Iterator[str]:

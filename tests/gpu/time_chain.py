@@ -134,14 +134,19 @@ def captured(state: DeviceState, way: Way, batch: int) -> Callable[[], None]:
             program.forward()
             program.rest(program.choose())
 
+        return replayed(step, state.device)
+
+
+def replayed(step: Callable[[], None], device: str) -> Callable[[], None]:
+    """What runs a step once: its CUDA graph, or the step itself on a CPU. It has run before."""
+    step()
+    if device == "cpu":
+        return step
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         step()
-        if state.device == "cpu":
-            return step
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-    return lambda program=program: graph.replay()
+    return lambda: graph.replay()
 
 
 def milliseconds(state: DeviceState, run: Callable[[], None], batch: int, replays: int) -> float:
@@ -149,7 +154,12 @@ def milliseconds(state: DeviceState, run: Callable[[], None], batch: int, replay
     settle(state, batch)
     run()
     settle(state, batch)
-    if state.device == "cpu":
+    return mean_milliseconds(run, state.device, replays)
+
+
+def mean_milliseconds(run: Callable[[], None], device: str, replays: int) -> float:
+    """Of `replays` runs in a row; on a CPU, of one."""
+    if device == "cpu":
         began = time.perf_counter()
         run()
         return 1e3 * (time.perf_counter() - began)

@@ -236,9 +236,8 @@ def leave(batch: RoundBatch, verdicts: RoundVerdicts, tapped: Tensor, ring: Tens
     """
     tables, path = batch.tables, verdicts.path
     _, rows, width = ring.shape
-    _leave[
-        (batch.size * path.shape[1], max(cdiv(width, FEATURE_BLOCK), 1))
-    ](  # a token may be all of a feature
+    blocks = max(cdiv(width, FEATURE_BLOCK), 1)  # a token may be all of a feature
+    _leave[(batch.size * path.shape[1], blocks)](
         batch.slots,
         tables.length,
         tables.waits,

@@ -68,9 +68,7 @@ def judge(x: torch.Tensor, product: RouterProduct, choice: RowChoice, pdl: bool)
 def score(
     x: torch.Tensor, product: RouterProduct, experts: int, pdl: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of a row x [1, hidden], and float32 [experts]: its product with so many of the router's rows,
-    with their bias.
-    """
+    """The norm of a row x [1, hidden], and the router's logits, float32 [experts], with their bias."""
     hidden = x.shape[1]
     normed = empty_padded(1, hidden, like=x)
     logits = torch.empty(experts, dtype=torch.float32, device=x.device)
