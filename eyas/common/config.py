@@ -114,6 +114,8 @@ class EngineConfig:
     cuda_graph_max_bs: int = 0  # the largest batch with a CUDA graph; 0: no graphs
     cuda_graph_bs: tuple[int, ...] = ()  # the batches with a graph; (): the engine's choice up to the largest
     overlap_schedule: bool = False  # prepare a step while the one before it runs
+    max_loras: int = 0  # slots of adapters on the device, which a batch mixes; 0: none can be loaded
+    max_lora_rank: int = 16  # the largest rank of one; every slot has room for it
     tune_seconds: float = 0.0  # a first start's search for tiles that no table has; 0: none
     uniform_experts: bool = False  # chance chooses experts, for benchmarks; answers mean nothing
     lease_s: float = 30.0

@@ -83,9 +83,16 @@ class PageNames:
         self._last = name
 
 
-def salt_of(text: str) -> bytes:
-    """What stands where a page before the first one would: the digest of a caller's salt; b"" without one."""
-    return hashlib.blake2b(text.encode(), digest_size=NAME_BYTES, person=b"salt").digest() if text else b""
+def salt_of(text: str, adapter: str = "") -> bytes:
+    """What stands where a page before the first one would: a digest of all that decides what a page holds,
+    or who may share it, beside its tokens; b"" if nothing does.
+
+    `text`: the caller's salt. `adapter`: the id of the one that computes the page; both may be "".
+    """
+    if adapter:
+        text = f"{adapter}\0{text}"
+    person = b"adapter" if adapter else b"salt"
+    return hashlib.blake2b(text.encode(), digest_size=NAME_BYTES, person=person).digest() if text else b""
 
 
 def packed(tokens: Sequence[int]) -> bytes:

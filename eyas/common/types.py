@@ -32,6 +32,21 @@ Names of the second kind begin with EXACT; engines whose names are equal compute
 """
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter: low-rank updates of the model's weights, by which some requests are computed.
+
+    `id`: 16 hex digits of a digest of its configuration and its tensors: folders with the same content are
+    one adapter. `name`: callers choose it by that, as a model. `path`: its folder, on each worker's machine.
+    `pinned`: it never leaves the device for another.
+    """
+
+    name: str
+    path: str
+    id: str = ""
+    rank: int = 0
+    pinned: bool = False
+
+
 class RequestChoice(msgspec.Struct, frozen=True):
     """One of a request's n continuations; `output_ids` are the tokens it already has."""
 
@@ -67,9 +82,9 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     one HTTP or gRPC call have). `begun`: its client has a token already, so it is never refused for load.
     `predicted`: what the caller expects the answer to be, which is drafted from and changes no token.
     `priority`: lower is earlier, see `eyas.common.params`. `salt`: of the names of its pages, which it shares
-    with requests of the same salt alone (`eyas.common.page_names.salt_of`). `session`: its conversation's
-    name, or ""; for routers, so it does not travel. `request_id` and `traceparent`: of the call, for logs
-    (see `eyas.common.logging`).
+    with requests of the same salt alone (`eyas.common.page_names.salt_of`). `adapter`: the id of the one that
+    computes it (see `Adapter`); "": the base model. `session`: its conversation's name, or ""; for routers,
+    so it does not travel. `request_id` and `traceparent`: of the call, for logs (see `eyas.common.logging`).
     """
 
     id: str
@@ -85,6 +100,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     predicted: tuple[int, ...] = ()
     priority: int = 0
     salt: bytes = b""
+    adapter: str = ""
     session: str = ""
     request_id: str = ""
     traceparent: str = ""

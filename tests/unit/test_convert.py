@@ -70,6 +70,7 @@ request = st.builds(
     speculative=st.booleans(),
     draft_limits=st.builds(RequestDraftLimits, token, token, token),
     predicted=tokens,
+    adapter=st.sampled_from(["", "0123456789abcdef"]),
 )
 timings = st.builds(EngineTimings, single, single, single, st.integers(0, 2**62), st.text(max_size=4), token)
 prompt = st.builds(

@@ -60,6 +60,14 @@ def test_a_salt_has_no_name_of_a_page() -> None:
     assert salt_of(packed((1, 2)).decode()) != page and salt_of("") == b""
 
 
+@pytest.mark.parametrize("text", ["", "a"])
+def test_an_adapters_pages_are_its_own(text: str) -> None:
+    adapters = ["", "00" * 8, "11" * 8]
+    assert len({salt_of(text, adapter) for adapter in adapters}) == 3
+    assert salt_of("00" * 8 + "\0") != salt_of("", "00" * 8)  # no caller can say a salt that is an adapter's
+    assert all(len(salt_of(text, adapter)) == NAME_BYTES for adapter in adapters[1:])
+
+
 class Apart:
     """A cache for all salts, and beside it one for each: what they find must be equal."""
 

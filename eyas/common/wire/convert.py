@@ -133,6 +133,7 @@ def fill_request(pb: common_pb2.GenerationRequest, request: GenerationRequest) -
     pb.predicted_ids.extend(request.predicted)
     pb.priority = request.priority
     pb.salt = request.salt
+    pb.adapter = request.adapter
     pb.request_id = request.request_id
     pb.traceparent = request.traceparent
 
@@ -168,6 +169,7 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         predicted=tuple(pb.predicted_ids),
         priority=pb.priority,
         salt=pb.salt,
+        adapter=pb.adapter,
         request_id=pb.request_id,
         traceparent=pb.traceparent,
     )

@@ -24,6 +24,13 @@ from eyas.common.wire.message import (
     WireFailure,
 )
 from eyas.common.wire.pool import Export, PoolInfo
+from eyas.engine.ipc.adapter_messages import (
+    AdapterCounts,
+    AdapterLoaded,
+    AdapterUnloaded,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,
@@ -333,6 +340,7 @@ class EngineLoad(TaggedMessage, frozen=True, tag="Load"):
     backlog: WorkerBacklog = WorkerBacklog()  # for routers; counted at least every 0.1 s
     host: HostCache = HostCache()
     states: StateCache = StateCache()
+    adapters: AdapterCounts = AdapterCounts()
 
 
 class EngineAlive(TaggedMessage, frozen=True, tag="Alive"):
@@ -395,6 +403,8 @@ Command = (
     | DraftDown
     | DraftPeerGone
     | FlushCache
+    | LoadAdapter
+    | UnloadAdapter
     | DrainEngine
     | ShutdownEngine
 )
@@ -425,5 +435,7 @@ Event = (
     | EngineAlive
     | CacheUpdate
     | CacheFlushed
+    | AdapterLoaded
+    | AdapterUnloaded
     | EngineStopped
 )
