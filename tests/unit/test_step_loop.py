@@ -41,6 +41,10 @@ class Runner:
 
     def __init__(self) -> None:
         self.flights: list[InFlightStep] = []
+        self.waited = 0
+
+    def wait(self) -> None:
+        self.waited += 1
 
     def launch(self, works: list[Any]) -> InFlightStep:
         self.flights.append(InFlightStep(tuple(works)))
@@ -109,3 +113,18 @@ def test_what_a_drafter_waits_for_lands_before_the_next_step_is_composed() -> No
         loop.committer.drafting.awaits = lambda awaited=awaited: awaited  # type: ignore[method-assign]
         loop.step()
         assert sum(not flight.over for flight in runner.flights) == flying
+
+
+def test_at_rest_no_step_is_in_flight() -> None:
+    """And the device has done what was launched; the next step begins as the first one did."""
+    runner = Runner()
+    loop = a_loop(runner)
+    loop.step()
+    assert [flight.over for flight in runner.flights] == [False]
+    loop.rest()
+    assert [flight.over for flight in runner.flights] == [True]
+    assert runner.waited == 1
+    loop.rest()
+    assert len(runner.flights) == 1, "nothing flew"
+    loop.step()
+    assert [flight.over for flight in runner.flights] == [True, False]

@@ -118,6 +118,7 @@ class Engine:
         self._flushes = CacheFlushes(parts.scheduler, parts.outbox, self._work, self._drafting.forget_answers)
         self._loop = self._new_loop()
         self._handlers = self._routes()
+        self._between: list[Callable[[], None]] = []  # calls that wait for the end of the step in flight
         self._stopping = False
         self._progress = 0
         self._heard = 0  # commands
@@ -200,6 +201,7 @@ class Engine:
             while not self._stopping:
                 self._pulse.loop()
                 self._receive()
+                self._run_between()
                 self._busy = self._loop.step()
                 self._requests.remember()
                 self._busy |= self._look_after(time.monotonic())  # what may run now is not slept over
@@ -208,6 +210,23 @@ class Engine:
         finally:
             self._close()
         self._link.send([EngineStopped()])
+
+    def between_steps(self, call: Callable[[], None]) -> None:
+        """Has `call` run once, by the engine's thread, while no step is in flight and the device is idle: it
+        may write weights in place, or take memory away that steps read. What it raises ends the engine.
+
+        The requests, pages and leases of the engine are where they were. A call that must not meet any looks
+        for them itself, and may ask again. A call that takes long beats the engine's pulse.
+        """
+        self._between.append(call)
+
+    def _run_between(self) -> None:
+        if not self._between:
+            return
+        calls, self._between = self._between, []
+        self._loop.rest()
+        for call in calls:
+            call()
 
     def _receive(self) -> None:
         """Take commands; wait for drafts while that is worth it, and nap when there is nothing to do."""

@@ -131,6 +131,17 @@ class StepLoop:
             self._land(None)
         return True
 
+    def rest(self) -> None:
+        """Lands the step in flight, if there is one, and waits for the device: it computes nothing, and reads
+        no weights, before the next `step`. Sequences stay where they are.
+        """
+        self._land(None)
+        self._copy_states()
+        self.runner.wait()
+        self.scheduler.pool.launched()
+        self.scheduler.pool.landed()
+        self._landed_at = None
+
     def _forget_preempted(self) -> None:
         preempted, self.scheduler.preempted = self.scheduler.preempted, []
         for seq in preempted:
