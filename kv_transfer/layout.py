@@ -112,9 +112,10 @@ def check_compatible(mine: PoolInfo, theirs: PoolInfo) -> None:
             raise ConfigError(
                 f"KV pages cannot be exchanged: {field} is {here} here and {there} at the peer."
             )
-    numbers = sorted((len(mine.ranks), len(theirs.ranks)))
-    if ours.state_pages and numbers[1] % numbers[0]:
-        text = f"recurrent states of {numbers[1]} ranks cannot be divided among {numbers[0]}"
+    few, many = sorted((len(mine.ranks), len(theirs.ranks)))
+    if ours.state_pages and (many % few or (ours.replicated and many > few)):
+        beside = " beside KV that each rank has whole" if ours.replicated else ""
+        text = f"recurrent states of {many} ranks{beside} cannot be divided among {few}"
         raise ConfigError(f"KV pages cannot be exchanged: {text}.")
     if mine.layout_hash != theirs.layout_hash:
         raise ConfigError(

@@ -176,7 +176,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             async with contextlib.aclosing(self._window(request.pages, requests, context)) as answers:
                 async for answer in answers:
                     yield answer
-            request = await _another(requests)
+            request = await self._another(requests)
 
     async def _window(
         self,
@@ -204,6 +204,21 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             yield transfer_pb2.StageResponse(held=transfer_pb2.StageHeld())
         finally:
             window.end()
+
+    async def _another(
+        self, requests: AsyncIterator[transfer_pb2.StageRequest]
+    ) -> transfer_pb2.StageRequest | None:
+        """The next pages of a Stage; None: its caller has no more, or rests too long, or this worker
+        leaves.
+        """
+        rest = asyncio.timeout(REST_S)
+        with contextlib.suppress(TimeoutError, Unavailable):
+            number = self._engine.open(lambda _: _end_now(rest))
+            try:
+                return await _said(requests, "pages", rest)
+            finally:
+                self._engine.close(number)
+        return None
 
     def _ready(self) -> EngineReady:
         """Returns the engine's `EngineReady`. Raises Unavailable while it cannot serve."""
@@ -302,7 +317,7 @@ async def _step(
 ) -> transfer_pb2.StageRequest:
     """The next message of a Stage, which must be this step. Raises `error` if it does not come in time."""
     try:
-        request = await _said(requests, step, within_s)
+        request = await _said(requests, step, asyncio.timeout(within_s))
     except TimeoutError:
         raise error from None
     if request is None:
@@ -310,23 +325,20 @@ async def _step(
     return request
 
 
-async def _another(requests: AsyncIterator[transfer_pb2.StageRequest]) -> transfer_pb2.StageRequest | None:
-    """The next pages of a Stage; None: its caller has no more, or rests too long."""
-    try:
-        return await _said(requests, "pages", REST_S)
-    except TimeoutError:
-        return None
-
-
 async def _said(
-    requests: AsyncIterator[transfer_pb2.StageRequest], step: str, within_s: float
+    requests: AsyncIterator[transfer_pb2.StageRequest], step: str, within: asyncio.Timeout
 ) -> transfer_pb2.StageRequest | None:
     """The next message, which must be this step; None: there is none. TimeoutError."""
-    async with asyncio.timeout(within_s):
+    async with within:
         request = await anext(aiter(requests), None)
     if request is not None and request.WhichOneof("step") != step:
         raise _out_of_order(step)
     return request
+
+
+def _end_now(rest: asyncio.Timeout) -> None:
+    if not rest.expired():
+        rest.reschedule(asyncio.get_running_loop().time())
 
 
 def _out_of_order(step: str) -> InvalidRequest:

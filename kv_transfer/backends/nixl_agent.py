@@ -291,7 +291,7 @@ class ReadPace:
         self.running += 1
 
     def ended(self, size: int, now: float) -> None:
-        """One has ended; `size` 0: without its bytes."""
+        """One has ended, of `size` bytes. (Where it failed, its link is broken, and judged no more.)"""
         self.count(now)
         self.running -= 1
         self.bytes += size
@@ -350,11 +350,11 @@ class NixlLink:
         if size >= LONG_BYTES:
             self._pace.began(now)
 
-    def ended(self, size: int, done: bool, now: float) -> None:
+    def ended(self, size: int, now: float) -> None:
         """It has stopped."""
         self.reads -= 1
         if size >= LONG_BYTES:
-            self._pace.ended(size * done, now)
+            self._pace.ended(size, now)
 
     def hold(self) -> None:
         """Holds the link to its floor, by all that it carried since the last verdict, in windows or whole,

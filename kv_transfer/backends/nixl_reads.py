@@ -190,7 +190,7 @@ class NixlReads:
                 continue
             link.agent.release(handle)
             del reading.running[handle]
-            link.ended(size, fate is ReadFate.DONE, now)
+            link.ended(size, now)
             if fate is ReadFate.DONE:
                 reading.moved += size
                 self._faults = 0

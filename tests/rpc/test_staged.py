@@ -147,6 +147,21 @@ async def test_a_call_to_stage_that_asks_for_nothing_ends(
         assert type(rpc.map_rpc_error(ended.value)) is RequestTimeout
 
 
+async def test_a_call_that_rests_holds_up_no_end(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefill_svc.transfer.REST_S", 60.0)
+    monkeypatch.setattr("eyas.worker.front.STOP_GRACE_S", 60.0)
+    async with contextlib.AsyncExitStack() as longer:
+        async with real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a:
+            channel = await longer.enter_async_context(rpc.channel(a.address))
+            owner, epoch = TransferClient(channel, a.address), a.engine._parts.ready.pools["target"].epoch
+            async with owner.stage_proof(KvKind.TARGET, epoch, [128]) as staged:
+                await staged.read()
+            leaves = time.monotonic()
+        assert time.monotonic() < leaves + 20
+
+
 async def test_windows_of_a_call_follow_each_other(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +207,7 @@ async def test_windows_of_a_call_follow_each_other(
         async def ends(requests: Any) -> None:
             await anext(requests, None)
 
-        monkeypatch.setattr("prefill_svc.transfer._another", ends)
+        monkeypatch.setattr(TransferServicer, "_another", lambda _, requests: ends(requests))
         await window()
         assert len(begun) == 4
         await window()

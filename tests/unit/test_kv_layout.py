@@ -39,6 +39,18 @@ def test_what_a_worker_says_of_its_pool_survives_the_wire():
     assert transfer.pool_from_pb(transfer_pb2.HandshakeResponse.FromString(wire)) == said
 
 
+def test_states_beside_latents_go_between_as_many_ranks_alone() -> None:
+    """Each rank has all latents, and states of its own, which nothing divides."""
+    latents = PoolGeometry(64, 16, 8, kv_heads=1, head_dim=576, dtype="bfloat16", fields=1, state_pages=4)
+    meaning = PageMeaning("weights-1", KvKind.TARGET, "bfloat16", 8, 1, 576, "none", latent=512)
+    two = info(meaning, latents)
+    one = PoolInfo(7, two.layout_hash, latents, two.ranks[:1])
+    check_compatible(two, two)
+    for here, there in ((one, two), (two, one)):
+        with pytest.raises(ConfigError, match="states of 2 ranks beside KV that each rank has whole cannot"):
+            check_compatible(here, there)
+
+
 @pytest.mark.parametrize(
     "field, value, complaint",
     [
