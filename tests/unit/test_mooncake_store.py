@@ -50,6 +50,8 @@ class PaperMooncake:
         self.clients = self.closed = 0
         self.gate = threading.Event()
         self.gate.set()
+        self.hangs = ""  # the call that does not return while the gate is shut
+        self.stuck = 0  # calls that did not
 
     def setup(self, here: str, meta: str, segment: int, buffer: int, *rest: str) -> int:
         assert (meta, segment, rest[0], rest[1]) == ("P2PHANDSHAKE", 0, "tcp", "")
@@ -57,14 +59,22 @@ class PaperMooncake:
         assert self.gate.wait(20.0)
         return self.down
 
+    def _came(self, call: str) -> None:
+        if call == self.hangs and not self.gate.is_set():
+            self.stuck += 1
+            assert self.gate.wait(20.0)
+
     def is_exist(self, name: str) -> int:
+        self._came("is_exist")
         return self.down or int(name in self.pages)
 
     def put_parts(self, name: str, *parts: bytes) -> int:
+        self._came("put_parts")
         self.pages[name] = b"".join(parts)
         return self.down
 
     def get_buffer(self, name: str) -> memoryview | None:
+        self._came("get_buffer")
         return None if self.down or name not in self.pages else memoryview(self.pages[name])
 
     def close(self) -> None:
@@ -115,6 +125,33 @@ def test_a_master_that_is_not_there_costs_no_minute(paper: tuple[MooncakeStore, 
     with pytest.raises(TransferFailed, match="the store is not reached at 127.0.0.1:.*refused"):
         got(store, KEYS[0])
     assert time.monotonic() < began + 2 and not client.clients
+
+
+@pytest.mark.parametrize("hangs", ["is_exist", "put_parts", "get_buffer"])
+def test_a_call_that_does_not_return_is_given_up(
+    paper: tuple[MooncakeStore, PaperMooncake], monkeypatch: pytest.MonkeyPatch, hangs: str
+) -> None:
+    """As of a master that is stopped: the page is none, the next call dials, and no thread is lost twice."""
+    monkeypatch.setattr(mooncake, "ANSWER_S", 0.05)
+    monkeypatch.setattr(mooncake, "DIAL_S", 0.05)
+    store, client = paper
+    store.put(KEYS[0], page(KEYS[0]))
+    client.hangs = hangs
+    client.gate.clear()
+    whole, began = page(KEYS[1]), time.monotonic()
+    for error in ("has not answered within 0.05 s", "has taken no client within 0.05 s"):
+        with pytest.raises(TransferFailed, match=error):
+            if hangs == "get_buffer":
+                got(store, KEYS[0])
+            else:
+                store.put(KEYS[1], whole)
+    assert time.monotonic() < began + 2.0 and client.stuck == 1
+    for part in whole:
+        part[:] = bytes(len(part))  # as a slot that has another page by now
+    client.gate.set()
+    monkeypatch.setattr(mooncake, "DIAL_S", 5.0)
+    _until(lambda: hangs != "put_parts" or len(client.pages) == 2)
+    assert got(store, KEYS[0]) == page(KEYS[0]) and got(store, KEYS[1]) is None
 
 
 def test_a_client_that_takes_its_time_holds_up_no_call_and_no_end(

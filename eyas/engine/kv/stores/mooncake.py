@@ -7,6 +7,7 @@ system's libibverbs.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import socket
 import threading
@@ -14,9 +15,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from eyas.common.errors import ConfigError, TransferFailed
+from eyas.engine.kv.stores.bounded_calls import BoundedCalls
 from eyas.engine.kv.stores.store import SEAL_BYTES, Parts, is_sealed, seal
 
-ANSWER_S = 1.0  # for a master to take a connection
+ANSWER_S = 1.0  # for a master to take a connection, and for each call of a client
 DIAL_S = (
     3.0  # a call waits so long for a client that is being made: its own tries go on for a minute and a half
 )
@@ -39,6 +41,7 @@ class MooncakeStore:
         self._lock = threading.Lock()
         self._client: Future[Any] | None = None  # being made, by a thread of its own, or made
         self._closed = False
+        self._bounded = BoundedCalls("store-call")  # the library has no bound of its own for most of them
         try:
             self._library = importlib.import_module("mooncake.store")
         except ImportError as error:
@@ -46,12 +49,12 @@ class MooncakeStore:
             raise ConfigError(text, param="kv-store") from None
 
     def put(self, key: bytes, parts: Parts) -> int:
-        """Stores a page, unless it is there."""
+        """Stores a page, unless it is there. (What is given up may yet store other bytes: its seal tells.)"""
         client, name = self._dialled(), self._name(key)
         if self._is_there(client, name):
             return 0
         sealed = seal(key, parts)
-        code = client.put_parts(name, sealed, *parts)
+        code = self._called(client, "put_parts", name, sealed, *parts)
         if code:
             raise self._lost(client, f"takes no page: code {code}")
         return SEAL_BYTES + sum(len(part) for part in parts)
@@ -59,7 +62,7 @@ class MooncakeStore:
     def get(self, key: bytes, parts: Parts) -> bool:
         """Reads a page."""
         client, name = self._dialled(), self._name(key)
-        value = client.get_buffer(name)
+        value = self._called(client, "get_buffer", name)
         if value is None:
             if self._is_there(client, name):
                 raise self._lost(client, "has a page that it does not give")
@@ -77,18 +80,25 @@ class MooncakeStore:
         with self._lock:
             self._closed, client = True, self._client
         if client is not None and client.done() and client.exception() is None:
-            ending = threading.Thread(target=client.result().close, name="store-close", daemon=True)
-            ending.start()
-            ending.join(CLOSE_S)
+            with contextlib.suppress(TimeoutError):
+                self._bounded(CLOSE_S, client.result().close)
+        self._bounded.close()
 
     def _name(self, key: bytes) -> str:
         return self._prefix + key.hex()
 
     def _is_there(self, client: Any, name: str) -> bool:
-        code = client.is_exist(name)
+        code = self._called(client, "is_exist", name)
         if code < 0:
             raise self._lost(client, f"does not answer: code {code}")
         return bool(code)
+
+    def _called(self, client: Any, name: str, *args: Any) -> Any:
+        """The result of a call of the library. TransferFailed for one that does not return in time."""
+        try:
+            return self._bounded(ANSWER_S, getattr(client, name), *args)
+        except TimeoutError:
+            raise self._lost(client, f"has not answered within {ANSWER_S:g} s") from None
 
     def _dialled(self) -> Any:
         """The client. TransferFailed if no master answers, or not soon."""
