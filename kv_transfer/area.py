@@ -94,6 +94,17 @@ def map_file(path: Path) -> mmap.mmap:
         os.close(fd)
 
 
+def allocate_file(path: Path) -> None:
+    """Allocates what a file of ours gave back. Raises ConfigError if its folder cannot hold it."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
+    except OSError as error:
+        raise ConfigError(f"{path.parent} cannot hold KV pages: {error.strerror}") from None
+    finally:
+        os.close(fd)
+
+
 def create_file(path: Path, size: int) -> mmap.mmap:
     """A new file of `size` bytes, mapped. Raises ConfigError if its folder cannot hold it.
 

@@ -161,16 +161,9 @@ class CudaDriver:
     def allocate(self, size: int) -> GpuMemory:
         """Allocates at least `size` bytes of this GPU, not initialised, that can be exported."""
         with self.bound():
-            prop = self._prop()
-            size = self._whole(size, prop)
-            handle = ctypes.c_uint64()
-            whole, no_flags = ctypes.c_size_t(size), ctypes.c_uint64(0)
-            self._call("cuMemCreate", ctypes.byref(handle), whole, ctypes.byref(prop), no_flags)
-            try:
+            size = self._whole(size, self._prop())
+            with self._created(size) as handle:
                 return GpuMemory(self._map(handle, size), size, handle.value)
-            except DriverError:
-                self._call("cuMemRelease", handle)
-                raise
 
     def export(self, memory: GpuMemory) -> int:
         """A file descriptor that gives another process `memory`; the caller closes it."""
@@ -207,6 +200,19 @@ class CudaDriver:
             self._call("cuMemAddressFree", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
             if memory.handle:
                 self._call("cuMemRelease", ctypes.c_uint64(memory.handle))
+
+    def empty(self, memory: GpuMemory) -> GpuMemory:
+        """Unmaps the bytes and lets them go; the reservation of their addresses stays."""
+        with self.bound():
+            self._call("cuMemUnmap", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
+            self._call("cuMemRelease", ctypes.c_uint64(memory.handle))
+        return GpuMemory(memory.address, memory.size)
+
+    def refill(self, memory: GpuMemory) -> GpuMemory:
+        """Maps new bytes at the reserved addresses: graphs that know these stay valid."""
+        with self.bound(), self._created(memory.size) as handle:
+            self._place(ctypes.c_uint64(memory.address), handle, memory.size)
+            return GpuMemory(memory.address, memory.size, handle.value)
 
     def register(self, address: int, size: int) -> int:
         """Locks memory of the host, and gives the address by which kernels of this GPU use it."""
@@ -311,20 +317,40 @@ class CudaDriver:
         self._call(call, ctypes.byref(made), ctypes.c_uint(flags))
         return made
 
+    @contextlib.contextmanager
+    def _created(self, size: int) -> Iterator[ctypes.c_uint64]:
+        """New bytes, whole granules; they are let go if what the `with` does with them fails."""
+        handle, prop = ctypes.c_uint64(), self._prop()
+        whole, no_flags = ctypes.c_size_t(size), ctypes.c_uint64(0)
+        self._call("cuMemCreate", ctypes.byref(handle), whole, ctypes.byref(prop), no_flags)
+        try:
+            yield handle
+        except DriverError:
+            self._call("cuMemRelease", handle)
+            raise
+
     def _map(self, handle: ctypes.c_uint64, size: int) -> int:
         address = ctypes.c_uint64()
         length = ctypes.c_size_t(size)
         zero = ctypes.c_uint64(0)
         self._call("cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero)
         try:
-            self._call("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
+            self._place(address, handle, size)
+        except DriverError:
+            self._call("cuMemAddressFree", address, length)
+            raise
+        return address.value
+
+    def _place(self, address: ctypes.c_uint64, handle: ctypes.c_uint64, size: int) -> None:
+        """Maps bytes at reserved addresses, for this GPU to read and write."""
+        length = ctypes.c_size_t(size)
+        self._call("cuMemMap", address, length, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        try:
             access = _AccessDesc(self._location, READ_WRITE)
             self._call("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
         except DriverError:
             self._cuda.cuMemUnmap(address, length)
-            self._call("cuMemAddressFree", address, length)
             raise
-        return address.value
 
     def _whole(self, size: int, prop: _AllocationProp) -> int:
         """The bytes of the granules that `size` bytes take."""

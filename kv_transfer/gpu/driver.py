@@ -81,6 +81,14 @@ class GpuDriver(Protocol):
         """Gives memory back, own or mapped. Nothing may use it any more."""
         ...
 
+    def empty(self, memory: GpuMemory) -> GpuMemory:
+        """Gives the bytes of own memory back and keeps its addresses, which nothing may touch meanwhile."""
+        ...
+
+    def refill(self, memory: GpuMemory) -> GpuMemory:
+        """Puts new bytes, not initialised, behind the addresses of memory that is `empty`."""
+        ...
+
     def register(self, address: int, size: int) -> int:
         """Lets kernels use memory of the host, whole pages of this process: the address by which they do."""
         ...
@@ -104,9 +112,11 @@ class GpuDriver(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class DeviceAllocation:
-    """Memory of our own, and the driver that it came from."""
+    """Memory of our own, and the driver that it came from. Its addresses stay until `free`; its bytes may
+    leave the GPU meanwhile.
+    """
 
     driver: GpuDriver
     memory: GpuMemory
@@ -119,6 +129,14 @@ class DeviceAllocation:
     def export(self) -> int:
         """A file descriptor that gives another process the memory; the caller closes it."""
         return self.driver.export(self.memory)
+
+    def empty(self) -> None:
+        """Gives the bytes back and keeps the addresses; peers that have them mapped keep theirs."""
+        self.memory = self.driver.empty(self.memory)
+
+    def refill(self) -> None:
+        """New bytes behind the same addresses, not initialised. Raises DriverError if there is no room."""
+        self.memory = self.driver.refill(self.memory)
 
     def free(self) -> None:
         """Gives the memory back; peers that have it mapped keep theirs."""

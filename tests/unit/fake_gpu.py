@@ -80,6 +80,14 @@ class FakeDriver:
         if memory.handle:
             os.close(self._descriptors.pop(memory.address))
 
+    def empty(self, memory: GpuMemory) -> GpuMemory:
+        os.ftruncate(self._descriptors[memory.address], 0)  # who touches it now gets a SIGBUS
+        return GpuMemory(memory.address, memory.size)
+
+    def refill(self, memory: GpuMemory) -> GpuMemory:
+        os.ftruncate(self._descriptors[memory.address], memory.size)
+        return GpuMemory(memory.address, memory.size, handle=1)
+
     def register(self, address: int, size: int) -> int:
         assert address % mmap.PAGESIZE == 0 and size % mmap.PAGESIZE == 0
         self.registered[address] = size

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from eyas.engine.kv import host_memory
+from eyas.engine.kv import host_memory, pinned
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.host_memory import HostMemory
 from eyas.engine.kv.pool import KvPool, PoolShape
@@ -87,14 +87,14 @@ def test_memory_that_is_refused_is_none_and_no_failure(
     pools: tuple[KvPool, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The tier serves with the pieces that it got."""
-    pieces, real = iter(range(2 * len(SHAPES))), host_memory.mmap.mmap
+    pieces, real = iter(range(2 * len(SHAPES))), pinned.mmap.mmap
 
     def mmap(_: int, size: int) -> object:
         if next(pieces, None) is None:
             raise OSError("no memory")
         return real(-1, size)
 
-    monkeypatch.setattr(host_memory.mmap, "mmap", mmap)
+    monkeypatch.setattr(pinned.mmap, "mmap", mmap)
     memory = HostMemory(pools, SLOTS)
     until(memory, lambda: "gets no more" in caplog.text)
     assert memory.ready == 2 * PIECE_SLOTS

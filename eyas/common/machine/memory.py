@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,3 +109,18 @@ def keep_all() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def discard(address: int, size: int, *, shared: bool) -> int:
+    """Gives the whole pages of the system within `size` bytes at `address` back: they are zeros when they are
+    touched again. Returns how many bytes left.
+
+    `shared`: they are mapped from a file in memory, whose other users see zeros too. Raises OSError.
+    """
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = max((address + size) // mmap.PAGESIZE * mmap.PAGESIZE - first, 0)
+    advice = mmap.MADV_REMOVE if shared else mmap.MADV_DONTNEED
+    libc = ctypes.CDLL(None, use_errno=True)
+    if length and libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), advice) != 0:
+        raise OSError(ctypes.get_errno(), f"{length} bytes of memory cannot be given back")
+    return length

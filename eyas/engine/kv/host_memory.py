@@ -7,15 +7,13 @@ that neither waits for the other and a step for none. What a slot holds is the b
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from eyas.engine.kv.pinned import pin, unpin
+from eyas.engine.kv.pinned import host_bytes, unpin
 from eyas.engine.kv.pool import KvPool
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_threads import CopyThreads, Then
@@ -141,14 +139,6 @@ class HostMemory:
         return self.ready * self.page_bytes
 
     def _piece(self, pool: torch.Tensor, slots: int) -> torch.Tensor:
-        """[slots, elements]. Its memory is touched before it is locked: the driver would do that slowly."""
-        size = slots * pool.shape[1] * pool.itemsize
-        memory = mmap.mmap(-1, size)
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages for the driver to lock
-        piece = torch.frombuffer(memory, dtype=pool.dtype).view(slots, -1)
-        if pool.is_cuda:
-            piece.zero_()
-            with torch.cuda.device(pool.device):  # or a context on GPU 0 would be left
-                pin(piece)
-        return piece
+        """[slots, elements]."""
+        room = host_bytes(slots * pool.shape[1] * pool.itemsize, pool.device)
+        return room.view(pool.dtype).view(slots, -1)

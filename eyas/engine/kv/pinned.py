@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 from collections.abc import Iterator
 
 import torch
@@ -18,6 +19,22 @@ def pin(host: torch.Tensor) -> None:
         error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
         if error:
             raise ConfigError(f"the driver cannot page-lock {size} bytes of host memory (CUDA error {error})")
+
+
+def host_bytes(size: int, device: torch.device) -> torch.Tensor:
+    """uint8 [size] of the host's memory, zeros; page-locked for a GPU `device`.
+
+    It is touched before it is locked: the driver would do that slowly. Raises ConfigError if it cannot be.
+    """
+    memory = mmap.mmap(-1, size)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages for the driver to lock
+    room = torch.frombuffer(memory, dtype=torch.uint8)
+    if device.type == "cuda":
+        room.zero_()
+        with torch.cuda.device(device):  # or a context on GPU 0 would be left
+            pin(room)
+    return room
 
 
 def unpin(host: torch.Tensor) -> None:

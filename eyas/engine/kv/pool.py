@@ -23,12 +23,13 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
+from eyas.common.machine.memory import discard
 from eyas.common.wire.pool import PoolGeometry
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.groups import KvGroups, one_group
 from eyas.engine.kv.scaled import FP8, LARGEST, PageScales, quantised
 from eyas.engine.states.store import StateFormat, StateStore
-from kv_transfer.area import DeviceArea, PoolArea, create_file, map_file
+from kv_transfer.area import DeviceArea, PoolArea, allocate_file, create_file, map_file
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import DeviceAllocation, DriverError, GpuMemory
 from kv_transfer.gpu.handover import DescriptorGiver
@@ -185,6 +186,7 @@ class KvPool:
         self.area: PoolArea | None = None  # the pool, if it is in a file
         self.attached: list[ClosableResource] = []  # what serves the pool to others, and ends before it
         self._allocation: DeviceAllocation | None = None
+        self._proof = torch.empty(0)  # while the bytes of a GPU's pool are gone
         self._giver = ""
         if path is None:
             self.pages, self._allocation = _on_device(shape)
@@ -299,6 +301,40 @@ class KvPool:
         self.tensor[pages] = sound.to(self.tensor.dtype)
         if self._scales is not None:
             self._scales.cleanse(pages)
+
+    def release(self) -> int:
+        """Gives the bytes of all pages back, and keeps their addresses: graphs and mappings stay valid.
+
+        Returns how many left. Nothing may touch the pool before `restore`.
+        """
+        if self._allocation is not None:
+            torch.cuda.synchronize(self.shape.device)
+            self._proof = self.pages[-1].cpu()
+            self._allocation.empty()
+            return self._allocation.memory.size
+        held = self.pages[:-1].view(torch.uint8).flatten()
+        return discard(held.data_ptr(), held.nbytes, shared=self.path is not None)
+
+    def restore(self) -> int:
+        """Makes the pool as it was when it was new: zeros, and the same proof page. Returns its bytes.
+
+        Raises ConfigError if there is no room for them; then it is as before.
+        """
+        if self._allocation is not None:
+            try:
+                self._allocation.refill()
+            except DriverError as error:
+                raise ConfigError(
+                    f"no room for a KV pool of {self.shape.nbytes / 2**30:.1f} GiB: {error}"
+                ) from None
+            self.pages.zero_()
+            self.pages[-1].copy_(self._proof)
+            torch.cuda.synchronize(self.shape.device)
+            return self._allocation.memory.size
+        if self.path is not None:
+            allocate_file(self.path)
+        self.pages[:-1].zero_()
+        return self.shape.nbytes
 
     def close(self) -> None:
         """Gives the memory back and removes the file; the mapping goes with the last view of it."""
