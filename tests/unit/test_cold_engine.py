@@ -196,6 +196,40 @@ def test_pages_come_back_while_their_sequence_is_in_the_queue(config: EngineConf
         cluster.close()
 
 
+class Lazy(DiskStore):
+    """Takes its time, in which the next request comes."""
+
+    def get(self, key: bytes, parts: object) -> bool:
+        time.sleep(0.05)
+        return super().get(key, parts)
+
+
+def test_a_text_that_many_begin_with_is_read_once_and_computed_by_none(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart, of all conversations of one system prompt."""
+    config = replace(on_disk(config, tmp_path), max_running=4)
+    prompts = [PROMPTS[0][:96] + PROMPTS[i][96:] for i in range(3)]
+    plain, _, _ = life(config, prompts)
+    monkeypatch.setattr("eyas.engine.loading.host_cache.DiskStore", Lazy)
+    monkeypatch.setattr(cold_tier, "BATCH", 4)
+    cluster = Loopback(config)
+    try:
+        host = cluster.workers["alone"].engine._scheduler.host
+        wait(lambda: host.tier._known > 0)
+        params = SamplingParams(temperature=0.7, seed=3, max_tokens=4, ignore_eos=True)
+        answers = [
+            cluster.submit(GenerationRequest(f"{i}", prompt, params), split=False)
+            for i, prompt in enumerate(prompts)
+        ]
+        wait_all(answers, 60)
+        assert [answer.tokens[0] for answer in answers] == plain
+        assert [answer.entries[0].timings.cached_tokens for answer in answers] == [9 * 16] * 3
+        assert host.cold.counts.hits == 6 + 3 * 3 and host.cold.counts.misses == 0
+    finally:
+        cluster.close()
+
+
 def test_a_gap_ends_what_comes_back(config: EngineConfig, tmp_path: Path) -> None:
     """The sixth page is lost: the five before it come back."""
     config = on_disk(config, tmp_path)
@@ -235,6 +269,7 @@ class Gap:
 def test_nothing_writes_to_slots_behind_a_gap_once_they_are_free() -> None:
     store, free = Gap(), []
     tier = SimpleNamespace(memory=SimpleNamespace(page_bytes=1), on_saved=None)
+    tier.find = lambda names: []
     tier.reserve = lambda names: list(range(len(names)))
     tier.settle = lambda names, count: free.append((count, store.written))
     cold = ColdTier(tier, lambda slot: [], [store], 1.0)  # type: ignore[arg-type, list-item]

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -38,11 +38,26 @@ _log = logging.getLogger("eyas.engine")
 
 @dataclass(eq=False)
 class _Fetch:
-    """Pages on their way to host memory. `names`: those that no read was begun for."""
+    """Pages on their way to host memory. `back`, and then `names`: those that no read was begun for."""
 
     names: Iterator[bytes]
     deadline: float  # monotonic seconds
     then: Then
+    back: list[bytes] = field(default_factory=list)
+
+    def take(self) -> list[bytes]:
+        """The next ones, BATCH at most."""
+        back, self.back = self.back, []
+        return [*back, *itertools.islice(self.names, BATCH - len(back))]
+
+
+@dataclass(eq=False)
+class _ColdRead:
+    """The read of some pages of a fetch that runs. `behind`: others that go on when it has ended."""
+
+    fetch: _Fetch
+    names: Sequence[bytes]
+    behind: list[_Fetch] = field(default_factory=list)
 
 
 @dataclass
@@ -107,7 +122,7 @@ class ColdTier:
         self._in: CopyThreads[int] = CopyThreads("cold-in")
         self._readers = ThreadPoolExecutor(READERS, "cold-read")
         self._writing: dict[int, Sequence[bytes]] = {}
-        self._reading: dict[int, tuple[_Fetch, Sequence[bytes]]] = {}
+        self._reading: dict[int, _ColdRead] = {}
         self.counts = StoreCounts()
         tier.on_saved = self._saved
 
@@ -148,16 +163,18 @@ class ColdTier:
             self._tier.release(self._writing.pop(done.job))
             self.counts.bytes_out += done.bytes
         for done in self._in.finished():
-            fetch, names = self._reading.pop(done.job)
+            read = self._reading.pop(done.job)
             count = done.bytes // self._tier.memory.page_bytes
-            self._tier.settle(names, count)
+            self._tier.settle(read.names, count)
             self.counts.hits += count
-            self.counts.misses += count < len(names)
+            self.counts.misses += count < len(read.names)
             self.counts.bytes_in += done.bytes
-            if count == len(names):
-                self._next(fetch)
+            if count == len(read.names):
+                self._next(read.fetch)
             else:
-                fetch.then()
+                read.fetch.then()
+            for fetch in read.behind:
+                self._next(fetch)
 
     def close(self, deadline: float) -> bool:
         """Ends the threads; False if one still runs at `deadline` (monotonic seconds)."""
@@ -177,15 +194,22 @@ class ColdTier:
         self._out.submit(number, partial(self._write, tuple(zip(names, slots, strict=True))))
 
     def _next(self, fetch: _Fetch) -> None:
-        """Begins to read the next batch, if there is one, and room for it."""
-        names = list(itertools.islice(fetch.names, BATCH)) if time.monotonic() < fetch.deadline else []
+        """Begins to read the next batch, if there is one, and room for it. Where another brings its first
+        page, it goes on behind that: a text that many begin with is read once.
+        """
+        names = fetch.take() if time.monotonic() < fetch.deadline else []
+        while names and not (names := names[len(self._tier.find(names)) :]):  # those came meanwhile
+            names = fetch.take()
         slots = self._tier.reserve(names)
-        if not slots:
+        fetch.back = names[len(slots) :]
+        if slots:
+            number, names = next(self._numbers), names[: len(slots)]
+            self._reading[number] = _ColdRead(fetch, names)
+            self._in.submit(number, partial(self._read, tuple(zip(names, slots, strict=True))))
+        elif names and (others := [read for read in self._reading.values() if names[0] in read.names]):
+            others[0].behind.append(fetch)
+        else:
             fetch.then()
-            return
-        number, names = next(self._numbers), names[: len(slots)]
-        self._reading[number] = fetch, names
-        self._in.submit(number, partial(self._read, tuple(zip(names, slots, strict=True))))
 
     # --- on threads ------------------------------------------------------------------------------------
 
