@@ -47,7 +47,7 @@ class FeatureRing:
         since, length = tables.waits[whose], tables.length[whose]
         counts = torch.where((words[1] > 0) & (since >= 0), length - since, 0).clamp(max=RING_ROWS)
         starts = length - counts
-        tables.waits[whose] = -1
+        tables.waits.index_fill_(0, whose, -1)
         inside = torch.arange(RING_ROWS, dtype=torch.int32, device=words.device)
         positions = starts[:, None] + inside
         real = inside < counts[:, None]
