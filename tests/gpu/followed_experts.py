@@ -25,6 +25,7 @@ from eyas.engine.models.ops.parts import Routed, RouterPart
 TIE = 0.4  # of the standard deviation of a row's merits: a nearer one may go either way
 WEIGHT = 0.05  # of the sizes of a row's weights together: one that is further off is followed too
 FEW = 0.15  # of a run's rows, over all layers, that may follow
+WAYS = "routed", "routed_at_once", "routed_row"
 
 
 @dataclass(frozen=True)
@@ -121,17 +122,24 @@ def _by_expert(chosen: torch.Tensor, numbers: torch.Tensor, experts: int) -> tor
 
 @contextmanager
 def _routing_through(seen: Callable[[Routed, RouterPart, NormedRows | None], Routed]) -> Iterator[None]:
-    """Both ways by which rows come to their experts, and then `seen`."""
-    one_by_one, at_once = expert_products.routed, expert_products.routed_at_once
+    """All ways by which rows come to their experts, and then `seen`."""
+    one_by_one, few, alone = (getattr(expert_products, name) for name in WAYS)
 
     def routed(
         rows: NormedRows, part: RouterPart, step: Any, judged: NormedRows | None = None, **options: Any
     ) -> Routed:
         return seen(one_by_one(rows, part, step, judged, **options), part, judged)
 
-    def routed_at_once(source: Any, norm: Any, part: RouterPart, *rest: Any) -> Routed | None:
-        made = at_once(source, norm, part, *rest)
+    def at_once(made: Routed | None, part: RouterPart) -> Routed | None:
         return None if made is None else seen(made, part, None)
 
-    with patch.multiple(expert_products, routed=routed, routed_at_once=routed_at_once):
+    def routed_at_once(source: Any, norm: Any, part: RouterPart, *rest: Any) -> Routed | None:
+        return at_once(few(source, norm, part, *rest), part)
+
+    def routed_row(x: torch.Tensor, norm: Any, part: RouterPart, step: Any) -> Routed | None:
+        return at_once(alone(x, norm, part, step), part)
+
+    with patch.multiple(
+        expert_products, **dict(zip(WAYS, (routed, routed_at_once, routed_row), strict=True))
+    ):
         yield
