@@ -139,7 +139,6 @@ def _routing_through(seen: Callable[[Routed, RouterPart, NormedRows | None], Rou
     def routed_row(x: torch.Tensor, norm: Any, part: RouterPart, step: Any) -> Routed | None:
         return at_once(alone(x, norm, part, step), part)
 
-    with patch.multiple(
-        expert_products, **dict(zip(WAYS, (routed, routed_at_once, routed_row), strict=True))
-    ):
+    ways: dict[str, Any] = dict(zip(WAYS, (routed, routed_at_once, routed_row), strict=True))
+    with patch.multiple(expert_products, **ways):
         yield
