@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import FinishCause, GenerationRequest, KvHandle, Role, TokenEntry
+from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter
 from eyas.engine.ipc.messages import (
     AttachKv,
     ClosePull,
@@ -129,6 +131,7 @@ class Loopback:
 
     def __init__(self, *configs: EngineConfig) -> None:
         self.results: dict[str, Result] = {}
+        self.adapters: queue.SimpleQueue[AdapterLoaded | AdapterUnloaded] = queue.SimpleQueue()
         self._numbers = 0
         self._watches: dict[int, tuple[Worker, int]] = {}  # watch -> (puller, pull)
         self._calls: dict[int, tuple[Worker, int]] = {}
@@ -155,6 +158,16 @@ class Loopback:
                 PrefillPrompt(request, attempt=1, offer_draft=request.speculative and "draft" in self.by_role)
             )
         return result
+
+    def load_adapter(self, folder: Path, *, pinned: bool = False) -> AdapterLoaded:
+        """Loads an adapter into every worker that computes with it; the last answer."""
+        workers = {id(worker): worker for role, worker in self.by_role.items() if role is not Role.DRAFT}
+        for worker in workers.values():
+            worker.send(LoadAdapter(0, str(folder), folder.name, pinned=pinned))
+        for _ in workers:
+            answer = self.adapters.get(timeout=20)
+        assert isinstance(answer, AdapterLoaded)
+        return answer
 
     def close(self) -> None:
         for worker in self.workers.values():
@@ -219,6 +232,8 @@ class Loopback:
                 self.workers[event.worker].send(msgspec.structs.replace(event, peer=peer))
             case DraftDown():
                 self._peers[event.peer].send(msgspec.structs.replace(event, worker=worker.address))
+            case AdapterLoaded() | AdapterUnloaded():
+                self.adapters.put(event)
             case PrefillDone() | EngineStopped():
                 pass
 

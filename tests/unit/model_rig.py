@@ -15,6 +15,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.groups import page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.layers.adapted import AdaptedLinear, PlainAdapters
 from eyas.engine.models.base import Drafted
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family, head_spelling, read_head
@@ -26,6 +27,7 @@ class Rig:
     """A target over a pool of `pages` pages of `page_size` rows, filled with NaN: rows never written show.
 
     `config`: instead of what the folder says. `grouped`: each group of layers has pages of its own.
+    `adapted`: slots of adapters.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Rig:
         page_size: int = 16,
         *,
         grouped: bool = False,
+        adapted: int = 0,
     ) -> None:
         torch.set_num_threads(1)  # many test processes share the cores
         self.config = config or read_model(folder)
@@ -48,7 +51,10 @@ class Rig:
         self.backend = torch_attention(self.config, shape)
         known = self.config
         with FolderWeights(folder, known.spelling, quantized=known.quantized, fused=known.fused) as weights:
-            self.model = Decoder(self.config, weights, TorchMachine(self.config, self.backend))
+            machine = TorchMachine(self.config, self.backend, adapted=adapted > 0)
+            self.model = Decoder(self.config, weights, machine)
+        matrices = [each for each in self.model.projections if isinstance(each, AdaptedLinear)]
+        self.adapters = PlainAdapters(self.config, matrices, adapted, 64) if adapted else None
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
         self._free = order.tolist()
 
@@ -57,6 +63,11 @@ class Rig:
         count = -(-rows // self.pool.page_size)
         taken, self._free = self._free[:count], self._free[count:]
         return taken
+
+    def fill(self, slot: int, adapter: Path) -> None:
+        """Fills a slot with the adapter in a folder."""
+        assert self.adapters is not None
+        self.adapters.fill(slot, self.adapters.read(adapter))
 
     def forward(
         self, spans: Sequence[QuerySpan], tokens: Sequence[int], capture: tuple[int, ...] = ()

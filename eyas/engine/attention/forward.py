@@ -28,7 +28,8 @@ class ForwardBatch:
     """R rows, `tokens` and `positions` int64 [R]. `groups`: what they write and see in each group of layers.
 
     `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain. `states`: the same
-    rows for layers with states, if there are some.
+    rows for layers with states, if there are some. `adapters`: of each slot of an adapter that rows have,
+    their numbers, int64.
     """
 
     tokens: torch.Tensor
@@ -37,6 +38,7 @@ class ForwardBatch:
     spans: Sequence[QuerySpan]
     depth: int = 0
     states: StateRows | None = None
+    adapters: Sequence[tuple[int, torch.Tensor]] = ()
 
 
 def build_batch(
@@ -57,7 +59,15 @@ def build_batch(
         spans=spans,
         depth=depth,
         states=state_rows(spans, backend.device),
+        adapters=_rows_of_adapters(spans, backend.device),
     )
+
+
+def _rows_of_adapters(spans: Sequence[QuerySpan], device: str) -> list[tuple[int, torch.Tensor]]:
+    """The rows of each slot of an adapter."""
+    slots = torch.tensor([span.adapter for span in spans])
+    rows = slots.repeat_interleave(torch.tensor([span.count for span in spans])) if any(slots) else slots
+    return [(slot, (rows == slot).nonzero()[:, 0].to(device)) for slot in rows.unique().tolist() if slot]
 
 
 def _in_groups(spans: Sequence[QuerySpan], page_size: int, backend: AttentionBackend) -> Iterator[GroupRows]:

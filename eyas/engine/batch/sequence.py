@@ -146,6 +146,7 @@ class Sequence:
     ring: RingPlace | None = None  # where the device puts its features for that drafter too
     window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must start (again)
     slot: int = -1  # its place in the running batch; -1: none
+    adapter_slot: int = 0  # that of its adapter on the device; 0: none
     occupancy: int = -1  # a number that is new each time that a sequence takes a slot
     in_flight: int = 0  # launched steps whose tokens are not yet in `output`
 
@@ -156,6 +157,11 @@ class Sequence:
     def salt(self) -> bytes:
         """Its pages are shared with those of this salt alone."""
         return self.generation.request.salt
+
+    @property
+    def adapter(self) -> str:
+        """The id of its adapter; "": it has none."""
+        return self.generation.request.adapter
 
     @property
     def pages(self) -> list[int]:

@@ -28,7 +28,8 @@ class QuerySpan:
     `offset` is the RoPE position of logical row 0; it differs from 0 for a drafter's window that starts in
     the middle of a sequence. `others`: its page tables in further groups of layers; none: `pages` is that of
     every group. `state`: if layers have states. `together`: every query sees all rows of the span, as a block
-    of drafts made in one pass may; but in layers with a window none behind its own.
+    of drafts made in one pass may; but in layers with a window none behind its own. `adapter`: the slot of
+    the sequence's adapter; 0: it has none.
     """
 
     pages: Sequence[int]
@@ -39,6 +40,7 @@ class QuerySpan:
     others: tuple[Sequence[int], ...] = ()
     state: StatePlace | None = None
     together: bool = False
+    adapter: int = 0
 
     def in_group(self, group: int) -> QuerySpan:
         """The span with the pages of a group of layers."""

@@ -124,10 +124,6 @@ class ProjectionLoader(Protocol[MadeT]):
     Every method raises ConfigError, by name, for what a tensor, or a rank's share of it, cannot be.
     """
 
-    @classmethod
-    def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
-        """For these tensors together; None: they are not all of this format."""
-
     def rows(self, names: list[str], rows: list[int], columns: int) -> MadeT:
         """This rank's rows of each matrix, one below the other: [sum(rows) / ranks, columns]."""
 
@@ -136,3 +132,11 @@ class ProjectionLoader(Protocol[MadeT]):
 
     def whole(self, name: str, shape: tuple[int, int]) -> MadeT:
         """One matrix, the same on every rank."""
+
+
+class FormatLoader(ProjectionLoader[MadeT], Protocol[MadeT]):
+    """The loader of one format."""
+
+    @classmethod
+    def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
+        """For these tensors together; None: they are not all of this format."""

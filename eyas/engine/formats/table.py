@@ -8,9 +8,9 @@ from eyas.engine.formats.fp4 import DenseFp4Loader, Fp4Loader
 from eyas.engine.formats.fp8 import Fp8Loader
 from eyas.engine.formats.int4 import ExactInt4Loader, Int4Loader
 from eyas.engine.formats.int8 import Int8Loader
-from eyas.engine.formats.projection import Projection, ProjectionLoader
+from eyas.engine.formats.projection import FormatLoader, Projection
 
-FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (
+FORMATS: tuple[type[FormatLoader[Projection]], ...] = (
     Fp8Loader,
     Int4Loader,
     Int8Loader,
@@ -20,13 +20,13 @@ FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (
 )
 """The last takes any tensors."""
 
-EXACT_FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, ExactInt4Loader, DenseLoader)
+EXACT_FORMATS: tuple[type[FormatLoader[Projection]], ...] = (Fp8Loader, ExactInt4Loader, DenseLoader)
 """Those whose products have exact arithmetic."""
 
 
 def loader_of(
     weights: WeightSource, names: list[str], exact: bool, packed: bool = True
-) -> ProjectionLoader[Projection]:
+) -> FormatLoader[Projection]:
     """The loader of the tensors of products that read the same rows. `packed`: whether exact products have
     numbers of four bits as they are.
     """

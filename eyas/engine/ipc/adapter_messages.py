@@ -9,6 +9,9 @@ import msgspec
 
 from eyas.common.wire.message import TaggedMessage, WireFailure
 
+LORA_PATH = "lora_path"
+"""The field of a caller's request that names an adapter's folder: at fault where the folder is."""
+
 # --- commands -----------------------------------------------------------------------------------------
 
 

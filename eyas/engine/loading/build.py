@@ -25,6 +25,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
+from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
@@ -41,6 +42,7 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import PullManager
 from eyas.engine.kv.stager import PageStager
 from eyas.engine.kv.states import NO_STATE, PagesAndStates, StateSlots
+from eyas.engine.layers.adapted import AdaptedLinear, PlainAdapters
 from eyas.engine.layers.linear import Linear
 from eyas.engine.loading import follower
 from eyas.engine.loading.attention_ranks import attention_ranks
@@ -63,6 +65,7 @@ from eyas.engine.models.foreign.pages import PlainPages
 from eyas.engine.models.heads import head_family
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
+from eyas.engine.scheduling.adapter_turns import AdapterTurns
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, BatchLimits
 from eyas.engine.scheduling.page_tables import most_rows
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
@@ -190,6 +193,7 @@ class _StepCore:
     limits: BatchLimits
     slowest_step_s: float
     rates: StepRates | None
+    adapters: AdapterTable | None = None
 
 
 def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
@@ -224,7 +228,18 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
         ),
         slowest_step_s=slowest,
         rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length), loaded.state_slots)),
+        adapters=_plain_adapters(loaded, model),
     )
+
+
+def _plain_adapters(loaded: EngineSpec, model: DecoderModel[ForwardBatch]) -> AdapterTable | None:
+    """The slots of adapters, if there are some."""
+    if not loaded.config.max_loras:
+        return None
+    assert isinstance(model, Decoder)
+    matrices = [each for each in model.projections if isinstance(each, AdaptedLinear)]
+    slots, rank = loaded.config.max_loras, loaded.config.max_lora_rank
+    return AdapterTable(PlainAdapters(loaded.target, matrices, slots, rank))
 
 
 def _plain_model(
@@ -238,7 +253,8 @@ def _plain_model(
         foreign = foreign_model(loaded.target, loaded.placement, PlainPages(backend))
         return foreign, LocalForward(foreign, pool, backend)
     with loaded.weights(KvKind.TARGET) as weights:
-        model = Decoder(loaded.target, weights, TorchMachine(loaded.target, backend))
+        machine = TorchMachine(loaded.target, backend, adapted=loaded.config.max_loras > 0)
+        model = Decoder(loaded.target, weights, machine)
     return model, LocalForward(model, pool, backend)
 
 
@@ -324,6 +340,7 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
         outbox=outbox,
         grammars=core.grammars,
         ready=_ready(loaded, moves, context, core.slowest_step_s, core.rates),
+        adapters=core.adapters,
     )
 
 
@@ -342,7 +359,10 @@ def _scheduler(loaded: EngineSpec, core: _StepCore, pulls: PullManager) -> Sched
     ]
     if ranks == 1:
         host = host_loads(loaded, pools, pages[0], caches[0], core.slowest_step_s)
-        return Scheduler(pages[0], caches[0], core.limits, pulls, host, holds)
+        scheduler = Scheduler(pages[0], caches[0], core.limits, pulls, host, holds)
+        if core.adapters is not None:
+            scheduler.adapters = AdapterTurns(core.adapters)
+        return scheduler
     return DataParallelScheduler(
         [
             Scheduler(pages[rank], caches[rank], core.limits, RankView(pulls, rank), holds=holds)

@@ -17,8 +17,10 @@ import msgspec
 from eyas.common.config import EngineConfig
 from eyas.common.step_times import UNSEEN
 from eyas.common.types import WorkerBacklog
+from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.grammar.grammars import GrammarManager
+from eyas.engine.ipc.adapter_messages import LoadAdapter, UnloadAdapter
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
     AttachKv,
@@ -52,6 +54,7 @@ from eyas.engine.loop.commit import StepCommitter
 from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.loop.step_loop import StepLoop, StepPaces
+from eyas.engine.scheduling.adapter_commands import AdapterCommands
 from eyas.engine.scheduling.admission import AdmissionLimits
 from eyas.engine.scheduling.backlog import backlog
 from eyas.engine.scheduling.draft_kv import DraftKv
@@ -77,6 +80,7 @@ class EngineParts:
 
     `drafter`: one outside the steps, if there is one. `pacing`: where depths are adaptive. `pulls`: of target
     KV; `draft_pulls`: of draft KV, if that lives here. `travels`: can pages leave the pools, or come there?
+    `adapters`: None where none can be loaded.
     """
 
     config: EngineConfig
@@ -96,6 +100,7 @@ class EngineParts:
     outbox: EventOutbox
     grammars: GrammarManager
     ready: EngineReady
+    adapters: AdapterTable | None = None
 
 
 class Engine:
@@ -115,6 +120,7 @@ class Engine:
         spec, width = parts.config.speculation, parts.ready.draft_width
         self._drafting = DraftCoordinator(parts.drafter, width, nodes, spec, parts.pacing, parts.grammars)
         self._requests = self._new_requests()
+        self._adapters = AdapterCommands(parts.adapters, parts.outbox)
         self._flushes = CacheFlushes(parts.scheduler, parts.outbox, self._work, self._drafting.forget_answers)
         self._loop = self._new_loop()
         self._handlers = self._routes()
@@ -148,8 +154,11 @@ class Engine:
             joined=self._drafting.join,
             left=self._drafting.stop,
             copy_page=parts.runner.copy_page,
+            adapters=parts.adapters,
         )
         parts.pulls.destination = requests
+        if parts.adapters is not None:
+            parts.adapters.has_requests = requests.has_requests
         return requests
 
     def _new_loop(self) -> StepLoop:
@@ -184,6 +193,8 @@ class Engine:
             **dict.fromkeys(PULL_REPORTS, self._take_pull_report),
             ProbeLink: self._probe,
             FlushCache: self._flushes.begin,
+            LoadAdapter: self._adapters.load,
+            UnloadAdapter: self._adapters.unload,
             DraftDown: self._drafts_came,
             DrainEngine: requests.drain,
             ShutdownEngine: self._shut_down,
@@ -242,7 +253,8 @@ class Engine:
         """Seconds to wait for commands, or until a bell rings."""
         if self._busy:
             return 0.0
-        looks = self._parts.grammars.awaited() or self._copying or self._untold
+        adapters = self._adapters.busy
+        looks = self._parts.grammars.awaited() or self._copying or self._untold or adapters
         return COPYING_S if looks else IDLE_S
 
     def _listen(self, timeout_s: float) -> None:
@@ -270,6 +282,8 @@ class Engine:
             self._scheduler.host.look_ahead(self._scheduler.waiting)
         for pulls in self._pulls:
             pulls.poll(now)
+        self._adapters.poll()
+        seated = self._scheduler.seat_adapters()
         self._requests.join(now)
         self._requests.expire(now)
         for generation, error in self._parts.grammars.take_failed().items():
@@ -278,7 +292,7 @@ class Engine:
         self._parts.stager.poll()
         self._flushes.poll(now)
         freed = self._scheduler.pool.used < used and self._scheduler.waiting
-        return bool(back or freed) or self._requests.joins > joins
+        return bool(back or freed or seated) or self._requests.joins > joins
 
     def _work(self) -> str:
         """The work that the engine still has, in words; empty: nothing."""
@@ -374,6 +388,7 @@ class Engine:
             drafts_sent=dict(self._drafting.sent),
             host=HostCache() if scheduler.host is None else scheduler.host.counts,
             states=scheduler.states,
+            adapters=self._adapters.counts(0 if scheduler.adapters is None else scheduler.adapters.waiting),
         )
 
     def _moved(self) -> dict[str, TransferTotals]:
@@ -395,6 +410,8 @@ class Engine:
 
     def _close(self) -> None:
         self._parts.grammars.close()
+        if self._parts.adapters is not None:
+            self._parts.adapters.close()
         self._drafting.leave()
         idle = self._parts.runner.close()
         deadline, host = time.monotonic() + STOP_S, self._scheduler.host

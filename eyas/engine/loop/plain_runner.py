@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -264,9 +264,14 @@ def _span(work: SequenceWork) -> QuerySpan:
     state = None
     if work.seq.state >= 0:
         state = StatePlace(work.seq.state, work.seq.bound, work.fold, work.occupancy)
+    span = QuerySpan(
+        *(pages, work.start, len(work.tokens)),
+        others=tuple(others),
+        state=state,
+        adapter=work.seq.adapter_slot,
+    )
     if tree is None or tree.is_chain:
-        return QuerySpan(pages, work.start, len(work.tokens), others=tuple(others), state=state)
+        return span
     root = (work.start,)
     below = [root + tuple(work.start + 1 + i for i in tree.path(node)) for node in range(len(tree.tokens))]
-    paths = (root, *below)
-    return QuerySpan(pages, work.start, len(work.tokens), paths, others=tuple(others), state=state)
+    return replace(span, paths=(root, *below))

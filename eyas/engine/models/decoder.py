@@ -15,7 +15,7 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.projection import ProjectionT
+from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import LayerNorm, load_norm
@@ -85,6 +85,11 @@ class Decoder(Generic[ProjectionT]):
         if config.positions:
             self._positions = _positions(config, weights)
         _check_layers(config, weights)
+
+    @property
+    def projections(self) -> list[AnyProjection]:
+        """The weights of all layers, in their order."""
+        return [each for layer in self.layers for each in layer.projections]
 
     @property
     def rules(self) -> dict[int, DeltaRule]:

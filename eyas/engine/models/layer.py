@@ -118,9 +118,14 @@ class DecoderLayer(Generic[ProjectionT]):
         return (*mixing, *(() if self._tokens is None else self._tokens.projections))
 
     @property
+    def projections(self) -> tuple[AnyProjection, ...]:
+        """All its weights."""
+        return (*self.mixing, *self._feed_forward.projections)
+
+    @property
     def formats(self) -> tuple[type[AnyProjection], ...]:
         """The formats of its weights: layers of one specification may differ in that."""
-        return tuple(map(type, (*self.mixing, *self._feed_forward.projections)))
+        return tuple(map(type, self.projections))
 
     @property
     def experts(self) -> ExpertsPart[ProjectionT] | None:

@@ -118,6 +118,7 @@ class DataParallelScheduler:
     """The schedulers of all ranks behind the interface of one. `limits` are those of each rank."""
 
     host = None  # no rank's pages leave for the host's memory
+    adapters = None  # and no rank has slots of adapters
     states = StateCache()  # models with some are not served by attention ranks
 
     def __init__(self, ranks: SequenceOf[Scheduler]) -> None:
@@ -182,6 +183,10 @@ class DataParallelScheduler:
     def arrived(self, seq: Sequence) -> None:
         """The sequence's KV has come, in pages of its rank: it waits for a slot there."""
         self._of(seq.generation).arrived(seq)
+
+    def seat_adapters(self) -> bool:
+        """False: there are none."""
+        return False
 
     def join(self) -> Sequence | None:
         """Gives a slot to a sequence whose KV has come. None: nothing joins now."""

@@ -19,12 +19,14 @@ from eyas.common.errors import (
     GrammarTooSlow,
     InvalidRequest,
     LogitsNotFinite,
+    NotFound,
     Overloaded,
     TransferFailed,
     Unavailable,
 )
 from eyas.common.logging import serving
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice
+from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.batch.prompt_scores import PromptScores
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence
 from eyas.engine.ipc.messages import (
@@ -54,7 +56,8 @@ class RequestTable:
     """Owns every generation from its admission to its last token.
 
     `draft_kv`: brings the draft KV of pulled prompts, where it lives here. `joined` hears of every sequence
-    whose prompt was pulled, with its last feature, as it begins; `left` of every one that goes.
+    whose prompt was pulled, with its last feature, as it begins; `left` of every one that goes. `adapters`:
+    None where no request may have one.
     """
 
     scheduler: Schedulers
@@ -66,6 +69,7 @@ class RequestTable:
     joined: Callable[[Sequence, bytes], None]
     left: Callable[[Sequence], None]
     copy_page: Callable[[int, int], None]
+    adapters: AdapterTable | None = None
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
     spoiled: int = 0  # requests that failed by their logits, ever
@@ -381,6 +385,7 @@ class RequestTable:
             if self.draining:
                 raise _draining()
             self.admission.check(request, kind, self.scheduler)
+            self._check_adapter(request.adapter)
             if self.queued >= self.admission.max_waiting and not request.begun:
                 raise Overloaded("this worker's queue is full")
         except EyasError as error:
@@ -391,6 +396,17 @@ class RequestTable:
         self.table[request.id] = generation
         self.outbox.add(RequestAdmitted(request.id, attempt))
         return generation
+
+    def _check_adapter(self, name: str) -> None:
+        """Raises NotFound for an adapter that is not loaded here."""
+        if name and self.adapters is None:
+            raise NotFound(f"no adapter {name} is loaded: none can be here (--max-loras 0)", param="model")
+        if self.adapters is not None:
+            self.adapters.check(name)
+
+    def has_requests(self, adapter: str) -> bool:
+        """True if a request has that adapter."""
+        return any(generation.request.adapter == adapter for generation in self.table.values())
 
     def _enqueue(self, generation: Generation, choices: tuple[RequestChoice, ...]) -> None:
         """Queues the choices. Those without output share one prompt: the first leads, the others fork."""

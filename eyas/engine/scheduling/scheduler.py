@@ -21,6 +21,7 @@ from eyas.engine.ipc.messages import StateCache
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.states import PagesAndStates
+from eyas.engine.scheduling.adapter_turns import AdapterTurns
 from eyas.engine.scheduling.elsewhere import IncomingPrompts
 from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
 from eyas.engine.scheduling.host_loads import HostLoads, LoadDecision
@@ -44,6 +45,7 @@ class Scheduler:
     ) -> None:
         """`holds`: must a sequence's next token wait for something that the engine lacks?"""
         self.host = host
+        self.adapters: AdapterTurns | None = None  # where requests may have one
         self._holds = holds
         self.pool = pool
         self._incoming = incoming
@@ -106,11 +108,24 @@ class Scheduler:
             self.waiting.remove(seq)
         elif self.host is not None:
             self.host.forget(seq)
+        if self.adapters is not None:
+            self.adapters.leave(seq)
         self._give_back(seq)
 
     def arrived(self, seq: Sequence) -> None:
         """The sequence's KV has come, in pages of its own: it waits for a slot."""
-        self.joining.append(seq)
+        if self.adapters is None or self.adapters.enter(seq):
+            self.joining.append(seq)
+
+    def seat_adapters(self) -> bool:
+        """Fills slots with the adapters that sequences wait for; True if one of these waits no longer."""
+        seated = [] if self.adapters is None else self.adapters.poll()
+        for seq in seated:
+            if seq.pages:
+                self.joining.append(seq)
+            else:
+                self.waiting.add(seq)
+        return bool(seated)
 
     def join(self) -> Sequence | None:
         """Gives a slot to one of the `joining` sequences and returns it. None: nothing joins now."""
@@ -305,6 +320,9 @@ class Scheduler:
             seq = self.waiting.first(shares)
             if before is not None and not self.waiting.yields(before, seq):
                 break
+            if self.adapters is not None and not self.adapters.enter(seq):
+                self.waiting.remove(seq)
+                continue
             if not self._admit(seq, shares):
                 break
             self.waiting.remove(seq)
@@ -478,6 +496,8 @@ class Scheduler:
         self.running.append(seq)
         self._running_shares.add(seq.generation)
         seq.slot, seq.occupancy = self._slots.pop(), next(self._occupancies)
+        if self.adapters is not None:
+            self.adapters.let_in(seq)
 
     def _vacate(self, seq: Sequence) -> None:
         self.running.remove(seq)

@@ -19,11 +19,14 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.adapted import AdaptedLoader, is_updated
+from eyas.engine.formats.projection import ProjectionLoader
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.activations import Inner
+from eyas.engine.layers.adapted import AdaptedLinear, RowsOfSlots
 from eyas.engine.layers.linear import Linear, LinearExperts, LinearLoader, in_blocks, pad_rows, per_head
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.layers.rotary import Angles, Rotary
@@ -55,6 +58,7 @@ class Step:
     """State that every layer of one forward shares. `tokens` and `positions` [R'], padded to whole blocks.
     `groups`: of each group of layers, `KvPool.slots` [R] of the rows being written, and the plan. `angles`:
     of each rotation that a layer has. `states`: the same rows for layers with states, if there are some.
+    `adapters`: as of `ForwardBatch`.
     """
 
     pool: KvPool
@@ -64,6 +68,7 @@ class Step:
     angles: Mapping[Rotation, Angles]
     backend: AttentionBackend
     states: StateRows | None = None
+    adapters: RowsOfSlots = ()
 
     @classmethod
     def of(
@@ -77,7 +82,8 @@ class Step:
         positions = pad_rows(rows.positions)
         angles = {rotation: rotary.angles(positions) for rotation, rotary in rotaries.items()}
         groups = [(pool.slots(group.kv_rows), group.plan) for group in rows.groups]
-        return cls(pool, pad_rows(rows.tokens), positions, groups, angles, backend, rows.states)
+        tokens = pad_rows(rows.tokens)
+        return cls(pool, tokens, positions, groups, angles, backend, rows.states, rows.adapters)
 
     @property
     def count(self) -> int:
@@ -144,11 +150,14 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
     def product(
         self, read: torch.Tensor, projection: Linear, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return projection(read, bias)
+        return self.product_of(read, projection, bias)
 
     def product_of(self, x: Rows, projection: Linear, bias: torch.Tensor | None = None) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
-        return projection(x, bias)
+        made = projection(x, bias)
+        if self.step.adapters and isinstance(projection, AdaptedLinear):
+            return projection.updated(made, x, self.step.adapters)
+        return made
 
     def plus(self, residual: torch.Tensor, added: torch.Tensor, post: torch.Tensor | None) -> torch.Tensor:
         if post is not None:
@@ -286,24 +295,33 @@ def _gated(x: torch.Tensor, activation: Inner, forth: Biased, back: Biased) -> t
 class TorchMachine(Machine[Linear]):
     """Weights of all formats are widened as they are read; a router's are float32.
 
-    `ranks`: over which experts are spread, whole; None: all are here.
+    `ranks`: over which experts are spread, whole; None: all are here. `adapted`: adapters may update the
+    weights.
     """
 
     groups_experts = False
 
     def __init__(
-        self, config: ModelConfig, backend: AttentionBackend, ranks: ExpertRanks | None = None
+        self,
+        config: ModelConfig,
+        backend: AttentionBackend,
+        ranks: ExpertRanks | None = None,
+        *,
+        adapted: bool = False,
     ) -> None:
         """`config`: of the decoder whose layers run here."""
-        self.backend, self.ranks = backend, ranks
+        self.backend, self.ranks, self._adapted = backend, ranks, adapted
         length, each = (
             config.context_length,
             dict.fromkeys(layer.attention.rotation for layer in config.layers),
         )
         self._rotaries = {rotation: Rotary(*rotation, length, backend.device) for rotation in each}
 
-    def loader(self, weights: WeightSource, names: list[str]) -> LinearLoader:
-        return LinearLoader.of(weights, names)
+    def loader(self, weights: WeightSource, names: list[str]) -> ProjectionLoader[Linear]:
+        loader = LinearLoader.of(weights, names)
+        if not (self._adapted and is_updated(names)):
+            return loader
+        return AdaptedLoader[Linear](loader, weights.placement, AdaptedLinear)
 
     def router(
         self, weights: WeightSource, names: Sequence[str], rows: Sequence[int], hidden: int

@@ -1,0 +1,239 @@
+"""A folder in PEFT's format: low-rank updates of a model's matrices (LoRA, arXiv 2106.09685).
+
+What of the format is not computed here is refused by its name. PEFT names modules as transformers does; here
+they have the names by which the model asks for their weights, and a module that the model stores as several
+matrices is several updates with the same lower factor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from eyas.common.errors import ConfigError, InvalidRequest, NotFound
+from eyas.common.model_folder import read_json_object
+from eyas.engine.checkpoint import values
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.turned_tensors import TransposedTensor
+from eyas.engine.ipc.adapter_messages import LORA_PATH
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+ValueT = TypeVar("ValueT")
+_FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_OTHERS = {
+    "lora_magnitude_vector": "DoRA (lora_magnitude_vector)",
+    "lora_embedding": "embeddings (lora_embedding)",
+    "modules_to_save": "whole modules (modules_to_save)",
+    ".bias": "biases",
+}
+"""Parts of the names of tensors that are no factor."""
+
+_UNSERVED = {
+    "use_dora": "DoRA (use_dora)",
+    "modules_to_save": "whole modules (modules_to_save)",
+    "lora_bias": "biases of factors (lora_bias)",
+    "use_qalora": "QALoRA (use_qalora)",
+    "use_bdlora": "block-diagonal factors (use_bdlora)",
+    "layer_replication": "replicated layers (layer_replication)",
+    "target_parameters": "parameters of experts (target_parameters)",
+    "trainable_token_indices": "embeddings of tokens (trainable_token_indices)",
+    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
+    "arrow_config": "a router of adapters (arrow_config)",
+}
+"""Fields that say of the equation what is not computed here, unless they are empty."""
+
+_OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of `init_lora_weights` by which the base model's own weights have changed."""
+
+
+@dataclass(frozen=True)
+class LowRankUpdate:
+    """What is added to a matrix [n, k]: up [n, rank] times down [rank, k]. `up` is float32, and has the
+    scaling in it.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        """Rows of `down`."""
+        return self.down.shape[0]
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter as it was read. `id`: 16 hex digits of a digest of all factors and their scalings.
+    `updates`: by the names by which the model asks for the matrices.
+    """
+
+    id: str
+    updates: Mapping[str, LowRankUpdate]
+
+    @property
+    def rank(self) -> int:
+        """The largest of its updates."""
+        return max(update.rank for update in self.updates.values())
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """What adapter_config.json says of factors and scalings."""
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    stabilized: bool  # rsLoRA, arXiv 2312.03732
+
+    @classmethod
+    def read(cls, folder: Path) -> PeftConfig:
+        """Raises InvalidRequest for what is wrong or not served."""
+        try:
+            raw = read_json_object(folder / CONFIG)
+            _check_served(raw)
+            ranks, alphas = values.section(raw, "rank_pattern"), values.section(raw, "alpha_pattern")
+            return cls(
+                values.whole(raw, "r", least=1),
+                values.number(raw, "lora_alpha"),
+                {key: values.whole(ranks, key, least=1) for key in ranks},
+                {key: values.number(alphas, key) for key in alphas},
+                values.switch(raw, "use_rslora", False),
+            )
+        except KeyError as error:
+            raise _wrong(f"{CONFIG} of {folder} has no {error.args[0]}") from None
+        except (ValueError, ConfigError) as error:
+            raise _wrong(f"{CONFIG} of {folder}: {error}") from None
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module's factors."""
+        return _by_pattern(self.ranks, module, self.rank)
+
+    def scaling_of(self, module: str) -> float:
+        """What multiplies the product of a module's factors."""
+        rank = self.rank_of(module)
+        return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.stabilized else rank)
+
+
+def read_adapter(folder: Path, model: ModelConfig, most_rank: int) -> PeftAdapter:
+    """Reads an adapter of that model. Which matrices may be updated, and their shapes, it does not know.
+
+    Raises NotFound if there is no such folder or file, InvalidRequest for what is wrong or not served in it,
+    and for factors of more than `most_rank` rows.
+    """
+    for name in (CONFIG, TENSORS):
+        if not (folder / name).is_file():
+            raise NotFound(f"{folder} has no {name}", param=LORA_PATH)
+    config = PeftConfig.read(folder)
+    updates: dict[str, LowRankUpdate] = {}
+    digest = hashlib.sha256()
+    for module, down, up in _factors(folder):
+        scaling = config.scaling_of(module)
+        _check_pair(module, (down, up), config.rank_of(module), most_rank)
+        digest.update(f"{module} {scaling!r} {down.dtype} {tuple(down.shape)} {tuple(up.shape)}".encode())
+        for factor in (down, up):
+            digest.update(factor.view(torch.uint8).numpy().data)
+        updates |= _updates(module, LowRankUpdate(down, up.float() * scaling), model)
+    if not updates:
+        raise _wrong(f"{folder / TENSORS} has no factors (base_model.model.<module>.lora_A.weight)")
+    return PeftAdapter(digest.hexdigest()[:16], updates)
+
+
+def _factors(folder: Path) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Both factors of each module, in the order of their names."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    try:
+        with safe_open(folder / TENSORS, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                factor = _FACTOR.fullmatch(name)
+                if factor is None:
+                    what = next((said for part, said in _OTHERS.items() if part in name), "it is no factor")
+                    raise _wrong(f"tensor {name} of {folder}: {what}: not supported")
+                found.setdefault(factor["module"], {})[factor["factor"]] = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise _wrong(f"{folder / TENSORS} is not a readable safetensors file: {error}") from None
+    for module, pair in sorted(found.items()):
+        if len(pair) < 2:
+            raise _wrong(f"module {module} of {folder} has no lora_{'A' if 'B' in pair else 'B'}")
+        yield module, pair["A"].contiguous(), pair["B"].contiguous()
+
+
+def _check_pair(module: str, pair: tuple[torch.Tensor, torch.Tensor], rank: int, most: int) -> None:
+    """Raises InvalidRequest for factors that are none of this rank, or no numbers."""
+    down, up = pair
+    for name, factor, side in (("lora_A", down, 0), ("lora_B", up, 1)):
+        if factor.dtype not in _FLOATS:
+            raise _wrong(f"{name} of {module} is stored as {factor.dtype}")
+        if factor.dim() != 2 or factor.shape[side] != rank:
+            raise _wrong(f"{name} of {module} is {tuple(factor.shape)}: no factor of rank {rank}")
+        if not torch.stack(torch.aminmax(factor)).isfinite().all():
+            raise _wrong(f"{name} of {module} holds NaN or infinity")
+    if rank > most:
+        raise _wrong(f"{module} has rank {rank}; {most} is the most (--max-lora-rank)")
+
+
+def _updates(module: str, update: LowRankUpdate, model: ModelConfig) -> dict[str, LowRankUpdate]:
+    """The update of a module, by the names of the model's matrices that it is."""
+    name = model.spelling(f"{module}.weight")
+    joined = next((kind for kind in model.fused if kind.holds(name)), None)
+    if joined is None:
+        return {name: update}
+    up = update.up.t() if isinstance(joined, TransposedTensor) else update.up
+    stored = _StoredFactor(up)
+    try:
+        parts = [(part, view) for part, view in joined.split(name, tuple(up.shape))]
+    except ConfigError as error:
+        raise _wrong(f"lora_B of {module} does not fit {model.architecture}: {error}") from None
+    return {part: LowRankUpdate(update.down, (view(stored) if view else stored)[:]) for part, view in parts}
+
+
+class _StoredFactor:
+    """A factor, read as a safetensors file's slice is."""
+
+    def __init__(self, factor: torch.Tensor) -> None:
+        self._factor = factor
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def get_shape(self) -> list[int]:
+        return list(self._factor.shape)
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        return self._factor[part]
+
+
+def _check_served(raw: Mapping[str, Any]) -> None:
+    """Raises ValueError for a field that says of the equation what is not computed here."""
+    if (kind := raw.get("peft_type")) != "LORA":
+        raise ValueError(f"peft_type {values.said(kind)} is not supported; LORA is")
+    for field, what in _UNSERVED.items():
+        if raw.get(field):
+            raise ValueError(f"{what} is not supported")
+    if (bias := raw.get("bias", "none")) not in ("none", None):
+        raise ValueError(f"bias {values.said(bias)} is not supported; none is")
+    start = raw.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_OTHER_BASES):
+        raise ValueError(f"init_lora_weights {start} changes the base model: convert the adapter to its own")
+
+
+def _by_pattern(patterns: Mapping[str, ValueT], module: str, default: ValueT) -> ValueT:
+    """The value of the first pattern that names the module, as PEFT's `get_pattern_key` finds it."""
+    for key, value in patterns.items():
+        pattern = key if key.startswith("^") else rf"(.*\.)?({key})$"
+        if re.match(pattern, module):
+            return value
+    return default
+
+
+def _wrong(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param=LORA_PATH)

@@ -1,0 +1,177 @@
+"""The products that adapters update, and an adapter as these read it: one block of numbers.
+
+A product's matrix may be several of the model's, one below the other, and in another order; of several ranks
+each has a share. An adapter's factors are cut, joined and ordered like the matrix, so a product reads its
+rows once for all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from eyas.common.errors import InvalidRequest
+from eyas.engine.adapters.peft import LowRankUpdate, PeftAdapter
+from eyas.engine.checkpoint.weights import WeightPlacement
+from eyas.engine.ipc.adapter_messages import LORA_PATH
+
+GRAIN = 16
+"""Ranks are filled up to a multiple of it with zeros, as products and kernels need."""
+
+
+@dataclass(frozen=True)
+class SitePart:
+    """A matrix of the model: its name, its whole shape [rows, columns], and the dimension that ranks divide
+    (None: each has all of it).
+    """
+
+    name: str
+    shape: tuple[int, int]
+    divided: int | None = None
+
+    def own(self, placement: WeightPlacement) -> tuple[int, int]:
+        """The shape of a rank's share."""
+        rows, columns = self.shape
+        if self.divided is None:
+            return rows, columns
+        return (rows // placement.ranks, columns) if self.divided == 0 else (rows, columns // placement.ranks)
+
+
+@dataclass(frozen=True)
+class AdapterSite:
+    """A product whose matrix [n, k] adapters update: this rank's share of `parts`, one below the other, with
+    its rows in `order` (int64 [n]; None: as they are), and its columns times `gain` [k], if there is one.
+    """
+
+    parts: tuple[SitePart, ...]
+    placement: WeightPlacement
+    order: torch.Tensor | None = None
+    gain: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[n, k]."""
+        shapes = [part.own(self.placement) for part in self.parts]
+        return sum(rows for rows, _ in shapes), shapes[0][1]
+
+    @property
+    def part_of_rows(self) -> torch.Tensor:
+        """The part that each row is of, int32 [n]."""
+        counts = torch.tensor([part.own(self.placement)[0] for part in self.parts])
+        parts = torch.arange(len(self.parts), dtype=torch.int32).repeat_interleave(counts)
+        return parts if self.order is None else parts[self.order]
+
+    def in_order(self, rows: torch.Tensor) -> Self:
+        """The site of the same matrix with its rows in this order."""
+        rows = rows.cpu()
+        return replace(self, order=rows if self.order is None else self.order[rows])
+
+    def below(self, lower: Self) -> Self:
+        """The site of this matrix with another one below it."""
+        first = self.shape[0]
+        orders = [torch.arange(site.shape[0]) if site.order is None else site.order for site in (self, lower)]
+        order = torch.cat((orders[0], orders[1] + first))
+        return replace(self, parts=(*self.parts, *lower.parts), order=order)
+
+    def rank(self, adapter: PeftAdapter) -> int:
+        """The rank of an adapter's factors here, filled up; 0: it updates no part."""
+        ranks = [adapter.updates[part.name].rank for part in self.parts if part.name in adapter.updates]
+        return -(-max(ranks, default=0) // GRAIN) * GRAIN
+
+    def words(self, rank: int) -> int:
+        """The numbers of both factors of that rank."""
+        n, k = self.shape
+        return (len(self.parts) * k + n) * rank
+
+    def write(self, adapter: PeftAdapter, room: torch.Tensor) -> None:
+        """Writes both factors into `room` [words]: the lower one of each part [parts, rank, k], then the
+        upper one of all rows, transposed, [rank, n].
+        """
+        (n, k), rank = self.shape, self.rank(adapter)
+        downs = room[: len(self.parts) * rank * k].view(len(self.parts), rank, k)
+        ups = room[downs.numel() :].view(rank, n)
+        room.zero_()
+        whole, first = ups if self.order is None else torch.zeros_like(ups), 0
+        for part, down in zip(self.parts, downs, strict=True):
+            rows, _ = part.own(self.placement)
+            update = adapter.updates.get(part.name)
+            if update is not None:
+                own = self._share(part, update)
+                scaled = own.down if self.gain is None else own.down.float() * self.gain.float().cpu()
+                down[: update.rank].copy_(scaled)
+                whole[: update.rank, first : first + rows].copy_(own.up.t())
+            first += rows
+        if self.order is not None:
+            torch.index_select(whole, 1, self.order, out=ups)
+
+    def _share(self, part: SitePart, update: LowRankUpdate) -> LowRankUpdate:
+        """This rank's share of an update."""
+        rows, columns = part.own(self.placement)
+        rank = self.placement.rank
+        if part.divided == 0:
+            return replace(update, up=update.up[rank * rows : (rank + 1) * rows])
+        if part.divided == 1:
+            return replace(update, down=update.down[:, rank * columns : (rank + 1) * columns])
+        return update
+
+
+@dataclass(frozen=True)
+class PackedAdapter:
+    """An adapter as the products of one rank read it, in the host's memory. `numbers` [words]: the factors of
+    all sites, as `AdapterSite.write` has them. `places` int64 [sites, 2]: where those of a site begin, and
+    their rank.
+    """
+
+    id: str
+    rank: int
+    numbers: torch.Tensor
+    places: torch.Tensor
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory."""
+        return self.numbers.nbytes
+
+
+class AdapterSites:
+    """All products of a model that adapters update, by number."""
+
+    def __init__(self, sites: Sequence[AdapterSite]) -> None:
+        self.sites = sites
+        self._shapes = {part.name: part.shape for site in sites for part in site.parts}
+
+    def words(self, rank: int) -> int:
+        """The most numbers of an adapter of that rank."""
+        return sum(site.words(-(-rank // GRAIN) * GRAIN) for site in self.sites)
+
+    def packed(self, adapter: PeftAdapter, *, pinned: bool = False) -> PackedAdapter:
+        """`pinned`: in memory from which a GPU copies by itself.
+
+        Raises InvalidRequest for an update of what is updated nowhere, or of another shape.
+        """
+        self._check(adapter)
+        dtype = self.sites[0].placement.dtype
+        ranks = [site.rank(adapter) for site in self.sites]
+        counts = [site.words(rank) for site, rank in zip(self.sites, ranks, strict=True)]
+        numbers = torch.empty(sum(counts), dtype=dtype, pin_memory=pinned)
+        first, places = 0, []
+        for site, rank, count in zip(self.sites, ranks, counts, strict=True):
+            if rank:
+                site.write(adapter, numbers[first : first + count])
+            places.append((first, rank))
+            first += count
+        if not torch.stack(torch.aminmax(numbers)).isfinite().all():
+            raise InvalidRequest(f"its numbers are too large for {dtype}", param=LORA_PATH)
+        return PackedAdapter(adapter.id, adapter.rank, numbers, torch.tensor(places))
+
+    def _check(self, adapter: PeftAdapter) -> None:
+        for name, update in adapter.updates.items():
+            module, shape = name.removesuffix(".weight"), (update.up.shape[0], update.down.shape[1])
+            if name not in self._shapes:
+                raise InvalidRequest(f"{module} is nothing that adapters update here", param=LORA_PATH)
+            if self._shapes[name] != shape:
+                text = f"an update of {module} is {shape}, and the matrix is {self._shapes[name]}"
+                raise InvalidRequest(f"{text}: it is another model's", param=LORA_PATH)

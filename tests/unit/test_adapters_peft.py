@@ -1,0 +1,145 @@
+"""Folders in PEFT's format: what they say is read as PEFT reads it, and what is not served is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapter_rig import write_adapter
+from safetensors.torch import load_file, save_file
+from tiny import write_tiny_llama
+
+from eyas.common.errors import InvalidRequest, NotFound
+from eyas.engine.adapters.peft import PeftAdapter, read_adapter
+from eyas.engine.models.table import read_model
+
+FIRST = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "llama", layers=2)
+
+
+def _read(folder: Path, model: Path, most: int = 16) -> PeftAdapter:
+    return read_adapter(folder, read_model(model), most)
+
+
+def _say(folder: Path, **fields: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def _store(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def test_scalings_and_patterns_are_those_of_peft(tmp_path: Path, model: Path) -> None:
+    plain = write_adapter(tmp_path / "plain", model, rank=4, lora_alpha=6)
+    (name,) = [n for n in _read(plain, model).updates if n == f"{FIRST}.weight"]
+    update = _read(plain, model).updates[name]
+    stored = load_file(plain / "adapter_model.safetensors")[f"base_model.model.{FIRST}.lora_B.weight"]
+    assert torch.equal(update.up, stored * 1.5)
+    _say(plain, use_rslora=True)
+    assert torch.equal(_read(plain, model).updates[name].up, stored * 3.0)
+    _say(plain, use_rslora=False, alpha_pattern={"0.self_attn.q_proj": 8, "v_proj": 100})
+    assert torch.equal(_read(plain, model).updates[name].up, stored * 2.0)
+    _say(plain, alpha_pattern={"elf_attn.q_proj": 8})  # a pattern names whole parts of a name
+    assert torch.equal(_read(plain, model).updates[name].up, stored * 1.5)
+    _say(plain, rank_pattern={"^model.layers.0.self_attn.q_proj": 2})
+    with pytest.raises(InvalidRequest, match=r"q_proj is \(4, 64\): no factor of rank 2"):
+        _read(plain, model)
+
+    def cut_rank(tensors: dict[str, torch.Tensor]) -> None:
+        down, up = (f"base_model.model.{FIRST}.lora_{factor}.weight" for factor in "AB")
+        tensors |= {down: tensors[down][:2].contiguous(), up: tensors[up][:, :2].contiguous()}
+
+    _store(plain, cut_rank)
+    assert torch.equal(_read(plain, model).updates[name].up, stored[:, :2] * 3.0)
+
+
+def test_an_id_is_the_contents(tmp_path: Path, model: Path) -> None:
+    one = write_adapter(tmp_path / "one", model, seed=1)
+    copy = shutil.copytree(one, tmp_path / "copy")
+    _say(copy, inference_mode=True)  # means nothing here
+    assert _read(one, model).id == _read(copy, model).id
+    assert len(_read(one, model).id) == 16
+    _say(copy, lora_alpha=17)
+    others = [copy, write_adapter(tmp_path / "other", model, seed=2)]
+    assert len({_read(folder, model).id for folder in [one, *others]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights pissa_niter_4"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
+        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"alora_invocation_tokens": [1, 2]}, "activated LoRA"),
+        ({"r": 0}, "r 0 must be 1 or more"),
+        ({"r": 2.5}, "r 2.5"),
+        ({"lora_alpha": "16"}, "lora_alpha '16'"),
+        ({"use_rslora": 1}, "use_rslora 1"),
+        ({"rank_pattern": [3]}, "rank_pattern"),
+    ],
+)
+def test_what_is_not_served_is_named(tmp_path: Path, model: Path, said: dict[str, Any], named: str) -> None:
+    folder = write_adapter(tmp_path / "adapter", model)
+    _say(folder, **said)
+    with pytest.raises(InvalidRequest, match=named) as refused:
+        _read(folder, model)
+    assert refused.value.param == "lora_path"
+
+
+def _nan(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[f"base_model.model.{FIRST}.lora_B.weight"][3, 2] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_nan, "lora_B of model.layers.0.self_attn.q_proj holds NaN"),
+        (lambda t: t.pop(f"base_model.model.{FIRST}.lora_A.weight"), "has no lora_A"),
+        (lambda t: t.clear(), "no factors"),
+        (lambda t: t.update({f"base_model.model.{FIRST}.lora_magnitude_vector": torch.ones(4)}), "DoRA"),
+        (
+            lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 4)}),
+            "embed",
+        ),
+        (lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(4, 4)}), "lm_head.weight"),
+        (lambda t: t.update({f"base_model.model.{FIRST}.lora_A.weight": torch.ones(8, 64).int()}), "int32"),
+        (lambda t: t.update({f"base_model.model.{FIRST}.lora_A.weight": torch.ones(8)}), "no factor of rank"),
+    ],
+)
+def test_a_wrong_tensor_is_named(
+    tmp_path: Path, model: Path, change: Callable[[dict[str, torch.Tensor]], object], named: str
+) -> None:
+    folder = write_adapter(tmp_path / "adapter", model)
+    _store(folder, change)
+    with pytest.raises(InvalidRequest, match=named):
+        _read(folder, model)
+
+
+def test_a_rank_above_the_limit_and_a_folder_that_is_not_there(tmp_path: Path, model: Path) -> None:
+    folder = write_adapter(tmp_path / "adapter", model, rank=12)
+    assert _read(folder, model, 12).rank == 12
+    with pytest.raises(InvalidRequest, match="rank 12; 11 is the most"):
+        _read(folder, model, 11)
+    with pytest.raises(NotFound, match=r"adapter_config\.json"):
+        _read(tmp_path / "nowhere", model)
+    (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(InvalidRequest, match="not a readable safetensors file"):
+        _read(folder, model)

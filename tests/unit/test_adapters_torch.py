@@ -1,0 +1,65 @@
+"""Adapters in plain torch: what a model computes with one is what the merged weights compute, whatever its
+family stores as one matrix; and a row's bits depend on its own adapter alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from adapter_rig import write_adapter, write_merged
+from families import write_family
+from model_rig import Rig
+
+from eyas.engine.batch.spans import QuerySpan
+
+PROMPT = [3, 17, 5, 99, 42, 7, 23, 64, 5, 12, 88, 1, 30]
+
+
+def _logits(rig: Rig, adapter: int = 0) -> torch.Tensor:
+    span = QuerySpan(rig.table(len(PROMPT)), 0, len(PROMPT), adapter=adapter)
+    return rig.logits([span], PROMPT)
+
+
+def _check(model: Path, adapter: Path, folder: Path) -> None:
+    rig, merged = Rig(model, adapted=4), Rig(write_merged(folder, model, adapter))
+    rig.fill(3, adapter)
+    plain, updated, expected = _logits(rig), _logits(rig, 3), _logits(merged)
+    torch.testing.assert_close(updated, expected, rtol=2e-4, atol=2e-4 * expected.abs().max().item())
+    assert (plain - expected).abs().max() > 0.05 * expected.abs().max()
+    torch.testing.assert_close(plain, _logits(Rig(model)), rtol=0, atol=0)
+
+
+MORE = (
+    "glm4",
+    "cohere",
+    "falcon",
+    "granite",
+    "gemma2",
+    "olmo2",
+    "stablelm",
+    "mixtral",
+    "starcoder2",
+    "opt",
+    "gptj",
+)
+ATTENTION = {
+    "mixtral": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+}
+"""Modules of families that have others, which adapters do not update."""
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("qwen3", "phi3", "gpt2", "gpt_neox", "deepseek_v3"),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in MORE),
+    ],
+)
+def test_an_adapter_is_the_merged_model(tmp_path: Path, family: str) -> None:
+    write_family(tmp_path / "model", family)
+    modules = ATTENTION.get(family, ())
+    adapter = write_adapter(tmp_path / "adapter", tmp_path / "model", modules=modules)
+    _check(tmp_path / "model", adapter, tmp_path / "merged")
