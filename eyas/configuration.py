@@ -103,6 +103,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         attention_backend=args.attention_backend,
         prefill_attention_backend=args.prefill_attention_backend,
         deterministic=args.deterministic,
+        memory_saver=args.memory_saver,
         num_pages=args.num_pages,
         state_slots=args.state_slots,
         mem_fraction_static=args.mem_fraction_static,

@@ -243,6 +243,8 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
     graphs.add_argument("--disable-cuda-graph", action="store_true", help="launch kernels one by one")
     text = "tokens do not depend, to the bit, on what shares a step (on a CPU they never do)"
     group.add_argument("--deterministic", action="store_true", help=text)
+    text = "weights can leave the GPU while the server sleeps (/release_memory_occupation)"
+    group.add_argument("--memory-saver", action="store_true", help=text)
     group.add_argument(
         "--disable-overlap-schedule", action="store_true", help="plan each step after the previous one ended"
     )

@@ -22,6 +22,7 @@ class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_UNSPECIFIED: _ClassVar[Finish]
     FINISH_STOP: _ClassVar[Finish]
     FINISH_LENGTH: _ClassVar[Finish]
+    FINISH_ABORT: _ClassVar[Finish]
 
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -45,6 +46,7 @@ GRAMMAR_KIND_STRUCTURAL_TAG: GrammarKind
 FINISH_UNSPECIFIED: Finish
 FINISH_STOP: Finish
 FINISH_LENGTH: Finish
+FINISH_ABORT: Finish
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role

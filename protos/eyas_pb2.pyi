@@ -28,12 +28,26 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
+    FINISH_REASON_ABORT: _ClassVar[FinishReason]
 
 class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
     WORKER_ROLE_PREFILL: _ClassVar[WorkerRole]
     WORKER_ROLE_DECODE: _ClassVar[WorkerRole]
+
+class PauseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAUSE_MODE_UNSPECIFIED: _ClassVar[PauseMode]
+    PAUSE_MODE_ABORT: _ClassVar[PauseMode]
+    PAUSE_MODE_IN_PLACE: _ClassVar[PauseMode]
+    PAUSE_MODE_RETRACT: _ClassVar[PauseMode]
+
+class MemoryTag(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMORY_TAG_UNSPECIFIED: _ClassVar[MemoryTag]
+    MEMORY_TAG_WEIGHTS: _ClassVar[MemoryTag]
+    MEMORY_TAG_KV_CACHE: _ClassVar[MemoryTag]
 CHAT_ROLE_UNSPECIFIED: ChatRole
 CHAT_ROLE_SYSTEM: ChatRole
 CHAT_ROLE_USER: ChatRole
@@ -47,9 +61,17 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TOOL_CALLS: FinishReason
+FINISH_REASON_ABORT: FinishReason
 WORKER_ROLE_UNSPECIFIED: WorkerRole
 WORKER_ROLE_PREFILL: WorkerRole
 WORKER_ROLE_DECODE: WorkerRole
+PAUSE_MODE_UNSPECIFIED: PauseMode
+PAUSE_MODE_ABORT: PauseMode
+PAUSE_MODE_IN_PLACE: PauseMode
+PAUSE_MODE_RETRACT: PauseMode
+MEMORY_TAG_UNSPECIFIED: MemoryTag
+MEMORY_TAG_WEIGHTS: MemoryTag
+MEMORY_TAG_KV_CACHE: MemoryTag
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "reasoning", "tool_calls", "tool_call_id")
@@ -405,3 +427,59 @@ class ModelInfo(_message.Message):
     id: str
     context_length: int
     def __init__(self, id: _Optional[str] = ..., context_length: _Optional[int] = ...) -> None: ...
+
+class PauseGenerationRequest(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: PauseMode
+    def __init__(self, mode: _Optional[_Union[PauseMode, str]] = ...) -> None: ...
+
+class PauseGenerationResponse(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    def __init__(self, requests: _Optional[int] = ...) -> None: ...
+
+class ContinueGenerationRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ContinueGenerationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReleaseMemoryRequest(_message.Message):
+    __slots__ = ("tags",)
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    tags: _containers.RepeatedScalarFieldContainer[MemoryTag]
+    def __init__(self, tags: _Optional[_Iterable[_Union[MemoryTag, str]]] = ...) -> None: ...
+
+class ReleaseMemoryResponse(_message.Message):
+    __slots__ = ("moved",)
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    moved: _containers.RepeatedCompositeFieldContainer[MovedMemory]
+    def __init__(self, moved: _Optional[_Iterable[_Union[MovedMemory, _Mapping]]] = ...) -> None: ...
+
+class ResumeMemoryRequest(_message.Message):
+    __slots__ = ("tags",)
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    tags: _containers.RepeatedScalarFieldContainer[MemoryTag]
+    def __init__(self, tags: _Optional[_Iterable[_Union[MemoryTag, str]]] = ...) -> None: ...
+
+class ResumeMemoryResponse(_message.Message):
+    __slots__ = ("moved",)
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    moved: _containers.RepeatedCompositeFieldContainer[MovedMemory]
+    def __init__(self, moved: _Optional[_Iterable[_Union[MovedMemory, _Mapping]]] = ...) -> None: ...
+
+class MovedMemory(_message.Message):
+    __slots__ = ("worker", "tag", "bytes", "seconds")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    tag: MemoryTag
+    bytes: int
+    seconds: float
+    def __init__(self, worker: _Optional[str] = ..., tag: _Optional[_Union[MemoryTag, str]] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...

@@ -50,6 +50,26 @@ class EyasStub:
                 request_serializer=protos_dot_eyas__pb2.ModelsRequest.SerializeToString,
                 response_deserializer=protos_dot_eyas__pb2.ModelsResponse.FromString,
                 _registered_method=True)
+        self.PauseGeneration = channel.unary_unary(
+                '/eyas.v1.Eyas/PauseGeneration',
+                request_serializer=protos_dot_eyas__pb2.PauseGenerationRequest.SerializeToString,
+                response_deserializer=protos_dot_eyas__pb2.PauseGenerationResponse.FromString,
+                _registered_method=True)
+        self.ContinueGeneration = channel.unary_unary(
+                '/eyas.v1.Eyas/ContinueGeneration',
+                request_serializer=protos_dot_eyas__pb2.ContinueGenerationRequest.SerializeToString,
+                response_deserializer=protos_dot_eyas__pb2.ContinueGenerationResponse.FromString,
+                _registered_method=True)
+        self.ReleaseMemory = channel.unary_unary(
+                '/eyas.v1.Eyas/ReleaseMemory',
+                request_serializer=protos_dot_eyas__pb2.ReleaseMemoryRequest.SerializeToString,
+                response_deserializer=protos_dot_eyas__pb2.ReleaseMemoryResponse.FromString,
+                _registered_method=True)
+        self.ResumeMemory = channel.unary_unary(
+                '/eyas.v1.Eyas/ResumeMemory',
+                request_serializer=protos_dot_eyas__pb2.ResumeMemoryRequest.SerializeToString,
+                response_deserializer=protos_dot_eyas__pb2.ResumeMemoryResponse.FromString,
+                _registered_method=True)
 
 
 class EyasServicer:
@@ -77,6 +97,35 @@ class EyasServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseGeneration(self, request, context):
+        """Stops generation on all workers, between two steps. Requests that come meanwhile wait, each until its
+        deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ContinueGeneration(self, request, context):
+        """Lets generation go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseMemory(self, request, context):
+        """Lets memory go on all workers: it is free for others. FAILED_PRECONDITION while requests use it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeMemory(self, request, context):
+        """Takes it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EyasServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +143,26 @@ def add_EyasServicer_to_server(servicer, server):
                     servicer.Models,
                     request_deserializer=protos_dot_eyas__pb2.ModelsRequest.FromString,
                     response_serializer=protos_dot_eyas__pb2.ModelsResponse.SerializeToString,
+            ),
+            'PauseGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseGeneration,
+                    request_deserializer=protos_dot_eyas__pb2.PauseGenerationRequest.FromString,
+                    response_serializer=protos_dot_eyas__pb2.PauseGenerationResponse.SerializeToString,
+            ),
+            'ContinueGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.ContinueGeneration,
+                    request_deserializer=protos_dot_eyas__pb2.ContinueGenerationRequest.FromString,
+                    response_serializer=protos_dot_eyas__pb2.ContinueGenerationResponse.SerializeToString,
+            ),
+            'ReleaseMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseMemory,
+                    request_deserializer=protos_dot_eyas__pb2.ReleaseMemoryRequest.FromString,
+                    response_serializer=protos_dot_eyas__pb2.ReleaseMemoryResponse.SerializeToString,
+            ),
+            'ResumeMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeMemory,
+                    request_deserializer=protos_dot_eyas__pb2.ResumeMemoryRequest.FromString,
+                    response_serializer=protos_dot_eyas__pb2.ResumeMemoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +247,114 @@ class Eyas:
             '/eyas.v1.Eyas/Models',
             protos_dot_eyas__pb2.ModelsRequest.SerializeToString,
             protos_dot_eyas__pb2.ModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.v1.Eyas/PauseGeneration',
+            protos_dot_eyas__pb2.PauseGenerationRequest.SerializeToString,
+            protos_dot_eyas__pb2.PauseGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ContinueGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.v1.Eyas/ContinueGeneration',
+            protos_dot_eyas__pb2.ContinueGenerationRequest.SerializeToString,
+            protos_dot_eyas__pb2.ContinueGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.v1.Eyas/ReleaseMemory',
+            protos_dot_eyas__pb2.ReleaseMemoryRequest.SerializeToString,
+            protos_dot_eyas__pb2.ReleaseMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.v1.Eyas/ResumeMemory',
+            protos_dot_eyas__pb2.ResumeMemoryRequest.SerializeToString,
+            protos_dot_eyas__pb2.ResumeMemoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

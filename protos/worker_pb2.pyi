@@ -34,7 +34,7 @@ class CachedResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., page_size: _Optional[int] = ..., lookahead: _Optional[int] = ..., whole: _Optional[bool] = ..., added: _Optional[bytes] = ..., dropped: _Optional[bytes] = ...) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("worker", "roles", "epoch", "model", "fingerprint", "draft_fingerprint", "context_length", "vocab_size", "pages_total", "pages_used", "running", "waiting", "serving", "synthetic", "starting", "stalled", "stays", "backlog", "rates", "arithmetic", "tokenizer", "trouble")
+    __slots__ = ("worker", "roles", "epoch", "model", "fingerprint", "draft_fingerprint", "context_length", "vocab_size", "pages_total", "pages_used", "running", "waiting", "serving", "synthetic", "starting", "stalled", "stays", "backlog", "rates", "arithmetic", "tokenizer", "trouble", "paused", "released")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,8 @@ class InfoResponse(_message.Message):
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     roles: _containers.RepeatedScalarFieldContainer[_common_pb2.Role]
     epoch: int
@@ -79,7 +81,9 @@ class InfoResponse(_message.Message):
     arithmetic: str
     tokenizer: str
     trouble: str
-    def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ..., stalled: _Optional[bool] = ..., stays: _Optional[bool] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ..., rates: _Optional[_Union[StepRates, _Mapping]] = ..., arithmetic: _Optional[str] = ..., tokenizer: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
+    paused: bool
+    released: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ..., stalled: _Optional[bool] = ..., stays: _Optional[bool] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ..., rates: _Optional[_Union[StepRates, _Mapping]] = ..., arithmetic: _Optional[str] = ..., tokenizer: _Optional[str] = ..., trouble: _Optional[str] = ..., paused: _Optional[bool] = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Backlog(_message.Message):
     __slots__ = ("decoding", "context", "queued", "prompt_share", "prefill_room", "decode_room", "pace", "kv_room")

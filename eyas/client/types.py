@@ -10,7 +10,7 @@ import msgspec
 from eyas.common.grammars.notations import Grammar
 from eyas.common.types import TokenLogprob
 
-FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]
 """Why a choice has ended. "stop": the model's own end, a stop token or a stop string; "length": it has
 `max_tokens` tokens; "tool_calls": the model's own end, after complete calls of tools that it chose itself.
 """

@@ -34,6 +34,7 @@ _FINISH: dict[int, FinishReason | None] = {
     eyas_pb2.FINISH_REASON_STOP: "stop",
     eyas_pb2.FINISH_REASON_LENGTH: "length",
     eyas_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+    eyas_pb2.FINISH_REASON_ABORT: "abort",
 }
 
 

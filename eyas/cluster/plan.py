@@ -284,6 +284,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         flags["chat-template"] = engine.chat_template
     if engine.deterministic:
         flags["deterministic"] = True
+    if engine.memory_saver:
+        flags["memory-saver"] = True
     if engine.draft_capture_layers:
         flags["draft-capture-layers"] = ",".join(map(str, engine.draft_capture_layers))
     if engine.speculative_token_map is not None:

@@ -162,6 +162,7 @@ class FinishCause(enum.StrEnum):
 
     STOP = "stop"  # end-of-turn or a stop token
     LENGTH = "length"
+    ABORT = "abort"  # an operator ended it: what it has is a part of the answer
 
 
 class EngineTimings(msgspec.Struct, frozen=True):
@@ -291,7 +292,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     `rates`: None if they are not known. `arithmetic`: "exact" if a request's tokens follow it alone, to the
     bit, else "fast"; "exact_tp2" where two GPUs share the model, whose bits are others. `tokenizer`: a hash
     of its tokenizer's file, by which it follows grammars; "": it has none. `trouble`: what it does without,
-    as sentences; "": nothing.
+    as sentences; "": nothing. `paused`: no step runs there, and requests wait. `released`: memory that it has
+    let go of (`eyas.common.wire.control.MemoryTag`).
     """
 
     worker: str
@@ -316,6 +318,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     arithmetic: str = FAST
     tokenizer: str = ""
     trouble: str = ""
+    paused: bool = False
+    released: tuple[str, ...] = ()
 
     @property
     def runs_target(self) -> bool:

@@ -405,12 +405,8 @@ COMPUTING = (
         NONE,
     ),
     FlagRow(VLLM, ("--enable-dbo",), RefusedFlag("leave it out: a step is one batch"), NONE),
-    FlagRow(
-        SGLANG, ("--enable-memory-saver",), RefusedFlag("leave it out: stop the server to free the GPU"), NONE
-    ),
-    FlagRow(
-        VLLM, ("--enable-sleep-mode",), RefusedFlag("leave it out: stop the server to free the GPU"), NONE
-    ),
+    FlagRow(SGLANG, ("--enable-memory-saver",), AliasFlag("--memory-saver"), NONE),
+    FlagRow(VLLM, ("--enable-sleep-mode",), AliasFlag("--memory-saver"), NONE),
     FlagRow(SGLANG, ("--sleep-on-idle",), AcceptedFlag("an idle engine waits without a busy loop"), NONE),
     FlagRow(
         SGLANG,

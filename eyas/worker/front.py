@@ -29,16 +29,19 @@ from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.page_names import CachedPages, CacheNews, PageShape
 from eyas.common.security.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
-from eyas.common.wire import info, rpc
+from eyas.common.wire import control_service, info, rpc
 from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.control import ControlCommand, ControlOutcome, ReleaseMemory
 from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     CacheFlushed,
     CacheUpdate,
     Command,
+    ControlEngine,
     DrainEngine,
     EngineAlive,
+    EngineControlled,
     EngineLoad,
     EngineReady,
     EngineStopped,
@@ -59,6 +62,7 @@ STOP_GRACE_S = 1.0
 _log = logging.getLogger("eyas.front")
 
 
+CONTROL_ANSWER_S = 120.0  # for weights of 140 GB to leave, into memory of the host that has to be locked
 FLUSH_ANSWER_S = 10.0  # beyond the wait: what the engine is in the middle of
 MIN_SILENCE_S = 3.0
 STEPS_OF_SILENCE = 4.0
@@ -80,6 +84,29 @@ async def flush(engine: EngineClient, wait_s: float) -> int:
                 return pages
             case (
                 CacheFlushed(failure=WireFailure() as failure)
+                | EngineStopped(failure=WireFailure() as failure)
+            ):
+                raise failure.error()
+        raise Unavailable("the engine has left")
+    finally:
+        engine.close(call)
+
+
+async def control(engine: EngineClient, command: ControlCommand) -> ControlOutcome:
+    """Has the engine carry a command out. Raises what keeps it from that, and Unavailable while it cannot
+    serve.
+    """
+    wait_s = command.wait_s if isinstance(command, ReleaseMemory) else 0.0
+    deadline = asyncio.get_running_loop().time() + wait_s + CONTROL_ANSWER_S
+    answer: StreamBuffer[EngineControlled | EngineStopped] = StreamBuffer(2, deadline)
+    call = engine.open(answer.put)
+    try:
+        engine.send(ControlEngine(call, command))
+        match await answer.get():
+            case EngineControlled(outcome=outcome, failure=None):
+                return outcome
+            case (
+                EngineControlled(failure=WireFailure() as failure)
                 | EngineStopped(failure=WireFailure() as failure)
             ):
                 raise failure.error()
@@ -193,6 +220,8 @@ class WorkerFront:
                 info.InfoServicer(self.describe, self._pulls.probes.probe, self._flush, self._news),
             )
         ]
+        if not self._config.engine.only_drafts:
+            services.append((control_service.SERVICE, control_service.ControlServicer(self._control)))
         if Role.PREFILL in roles:
             services.append((prefill.SERVICE, prefill.PrefillServicer(self._engine)))
             services.append((transfer.SERVICE, transfer.TransferServicer(self._engine)))
@@ -245,6 +274,8 @@ class WorkerFront:
             arithmetic=ready.arithmetic,
             tokenizer=ready.tokenizer,
             trouble=self._load.host.trouble,
+            paused=self._load.paused,
+            released=self._load.released,
         )
 
     def _send(self, commands: Sequence[Command]) -> None:
@@ -282,12 +313,13 @@ class WorkerFront:
         self._stalled = self._liveness.stalled(now)
         self._turn(self._engine.is_loaded and not self._stalled and not self._leaving)
         self._defer(self._liveness.is_lagging(now))
-        serving = self._open and not self._lagging and not self._draining
+        asleep = self._load.released and not self._load.paused
+        serving = self._open and not (self._lagging or self._draining or asleep)
         if serving != self._serving:
             self._serving = serving
             self._metrics.serving.set(serving)
-            if self._open and self._draining:
-                _log.info("not serving: it is draining")
+            if self._open and (self._draining or asleep):
+                _log.info("not serving: it %s", "is draining" if self._draining else "sleeps")
             await self._health.set(serving)
 
     def _turn(self, open: bool) -> None:
@@ -343,6 +375,9 @@ class WorkerFront:
     async def _flush(self, wait_s: float) -> int:
         """Pages for drafts alone are in no cache: there is nothing to empty."""
         return 0 if self._config.engine.only_drafts else await flush(self._engine, wait_s)
+
+    async def _control(self, command: ControlCommand) -> ControlOutcome:
+        return await control(self._engine, command)
 
     def _on_load(self, load: EngineLoad) -> None:
         self._load = load

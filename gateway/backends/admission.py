@@ -109,8 +109,8 @@ def arithmetic_of(workers: Iterable[WorkerInfo]) -> str:
 
 
 def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> ServedModel:
-    """The model behind this gateway. Raises Unavailable if no worker serves it."""
-    targets = [worker for worker in workers if worker.serving and worker.runs_target]
+    """The model behind this gateway, also while it sleeps. Raises Unavailable if no worker has it."""
+    targets = [worker for worker in workers if (worker.serving or worker.released) and worker.runs_target]
     if not targets:
         raise Unavailable("no worker is serving the model")
     return ServedModel(

@@ -9,6 +9,7 @@ import msgspec
 
 from eyas.common.errors import EyasError
 from eyas.common.types import GenerationRequest, TokenEntry, WorkerInfo
+from eyas.common.wire.control import ControlCommand, ControlOutcome
 from gateway.routing.router import RouterCandidate
 
 
@@ -16,11 +17,13 @@ class BackendHealth(msgspec.Struct, frozen=True):
     """Whether a request sent now would succeed.
 
     `problem`: why it would fail, as a sentence; empty if it would succeed. `degraded`: what it would have to
-    do without; empty if nothing.
+    do without; empty if nothing. `paused`: that it would wait until generation goes on; empty if it would
+    not.
     """
 
     problem: str = ""
     degraded: str = ""
+    paused: str = ""
 
 
 class FastPath(Protocol):
@@ -134,6 +137,10 @@ class GenerationBackend(Protocol):
         """
         ...
 
+    async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
+        """Has every worker carry the command out; what each did. Raises what keeps one of them from it."""
+        ...
+
 
 class PassingBackend(GenerationBackend):
     """Passes everything to the backend behind it: what stands before a backend says only what it changes."""
@@ -155,3 +162,6 @@ class PassingBackend(GenerationBackend):
 
     async def flush(self, wait_s: float) -> dict[str, int]:
         return await self._backend.flush(wait_s)
+
+    async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
+        return await self._backend.control(command)

@@ -15,7 +15,14 @@ from collections.abc import Sequence
 import msgspec
 
 from eyas.common.errors import Cancelled, EyasError
-from eyas.common.types import EngineTimings, FirstToken, GenerationRequest, RequestChoice, TokenEntry
+from eyas.common.types import (
+    EngineTimings,
+    FinishCause,
+    FirstToken,
+    GenerationRequest,
+    RequestChoice,
+    TokenEntry,
+)
 from gateway.backends.base import FastPath, Lanes
 
 MAX_BUFFERED_STEPS = 1024  # engine steps by which a client may lag behind
@@ -268,7 +275,8 @@ class OutputBuffer(FastPath):
 def _without_first(entry: TokenEntry, known: int) -> TokenEntry:
     """`entry` without its first `known` tokens. If it has fewer, nothing in it is new."""
     if known > len(entry.tokens):
-        return _without_news(entry)
+        ends = entry.finish is FinishCause.ABORT  # wherever it was: others end after their last token
+        return msgspec.structs.replace(_without_news(entry), finish=FinishCause.ABORT if ends else None)
     return msgspec.structs.replace(
         entry, index=entry.index + known, tokens=entry.tokens[known:], logprobs=entry.logprobs[known:]
     )

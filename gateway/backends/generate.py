@@ -33,6 +33,7 @@ from eyas.common.types import (
     TokenEntry,
     WorkerInfo,
 )
+from eyas.common.wire.control import ControlCommand, ControlOutcome
 from eyas.common.wire.message import (
     PagesLost,
     PrefillDone,
@@ -81,12 +82,18 @@ class ClusterBackend(GenerationBackend):
         return self._cluster.candidates()
 
     def health(self) -> BackendHealth:
-        if router.route(self.links()) is not None:
-            return BackendHealth(degraded=SYNTHETIC if is_synthetic(self._cluster.workers()) else "")
-        return BackendHealth(f"no worker can serve a request: {router.missing(self.links())}")
+        links = self.links()
+        if router.route(links) is not None:
+            synthetic = SYNTHETIC if is_synthetic(self._cluster.workers()) else ""
+            return BackendHealth(degraded=synthetic, paused=router.paused(links))
+        why = router.asleep(links) or router.missing(links)
+        return BackendHealth(f"no worker can serve a request: {why}")
 
     async def flush(self, wait_s: float) -> dict[str, int]:
         return await self._cluster.flush(wait_s)
+
+    async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
+        return await self._cluster.control(command)
 
 
 class ClusterGeneration(GenerationStream, LegOwner):

@@ -164,6 +164,8 @@ class AnthropicFormat(AnswerFormat):
             return None
         if self._finish is FinishCause.LENGTH:
             return "max_tokens"
+        if self._finish is FinishCause.ABORT:
+            return "pause_turn"
         if self._reader.finish_reason(self._finish) == CALLS or self._calls_named():
             return "tool_use"
         return "stop_sequence" if self._matched is not None else "end_turn"

@@ -116,7 +116,7 @@ class ResponsesFormat(AnswerFormat):
 
     def _end(self) -> str:
         """Closes what is open, and gives the response's status. There is always a message or a call."""
-        status = "incomplete" if self._finish is FinishCause.LENGTH else "completed"
+        status = "completed" if self._finish is FinishCause.STOP else "incomplete"
         if self._open is None and not self._output:
             self._item("message")
         self._close(status)
@@ -144,7 +144,7 @@ class ResponsesFormat(AnswerFormat):
 
     def _response(self, status: str) -> Object:
         over = status != "in_progress"
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        cut = {"reason": "max_output_tokens"} if self._finish is FinishCause.LENGTH else None
         return _frame(self._call, self._body) | {
             "status": status,
             "error": None,

@@ -396,3 +396,5 @@ def _finish_reason(delta: TextDelta, usage: UsageCounts) -> dict[str, str | int 
             return {"type": "length", "length": usage.completion_tokens}
         case FinishCause.STOP:
             return {"type": "stop", "matched": delta.matched}
+        case FinishCause.ABORT:
+            return {"type": "abort", "message": "generation was paused (/pause_generation)"}

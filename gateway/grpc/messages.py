@@ -36,6 +36,7 @@ _FINISH = {
     None: eyas_pb2.FINISH_REASON_UNSPECIFIED,
     FinishCause.STOP: eyas_pb2.FINISH_REASON_STOP,
     FinishCause.LENGTH: eyas_pb2.FINISH_REASON_LENGTH,
+    FinishCause.ABORT: eyas_pb2.FINISH_REASON_ABORT,
 }
 _WORKER_ROLES = {"prefill": eyas_pb2.WORKER_ROLE_PREFILL, "decode": eyas_pb2.WORKER_ROLE_DECODE}
 _SAMPLING = (

@@ -42,6 +42,7 @@ from gateway.formats.responses_reply import ResponsesFormat
 from gateway.formats.responses_request import FIELDS, ResponsesBody, as_chat
 from gateway.formats.schema import AbortBody, ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.formats.sglang import GenerateBody, SglangFormat, generate_call
+from gateway.http.control import ControlEndpoints
 from gateway.http.loads import LoadEndpoints
 from gateway.http.openapi import EVENTS, JSON, Answerer, HttpEndpoint, described
 from gateway.http.pages import AdminEndpoints, ReadEndpoints, json_response
@@ -105,6 +106,7 @@ def create_app(
         *ReadEndpoints(config, backend, metrics).endpoints(),
         *LoadEndpoints(backend, metrics).endpoints(),
         *AdminEndpoints(backend).endpoints(),
+        *ControlEndpoints(backend).endpoints(),
         *ConsoleEndpoints(metrics).endpoints(),
     ]
     endpoints = described([*front.endpoints(), *pages], keys=front.keyed, root=config.root_path)

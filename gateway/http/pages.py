@@ -153,6 +153,8 @@ class ReadEndpoints:
         if health.problem:
             raise Unavailable(health.problem)
         status = {"status": "degraded", "reason": health.degraded} if health.degraded else {"status": "ok"}
+        if health.paused:
+            status = {"status": "paused", "reason": health.paused}
         workers = (link.info for link in self._backend.links())
         return json_response(status | {"arithmetic": arithmetic_of(workers)})
 

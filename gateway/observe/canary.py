@@ -77,7 +77,8 @@ class CanaryBackend(PassingBackend):
         behind = self._backend.health()
         if behind.problem:
             return behind
-        return BackendHealth(self._problem, "; ".join(filter(None, (behind.degraded, self._degraded))))
+        degraded = "; ".join(filter(None, (behind.degraded, self._degraded)))
+        return BackendHealth(self._problem, degraded, behind.paused)
 
     # --- what real requests show ---------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class CanaryBackend(PassingBackend):
             behind = self._backend.health()
             if behind.problem:
                 self._problem, self._due_at = behind.problem, 0.0
-            elif self._clock() >= self._due_at:
+            elif self._clock() >= self._due_at and not behind.paused:
                 await self._run_once()
             await asyncio.sleep(TICK_S if self._problem else CALM_S)
 
@@ -133,7 +134,7 @@ class CanaryBackend(PassingBackend):
         else:
             self._succeeded(run)
             return
-        if self._proofs == proofs:  # else a real request has got through since
+        if self._proofs == proofs and not self._backend.health().paused:  # else one got through, or waits
             self._failed(problem)
 
     def _waited(self) -> None:

@@ -21,6 +21,8 @@ from eyas.common.page_names import PageShape
 from eyas.common.types import KvHandle, Role, WorkerInfo
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import DecodeSessionClient, InfoClient, PrefillClient
+from eyas.common.wire.control import ControlCommand, ControlOutcome
+from eyas.common.wire.control_service import ControlClient
 from eyas.common.wire.transfer import TransferClient
 from gateway.backends.retries import RetryBudget
 from gateway.backends.sessions import WorkerSession
@@ -42,6 +44,7 @@ _log = logging.getLogger("eyas.gateway")
 PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or is expected
 
 Choice = TypeVar("Choice")
+Answer = TypeVar("Answer")
 
 
 class Cluster:
@@ -188,24 +191,47 @@ class Cluster:
 
         Raises Busy if something still runs on one after `wait_s`, or what else keeps one from it.
         """
+
+        async def one(worker: str) -> int:
+            return await InfoClient(self._channels.get(worker)).flush_cache(wait_s)
+
+        return await self._by_all(one, "flushed their caches")
+
+    async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
+        """Has every target worker carry the command out; what each did. This gateway knows it from then on.
+
+        Raises what keeps one of them from it; the others have done it then.
+        """
+
+        async def one(worker: str) -> ControlOutcome:
+            return await ControlClient(self._channels.get(worker)).control(command)
+
+        try:
+            return await self._by_all(one, "did as they were asked")
+        finally:
+            await self._registry.refresh()
+
+    async def _by_all(self, ask: Callable[[str], Awaitable[Answer]], what: str) -> dict[str, Answer]:
+        """What each target worker answers. Raises the first failure that is worse than Busy, if one fails."""
         workers = [info.worker for info in self.workers() if info.runs_target and not info.starting]
         if not workers:
-            raise Unavailable("no worker is known whose cache could be flushed")
-        flushed: dict[str, int] = {}
+            raise Unavailable("no worker is known that could be asked")
+        answers: dict[str, Answer] = {}
         refused: dict[str, EyasError] = {}
 
         async def one(worker: str) -> None:
             try:
-                flushed[worker] = await InfoClient(self._channels.get(worker)).flush_cache(wait_s)
+                answers[worker] = await ask(worker)
             except EyasError as error:
                 refused[worker] = error
 
         await asyncio.gather(*map(one, workers))
         if refused:
-            kind = next((type(why) for why in refused.values() if not isinstance(why, Busy)), Busy)
+            worst = next((why for why in refused.values() if not isinstance(why, Busy)), None)
             said = "; ".join(f"{worker}: {why.message}" for worker, why in refused.items())
-            raise kind(f"{len(flushed)} of {len(workers)} workers flushed their caches, but not {said}")
-        return flushed
+            kind = Busy if worst is None else type(worst)
+            raise kind(f"{len(answers)} of {len(workers)} workers {what}, but not {said}")
+        return answers
 
     def occupy(self, worker: str, part: UnderWay) -> LegLoad:
         """Counts a leg that starts on `worker`, at once, so that the next request is routed with it in mind.
@@ -306,7 +332,8 @@ class WorkerSearch:
         """Returns the choice of `choose` when the request's turn has come; None once the request has ended.
 
         Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: meanwhile a
-        connection may come back.
+        connection may come back. If the workers that could serve sleep it is raised at once: nothing says
+        that they will wake.
         """
         choice = await self._first(choose)
         if choice is not None and await self._turn():
@@ -320,6 +347,8 @@ class WorkerSearch:
             if (choice := choose(workers)) is not None:
                 self.lacks = ""
                 return choice
+            if sleep := router.asleep(workers):
+                raise Unavailable(sleep)
             self.lacks = router.missing(workers)
             if choose([*workers, *self._cluster.returning()]) is not None:
                 expected_at = self._clock()

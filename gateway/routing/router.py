@@ -93,6 +93,23 @@ def missing(workers: Sequence[RouterCandidate]) -> str:
     return "no prefill worker is serving"
 
 
+def asleep(workers: Sequence[RouterCandidate]) -> str:
+    """That no request can be served because workers sleep, as a sentence; empty: that is not so."""
+    sleeping = [w for w in workers if w.info.released and not w.info.paused]
+    if not sleeping or route(workers) is not None:
+        return ""
+    tags = " and ".join(sorted({tag for w in sleeping for tag in w.info.released}))
+    return f"{len(sleeping)} of {len(workers)} workers sleep without {tags} (/resume_memory_occupation)"
+
+
+def paused(workers: Sequence[RouterCandidate]) -> str:
+    """That requests wait because workers have paused, as a sentence; empty: none has."""
+    count = sum(w.info.paused for w in workers)
+    if not count:
+        return ""
+    return f"generation is paused on {count} of {len(workers)} workers: requests wait (/continue_generation)"
+
+
 def choose_decode(workers: Sequence[RouterCandidate], avoid: Collection[str] = ()) -> RouterCandidate | None:
     """The best connected decode worker; one to `avoid` only if there is no other."""
     return _best([w for w in workers if w.can(Role.DECODE) and w.connected], avoid)

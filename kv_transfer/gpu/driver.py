@@ -140,4 +140,5 @@ class DeviceAllocation:
 
     def free(self) -> None:
         """Gives the memory back; peers that have it mapped keep theirs."""
-        self.driver.unmap(self.memory)
+        if self.memory.handle:  # else its bytes are away already, and the process ends
+            self.driver.unmap(self.memory)

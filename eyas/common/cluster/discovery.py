@@ -64,6 +64,10 @@ class WorkerRegistry(Protocol):
         """The addresses where no worker answered, and why."""
         ...
 
+    async def refresh(self) -> None:
+        """Asks every known address now: what is said of workers from here on is no older."""
+        ...
+
     async def aclose(self) -> None:
         """Stops asking and closes all connections."""
         ...
@@ -112,6 +116,9 @@ class StaticRegistry(WorkerRegistry):
     def returning(self) -> list[WorkerInfo]:
         return self._roster.returning()
 
+    async def refresh(self) -> None:
+        await self._roster.refresh()
+
     async def aclose(self) -> None:
         await self._roster.aclose()
 
@@ -148,6 +155,9 @@ class RedisRegistry(WorkerRegistry):
 
     def returning(self) -> list[WorkerInfo]:
         return self._roster.returning()
+
+    async def refresh(self) -> None:
+        await self._roster.refresh()
 
     async def aclose(self) -> None:
         await _end(self._tasks)

@@ -57,6 +57,7 @@ class WorkerRoster:
         self._silent: dict[str, _SilentAddress] = {}  # by address
         self._returning: dict[str, tuple[WorkerInfo, float]] = {}  # by address, and since when
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._clients: dict[str, InfoClient] = {}  # of those that are asked
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -91,6 +92,10 @@ class WorkerRoster:
             self._asking[address] = asyncio.create_task(self._keep_asking(address, first))
         await asyncio.gather(*(first.wait() for first in events))
 
+    async def refresh(self) -> None:
+        """Asks all of them now, whatever their turn is."""
+        await asyncio.gather(*(self._ask(client, address) for address, client in self._clients.items()))
+
     async def aclose(self) -> None:
         """Stops asking and closes all connections."""
         await self.follow(())
@@ -99,6 +104,7 @@ class WorkerRoster:
     def _end(self, address: str) -> None:
         self._known.pop(address, None)
         self._silent.pop(address, None)
+        self._clients.pop(address, None)
         task = self._asking.pop(address)
         task.cancel()
         self._ending.add(task)
@@ -106,8 +112,9 @@ class WorkerRoster:
 
     async def _keep_asking(self, address: str, first: asyncio.Event) -> None:
         async with self._dial(address) as channel:
+            client = self._clients[address] = InfoClient(channel)
             while True:
-                await self._ask(InfoClient(channel), address)
+                await self._ask(client, address)
                 first.set()
                 await asyncio.sleep(POLL_S)
 

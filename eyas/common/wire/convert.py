@@ -41,6 +41,7 @@ _FINISH_TO_PB = {
     None: common_pb2.FINISH_UNSPECIFIED,
     FinishCause.STOP: common_pb2.FINISH_STOP,
     FinishCause.LENGTH: common_pb2.FINISH_LENGTH,
+    FinishCause.ABORT: common_pb2.FINISH_ABORT,
 }
 _FINISH_FROM_PB = {wire: finish for finish, wire in _FINISH_TO_PB.items()}
 _GROUP_TO_PB = {KvKind.TARGET: common_pb2.KV_KIND_TARGET, KvKind.DRAFT: common_pb2.KV_KIND_DRAFT}
@@ -351,6 +352,8 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
         arithmetic=info.arithmetic,
         tokenizer=info.tokenizer,
         trouble=info.trouble,
+        paused=info.paused,
+        released=info.released,
     )
 
 
@@ -382,6 +385,8 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
         arithmetic=pb.arithmetic or FAST,
         tokenizer=pb.tokenizer,
         trouble=pb.trouble,
+        paused=pb.paused,
+        released=tuple(pb.released),
     )
 
 

@@ -25,6 +25,7 @@ from eyas.engine.kernels.states.accepted import keep_path
 from eyas.engine.kernels.states.groups import decoded
 from eyas.engine.kernels.states.order import DeltaLayer
 from eyas.engine.kernels.states.rings import SolvedStore
+from eyas.engine.kv.movable import MovableMemory
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DecoderModel
 from eyas.engine.parallel.group import ProcessGroup
@@ -42,7 +43,7 @@ class DeviceState:
     elsewhere, which wants features. `lookup`: looks drafts up in the step, if any are wanted. `prompts`:
     attends the chunks that it plans, if there is one; all others, and those of every graph, the tile kernel
     does. `state_layers`: those that have states. `sharers`: attention ranks, if there are several;
-    each has steps of the same shape.
+    each has steps of the same shape. `weights`: their memory, if it can leave.
     """
 
     model: DecoderModel[ForwardRows]
@@ -57,6 +58,7 @@ class DeviceState:
     tap: DeviceTap | None = None
     state_layers: tuple[DeltaLayer, ...] = ()
     sharers: ProcessGroup | None = None
+    weights: MovableMemory | None = None
 
     @property
     def head(self) -> DeviceDrafter | DeviceTap | None:

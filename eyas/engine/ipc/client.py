@@ -18,6 +18,7 @@ from eyas.engine.ipc.messages import (
     CacheFlushed,
     Command,
     DraftDown,
+    EngineControlled,
     EngineReady,
     EngineStopped,
     Event,
@@ -164,6 +165,7 @@ class EngineClient:
                     | PagesStaged()
                     | LinkProbed()
                     | CacheFlushed()
+                    | EngineControlled()
                     | AdapterLoaded()
                     | AdapterUnloaded()
                 ):

@@ -12,6 +12,7 @@ import msgspec
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.types import FAST, FirstToken, GenerationRequest, KvHandle, WorkerBacklog
+from eyas.common.wire.control import ControlCommand, ControlOutcome, MemoryTag
 from eyas.common.wire.message import (
     PagesLost,
     PrefillDone,
@@ -215,6 +216,13 @@ class FlushCache(TaggedMessage, frozen=True):
     wait_s: float
 
 
+class ControlEngine(TaggedMessage, frozen=True):
+    """What an operator asks, carried out between two steps. The answer is one `EngineControlled`."""
+
+    call: int
+    command: ControlCommand
+
+
 class DrainEngine(TaggedMessage, frozen=True):
     """Accept nothing more; leave once all accepted requests have ended and no lease is left."""
 
@@ -340,6 +348,8 @@ class EngineLoad(TaggedMessage, frozen=True, tag="Load"):
     backlog: WorkerBacklog = WorkerBacklog()  # for routers; counted at least every 0.1 s
     host: HostCache = HostCache()
     states: StateCache = StateCache()
+    paused: bool = False  # no step runs
+    released: tuple[MemoryTag, ...] = ()  # memory that it has let go of
     adapters: AdapterCounts = AdapterCounts()
 
 
@@ -375,6 +385,14 @@ class CacheFlushed(TaggedMessage, frozen=True):
     failure: WireFailure | None = None
 
 
+class EngineControlled(TaggedMessage, frozen=True):
+    """The answer to `ControlEngine`; after a failure nothing has changed, unless it says so."""
+
+    call: int
+    outcome: ControlOutcome = ControlOutcome()
+    failure: WireFailure | None = None
+
+
 class EngineStopped(TaggedMessage, frozen=True):
     """The engine left its loop. `failure` says why, unless it was asked to."""
 
@@ -405,6 +423,7 @@ Command = (
     | FlushCache
     | LoadAdapter
     | UnloadAdapter
+    | ControlEngine
     | DrainEngine
     | ShutdownEngine
 )
@@ -437,5 +456,6 @@ Event = (
     | CacheFlushed
     | AdapterLoaded
     | AdapterUnloaded
+    | EngineControlled
     | EngineStopped
 )

@@ -107,6 +107,11 @@ class LeaseTable:
         for handle in self._handles.pop(generation.id, []):
             self.owner.withdraw(handle.id, time.monotonic(), error)
 
+    def withdraw_all(self, error: EyasError) -> None:
+        """Ends every lease with `error`, which its puller hears."""
+        for handle_id in list(self._leased):
+            self.owner.withdraw(handle_id, time.monotonic(), error)
+
     def abandon(self, id: str) -> None:
         """The caller left when the prompt was done already: perhaps no puller was told of its handles."""
         for handle_id in [handle_id for handle_id, leased in self._leased.items() if leased.whose == id]:

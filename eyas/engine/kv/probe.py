@@ -129,7 +129,7 @@ class LinkProber:
         pages = [] if self.active else spare(pool, cache, most)
         if not pages:
             error = "another link is being measured" if self.active else "no pages are free to copy into"
-            self._refuse(command, Overloaded(error))
+            self.refuse(command, Overloaded(error))
             return
         approach = RouteTrial(-command.call, itertools.count(-1, -1), theirs, self.routes, self.copier)
         self._probe = _RunningProbe(command.call, theirs, approach, pool, pages, now)
@@ -160,7 +160,8 @@ class LinkProber:
             probe.pool.drop(probe.pages)
             self._probe = None
 
-    def _refuse(self, command: ProbeLink, error: EyasError) -> None:
+    def refuse(self, command: ProbeLink, error: EyasError) -> None:
+        """One `LinkProbed` follows, with `error` as the link's problem."""
         self.outbox.add(LinkProbed(command.call, PageLink(command.rank, problem=error.message)))
 
 

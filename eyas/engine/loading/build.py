@@ -25,6 +25,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
+from eyas.common.wire.control import MemoryTag
 from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.page_table import PageTable
@@ -36,6 +37,7 @@ from eyas.engine.ipc.messages import EngineReady
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.pulse import Beat, EngineHeartbeat
 from eyas.engine.kv.leases import LeaseTable
+from eyas.engine.kv.movable import MovableMemory
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.prefix_cache import PrefixCache
@@ -54,6 +56,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
 from eyas.engine.loading.step_rates import StepLimits, context_of_a_row, measure
 from eyas.engine.loading.travel import PageTransfer, travel
+from eyas.engine.loop.control import MemoryParts
 from eyas.engine.loop.engine import Engine, EngineParts
 from eyas.engine.loop.forwards import LocalForward, StepForward
 from eyas.engine.loop.plain_runner import PlainRunner
@@ -194,6 +197,7 @@ class _StepCore:
     slowest_step_s: float
     rates: StepRates | None
     adapters: AdapterTable | None = None
+    weights: MovableMemory | None = None
 
 
 def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
@@ -290,7 +294,15 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
     drafter = _drafter(loaded, None) if elsewhere else None
     pacing = pacing_of(config) if drafter else device.pacing
     return loaded, _StepCore(
-        device.runner, grammars, device.pools, drafter, pacing, limits, device.slowest_step_s, rates
+        runner=device.runner,
+        grammars=grammars,
+        pools=device.pools,
+        drafter=drafter,
+        pacing=pacing,
+        limits=limits,
+        slowest_step_s=device.slowest_step_s,
+        rates=rates,
+        weights=device.weights,
     )
 
 
@@ -337,11 +349,25 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
         copiers=tuple(moves.copiers.values()),
         bell=moves.bell,
         travels=moves.possible,
+        memory=_memory(loaded, core),
         outbox=outbox,
         grammars=core.grammars,
         ready=_ready(loaded, moves, context, core.slowest_step_s, core.rates),
         adapters=core.adapters,
     )
+
+
+def _memory(loaded: EngineSpec, core: _StepCore) -> MemoryParts:
+    """What can leave: KV, and weights of a GPU if their memory was taken so; those of a CPU stay, since they
+    are in the host's memory. Of several GPUs nothing leaves.
+    """
+    config = loaded.config
+    if config.device_ranks > 1:
+        return {}
+    parts: dict[MemoryTag, tuple[MovableMemory, ...]] = {MemoryTag.KV_CACHE: core.pools}
+    if core.weights is not None or config.device == "cpu":
+        parts[MemoryTag.WEIGHTS] = () if core.weights is None else (core.weights,)
+    return parts
 
 
 def _scheduler(loaded: EngineSpec, core: _StepCore, pulls: PullManager) -> Schedulers:

@@ -8,6 +8,7 @@ Made-up sequences of one token decode through the engine's own runner, before an
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
@@ -18,6 +19,7 @@ from functools import partial
 import torch
 
 from eyas.common.config import FEWEST_SLOTS, RESERVE_BYTES, EngineConfig
+from eyas.common.machine.gpus import number_of
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
@@ -38,6 +40,7 @@ from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.states.order import DeltaLayer
 from eyas.engine.kernels.states.rings import SolvedStore
+from eyas.engine.kv.movable import MovableMemory
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
 from eyas.engine.loading.draft_channels import from_gpu_to_gpu
@@ -62,6 +65,7 @@ from eyas.engine.loading.step_shapes import (
     looks_up,
     rehearsed,
 )
+from eyas.engine.loading.weight_memory import WeightMemory
 from eyas.engine.models.base import DecoderModel, DraftModel, FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.foreign.build import foreign_model
@@ -77,6 +81,7 @@ from eyas.engine.speculation.depth_pacing import DepthPacing, pacing_of
 from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
 from eyas.engine.speculation.drafters.device_lookup import DeviceLookup, words_predicted
 from eyas.engine.speculation.feature_rows import DeviceWindows, FeatureRing
+from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import pages_for
 
 BEYOND = 256
@@ -136,6 +141,7 @@ class DeviceCore:
     pacing: DepthPacing | None
     pools: tuple[KvPool, ...]
     slowest_step_s: float
+    weights: MovableMemory | None
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,7 @@ def build_device(
     if adaptive is not None and depths is not None and loaded.config.device != "cpu":
         with start.phases("depths"):
             measure_depths(runner, depths, adaptive, loaded.config)
-    return loaded, DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s)
+    return loaded, DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s, state.weights)
 
 
 def build_rank(
@@ -212,7 +218,8 @@ def build_state(
     tables = SlotTables(table_sizes(loaded), loaded.config.device)
     arithmetic = RankArithmetic.of(loaded)
     attentions = {group: arithmetic.attention(group, tables, prompts) for group in groups}
-    with phases("weights"):
+    weights = _weight_memory(loaded)
+    with phases("weights"), contextlib.nullcontext() if weights is None else weights.filling():
         model, tap, head = _models(arithmetic, ranks, attentions)
     ring = None if tap is None or head is None else _ring(loaded, tables, tap)
     windows = None if tap is None or head is not None else _windows(loaded)
@@ -234,7 +241,16 @@ def build_state(
         tap=elsewhere,
         state_layers=_state_layers(model, pools[0]),
         sharers=ranks if loaded.config.dp_attention > 1 else None,
+        weights=weights,
     )
+
+
+def _weight_memory(loaded: EngineSpec) -> WeightMemory | None:
+    """Where weights are, if they are to leave the GPU at times."""
+    config = loaded.config
+    if not (config.memory_saver and config.device.startswith("cuda")):
+        return None
+    return WeightMemory(CudaDriver(number_of(config.device)), torch.device(config.device))
 
 
 def _state_layers(model: DecoderModel[ForwardRows], pool: KvPool) -> tuple[DeltaLayer, ...]:

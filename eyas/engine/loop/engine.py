@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from eyas.common.config import EngineConfig
+from eyas.common.errors import Unavailable
 from eyas.common.step_times import UNSEEN
 from eyas.common.types import WorkerBacklog
 from eyas.engine.adapters.table import AdapterTable
@@ -26,6 +27,7 @@ from eyas.engine.ipc.messages import (
     AttachKv,
     CacheUpdate,
     CancelGeneration,
+    ControlEngine,
     DraftDown,
     DrainEngine,
     EngineLoad,
@@ -51,6 +53,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import PULL_REPORTS, PullManager, PullReport
 from eyas.engine.kv.stager import PageStager
 from eyas.engine.loop.commit import StepCommitter
+from eyas.engine.loop.control import EngineControl, MemoryParts
 from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.loop.step_loop import StepLoop, StepPaces
@@ -97,6 +100,7 @@ class EngineParts:
     copiers: tuple[PageCopier, ...]
     bell: CopyBell
     travels: bool
+    memory: MemoryParts
     outbox: EventOutbox
     grammars: GrammarManager
     ready: EngineReady
@@ -123,6 +127,7 @@ class Engine:
         self._adapters = AdapterCommands(parts.adapters, parts.outbox)
         self._flushes = CacheFlushes(parts.scheduler, parts.outbox, self._work, self._drafting.forget_answers)
         self._loop = self._new_loop()
+        self._control = self._new_control()
         self._handlers = self._routes()
         self._between: list[Callable[[], None]] = []  # calls that wait for the end of the step in flight
         self._stopping = False
@@ -178,6 +183,18 @@ class Engine:
         paces = None if rates is None else StepPaces(rates.times)
         return StepLoop(parts.scheduler, parts.runner, committer, parts.pacing, paces, self._pulse)
 
+    def _new_control(self) -> EngineControl:
+        parts = self._parts
+        return EngineControl(
+            loop=self._loop,
+            scheduler=parts.scheduler,
+            requests=self._requests,
+            outbox=parts.outbox,
+            memory=parts.memory,
+            work=self._work,
+            forget=self._drafting.forget_answers,
+        )
+
     def _routes(self) -> dict[type, Callable[..., None]]:
         requests, leases, stager = self._requests, self._parts.leases, self._parts.stager
         return {
@@ -195,6 +212,7 @@ class Engine:
             FlushCache: self._flushes.begin,
             LoadAdapter: self._adapters.load,
             UnloadAdapter: self._adapters.unload,
+            ControlEngine: self._control.receive,
             DraftDown: self._drafts_came,
             DrainEngine: requests.drain,
             ShutdownEngine: self._shut_down,
@@ -213,7 +231,7 @@ class Engine:
                 self._pulse.loop()
                 self._receive()
                 self._run_between()
-                self._busy = self._loop.step()
+                self._busy = self._control.runs and self._loop.step()
                 self._requests.remember()
                 self._busy |= self._look_after(time.monotonic())  # what may run now is not slept over
                 self._stopping |= self._requests.draining and not self._work()
@@ -291,6 +309,7 @@ class Engine:
         self._parts.leases.poll(now)
         self._parts.stager.poll()
         self._flushes.poll(now)
+        self._control.poll(now)
         freed = self._scheduler.pool.used < used and self._scheduler.waiting
         return bool(back or freed or seated) or self._requests.joins > joins
 
@@ -311,7 +330,8 @@ class Engine:
     @property
     def _copying(self) -> bool:
         host = self._scheduler.host
-        return bool(self._pulling or self._parts.stager.copying or (host is not None and host.copying))
+        moving = self._control.moving or self._parts.stager.copying
+        return bool(self._pulling or moving or (host is not None and host.copying))
 
     @property
     def _untold(self) -> bool:
@@ -323,7 +343,11 @@ class Engine:
             pulls.receive(command)
 
     def _probe(self, command: ProbeLink) -> None:
-        self._parts.pulls.prober.begin(command, *self._scheduler.probed, time.monotonic())
+        prober = self._parts.pulls.prober
+        if self._control.released:
+            prober.refuse(command, Unavailable("its pages are away: it sleeps"))
+            return
+        prober.begin(command, *self._scheduler.probed, time.monotonic())
 
     def _tell(self) -> None:
         """One message up: what happened, and how loaded this worker is."""
@@ -389,6 +413,8 @@ class Engine:
             host=HostCache() if scheduler.host is None else scheduler.host.counts,
             states=scheduler.states,
             adapters=self._adapters.counts(0 if scheduler.adapters is None else scheduler.adapters.waiting),
+            paused=self._control.paused,
+            released=self._control.released,
         )
 
     def _moved(self) -> dict[str, TransferTotals]:
@@ -409,6 +435,7 @@ class Engine:
         self._stopping = True
 
     def _close(self) -> None:
+        self._control.close()
         self._parts.grammars.close()
         if self._parts.adapters is not None:
             self._parts.adapters.close()

@@ -240,6 +240,12 @@ class DataParallelScheduler:
             return None
         return sum(rank.flush() or 0 for rank in self._ranks)
 
+    def retract(self) -> int:
+        """As `Scheduler.retract`, on all ranks."""
+        count = sum(rank.retract() for rank in self._ranks)
+        self._take_preempted()
+        return count
+
     def complete_rows(self, seq: Sequence) -> int:
         """The rows that may be cached, as `Scheduler.complete_rows`."""
         return self._of(seq.generation).complete_rows(seq)
@@ -254,10 +260,13 @@ class DataParallelScheduler:
 
     def _composed(self) -> list[SequenceWork]:
         works = list(itertools.chain.from_iterable(rank.schedule() for rank in self._ranks))
+        self._take_preempted()
+        return works
+
+    def _take_preempted(self) -> None:
         for rank in self._ranks:
             self.preempted += rank.preempted
             rank.preempted = []
-        return works
 
     def _level(self) -> bool:
         """A rank that has a slot and no queue gets a request from the longest queue, one that has not begun.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,7 +25,7 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.logging import serving
-from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice
+from eyas.common.types import FinishCause, FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice
 from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.batch.prompt_scores import PromptScores
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence
@@ -72,6 +72,8 @@ class RequestTable:
     adapters: AdapterTable | None = None
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
+    asleep: str = ""  # why new requests are refused, if its memory is gone
+    retracted: bool = False  # no pages are lent to prompts that come from elsewhere
     spoiled: int = 0  # requests that failed by their logits, ever
     joins: int = 0  # sequences whose prompt was pulled and that have begun, ever
     _arrivals: dict[Sequence, PullArrival] = field(default_factory=dict)  # for joining sequences
@@ -166,6 +168,47 @@ class RequestTable:
             if generation.kind is GenerationKind.PREFILL and not self.leases.is_offered(generation):
                 self.fail(generation, _draining())
 
+    # --- pauses, while no step runs --------------------------------------------------------------------
+
+    def abort(self) -> int:
+        """Ends every request that decodes here with the tokens that it has; how many. Prompts for other
+        workers stay: who asked for them hears of the end there.
+        """
+        ended = [g for g in self.table.values() if g.kind is not GenerationKind.PREFILL]
+        for generation in ended:
+            if generation.scores is not None and generation.scores.next is not None:
+                generation.scores = None  # not all of the prompt is scored
+            for seq in self._unended(generation):
+                self.outbox.entry(seq, [], [], FinishCause.ABORT)
+            self._drop(generation)
+        return len(ended)
+
+    def retract(self) -> int:
+        """Sends requests back to the queue, without KV; how many sequences. Prompts for other workers that
+        are offered fail, and leases end: who asked for them asks again.
+        """
+        count = self.scheduler.retract()
+        self._arrivals.clear()
+        self._unremembered.clear()
+        error = Unavailable("generation has paused where the prompt was computed")
+        for generation in list(self.table.values()):
+            if generation.kind is GenerationKind.PREFILL and generation.sequences[0].pages:
+                self.fail(generation, error)
+                count += 1
+        self.leases.withdraw_all(error)
+        for _ in range(self.pulls.active):
+            self.pulls.preempt()
+        return count
+
+    def _unended(self, generation: Generation) -> Iterator[Sequence]:
+        """A sequence for each choice that goes on, those that have none here among them."""
+        choices = {choice.index: choice.output_ids for choice in generation.request.choices}
+        if generation.sequences:
+            yield from generation.sequences
+            choices = {fork: () for seq in generation.sequences for fork in seq.forks}
+        for index, ids in choices.items():
+            yield Sequence(self.new_uid(), generation, index, generation.request.prompt_ids, list(ids))
+
     # --- ends ----------------------------------------------------------------------------------------
 
     def end(self, seq: Sequence) -> None:
@@ -224,6 +267,8 @@ class RequestTable:
         None: no room.
         """
         assert isinstance(owner, Generation)
+        if self.retracted:
+            return None
         lent = self.scheduler.lend(owner, handle.tokens)
         if lent is not None:
             owner.began = owner.began or time.monotonic()
@@ -384,6 +429,8 @@ class RequestTable:
         try:
             if self.draining:
                 raise _draining()
+            if self.asleep:
+                raise Unavailable(self.asleep)
             self.admission.check(request, kind, self.scheduler)
             self._check_adapter(request.adapter)
             if self.queued >= self.admission.max_waiting and not request.begun:

@@ -272,6 +272,17 @@ class Scheduler:
         from_host = 0 if self.host is None else self.host.tier.clear()
         return self.cache.evict(self.cache.cached_pages) + from_host
 
+    def retract(self) -> int:
+        """Sends what decodes here back to the queue, without KV, while no step runs; how many sequences."""
+        retracted = self._movable
+        for seq in retracted:
+            self._preempt(seq)
+        joining, self.joining = self.joining, []
+        for seq in joining:
+            self._give_back(seq)
+            self.waiting.add(seq)
+        return len(retracted) + len(joining)
+
     def complete_rows(self, seq: Sequence) -> int:
         """The number of its rows that may be cached.
 

@@ -1,0 +1,130 @@
+"""Routes by which an operator pauses generation and lets memory go, in SGLang's shapes, on all workers.
+
+They read small bodies, or none. What each worker did is in the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from eyas.common.errors import Forbidden
+from eyas.common.wire.control import (
+    ALL_TAGS,
+    ContinueGeneration,
+    ControlOutcome,
+    MemoryTag,
+    PauseGeneration,
+    PauseMode,
+    ReleaseMemory,
+    ResumeMemory,
+)
+from gateway.backends.base import GenerationBackend
+from gateway.formats.fields import RequestBody, ignored, parse
+from gateway.http.openapi import HttpEndpoint
+from gateway.http.pages import OWN_PAGES, json_response
+from gateway.http.wire import PendingBodies, read_body
+
+MOST_BYTES = 65_536
+B = TypeVar("B", bound=RequestBody)
+
+
+class PauseBody(RequestBody):
+    """The body of /pause_generation."""
+
+    mode: Literal["abort", "in_place", "retract"] = "abort"
+    """What becomes of requests that run: they end with what they have, keep their KV, or lose it and wait."""
+
+
+class ContinueBody(RequestBody):
+    """The body of /continue_generation: nothing."""
+
+
+class MemoryBody(RequestBody):
+    """The body of /release_memory_occupation and /resume_memory_occupation."""
+
+    tags: list[Literal["weights", "kv_cache"]] | None = None
+    """Which memory; all of it without."""
+
+    @property
+    def named(self) -> tuple[MemoryTag, ...]:
+        """The tags."""
+        return ALL_TAGS if self.tags is None else tuple(map(MemoryTag, self.tags))
+
+
+class ControlEndpoints:
+    """The endpoints. Each turns a request into a response; `wire` maps what they raise."""
+
+    def __init__(self, backend: GenerationBackend) -> None:
+        self._backend = backend
+        self._arriving = PendingBodies()
+
+    def endpoints(self) -> list[HttpEndpoint]:
+        """The rows of the route table that this class answers."""
+        return [
+            HttpEndpoint(
+                "POST",
+                "/pause_generation",
+                self.pause,
+                "Stops generation, as SGLang; requests wait",
+                PauseBody,
+            ),
+            HttpEndpoint(
+                "POST", "/continue_generation", self.go_on, "Lets generation go on, as SGLang", ContinueBody
+            ),
+            HttpEndpoint(
+                "POST",
+                "/release_memory_occupation",
+                self.release,
+                "Lets weights and KV leave their memory, as SGLang",
+                MemoryBody,
+            ),
+            HttpEndpoint(
+                "POST",
+                "/resume_memory_occupation",
+                self.resume,
+                "Takes the memory of weights and KV again, as SGLang",
+                MemoryBody,
+            ),
+        ]
+
+    async def pause(self, request: Request) -> Response:
+        """Pauses every worker. Requests that come meanwhile wait, each until its deadline."""
+        body = await self._body(PauseBody, request)
+        outcomes = await self._backend.control(PauseGeneration(PauseMode(body.mode)))
+        count = sum(outcome.requests for outcome in outcomes.values())
+        return json_response({"status": "ok", "message": "Generation paused.", "requests": count})
+
+    async def go_on(self, request: Request) -> Response:
+        """Lets every worker go on. Raises Busy while one's memory is away."""
+        await self._body(ContinueBody, request)
+        await self._backend.control(ContinueGeneration())
+        return json_response({"status": "ok", "message": "Generation goes on."})
+
+    async def release(self, request: Request) -> Response:
+        """Lets memory go on every worker. Raises Busy if requests still use it."""
+        body = await self._body(MemoryBody, request)
+        return _moved(await self._backend.control(ReleaseMemory(body.named)))
+
+    async def resume(self, request: Request) -> Response:
+        """Takes it again."""
+        body = await self._body(MemoryBody, request)
+        return _moved(await self._backend.control(ResumeMemory(body.named)))
+
+    async def _body(self, kind: type[B], request: Request) -> B:
+        """The request's body, which may be empty. A page of another site may make a browser send one."""
+        if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
+            raise Forbidden("a page of another site must not control the server")
+        raw = await read_body(request, MOST_BYTES, self._arriving)
+        request.state.came = asyncio.get_running_loop().time()
+        body = parse(kind, raw or b"{}")
+        request.state.ignored = ignored(body)
+        return body
+
+
+def _moved(outcomes: dict[str, ControlOutcome]) -> Response:
+    moved: dict[str, Any] = {worker: outcome.moved for worker, outcome in outcomes.items()}
+    return json_response({"status": "ok", "moved": moved})

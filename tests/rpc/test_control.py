@@ -1,0 +1,105 @@
+"""Pauses and sleep of whole clusters, by HTTP: every worker, honest health, and the same answers after it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_client import client_of, refused
+from real_cluster import RealCluster, real_cluster
+from real_worker import tiny_config
+from scripted_backend import ScriptedBackend, nano_tokenizer
+from test_cache_events import SPLIT
+
+from eyas.common.config import EngineConfig
+from eyas.common.types import Role
+
+BOTH = (Role.PREFILL, Role.DECODE)
+PROMPT = [5 + i % 40 for i in range(40)]
+
+
+def body(tokens: int, seed: int = 3) -> dict[str, Any]:
+    sampling = {"max_new_tokens": tokens, "temperature": 0.7, "sampling_seed": seed, "ignore_eos": True}
+    return {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return tiny_config(tmp_path_factory.mktemp("models"))
+
+
+async def post(cluster: RealCluster, path: str, **fields: Any) -> dict[str, Any]:
+    response = await cluster.http.post(path, json=fields)
+    assert response.status_code == 200, response.text
+    said: dict[str, Any] = response.json()
+    return said
+
+
+async def generate(cluster: RealCluster, tokens: int, seed: int = 3) -> dict[str, Any]:
+    return await post(cluster, "/generate", **body(tokens, seed))
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [pytest.param((BOTH, BOTH), id="two unified", marks=pytest.mark.slow), pytest.param(SPLIT, id="split")],
+)
+async def test_a_cluster_pauses_sleeps_and_goes_on_to_the_same_answers(
+    config: EngineConfig, tmp_path: Path, roles: tuple[tuple[Role, ...], ...]
+) -> None:
+    async with real_cluster(config, tmp_path, roles) as cluster:
+        undisturbed = await generate(cluster, 40)
+
+        async def health() -> tuple[int, str]:
+            response = await cluster.http.get("/health")
+            return response.status_code, response.text
+
+        for mode in ("in_place", "retract"):
+            running = [asyncio.create_task(generate(cluster, 40)) for _ in range(2)]
+            await asyncio.sleep(0.15)
+            await post(cluster, "/pause_generation", mode=mode)
+            late = asyncio.create_task(generate(cluster, 40))
+            await asyncio.sleep(0.3)
+            assert not late.done()
+            status, text = await health()
+            assert status == 200 and '"paused"' in text and "/continue_generation" in text
+            if mode == "retract":
+                moved = (await post(cluster, "/release_memory_occupation", tags=["kv_cache"]))["moved"]
+                targets = {
+                    w.address for w, own in zip(cluster.workers, roles, strict=True) if own != (Role.DRAFT,)
+                }
+                assert moved.keys() == targets
+                assert all(one["bytes"] > 0 for (one,) in moved.values())
+                response = await cluster.http.post("/continue_generation")
+                assert response.status_code == 400 and "resumed first" in response.text
+                await post(cluster, "/resume_memory_occupation", tags=["kv_cache"])
+            await post(cluster, "/continue_generation")
+            for answer in await asyncio.gather(*running, late):
+                assert answer["output_ids"] == undisturbed["output_ids"]
+        running = [asyncio.create_task(generate(cluster, 40)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        await post(cluster, "/pause_generation")
+        for answer in await asyncio.gather(*running):
+            ended, ids = answer["meta_info"]["finish_reason"]["type"], answer["output_ids"]
+            assert ended == "abort" and len(ids) < 40 and ids == undisturbed["output_ids"][: len(ids)]
+        await post(cluster, "/continue_generation")
+        assert (await health())[0] == 200
+        await post(cluster, "/release_memory_occupation")
+        assert (await health())[0] == 503
+        response = await cluster.http.post("/generate", json=body(4))
+        assert response.status_code == 503 and "/resume_memory_occupation" in response.text
+        await post(cluster, "/resume_memory_occupation")
+        assert (await generate(cluster, 40))["output_ids"] == undisturbed["output_ids"]
+
+
+async def test_bad_bodies_are_refused_by_name() -> None:
+    async with client_of(ScriptedBackend(nano_tokenizer())) as http:
+        for path, fields, name in (
+            ("/pause_generation", {"mode": "gently"}, "mode"),
+            ("/release_memory_occupation", {"tags": ["cuda_graph"]}, "tags[0]"),
+            ("/resume_memory_occupation", {"tags": "weights"}, "tags"),
+        ):
+            refused(await http.post(path, json=fields), name)
+        evil = {"sec-fetch-site": "cross-site"}
+        assert (await http.post("/pause_generation", headers=evil)).status_code == 403
