@@ -22,8 +22,9 @@ from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
 from eyas.engine.checkpoint.config import DraftConfig
 from eyas.train.answers import engine_of
+from eyas.train.drafting import drafted
 from eyas.train.heads.base import DraftHead
-from eyas.train.unroll import UnrollBatch, unrolled
+from eyas.train.unroll import UnrollBatch
 from kv_transfer.layout import pages_for
 
 AHEAD = 64  # rows that an engine reserves for rounds to come, at most
@@ -72,7 +73,7 @@ def count_chains(head: DraftHead, course: UnrollBatch, best: Tensor, depth: int,
     rows = course.rows(depth)
     counted = torch.ones_like(course.counted(0, rows))
     right = counted
-    for step, (state, _) in enumerate(unrolled(head, course, depth)):
+    for step, (state, _) in enumerate(drafted(head, course, depth)):
         drafts = head.logits(state).argmax(-1)
         if head.token_map is not None:
             drafts = head.token_map[drafts]

@@ -22,13 +22,14 @@ from torch import Tensor
 
 from eyas.common.errors import ConfigError
 from eyas.train.acceptance import ByDepth, count_chains
+from eyas.train.drafting import drafting_loss, step_for
 from eyas.train.heads.base import DraftHead
 from eyas.train.heads.table import head_kind
 from eyas.train.packing import PackedBatch, PackedBatches, TrainingExample
 from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
 from eyas.train.saving import TrainingCheckpoint
 from eyas.train.teacher import TeacherModel
-from eyas.train.unroll import UnrollBatch, unrolled_loss, unrolled_step
+from eyas.train.unroll import UnrollBatch
 
 logger = logging.getLogger(__name__)
 DEPTH = 5  # of the chains that are measured
@@ -104,9 +105,9 @@ class HeadRun:
         if stored:
             begin_with(self.head, stored)
         self._optimisers = optimisers(self.head, settings.recipe, APART)
-        self._step_of = unrolled_step
+        self._step_of = step_for(self.head)
         if self._device.type == "cuda":
-            self._step_of = torch.compile(unrolled_step, dynamic=False)
+            self._step_of = torch.compile(self._step_of, dynamic=False)
         self.progress = RunProgress()
 
     def resume(self) -> None:
@@ -167,7 +168,7 @@ class HeadRun:
         torch.manual_seed(self._settings.seed * 1_000_003 + step)  # so noise is the same after a resume
         with self._precision():
             course, _ = self._course(batch.to(self._device))
-            loss = unrolled_loss(self.head, course, self._settings.unroll, self._step_of)
+            loss = drafting_loss(self.head, course, self._settings.unroll, self._step_of)
         descend(self.head, loss, self._optimisers, self._settings.recipe, step)
         return loss
 

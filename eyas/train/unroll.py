@@ -13,13 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eyas.train.heads.base import BlockHead, BlockView, ChainHead, DraftHead, TrainingBatch
-
-DISCOUNT = 0.8
-"""Of the loss, per step."""
-
-ROWS_PER_BLOCK = 8
-"""Of a text, in training: so blocks have about as many rows as the text."""
+from eyas.train.heads.base import ChainHead, DraftHead, TrainingBatch
 
 Made = tuple[Tensor, Tensor]
 """The keys and values of a step in one layer, [batch, heads, rows, dim] each."""
@@ -129,7 +123,6 @@ def unrolled_step(
     `past`: of each layer; [] in the first step.
     """
     made: list[Made] = []
-    embeds, state = head.fed(lesson.embeds, state) if past else (lesson.embeds, state)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         groups = q.shape[1] // k.shape[1]
@@ -139,7 +132,7 @@ def unrolled_step(
             return unrolled_attention(q, k, v, past[len(made) - 1], lesson.mask)
         return F.scaled_dot_product_attention(q, k, v, lesson.mask, is_causal=lesson.mask is None)
 
-    state = head(embeds, state, lesson.positions, attend)
+    state = head(lesson.embeds, state, lesson.positions, attend)
     return state, made, mean_loss(head, state, lesson)
 
 
@@ -150,16 +143,9 @@ def mean_loss(head: DraftHead, state: Tensor, lesson: TrainingBatch) -> Tensor:
 
 
 def unrolled(
-    head: DraftHead, course: UnrollBatch, unroll: int, step_of: Step = unrolled_step
+    head: ChainHead, course: UnrollBatch, unroll: int, step_of: Step = unrolled_step
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(states [B, rows, hidden], mean loss) of each step, the first of which is fed by the target.
-
-    Of a block the steps are its drafts.
-    """
-    if isinstance(head, BlockHead):
-        yield from _block(head, course, unroll)
-        return
-    assert isinstance(head, ChainHead)
+    """(states [B, rows, hidden], mean loss) of each step, the first of which is fed by the target."""
     rows = course.rows(unroll)
     state = head.enter(course.features[:, :rows])
     steps: list[list[Made]] = []
@@ -168,49 +154,3 @@ def unrolled(
         state, made, loss = step_of(head, state, course.lesson(step, rows), past)
         steps.append(made)
         yield state, loss
-
-
-def _block(head: BlockHead, course: UnrollBatch, unroll: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same below every pair; in training below some, drawn from those that count."""
-    rows = course.rows(unroll)
-    places = torch.arange(rows, device=course.features.device).expand(course.learnt.shape[0], -1)
-    if head.training:
-        chances = course.counted(0, rows).float() + 1e-6
-        places = chances.multinomial(-(-rows // ROWS_PER_BLOCK)).sort().values
-    lessons = [_picked(course.lesson(step, rows), places) for step in range(unroll)]
-    roots = lessons[0].embeds.unsqueeze(2)
-    masks = head.mask_embedding.to(roots.dtype).expand(*places.shape, unroll, -1)
-    sees = torch.arange(rows, device=places.device) <= places[..., None]
-    if course.segments is not None:
-        own = course.segments[:, :rows]
-        sees = sees & (own[:, None] == own.gather(1, places)[..., None])
-    context = course.positions[:, :rows]
-    positions = context.expand(places.shape[0], -1).gather(1, places) + 1
-    pairs = head.enter(course.features[:, :rows])
-    states = head(pairs, torch.cat((roots, masks), 2), BlockView(positions, context, sees))
-    for step, lesson in enumerate(lessons):
-        yield states[:, :, 1 + step], mean_loss(head, states[:, :, 1 + step], lesson)
-
-
-def _picked(lesson: TrainingBatch, places: Tensor) -> TrainingBatch:
-    """The pairs at places [B, A] alone."""
-
-    def of(part: Tensor) -> Tensor:
-        return part.gather(1, places.unsqueeze(-1).expand(-1, -1, part.shape[-1]))
-
-    return TrainingBatch(
-        embeds=of(lesson.embeds),
-        positions=places,
-        mask=None,
-        target_logits=of(lesson.target_logits),
-        hidden=of(lesson.hidden),
-        learnt=lesson.learnt.gather(1, places),
-    )
-
-
-def unrolled_loss(head: DraftHead, course: UnrollBatch, unroll: int, step_of: Step = unrolled_step) -> Tensor:
-    """The losses of the steps, each counting less than the one before it, summed."""
-    total = torch.zeros((), device=course.features.device)
-    for step, (_, loss) in enumerate(unrolled(head, course, unroll, step_of)):
-        total = total + DISCOUNT**step * loss
-    return total

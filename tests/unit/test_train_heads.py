@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,15 @@ from torch import Tensor
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.train import unroll
+from eyas.train import one_pass
+from eyas.train.drafting import drafted, drafting_loss
 from eyas.train.head_command import load_teacher
 from eyas.train.head_run import begin_with
-from eyas.train.heads.base import DraftHead, TrainingBatch
+from eyas.train.heads.base import DISCOUNT, DraftHead, TrainingBatch
 from eyas.train.heads.table import KINDS, OWN_VOCABULARY, head_kind
 from eyas.train.packing import TrainingExample, batch_of
 from eyas.train.saving import save_trained
 from eyas.train.teacher import TeacherModel
-from eyas.train.unroll import DISCOUNT, unrolled, unrolled_loss
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny_training import LENGTH, ROOM, VOCAB, course_of, new_head, texts, write_sure_target
 
@@ -97,7 +98,7 @@ def test_a_peagle_head_grows_out_of_an_eagle3_head(teacher: TeacherModel) -> Non
     begin_with(head, small.state_dict())
     course = course_of("eagle3", teacher, batch_of([texts(2, 1)], LENGTH))
     with torch.no_grad():
-        (first, _), (second, _) = (next(unrolled(each, course, 3)) for each in (small, head))
+        (first, _), (second, _) = (next(drafted(each, course, 3)) for each in (small, head))
     assert torch.equal(small.logits(first), head.logits(second))
     with pytest.raises(ConfigError, match="--begin-with: no tensor of it is one of this head"):
         begin_with(head, {"fc.weight": torch.zeros(2)})
@@ -112,7 +113,7 @@ def test_later_steps_of_peagle_are_fed_with_nothing_of_their_own(teacher: Teache
         text = TrainingExample(ids.numpy().astype(np.int32), np.ones(12, bool))
         with torch.no_grad():
             course = course_of("peagle", teacher, batch_of([[text]], 16))
-            made.append([state[0, 7] for state, _ in unrolled(head, course, 3)])
+            made.append([state[0, 7] for state, _ in drafted(head, course, 3)])
     assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
     assert not torch.allclose(made[0][1], made[0][2])
 
@@ -196,26 +197,34 @@ def test_eagle_has_noise_in_training_alone(teacher: TeacherModel) -> None:
 
 
 def test_losses_of_later_steps_count_less(teacher: TeacherModel) -> None:
-    head = new_head("eagle3", teacher)
-    course = course_of("eagle3", teacher, batch_of([texts(2, 1)], LENGTH))
-    losses = [float(loss) for _, loss in unrolled(head, course, 3)]
-    expected = losses[0] + DISCOUNT * losses[1] + DISCOUNT**2 * losses[2]
-    assert float(unrolled_loss(head, course, 3)) == pytest.approx(expected)
+    """By EAGLE-3's discount; of a block of 8 by exp(-1/4); of P-EAGLE alike."""
+    shares = {"eagle3": DISCOUNT, "mtp": DISCOUNT, "peagle": 1.0, "dflash": math.exp(-1 / 4)}
+    for kind, share in shares.items():
+        head = new_head(kind, teacher)
+        course = course_of(kind, teacher, batch_of([texts(2, 1)], LENGTH))
+        with torch.no_grad():
+            losses = [float(loss) for _, loss in drafted(head, course, 7)]
+            expected = sum(share**step * loss for step, loss in enumerate(losses))
+            assert float(drafting_loss(head, course, 7)) == pytest.approx(expected), kind
 
 
+@pytest.mark.parametrize("kind", ["dflash", "peagle"])
 def test_blocks_that_are_learnt_are_some_that_count(
-    teacher: TeacherModel, monkeypatch: pytest.MonkeyPatch
+    kind: str, teacher: TeacherModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If all are drawn, the losses are those of all pairs; of fewer, those of pairs that count come first."""
-    head, course = new_head("dflash", teacher), course_of("dflash", teacher, batch_of([texts(2, 1)], LENGTH))
-    expected = float(unrolled_loss(head, course, 3))
+    """If all are drawn, the losses are those of all pairs; of fewer, those of pairs that count come first.
+
+    First drafts of P-EAGLE are learnt below every pair.
+    """
+    head, course = new_head(kind, teacher), course_of(kind, teacher, batch_of([texts(2, 1)], LENGTH))
+    expected = float(drafting_loss(head, course, 3).detach())
     head.train()
-    monkeypatch.setattr(unroll, "ROWS_PER_BLOCK", 1)
-    assert float(unrolled_loss(head, course, 3)) == pytest.approx(expected, rel=1e-5)
-    monkeypatch.setattr(unroll, "ROWS_PER_BLOCK", 8)
-    state, _ = next(unrolled(head, course, 3))
-    assert state.shape == (1, 8, 32)
-    unrolled_loss(head, course, 3).backward()
+    monkeypatch.setattr(one_pass, "ROWS_PER_BLOCK", 1)
+    assert float(drafting_loss(head, course, 3).detach()) == pytest.approx(expected, rel=1e-5)
+    monkeypatch.setattr(one_pass, "ROWS_PER_BLOCK", 8)
+    (first, _), (second, _), _ = drafted(head, course, 3)
+    assert first.shape == (1, course.rows(3) if kind == "peagle" else 8, 32) and second.shape == (1, 8, 32)
+    drafting_loss(head, course, 3).backward()
     assert all(parameter.grad is not None for parameter in head.parameters())
 
 
@@ -229,7 +238,7 @@ def test_texts_of_a_row_do_not_see_each_other(kind: str, teacher: TeacherModel) 
     with torch.no_grad():
         packed = course_of(kind, teacher, batch_of([[first, second]], 40))
         alone = [course_of(kind, teacher, batch_of([[text]], 40)) for text in (first, second)]
-        steps = [list(unrolled(head, course, 3)) for course in (packed, *alone)]
+        steps = [list(drafted(head, course, 3)) for course in (packed, *alone)]
         for step, (both, one, other) in enumerate(zip(*steps, strict=True)):
             rows = 12 - 1 - step  # pairs whose token of this step is in the text
             torch.testing.assert_close(both[0][:, :rows], one[0][:, :rows])
@@ -237,7 +246,7 @@ def test_texts_of_a_row_do_not_see_each_other(kind: str, teacher: TeacherModel) 
             counted = packed.counted(step, 36)[0].nonzero().flatten().tolist()
             assert counted == [*range(10 - step), *range(12, 22 - step)]
         blind = dataclasses.replace(packed, segments=torch.ones_like(packed.segments))
-        (state, _), *_ = unrolled(head, blind, 3)
+        (state, _), *_ = drafted(head, blind, 3)
         assert not torch.allclose(state[:, 12:22], steps[2][0][0][:, :10], atol=1e-3)
 
 
@@ -282,7 +291,7 @@ def test_what_is_trained_is_what_is_served(
     for step, logits in enumerate(served(engine, rig, features, ids[1:], depth=3)):
         batch = batch_of([[TrainingExample(np.array(ids, np.int32), np.ones(len(ids), bool))]], 24)
         with torch.no_grad():
-            steps = unrolled(head, course_of(kind, teacher, batch, token_map), block or step + 1)
+            steps = drafted(head, course_of(kind, teacher, batch, token_map), block or step + 1)
             state, _ = next(itertools.islice(steps, step, None))
         torch.testing.assert_close(head.logits(state)[0, 8], logits, atol=2e-4, rtol=1e-3)
         draft = int(logits.argmax())

@@ -13,11 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from eyas.train.drafting import drafting_loss
 from eyas.train.heads.base import SharedTensors
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
 from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
-from eyas.train.unroll import UnrollBatch, unrolled_loss, unrolled_step
+from eyas.train.unroll import UnrollBatch, unrolled_step
 from tools.nano.data import split_bits
 from tools.nano.model import NanoModel
 from tools.nano.target import REPORT_EVERY, report
@@ -65,7 +66,7 @@ def train_head(head: Eagle3Head, target: NanoModel, stream: Iterator[Tensor], re
         for step, packed in zip(range(recipe.steps), stream, strict=False):
             with torch.autocast(device.type, torch.bfloat16):
                 course = course_of(target, packed.to(device, non_blocking=True))
-                loss = unrolled_loss(head, course, UNROLL, step_of)
+                loss = drafting_loss(head, course, UNROLL, step_of)
             descend(head, loss, opts, recipe, step)
             if step % REPORT_EVERY == 0 or step == recipe.steps - 1:
                 bar.update(task, completed=step + 1, note=report("head", step, loss, start, recipe))

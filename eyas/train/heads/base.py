@@ -16,7 +16,11 @@ from torch import Tensor, nn
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import FeedForwardSpec, ModelConfig
+from eyas.train.block_attention import BlockView
 from eyas.train.model import LlamaShape, rope_table
+
+DISCOUNT = 0.8
+"""Of the loss, per step."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q, k, v) [batch, its heads, rows, dim] -> [batch, heads, rows, dim]: which rows each query sees."""
@@ -77,30 +81,27 @@ class DraftHead(nn.Module, ABC):
     def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
         """The loss of each pair's next state, [B * T]."""
 
+    def share(self, step: int, unroll: int) -> float:
+        """The weight of a step's loss beside the first one's: EAGLE-3's (section 3.2)."""
+        return DISCOUNT**step
+
 
 class ChainHead(DraftHead):
     """A head that drafts step after step."""
-
-    def fed(self, embeds: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs of a step after the first, of the tokens' embeddings [B, T, hidden] and what the step
-        before it made [B, T, hidden]: of most heads these.
-        """
-        return embeds, state
 
     @abstractmethod
     def forward(self, embeds: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One step: the next states [B, T, hidden], which `logits` reads and the next step receives."""
 
 
-@dataclass(frozen=True)
-class BlockView:
-    """Where A blocks of each of B rows stand. `positions` int64 [B, A]: of their first rows, the roots';
-    `context` int64 [B or 1, T]: of the pairs; `mask` bool [B, A, T]: the pairs that each block sees.
-    """
+class MaskedHead(ChainHead):
+    """A head whose drafts after the first come of one more pass: rows of one mask token and one state."""
 
-    positions: Tensor
-    context: Tensor
-    mask: Tensor
+    mask_embedding: Tensor
+
+    @abstractmethod
+    def mask_state(self) -> Tensor:
+        """The state [1, hidden] that all these rows begin with."""
 
 
 class BlockHead(DraftHead):

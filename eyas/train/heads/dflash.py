@@ -7,15 +7,16 @@ Tensors as in z-lab's checkpoints: `fc`, `hidden_norm`, `layers.*` with norms of
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor, nn
 
 from eyas.engine.checkpoint.config import ModelConfig
+from eyas.train.block_attention import BlockView, block_attention
 from eyas.train.heads import eagle3
 from eyas.train.heads.base import (
     BlockHead,
-    BlockView,
     DraftHead,
     SharedOutput,
     SharedTensors,
@@ -87,15 +88,7 @@ class BlockLayer(nn.Module):
         )
         keys = self._turned(own.k_norm(_heads(own.k_proj(pairs), shape)), view.context)
         values = _heads(own.v_proj(pairs), shape)
-        groups = shape.heads // shape.kv_heads
-        k, v, keys, values = (part.repeat_interleave(groups, -2) for part in (k, v, keys, values))
-        far = torch.einsum("bawhd,bthd->bahwt", q, keys)
-        far = far.masked_fill(~view.mask[:, :, None, None], -torch.inf)
-        near = torch.einsum("bawhd,bauhd->bahwu", q, k)
-        scores = torch.cat((far, near), -1).float() * shape.head_dim**-0.5
-        weights = scores.softmax(-1).to(v.dtype).split((far.shape[-1], width), -1)
-        seen = torch.einsum("bahwt,bthd->bawhd", weights[0], values)
-        seen = seen + torch.einsum("bahwu,bauhd->bawhd", weights[1], v)
+        seen = block_attention(q, (k, v), (keys, values), view)
         x = x + own.o_proj(seen.flatten(3))
         fed: Tensor = self.mlp(self.post_attention_layernorm(x))
         return x + fed
@@ -144,6 +137,10 @@ class DFlashHead(BlockHead):
     def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
         """The soft cross-entropy of each draft."""
         return soft_cross_entropy(self.logits(state), lesson.target_logits)
+
+    def share(self, step: int, unroll: int) -> float:
+        """exp(-step / g); g is 4 for blocks of 8, 7 for 16: the first drafts decide (section 4)."""
+        return math.exp(-step / (1 + 3 / 8 * (unroll + 1)))
 
 
 def _heads(rows: Tensor, shape: LlamaShape) -> Tensor:

@@ -2,7 +2,7 @@
 
 Instead of a token and of what the step before made they have a mask token's embedding, the target's, and
 learnt streams, which pass `fc` (P-EAGLE, arXiv 2602.01469, section 3). So all steps are one pass when it is
-served. In training each position keeps all its steps: texts are short here, and none is dropped.
+served, and in training, where every pair is a first step and some, drawn anew, have deeper ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads import eagle3
-from eyas.train.heads.base import DraftHead, SharedTensors, shape_for
+from eyas.train.heads.base import DraftHead, MaskedHead, SharedTensors, shape_for
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
 
@@ -44,10 +44,8 @@ def mask_token(shape: LlamaShape) -> int:
     return shape.vocab - 1
 
 
-class PEagleHead(Eagle3Head):
+class PEagleHead(Eagle3Head, MaskedHead):
     """An EAGLE-3 head with learnt streams."""
-
-    mask_embedding: Tensor
 
     def __init__(
         self, shape: LlamaShape, streams: int, ends: SharedTensors, token_map: Tensor | None = None
@@ -57,6 +55,11 @@ class PEagleHead(Eagle3Head):
         self.mask_hidden = nn.Parameter(torch.randn(1, streams * shape.hidden))
         self.register_buffer("mask_embedding", ends.embedding[mask_token(shape)].clone(), persistent=False)
 
-    def fed(self, embeds: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for every position and step: rotary positions alone tell them apart."""
-        return self.mask_embedding.expand_as(embeds), self.fc(self.mask_hidden).expand_as(state)
+    def mask_state(self) -> Tensor:
+        """What `fc` makes of the learnt streams."""
+        state: Tensor = self.fc(self.mask_hidden)
+        return state
+
+    def share(self, step: int, unroll: int) -> float:
+        """All depths count alike, as in vllm-project/speculators."""
+        return 1.0
