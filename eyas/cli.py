@@ -78,6 +78,7 @@ def _parser() -> CommandParser:
     process_flags.add_gateway(serve)
     layout_flags.add_layout(serve)
     layout_flags.add_targets(serve)
+    process_flags.add_adapters(serve)
     flags.add_engine(serve)
     worker = command("worker", _worker, "start one worker: a gRPC front and its engine")
     process_flags.add_worker(worker)

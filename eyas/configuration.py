@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 from eyas.cluster.hub import model_folder
 from eyas.common.cluster.names import is_redis, is_redis_url, is_unspecified, listed, mooncake_master
 from eyas.common.config import (
+    LORA_SLOTS,
     NANO,
     NANO_HEAD,
+    AdapterConfig,
     DoorFiles,
     EngineConfig,
     GatewayConfig,
@@ -127,8 +130,30 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         transfer_devices=args.transfer_devices,
         log_format=args.log_format,
         log_level=args.log_level,
+        max_loras=_adapter_slots(args),
+        max_lora_rank=getattr(args, "max_lora_rank", EngineConfig.max_lora_rank),
         speculation=_speculation_config(args),
     )
+
+
+def _adapter_slots(args: argparse.Namespace) -> int:
+    """Slots for adapters: none where none are loaded and none may be, as in benchmarks."""
+    adapters = adapter_config(args)
+    asked = getattr(args, "max_loras", None)
+    return int(asked or (LORA_SLOTS if adapters.loras or adapters.dirs else 0))
+
+
+def adapter_config(args: argparse.Namespace) -> AdapterConfig:
+    """The adapters of the start, and the folders of others. Raises ConfigError for a name that comes twice,
+    and for a folder that is not there.
+    """
+    loras, dirs = tuple(getattr(args, "loras", ())), getattr(args, "lora_dirs", ())
+    if twice := [name for name, count in Counter(name for name, _ in loras).items() if count > 1]:
+        raise ConfigError(f"--lora: the name {twice[0]} is given twice", param="lora")
+    for flag, folder in (*(("lora", folder) for _, folder in loras), *(("lora-dir", one) for one in dirs)):
+        if not Path(folder).expanduser().is_dir():
+            raise ConfigError(f"--{flag}: there is no folder {folder}", param=flag)
+    return AdapterConfig(loras, tuple(str(Path(one).expanduser().absolute()) for one in dirs))
 
 
 def _draft_folder(args: argparse.Namespace) -> str | None:
@@ -291,6 +316,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         tls_dir=folders.tls_folder(args.tls_dir),
         drain_s=args.drain_s,
         events=_events(args),
+        adapters=adapter_config(args),
     )
     engine = dataclasses.replace(
         _engine(args),
@@ -461,7 +487,12 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     brought = _brought(engine)
     if gateway.model == engine.model:
         gateway = dataclasses.replace(gateway, model=brought.model, tokenizer=brought.tokenizer)
-    return ServeConfig(gateway=gateway, engine=brought, layout=layout, gpus=args.gpus, **counts)
+    adapters = adapter_config(args)
+    if taken := [name for name, _ in adapters.loras if name in gateway.names]:
+        raise ConfigError(f"--lora: {taken[0]} is the model's own name", param="lora")
+    return ServeConfig(
+        gateway=gateway, engine=brought, layout=layout, gpus=args.gpus, adapters=adapters, **counts
+    )
 
 
 def usual_layout(args: argparse.Namespace) -> tuple[str, int]:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from eyas.common.cluster.names import is_address, is_host
@@ -25,6 +26,7 @@ from eyas.common.config import (
     SpeculationConfig,
 )
 from eyas.common.logging import FORMATS, LEVELS
+from eyas.common.params import ADAPTER_NAME, MOST_ADAPTER_NAME
 from eyas.common.security.secret_urls import VARIABLES
 from eyas.common.types import Role
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
@@ -386,6 +388,14 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def named_folder(text: str) -> tuple[str, str]:
+    """NAME=DIR: the name of an adapter, printable, without spaces or colons, and its folder."""
+    name, equals, folder = text.partition("=")
+    if not (equals and folder and re.fullmatch(ADAPTER_NAME, name) and len(name) <= MOST_ADAPTER_NAME):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=DIR")
+    return name, str(Path(folder).expanduser().absolute())
 
 
 def whole(text: str) -> int:

@@ -7,7 +7,14 @@ import re
 from collections.abc import Callable
 
 from eyas.common.cluster.names import CLUSTER
-from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
+from eyas.common.config import (
+    LORA_SLOTS,
+    AdapterConfig,
+    EngineConfig,
+    GatewayConfig,
+    ServeConfig,
+    WorkerConfig,
+)
 from eyas.common.machine import folders
 from eyas.common.security import api_keys
 from eyas.common.security.secret_urls import VARIABLES
@@ -21,6 +28,7 @@ from eyas.flags import (
     http_url,
     json_object,
     model_name,
+    named_folder,
     names,
     path_prefix,
     port,
@@ -150,6 +158,39 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     _add_supervised(parser)
 
 
+def add_adapters(parser: argparse.ArgumentParser) -> None:
+    """The adapters that workers load."""
+    adapters, engine = AdapterConfig(), EngineConfig()
+    add = parser.add_argument_group("adapters").add_argument
+    text = (
+        "LoRA adapters in folders as PEFT writes them, loaded at the start; requests name one as their model"
+    )
+    add(
+        "--lora",
+        dest="loras",
+        type=named_folder,
+        nargs="+",
+        action="extend",
+        default=list(adapters.loras),
+        metavar="NAME=DIR",
+        help=f"{text} (none)",
+    )
+    text = "folders below which callers may name adapters to load (none: callers load and unload nothing)"
+    add(
+        "--lora-dir",
+        dest="lora_dirs",
+        nargs="+",
+        action="extend",
+        default=list(adapters.dirs),
+        metavar="DIR",
+        help=text,
+    )
+    text = f"adapters that a step mixes; others wait in the host's memory ({LORA_SLOTS}, with adapters)"
+    add("--max-loras", type=positive, metavar="N", help=text)
+    text = f"the largest rank of an adapter ({engine.max_lora_rank}); every slot has room for it"
+    add("--max-lora-rank", type=positive, default=engine.max_lora_rank, metavar="N", help=text)
+
+
 def add_worker(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas worker`, except those of its engine."""
     worker = WorkerConfig()
@@ -177,6 +218,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     _add_redis(parser)
     add_tls_dir(parser)
     _add_template(parser)
+    add_adapters(parser)
     text = f"threads that compute on a CPU ({worker.engine.threads})"
     add("--threads", type=positive, default=worker.engine.threads, metavar="N", help=text)
     text = f"where KV pages lie that come and go by shm ({worker.engine.pool_dir})"

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"\"\n\x0bInfoRequest\x12\x13\n\x0bknown_epoch\x18\x01 \x01(\x04\"\x0f\n\rCachedRequest\"t\n\x0e\x43\x61\x63hedResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x11\n\tlookahead\x18\x03 \x01(\x05\x12\r\n\x05whole\x18\x04 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x0c\"\x92\x04\n\x0cInfoResponse\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12%\n\x05roles\x18\x02 \x03(\x0e\x32\x16.eyas.internal.v1.Role\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x19\n\x11\x64raft_fingerprint\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\x05\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\x13\n\x0bpages_total\x18\t \x01(\x05\x12\x12\n\npages_used\x18\n \x01(\x05\x12\x0f\n\x07running\x18\x0b \x01(\x05\x12\x0f\n\x07waiting\x18\x0c \x01(\x05\x12\x0f\n\x07serving\x18\r \x01(\x08\x12\x11\n\tsynthetic\x18\x0e \x01(\x08\x12\x10\n\x08starting\x18\x14 \x01(\x08\x12\x0f\n\x07stalled\x18\x19 \x01(\x08\x12\r\n\x05stays\x18\x17 \x01(\x08\x12*\n\x07\x62\x61\x63klog\x18\x15 \x01(\x0b\x32\x19.eyas.internal.v1.Backlog\x12*\n\x05rates\x18\x16 \x01(\x0b\x32\x1b.eyas.internal.v1.StepRates\x12\x12\n\narithmetic\x18\x18 \x01(\t\x12\x11\n\ttokenizer\x18\x1a \x01(\t\x12\x0f\n\x07trouble\x18\x1b \x01(\t\x12\x0e\n\x06paused\x18\x1d \x01(\x08\x12\x10\n\x08released\x18\x1e \x03(\t\"\xc9\x01\n\x07\x42\x61\x63klog\x12\x10\n\x08\x64\x65\x63oding\x18\x01 \x01(\x05\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\x03\x12\x0e\n\x06queued\x18\x03 \x01(\x03\x12\x14\n\x0cprompt_share\x18\x04 \x01(\x01\x12\x14\n\x0cprefill_room\x18\x05 \x01(\x05\x12\x13\n\x0b\x64\x65\x63ode_room\x18\x06 \x01(\x05\x12(\n\x04pace\x18\x07 \x01(\x0b\x32\x1a.eyas.internal.v1.StepPace\x12\x14\n\x07kv_room\x18\x08 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_kv_room\"9\n\x08StepPace\x12\x0e\n\x06\x64\x65\x63ode\x18\x01 \x01(\x01\x12\x0e\n\x06prompt\x18\x02 \x01(\x01\x12\r\n\x05mixed\x18\x03 \x01(\x01\"\xcb\x01\n\tStepRates\x12-\n\x07rows_ms\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.CurvePoint\x12\x30\n\ncontext_ms\x18\x02 \x03(\x0b\x32\x1c.eyas.internal.v1.CurvePoint\x12\x10\n\x08pairs_ms\x18\x03 \x01(\x01\x12\x10\n\x08mixed_ms\x18\x04 \x01(\x01\x12\r\n\x05grain\x18\x05 \x01(\x05\x12\x14\n\x0c\x63hunk_tokens\x18\x06 \x01(\x05\x12\x14\n\x0cmixed_tokens\x18\x07 \x01(\x05\"\"\n\nCurvePoint\x12\t\n\x01x\x18\x01 \x01(\x01\x12\t\n\x01y\x18\x02 \x01(\x01\"\"\n\x11ProbeLinksRequest\x12\r\n\x05owner\x18\x01 \x01(\t\";\n\x12ProbeLinksResponse\x12%\n\x05links\x18\x01 \x03(\x0b\x32\x16.eyas.internal.v1.Link\"\xb3\x01\n\x04Link\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x31\n\x0bpassed_over\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.PassedOver\x12\x11\n\tlatency_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\r\n\x05pulls\x18\x06 \x01(\x04\x12\x14\n\x0cpulled_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07problem\x18\x08 \x01(\t\"*\n\nPassedOver\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"#\n\x11\x46lushCacheRequest\x12\x0e\n\x06wait_s\x18\x01 \x01(\x01\"#\n\x12\x46lushCacheResponse\x12\r\n\x05pages\x18\x01 \x01(\x04\x32\xd7\x02\n\rWorkerService\x12\x45\n\x04Info\x12\x1d.eyas.internal.v1.InfoRequest\x1a\x1e.eyas.internal.v1.InfoResponse\x12M\n\x06\x43\x61\x63hed\x12\x1f.eyas.internal.v1.CachedRequest\x1a .eyas.internal.v1.CachedResponse0\x01\x12W\n\nProbeLinks\x12#.eyas.internal.v1.ProbeLinksRequest\x1a$.eyas.internal.v1.ProbeLinksResponse\x12W\n\nFlushCache\x12#.eyas.internal.v1.FlushCacheRequest\x1a$.eyas.internal.v1.FlushCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"\"\n\x0bInfoRequest\x12\x13\n\x0bknown_epoch\x18\x01 \x01(\x04\"\x0f\n\rCachedRequest\"t\n\x0e\x43\x61\x63hedResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x11\n\tlookahead\x18\x03 \x01(\x05\x12\r\n\x05whole\x18\x04 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x0c\"\xdc\x04\n\x0cInfoResponse\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12%\n\x05roles\x18\x02 \x03(\x0e\x32\x16.eyas.internal.v1.Role\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x19\n\x11\x64raft_fingerprint\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\x05\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\x13\n\x0bpages_total\x18\t \x01(\x05\x12\x12\n\npages_used\x18\n \x01(\x05\x12\x0f\n\x07running\x18\x0b \x01(\x05\x12\x0f\n\x07waiting\x18\x0c \x01(\x05\x12\x0f\n\x07serving\x18\r \x01(\x08\x12\x11\n\tsynthetic\x18\x0e \x01(\x08\x12\x10\n\x08starting\x18\x14 \x01(\x08\x12\x0f\n\x07stalled\x18\x19 \x01(\x08\x12\r\n\x05stays\x18\x17 \x01(\x08\x12*\n\x07\x62\x61\x63klog\x18\x15 \x01(\x0b\x32\x19.eyas.internal.v1.Backlog\x12*\n\x05rates\x18\x16 \x01(\x0b\x32\x1b.eyas.internal.v1.StepRates\x12\x12\n\narithmetic\x18\x18 \x01(\t\x12\x11\n\ttokenizer\x18\x1a \x01(\t\x12\x0f\n\x07trouble\x18\x1b \x01(\t\x12\x0e\n\x06paused\x18\x1d \x01(\x08\x12\x10\n\x08released\x18\x1e \x03(\t\x12\x31\n\x08\x61\x64\x61pters\x18\x1f \x01(\x0b\x32\x1f.eyas.internal.v1.AdapterRoster\x12\x15\n\radapter_slots\x18  \x03(\t\"O\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\"N\n\rAdapterRoster\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12+\n\x08\x61\x64\x61pters\x18\x02 \x03(\x0b\x32\x19.eyas.internal.v1.Adapter\"\xc9\x01\n\x07\x42\x61\x63klog\x12\x10\n\x08\x64\x65\x63oding\x18\x01 \x01(\x05\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\x03\x12\x0e\n\x06queued\x18\x03 \x01(\x03\x12\x14\n\x0cprompt_share\x18\x04 \x01(\x01\x12\x14\n\x0cprefill_room\x18\x05 \x01(\x05\x12\x13\n\x0b\x64\x65\x63ode_room\x18\x06 \x01(\x05\x12(\n\x04pace\x18\x07 \x01(\x0b\x32\x1a.eyas.internal.v1.StepPace\x12\x14\n\x07kv_room\x18\x08 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_kv_room\"9\n\x08StepPace\x12\x0e\n\x06\x64\x65\x63ode\x18\x01 \x01(\x01\x12\x0e\n\x06prompt\x18\x02 \x01(\x01\x12\r\n\x05mixed\x18\x03 \x01(\x01\"\xcb\x01\n\tStepRates\x12-\n\x07rows_ms\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.CurvePoint\x12\x30\n\ncontext_ms\x18\x02 \x03(\x0b\x32\x1c.eyas.internal.v1.CurvePoint\x12\x10\n\x08pairs_ms\x18\x03 \x01(\x01\x12\x10\n\x08mixed_ms\x18\x04 \x01(\x01\x12\r\n\x05grain\x18\x05 \x01(\x05\x12\x14\n\x0c\x63hunk_tokens\x18\x06 \x01(\x05\x12\x14\n\x0cmixed_tokens\x18\x07 \x01(\x05\"\"\n\nCurvePoint\x12\t\n\x01x\x18\x01 \x01(\x01\x12\t\n\x01y\x18\x02 \x01(\x01\"\"\n\x11ProbeLinksRequest\x12\r\n\x05owner\x18\x01 \x01(\t\";\n\x12ProbeLinksResponse\x12%\n\x05links\x18\x01 \x03(\x0b\x32\x16.eyas.internal.v1.Link\"\xb3\x01\n\x04Link\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x31\n\x0bpassed_over\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.PassedOver\x12\x11\n\tlatency_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\r\n\x05pulls\x18\x06 \x01(\x04\x12\x14\n\x0cpulled_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07problem\x18\x08 \x01(\t\"*\n\nPassedOver\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"#\n\x11\x46lushCacheRequest\x12\x0e\n\x06wait_s\x18\x01 \x01(\x01\"#\n\x12\x46lushCacheResponse\x12\r\n\x05pages\x18\x01 \x01(\x04\"@\n\x12LoadAdapterRequest\x12*\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x19.eyas.internal.v1.Adapter\"A\n\x13LoadAdapterResponse\x12*\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x19.eyas.internal.v1.Adapter\"G\n\x12SetAdaptersRequest\x12\x31\n\x08\x61\x64\x61pters\x18\x01 \x01(\x0b\x32\x1f.eyas.internal.v1.AdapterRoster\"\x15\n\x13SetAdaptersResponse2\x8f\x04\n\rWorkerService\x12\x45\n\x04Info\x12\x1d.eyas.internal.v1.InfoRequest\x1a\x1e.eyas.internal.v1.InfoResponse\x12M\n\x06\x43\x61\x63hed\x12\x1f.eyas.internal.v1.CachedRequest\x1a .eyas.internal.v1.CachedResponse0\x01\x12W\n\nProbeLinks\x12#.eyas.internal.v1.ProbeLinksRequest\x1a$.eyas.internal.v1.ProbeLinksResponse\x12W\n\nFlushCache\x12#.eyas.internal.v1.FlushCacheRequest\x1a$.eyas.internal.v1.FlushCacheResponse\x12Z\n\x0bLoadAdapter\x12$.eyas.internal.v1.LoadAdapterRequest\x1a%.eyas.internal.v1.LoadAdapterResponse\x12Z\n\x0bSetAdapters\x12$.eyas.internal.v1.SetAdaptersRequest\x1a%.eyas.internal.v1.SetAdaptersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CACHEDRESPONSE']._serialized_start=115
   _globals['_CACHEDRESPONSE']._serialized_end=231
   _globals['_INFORESPONSE']._serialized_start=234
-  _globals['_INFORESPONSE']._serialized_end=764
-  _globals['_BACKLOG']._serialized_start=767
-  _globals['_BACKLOG']._serialized_end=968
-  _globals['_STEPPACE']._serialized_start=970
-  _globals['_STEPPACE']._serialized_end=1027
-  _globals['_STEPRATES']._serialized_start=1030
-  _globals['_STEPRATES']._serialized_end=1233
-  _globals['_CURVEPOINT']._serialized_start=1235
-  _globals['_CURVEPOINT']._serialized_end=1269
-  _globals['_PROBELINKSREQUEST']._serialized_start=1271
-  _globals['_PROBELINKSREQUEST']._serialized_end=1305
-  _globals['_PROBELINKSRESPONSE']._serialized_start=1307
-  _globals['_PROBELINKSRESPONSE']._serialized_end=1366
-  _globals['_LINK']._serialized_start=1369
-  _globals['_LINK']._serialized_end=1548
-  _globals['_PASSEDOVER']._serialized_start=1550
-  _globals['_PASSEDOVER']._serialized_end=1592
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=1594
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=1629
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=1631
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=1666
-  _globals['_WORKERSERVICE']._serialized_start=1669
-  _globals['_WORKERSERVICE']._serialized_end=2012
+  _globals['_INFORESPONSE']._serialized_end=838
+  _globals['_ADAPTER']._serialized_start=840
+  _globals['_ADAPTER']._serialized_end=919
+  _globals['_ADAPTERROSTER']._serialized_start=921
+  _globals['_ADAPTERROSTER']._serialized_end=999
+  _globals['_BACKLOG']._serialized_start=1002
+  _globals['_BACKLOG']._serialized_end=1203
+  _globals['_STEPPACE']._serialized_start=1205
+  _globals['_STEPPACE']._serialized_end=1262
+  _globals['_STEPRATES']._serialized_start=1265
+  _globals['_STEPRATES']._serialized_end=1468
+  _globals['_CURVEPOINT']._serialized_start=1470
+  _globals['_CURVEPOINT']._serialized_end=1504
+  _globals['_PROBELINKSREQUEST']._serialized_start=1506
+  _globals['_PROBELINKSREQUEST']._serialized_end=1540
+  _globals['_PROBELINKSRESPONSE']._serialized_start=1542
+  _globals['_PROBELINKSRESPONSE']._serialized_end=1601
+  _globals['_LINK']._serialized_start=1604
+  _globals['_LINK']._serialized_end=1783
+  _globals['_PASSEDOVER']._serialized_start=1785
+  _globals['_PASSEDOVER']._serialized_end=1827
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=1829
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=1864
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=1866
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=1901
+  _globals['_LOADADAPTERREQUEST']._serialized_start=1903
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1967
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=1969
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=2034
+  _globals['_SETADAPTERSREQUEST']._serialized_start=2036
+  _globals['_SETADAPTERSREQUEST']._serialized_end=2107
+  _globals['_SETADAPTERSRESPONSE']._serialized_start=2109
+  _globals['_SETADAPTERSRESPONSE']._serialized_end=2130
+  _globals['_WORKERSERVICE']._serialized_start=2133
+  _globals['_WORKERSERVICE']._serialized_end=2660
 # @@protoc_insertion_point(module_scope)

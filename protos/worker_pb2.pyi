@@ -34,7 +34,7 @@ class CachedResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., page_size: _Optional[int] = ..., lookahead: _Optional[int] = ..., whole: _Optional[bool] = ..., added: _Optional[bytes] = ..., dropped: _Optional[bytes] = ...) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("worker", "roles", "epoch", "model", "fingerprint", "draft_fingerprint", "context_length", "vocab_size", "pages_total", "pages_used", "running", "waiting", "serving", "synthetic", "starting", "stalled", "stays", "backlog", "rates", "arithmetic", "tokenizer", "trouble", "paused", "released")
+    __slots__ = ("worker", "roles", "epoch", "model", "fingerprint", "draft_fingerprint", "context_length", "vocab_size", "pages_total", "pages_used", "running", "waiting", "serving", "synthetic", "starting", "stalled", "stays", "backlog", "rates", "arithmetic", "tokenizer", "trouble", "paused", "released", "adapters", "adapter_slots")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,8 @@ class InfoResponse(_message.Message):
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_SLOTS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     roles: _containers.RepeatedScalarFieldContainer[_common_pb2.Role]
     epoch: int
@@ -83,7 +85,31 @@ class InfoResponse(_message.Message):
     trouble: str
     paused: bool
     released: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ..., stalled: _Optional[bool] = ..., stays: _Optional[bool] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ..., rates: _Optional[_Union[StepRates, _Mapping]] = ..., arithmetic: _Optional[str] = ..., tokenizer: _Optional[str] = ..., trouble: _Optional[str] = ..., paused: _Optional[bool] = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
+    adapters: AdapterRoster
+    adapter_slots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ..., stalled: _Optional[bool] = ..., stays: _Optional[bool] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ..., rates: _Optional[_Union[StepRates, _Mapping]] = ..., arithmetic: _Optional[str] = ..., tokenizer: _Optional[str] = ..., trouble: _Optional[str] = ..., paused: _Optional[bool] = ..., released: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Union[AdapterRoster, _Mapping]] = ..., adapter_slots: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "path", "id", "rank", "pinned")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    id: str
+    rank: int
+    pinned: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., id: _Optional[str] = ..., rank: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class AdapterRoster(_message.Message):
+    __slots__ = ("revision", "adapters")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, revision: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
 
 class Backlog(_message.Message):
     __slots__ = ("decoding", "context", "queued", "prompt_share", "prefill_room", "decode_room", "pace", "kv_room")
@@ -192,3 +218,25 @@ class FlushCacheResponse(_message.Message):
     PAGES_FIELD_NUMBER: _ClassVar[int]
     pages: int
     def __init__(self, pages: _Optional[int] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: Adapter
+    def __init__(self, adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: Adapter
+    def __init__(self, adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+
+class SetAdaptersRequest(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: AdapterRoster
+    def __init__(self, adapters: _Optional[_Union[AdapterRoster, _Mapping]] = ...) -> None: ...
+
+class SetAdaptersResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -55,6 +55,16 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker__pb2.FlushCacheRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.FlushCacheResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/eyas.internal.v1.WorkerService/LoadAdapter',
+                request_serializer=protos_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.SetAdapters = channel.unary_unary(
+                '/eyas.internal.v1.WorkerService/SetAdapters',
+                request_serializer=protos_dot_worker__pb2.SetAdaptersRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.SetAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -92,6 +102,22 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Reads an adapter's folder into the worker's memory. No request can have it before `SetAdapters` lists it.
+        PERMISSION_DENIED for a folder that callers may not name, INVALID_ARGUMENT for one that does not fit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetAdapters(self, request, context):
+        """Takes a roster: the worker loads what it lacks of it and unloads all else, whose requests go on to their ends.
+        FAILED_PRECONDITION for a roster that is older than the worker's own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +140,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.FlushCache,
                     request_deserializer=protos_dot_worker__pb2.FlushCacheRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.FlushCacheResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_worker__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'SetAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAdapters,
+                    request_deserializer=protos_dot_worker__pb2.SetAdaptersRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.SetAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +261,60 @@ class WorkerService:
             '/eyas.internal.v1.WorkerService/FlushCache',
             protos_dot_worker__pb2.FlushCacheRequest.SerializeToString,
             protos_dot_worker__pb2.FlushCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.internal.v1.WorkerService/LoadAdapter',
+            protos_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+            protos_dot_worker__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.internal.v1.WorkerService/SetAdapters',
+            protos_dot_worker__pb2.SetAdaptersRequest.SerializeToString,
+            protos_dot_worker__pb2.SetAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

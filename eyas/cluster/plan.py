@@ -18,6 +18,7 @@ from typing import Any
 from eyas.common.cluster.names import CLUSTER
 from eyas.common.config import (
     RESERVE_BYTES,
+    AdapterConfig,
     EngineConfig,
     GatewayConfig,
     ServeConfig,
@@ -132,7 +133,12 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: HostResources) -> C
     registry = "static:" + ",".join(worker.address for worker in workers.values())
     tls_dir = config.gateway.tls_dir  # one folder serves all: certificates have no addresses in them
     workers = {
-        name: dataclasses.replace(worker, registry=registry, tls_dir=tls_dir)
+        name: dataclasses.replace(
+            worker,
+            registry=registry,
+            tls_dir=tls_dir,
+            adapters=config.adapters if worker.engine.max_loras else AdapterConfig(),
+        )
         for name, worker in workers.items()
     }
     layout = "auto" if config.layout == "auto" else "static"
@@ -174,8 +180,9 @@ _OF_DRAFT_WORKERS: dict[str, Any] = {
     "disk_cache_dir": None,
     "kv_store": None,
     "dp_attention": 1,
+    "max_loras": 0,
 }
-"""They have no prefix cache, and no attention ranks."""
+"""They have no prefix cache, no attention ranks, and no adapters: what they draft, others verify."""
 
 
 def _check_host_caches(requested: list[float], memory: MemoryBudget | None) -> None:
@@ -242,6 +249,10 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         flags["tls-dir"] = worker.tls_dir
     if worker.advertise:
         flags["advertise"] = worker.advertise
+    if worker.adapters.loras:
+        flags["lora"] = tuple(f"{name}={folder}" for name, folder in worker.adapters.loras)
+    if worker.adapters.dirs:
+        flags["lora-dir"] = worker.adapters.dirs
     return ("worker", *_command_line(flags), "--supervised")
 
 
@@ -298,6 +309,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         flags["context-length"] = engine.context_length
     if engine.uniform_experts:
         flags["uniform-experts"] = True
+    if engine.max_loras:
+        flags |= {"max-loras": engine.max_loras, "max-lora-rank": engine.max_lora_rank}
     return flags
 
 

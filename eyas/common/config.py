@@ -373,6 +373,18 @@ class KvEventsConfig:
     topic: str | None = None
 
 
+LORA_SLOTS = 8
+"""Adapters that a step mixes, where some are loaded or may be and no flag says how many."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The adapters that a worker begins with, and where others may come from."""
+
+    loras: tuple[tuple[str, str], ...] = ()  # (name, folder), loaded before it serves
+    dirs: tuple[str, ...] = ()  # folders below which callers may name some; (): they may load none
+
+
 @dataclass(frozen=True)
 class WorkerConfig:
     """One worker: a front (gRPC server) and its engine."""
@@ -389,6 +401,7 @@ class WorkerConfig:
     tls_dir: str | None = None  # its certificate and the cluster's authority; None: services talk in plain
     drain_s: float = 30.0  # seconds for what it has accepted, once it is asked to leave
     events: KvEventsConfig | None = None  # None: it publishes none
+    adapters: AdapterConfig = AdapterConfig()
 
     @property
     def address(self) -> str:
@@ -489,3 +502,4 @@ class ServeConfig:
     decode_tp: int = 1
     workers: int = 1
     gpus: tuple[int, ...] = ()
+    adapters: AdapterConfig = AdapterConfig()

@@ -9,7 +9,7 @@
     │   ├── HeadersTooLarge                             431
     │   └── RequestTimeout                              408   (it did not arrive in time)
     ├── Unauthorized               UNAUTHENTICATED      401
-    ├── Forbidden                  PERMISSION_DENIED    403   (a web page that may not)
+    ├── Forbidden                  PERMISSION_DENIED    403   (a web page, or a folder, that may not)
     ├── NotFound                   NOT_FOUND            404
     │   └── ModelNotFound                               404
     ├── Overloaded                 RESOURCE_EXHAUSTED   429   (Retry-After)
@@ -102,7 +102,7 @@ class Unauthorized(EyasError):
 
 
 class Forbidden(EyasError):
-    """The request may come from another site's web page."""
+    """The request may come from another site's web page, or names a folder that callers may not."""
 
     grpc_status = "PERMISSION_DENIED"
     http_status = 403

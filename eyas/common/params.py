@@ -19,6 +19,8 @@ MAX_BAD_WORD_TOKENS = 64
 INT32_MAX = 2**31 - 1  # the largest whole number on the wire, seeds aside
 MOST_PRIORITY = 100  # and the least is its negative
 MOST_SALT = 256  # characters of a cache_salt
+MOST_ADAPTER_NAME = 256  # characters of an adapter's name,
+ADAPTER_NAME = r"[!-9;-~]+"  # which are printable ASCII, without spaces and colons
 PRIORITY_S = 1.0
 """Seconds of waiting that one unit is worth: so none waits for ever behind those that count more."""
 

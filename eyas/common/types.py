@@ -47,6 +47,30 @@ class Adapter(msgspec.Struct, frozen=True):
     pinned: bool = False
 
 
+class AdapterRoster(msgspec.Struct, frozen=True):
+    """The adapters that every worker of a cluster has loaded, or is to load.
+
+    `revision`: grows with each change; of several workers' rosters the one with the greatest counts.
+    """
+
+    revision: int = 0
+    adapters: tuple[Adapter, ...] = ()
+
+    def named(self, name: str) -> Adapter | None:
+        """The adapter of this name, if there is one."""
+        return next((adapter for adapter in self.adapters if adapter.name == name), None)
+
+    @property
+    def ids(self) -> set[str]:
+        """The ids of all of them."""
+        return {adapter.id for adapter in self.adapters}
+
+    @property
+    def content(self) -> frozenset[tuple[str, str, bool]]:
+        """All that matters of the adapters: the same folder may have other paths on other machines."""
+        return frozenset((adapter.name, adapter.id, adapter.pinned) for adapter in self.adapters)
+
+
 class RequestChoice(msgspec.Struct, frozen=True):
     """One of a request's n continuations; `output_ids` are the tokens it already has."""
 
@@ -293,7 +317,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     bit, else "fast"; "exact_tp2" where two GPUs share the model, whose bits are others. `tokenizer`: a hash
     of its tokenizer's file, by which it follows grammars; "": it has none. `trouble`: what it does without,
     as sentences; "": nothing. `paused`: no step runs there, and requests wait. `released`: memory that it has
-    let go of (`eyas.common.wire.control.MemoryTag`).
+    let go of (`eyas.common.wire.control.MemoryTag`). `adapters`: those that it computes by; None: it can load
+    none. `adapter_slots`: the ids of those on its device now.
     """
 
     worker: str
@@ -320,6 +345,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     trouble: str = ""
     paused: bool = False
     released: tuple[str, ...] = ()
+    adapters: AdapterRoster | None = None
+    adapter_slots: tuple[str, ...] = ()
 
     @property
     def runs_target(self) -> bool:

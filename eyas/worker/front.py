@@ -24,7 +24,7 @@ from decode_svc import servicer as decode
 from draft_svc import servicer as draft
 from eyas.common.cluster.listening import listen
 from eyas.common.config import WorkerConfig
-from eyas.common.errors import ConfigError, Unavailable
+from eyas.common.errors import ConfigError, EyasError, Unavailable
 from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.page_names import CachedPages, CacheNews, PageShape
 from eyas.common.security.tls import service_tls
@@ -49,6 +49,7 @@ from eyas.engine.ipc.messages import (
     ShutdownEngine,
     StepReply,
 )
+from eyas.worker.adapters import WorkerAdapters
 from eyas.worker.kv_events import KvEventPublisher
 from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
@@ -131,6 +132,10 @@ class WorkerFront:
         self._membership = ClusterMembership(config, self.describe, dial)
         self._pulls = KvPuller(self._engine, self._membership.find, dial)
         self._drafts = drafts.DraftStreams(self._engine, dial)
+        self._adapters: WorkerAdapters | None = None
+        if config.engine.max_loras and not config.engine.only_drafts:
+            self._adapters = WorkerAdapters(self._engine, config.adapters)
+        self._beginning: asyncio.Task[None] | None = None  # the adapters of the start are loaded
         figures, self._registry = CollectorRegistry(), CollectorRegistry()
         self._metrics = WorkerMetrics(figures)
         self._registry.register(ModelName(figures, lambda: self.describe().model))
@@ -202,6 +207,8 @@ class WorkerFront:
     async def stop(self) -> None:
         """NOT_SERVING: streams end with UNAVAILABLE, and the engine is told to leave."""
         self._leaving = True
+        if self._beginning is not None:
+            self._beginning.cancel()
         await self._refresh()
         self._send([ShutdownEngine()])
         await self._membership.close()
@@ -217,7 +224,9 @@ class WorkerFront:
         services: list[tuple[str, Any]] = [
             (
                 info.SERVICE,
-                info.InfoServicer(self.describe, self._pulls.probes.probe, self._flush, self._news),
+                info.InfoServicer(
+                    self.describe, self._pulls.probes.probe, self._flush, self._news, self._adapters
+                ),
             )
         ]
         if not self._config.engine.only_drafts:
@@ -276,6 +285,8 @@ class WorkerFront:
             trouble=self._load.host.trouble,
             paused=self._load.paused,
             released=self._load.released,
+            adapters=None if self._adapters is None else self._adapters.roster,
+            adapter_slots=self._load.adapters.slots,
         )
 
     def _send(self, commands: Sequence[Command]) -> None:
@@ -333,7 +344,10 @@ class WorkerFront:
         silence = f"its engine made no progress for {self._liveness.stall_s:.1f} s"
         reason = silence if self._stalled else "it is leaving"
         _log.log(logging.WARNING if self._stalled else logging.INFO, "not serving: %s", reason)
-        self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
+        error = Unavailable(f"worker {self._address} stopped serving: {reason}")
+        self._engine.fail(error)
+        if self._adapters is not None:
+            self._adapters.fail(error)
 
     def _defer(self, lagging: bool) -> None:
         """Refuses new requests while the engine is late, and leaves those alone that it has."""
@@ -350,8 +364,23 @@ class WorkerFront:
     # --- events -----------------------------------------------------------------------------------------
 
     def _on_ready(self, ready: EngineReady) -> None:
-        self._engine.ready = ready
         self._liveness.loaded(ready.slowest_step_s, time.monotonic())
+        if self._adapters is None:
+            self._begin(ready)
+        else:
+            self._beginning = asyncio.create_task(self._begin_with(self._adapters, ready), name="adapters")
+
+    async def _begin_with(self, adapters: WorkerAdapters, ready: EngineReady) -> None:
+        """Serves once the adapters of the start are loaded; where one cannot be, the worker ends."""
+        try:
+            await adapters.begin()
+        except EyasError as error:
+            self._on_stopped(EngineStopped(WireFailure.of(error)))
+        else:
+            self._begin(ready)
+
+    def _begin(self, ready: EngineReady) -> None:
+        self._engine.ready = ready
         self._metrics.pages.set(ready.pages_total)
         self._metrics.synthetic.set(ready.synthetic)
         if self._events is not None:

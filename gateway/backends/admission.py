@@ -22,6 +22,8 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import (
     EXACT,
     FAST,
+    Adapter,
+    AdapterRoster,
     GenerationRequest,
     PromptIds,
     RequestChoice,
@@ -29,9 +31,12 @@ from eyas.common.types import (
     Role,
     WorkerInfo,
 )
+from gateway.backends.base import GenerationBackend
 from gateway.http.long_ids import all_below
 
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
+
+MOST_NAMED = 20  # of the names that a refusal lists
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class ServedModel:
     `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `arithmetic`: as in
     `WorkerInfo` if it is the same of all; else "fast". `sampling` holds the model's own
     defaults of sampling parameters. `seed`: what the seeds of requests that give none are made of; None: they
-    are random. Lengths are in tokens.
+    are random. `adapters`: those that requests may have; `adapter`: the id of the one of this request; "":
+    none. Lengths are in tokens.
     """
 
     id: str
@@ -85,6 +91,8 @@ class ServedModel:
     arithmetic: str = FAST
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int | None = None
+    adapters: AdapterRoster = AdapterRoster()
+    adapter: str = ""
 
     def params(self, **requested: Any) -> SamplingParams:
         """Returns the requested sampling parameters; the model's defaults fill the rest."""
@@ -108,8 +116,12 @@ def arithmetic_of(workers: Iterable[WorkerInfo]) -> str:
     return kinds.pop() if len(kinds) == 1 else FAST
 
 
-def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> ServedModel:
-    """The model behind this gateway, also while it sleeps. Raises Unavailable if no worker has it."""
+def served_model(
+    config: GatewayConfig, workers: Sequence[WorkerInfo], adapters: AdapterRoster | None = None
+) -> ServedModel:
+    """The model behind this gateway, with its adapters, also while it sleeps. Raises Unavailable if no worker
+    has it.
+    """
     targets = [worker for worker in workers if (worker.serving or worker.released) and worker.runs_target]
     if not targets:
         raise Unavailable("no worker is serving the model")
@@ -122,23 +134,56 @@ def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> Served
         arithmetic=arithmetic_of(targets),
         sampling=config.sampling,
         seed=config.seed,
+        adapters=adapters or AdapterRoster(),
     )
 
 
-def check_model(config: GatewayConfig, name: str) -> None:
-    """Raises ModelNotFound unless `name` is the model served here."""
-    if name not in config.names:
-        has = " and ".join(map(repr, config.names))
-        raise ModelNotFound(f"the model {name[:200]!r} does not exist: this server has {has}", param="model")
+async def serving(config: GatewayConfig, backend: GenerationBackend, *names: str) -> ServedModel:
+    """The model behind this gateway, with its adapters. A name that neither has is looked for on all workers:
+    another gateway may have loaded its adapter just now.
 
-
-def called(model: ServedModel, config: GatewayConfig, name: str) -> ServedModel:
-    """The model by the name that a caller gave it, which its answer repeats.
-
-    Raises ModelNotFound unless it is one of the model's names.
+    Raises Unavailable if no worker serves it.
     """
-    check_model(config, name)
-    return model if name == model.id else dataclasses.replace(model, id=name)
+    control = backend.adapters
+    if any(name and not _has(config, control.roster, name) for name in names):
+        await control.look()
+    return served_model(config, await backend.models(), control.roster)
+
+
+def called(
+    model: ServedModel, config: GatewayConfig, name: str, adapter: str = "", field: str = "lora_path"
+) -> ServedModel:
+    """The model, or one of its adapters, by the name that a caller gave it, which its answer repeats.
+
+    An adapter is named as the model, or after it and a colon, or apart: as `adapter`, in `field`. Raises
+    ModelNotFound for a name that neither the model nor an adapter has, and InvalidRequest for two adapters.
+    """
+    for given, where in ((name, "model"), (adapter, field)):
+        if given and not _has(config, model.adapters, given):
+            names = [*config.names, *(one.name for one in model.adapters.adapters)]
+            more = " and others" if len(names) > MOST_NAMED else ""
+            has = " and ".join(map(repr, names[:MOST_NAMED])) + more
+            raise ModelNotFound(
+                f"the model {given[:200]!r} does not exist: this server has {has}", param=where
+            )
+    chosen = _adapter(config, model.adapters, name)
+    apart = _adapter(config, model.adapters, adapter)
+    if chosen is not None and apart not in (None, chosen):
+        raise InvalidRequest(f"{field} names another adapter than model", param=field)
+    chosen = chosen or apart
+    if name == model.id and chosen is None:
+        return model
+    return dataclasses.replace(model, id=name, adapter="" if chosen is None else chosen.id)
+
+
+def _has(config: GatewayConfig, adapters: AdapterRoster, name: str) -> bool:
+    return name in config.names or _adapter(config, adapters, name) is not None
+
+
+def _adapter(config: GatewayConfig, adapters: AdapterRoster, name: str) -> Adapter | None:
+    """The adapter of this name, alone or after the model's; None: there is none."""
+    base, _, after = name.partition(":")
+    return adapters.named(name) or (adapters.named(after) if base in config.names else None)
 
 
 def admit(
@@ -180,7 +225,8 @@ def admit(
         predicted=_predicted(model, options, len(prompt_ids)),
         priority=options.priority,
         session=options.session,
-        salt=salt_of(options.cache_salt),
+        salt=salt_of(options.cache_salt, model.adapter),
+        adapter=model.adapter,
         request_id=request_id.get(),
         traceparent=traceparent.get(),
     )

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
-from eyas.common.types import GenerationRequest, TokenEntry, WorkerInfo
+from eyas.common.types import Adapter, AdapterRoster, GenerationRequest, TokenEntry, WorkerInfo
 from eyas.common.wire.control import ControlCommand, ControlOutcome
 from gateway.routing.router import RouterCandidate
 
@@ -107,6 +107,32 @@ class WatchedStream(GenerationStream):
         await self._stream.aclose()
 
 
+class AdapterControl(Protocol):
+    """The adapters of the served model. `roster`: those that requests may have, as last heard of."""
+
+    roster: AdapterRoster
+
+    async def look(self) -> None:
+        """Makes `roster` that of now: another gateway may have changed it."""
+        ...
+
+    async def load(self, adapter: Adapter, *, replace: bool) -> Adapter:
+        """Loads an adapter on all workers, or on none, and returns it with its id and rank.
+
+        `replace`: one of its name may be loaded, and leaves. Raises InvalidRequest for a name that is taken
+        otherwise, what a worker says is wrong with the folder, and Unavailable where none serves.
+        """
+        ...
+
+    async def unload(self, name: str, id: str = "") -> Adapter:
+        """Unloads an adapter on all workers: its requests go on to their ends, and no new one is taken.
+
+        `id`: what it must have; "": any. Raises ModelNotFound for a name that none has, InvalidRequest for
+        another id.
+        """
+        ...
+
+
 class GenerationBackend(Protocol):
     """Turns requests into tokens: the cluster, or a script in a test."""
 
@@ -141,6 +167,11 @@ class GenerationBackend(Protocol):
         """Has every worker carry the command out; what each did. Raises what keeps one of them from it."""
         ...
 
+    @property
+    def adapters(self) -> AdapterControl:
+        """The adapters that requests may have, and how they come and go."""
+        ...
+
 
 class PassingBackend(GenerationBackend):
     """Passes everything to the backend behind it: what stands before a backend says only what it changes."""
@@ -165,3 +196,7 @@ class PassingBackend(GenerationBackend):
 
     async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
         return await self._backend.control(command)
+
+    @property
+    def adapters(self) -> AdapterControl:
+        return self._backend.adapters

@@ -23,6 +23,7 @@ from eyas.common.errors import (
     EyasError,
     InvalidRequest,
     LogitsNotFinite,
+    NotFound,
     Unavailable,
 )
 from eyas.common.types import (
@@ -43,7 +44,7 @@ from eyas.common.wire.message import (
     RequestRejected,
 )
 from gateway.backends.admission import is_synthetic
-from gateway.backends.base import BackendHealth, GenerationBackend, GenerationStream, Lanes
+from gateway.backends.base import AdapterControl, BackendHealth, GenerationBackend, GenerationStream, Lanes
 from gateway.backends.delivery import OutputBuffer, first_entry
 from gateway.backends.legs import DecodeLeg, LegDraining, LegEnded, LegEvent, LegOwner, PrefillLeg
 from gateway.backends.retries import RetryState
@@ -95,6 +96,10 @@ class ClusterBackend(GenerationBackend):
     async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
         return await self._cluster.control(command)
 
+    @property
+    def adapters(self) -> AdapterControl:
+        return self._cluster.adapters
+
 
 class ClusterGeneration(GenerationStream, LegOwner):
     """One request. Its legs report to it; its reader iterates, cancels and closes it.
@@ -108,7 +113,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._layout = layout
         self._route: RequestRoute | None = None
         self._request = request
-        self._prefix = PromptPages(request.prompt_ids, request.session, request.salt)
+        self._prefix = PromptPages(request.prompt_ids, request.session, request.salt, request.adapter)
         self._search = WorkerSearch(
             cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over
         )
@@ -205,9 +210,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
         if isinstance(leg, DecodeLeg) and leg is self._decode:
             await self._hear_decode(leg, event)
         elif isinstance(leg, PrefillLeg) and leg is self._prefill:
-            self._hear_prefill(leg, event)
+            await self._hear_prefill(leg, event)
 
-    def _hear_prefill(self, leg: PrefillLeg, event: LegEvent | None) -> None:
+    async def _hear_prefill(self, leg: PrefillLeg, event: LegEvent | None) -> None:
         match event:
             case PrefillStarted():
                 self._attach()
@@ -215,7 +220,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
                 self._first_tokens = tuple(msgspec.structs.replace(first, prompt=None) for first in choices)
                 self._deliver_first(choices, leg.named(timings))
             case LegEnded(error) if leg.handles is None:
-                self._replace_prefill(leg, error)
+                self._replace_prefill(leg, await self._judged(error))
             case LegEnded(InvalidRequest() | LogitsNotFinite() as error):
                 raise error  # no other worker would do better
         # Once prefill has started, only decode decides whether its pages arrive.
@@ -229,9 +234,20 @@ class ClusterGeneration(GenerationStream, LegOwner):
             case LegDraining():
                 await self._move_on(leg)
             case RequestRejected(failure=failure) | RequestFailed(failure=failure):
-                await self._replace_decode(leg, failure.error())
+                await self._replace_decode(leg, await self._judged(failure.error()))
             case LegEnded(error):
                 await self._replace_decode(leg, error)
+
+    async def _judged(self, error: EyasError) -> EyasError:
+        """A worker that lacks the request's adapter may just have begun again: the cluster knows whether
+        it was unloaded.
+        """
+        adapters = self._cluster.adapters
+        if isinstance(error, NotFound) and self._request.adapter:
+            await adapters.look()
+            if self._request.adapter in adapters.roster.ids:
+                return Unavailable(error.message)
+        return error
 
     def _is_admitted(self) -> bool:
         legs = [leg for leg in (self._decode, self._prefill) if leg is not None]

@@ -76,7 +76,7 @@ async def chat_call(
 
     Raises EyasError for what the model cannot do.
     """
-    served = called(served, config, body.model)
+    served = called(served, config, body.model, body.lora_path or "")
     text, prompt = await chat_prompt(model, body.messages, body, special=body.add_special_tokens)
     reading = reading_of(model.dialect, body, body.messages, text)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens

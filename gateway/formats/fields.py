@@ -32,7 +32,15 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.logging import REQUEST_ID
-from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_TOP_LOGPROBS, MOST_PRIORITY, MOST_SALT
+from eyas.common.params import (
+    ADAPTER_NAME,
+    INT32_MAX,
+    MAX_BIASED_TOKENS,
+    MAX_TOP_LOGPROBS,
+    MOST_ADAPTER_NAME,
+    MOST_PRIORITY,
+    MOST_SALT,
+)
 from gateway.http import long_ids
 
 _REFUSED = "refused"
@@ -323,6 +331,8 @@ TokenId = Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY), WHOLE]
 CacheSalt = Annotated[str, Field(max_length=MOST_SALT)]
+AdapterName = Annotated[str, Field(max_length=MOST_ADAPTER_NAME)]
+NewAdapterName = Annotated[str, Field(max_length=MOST_ADAPTER_NAME, pattern=f"^{ADAPTER_NAME}$")]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE]
 AtLeastOne = Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE]
 AtLeastTwo = Annotated[int, Field(ge=2, le=INT32_MAX), WHOLE]

@@ -108,7 +108,7 @@ async def text_call(
     config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody
 ) -> ApiCall:
     """The call of text completions. Raises EyasError for what the model cannot do."""
-    model = called(model, config, body.model)
+    model = called(model, config, body.model, body.lora_path or "")
     options = await generation_options(model, tokenizer, body, body.max_tokens)
     options = dataclasses.replace(options, default_max_tokens=COMPLETION_MAX_TOKENS)
     drawn = body.drawn

@@ -24,6 +24,7 @@ from eyas.common.params import MAX_STOP_TOKEN_IDS
 from gateway.formats import unsupported
 from gateway.formats.chat_fields import ChatMessage, Content, TextPart
 from gateway.formats.fields import (
+    AdapterName,
     AtLeastOne,
     AtLeastTwo,
     BadWord,
@@ -33,6 +34,7 @@ from gateway.formats.fields import (
     Count,
     FromMinusOne,
     LastTokens,
+    NewAdapterName,
     Priority,
     Prompts,
     RequestBody,
@@ -170,7 +172,9 @@ class GenerationBody(GuidedFields, SamplingFields):
     endpoint: ClassVar[str]
 
     model: str
-    """The id of the served model."""
+    """The id of the served model, or the name of one of its adapters."""
+    lora_path: AdapterName | None = None
+    """The name of an adapter, where `model` names the model itself."""
     stream: bool = False
     """Answers as server-sent events, as tokens come."""
     stream_options: StreamOptions | None = None
@@ -364,6 +368,28 @@ class TokenizeBody(TemplateFields):
         if (self.prompt is None) == (self.messages is None):
             refuse("prompt", "must be given, or messages, and not both")
         return self
+
+
+class LoadAdapterBody(RequestBody):
+    """The body of /v1/load_lora_adapter."""
+
+    lora_name: NewAdapterName
+    """The name by which requests choose it, as their `model`: printable, without spaces or colons."""
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Its folder on every worker's machine, as PEFT writes one: in a folder of `--lora-dir`."""
+    pinned: bool = False
+    """It stays on the device, however seldom it is asked for."""
+    load_inplace: bool = False
+    """It takes the place of one that has the name already, whose requests go on to their ends."""
+
+
+class UnloadAdapterBody(RequestBody):
+    """The body of /v1/unload_lora_adapter."""
+
+    lora_name: AdapterName
+    """The name of an adapter."""
+    lora_id: str | None = None
+    """The id that it must have, if given."""
 
 
 class AbortBody(RequestBody):

@@ -19,12 +19,13 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from eyas.common.config import GatewayConfig
 from eyas.common.types import FinishCause
-from gateway.backends.admission import GenerationOptions, ServedModel, admit, check_model
+from gateway.backends.admission import GenerationOptions, ServedModel, admit, called
 from gateway.backends.answer import CallAnswer
 from gateway.formats import unsupported
 from gateway.formats.fields import (
     MAX_PROMPTS,
     WHOLE,
+    AdapterName,
     CacheSalt,
     Choices,
     Count,
@@ -145,7 +146,9 @@ class GenerateBody(RequestBody):
     rid: Rids | None = None
     """Names the prompts in the answers' `meta_info.id`: one name each, of printable ASCII."""
     model: str | None = None
-    """The id of the served model, if given."""
+    """The id of the served model, or the name of one of its adapters, if given."""
+    lora_path: AdapterName | list[AdapterName | None] | None = None
+    """The name of an adapter, or one for each prompt: null is the model itself."""
     return_logprob: bool = False
     """The answer also tells the log-probability of each token."""
     top_logprobs_num: TopLogprobs = 0
@@ -173,6 +176,8 @@ class GenerateBody(RequestBody):
             refuse("text" if self.input_ids is None else "input_ids", f"has more than {MAX_PROMPTS} prompts")
         if self.rid is not None and len(self.rid) != len(self.prompts):
             refuse("rid", "must name every prompt")
+        if isinstance(self.lora_path, list) and len(self.lora_path) != len(self.prompts):
+            refuse("lora_path", "must have one name for every prompt, or be one for all")
         return self
 
     def take_ids(self, ids: array[int]) -> None:
@@ -184,6 +189,13 @@ class GenerateBody(RequestBody):
         if self.input_ids is None:
             return [self.text] if isinstance(self.text, str) else self.text or []
         return self.input_ids if self._lists_ids else [self.input_ids]  # type: ignore[return-value]
+
+    @property
+    def adapters(self) -> list[str]:
+        """The name of each prompt's adapter; "": none is named."""
+        named = self.lora_path
+        each = named if isinstance(named, list) else [named] * len(self.prompts)
+        return [name or "" for name in each]
 
     @property
     def shape(self) -> ReplyShape:
@@ -203,8 +215,7 @@ async def generate_call(
     config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: GenerateBody
 ) -> ApiCall:
     """The call of the body. Raises EyasError for what the model cannot do."""
-    if body.model is not None:
-        check_model(config, body.model)
+    models = iter([called(model, config, body.model or model.id, name) for name in body.adapters])
     sampling, options, seconds = body.sampling_params, _options(model, body), timeout_s(config, body.timeout)
     names = _OUR_NAMES | ({} if sampling.sampling_seed is None else {"seed": "sampling_seed"})
     source = "text" if body.input_ids is None else "input_ids"
@@ -212,7 +223,7 @@ async def generate_call(
     for prompt in body.prompts:
         ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else settled(prompt)
         with named(names, source):
-            requests.append(admit(model, ids, options, seconds))
+            requests.append(admit(next(models), ids, options, seconds))
     return ApiCall(
         id=requests[0].id,
         created=int(time.time()),

@@ -10,7 +10,7 @@ from gateway.formats.fields import UnsupportedField
 
 _TEXT_ONLY = "the model reads and writes text only"
 _BEAMS = "there is no beam search"
-_LORA = "no adapters are served"
+_LORA = "an adapter is named as the model"
 _SAMPLER = "the sampler takes nothing but the parameters listed"
 _ROUTING = "the gateway alone decides which worker does what"
 _CACHE = "cache_salt keeps cached prefixes apart"
@@ -27,7 +27,6 @@ ANY_ROUTE = {
     "bootstrap_host": UnsupportedField(_ROUTING),
     "bootstrap_port": UnsupportedField(_ROUTING),
     "bootstrap_room": UnsupportedField(_ROUTING),
-    "lora_path": UnsupportedField(_LORA, ("",)),
     "return_hidden_states": UnsupportedField(_INSIDE, (False,)),
     "return_routed_experts": UnsupportedField(_INSIDE, (False,)),
     "session_params": UnsupportedField(_SESSIONS, ({},)),
@@ -66,8 +65,11 @@ CHAT = OPENAI | {
     "web_search_options": UnsupportedField("this server searches nothing"),
 }
 
+BY_MODEL = {"lora_path": UnsupportedField(_LORA, ("",))}
+
 RESPONSES = (
     ANY_ROUTE
+    | BY_MODEL
     | STOP_REGEX
     | {
         "background": UnsupportedField("an answer goes to who asked for it", (False,)),

@@ -23,7 +23,7 @@ from eyas.common.logging import request_id, traceparent
 from eyas.common.security.tls import door_context
 from eyas.common.types import GenerationRequest
 from eyas.common.wire import rpc
-from gateway.backends.admission import ServedModel, admit, answer_limit, called, check_model, served_model
+from gateway.backends.admission import ServedModel, admit, answer_limit, called, serving
 from gateway.backends.base import GenerationBackend, GenerationStream
 from gateway.formats.chat_request import ChatModel, chat_prompt, read_rules, reading_of, with_grammar
 from gateway.grpc import door as grpc_door
@@ -131,11 +131,13 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                 yield response
 
     async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsResponse:
-        """The served model, by all its names. Raises Unavailable while no worker serves it."""
+        """The served model, by all its names, and its adapters. Raises Unavailable while no worker serves."""
         model = await self._served()
         await _begin(model, context)
-        length = model.context_length
+        length, parent = model.context_length, self._config.served_model
         models = [eyas_pb2.ModelInfo(id=name, context_length=length) for name in self._config.names]
+        for adapter in model.adapters.adapters:
+            models.append(eyas_pb2.ModelInfo(id=adapter.name, context_length=length, parent=parent))
         return eyas_pb2.ModelsResponse(models=models)
 
     async def _check(
@@ -145,16 +147,16 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         names the served model, or none.
         """
         if request.model:
-            check_model(self._config, request.model)
+            called(await self._served(request.model), self._config, request.model)
         await self._pace.enter(grpc_door.caller_of(context, self.keys).name, request.ByteSize())
 
-    async def _served(self) -> ServedModel:
-        return served_model(self._config, await self._backend.models())
+    async def _served(self, name: str = "") -> ServedModel:
+        return await serving(self._config, self._backend, name)
 
     async def _run(self, pending: _PendingCall, response: type[Response]) -> AsyncGenerator[Response, None]:
         """Admits the prompt, then yields its deltas and its usage; every way out frees the cluster."""
         began = time.monotonic()
-        model = await self._served()
+        model = await self._served(pending.request.model)
         model = called(model, self._config, pending.request.model or model.id)
         request = await self._admit(model, pending)
         readers = [MessageReader(pending.reading) for _ in request.choices if pending.reading is not None]

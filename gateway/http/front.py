@@ -25,7 +25,7 @@ from starlette.routing import Route
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.logging import request_id
-from gateway.backends.admission import ServedModel, check_model, is_synthetic, served_model
+from gateway.backends.admission import ServedModel, called, is_synthetic, serving
 from gateway.backends.answer import CallAnswer, admitted, joined
 from gateway.backends.base import GenerationBackend
 from gateway.backends.running import CallLifetime, RunningCalls
@@ -42,6 +42,7 @@ from gateway.formats.responses_reply import ResponsesFormat
 from gateway.formats.responses_request import FIELDS, ResponsesBody, as_chat
 from gateway.formats.schema import AbortBody, ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.formats.sglang import GenerateBody, SglangFormat, generate_call
+from gateway.http.adapters import AdapterEndpoints
 from gateway.http.control import ControlEndpoints
 from gateway.http.loads import LoadEndpoints
 from gateway.http.openapi import EVENTS, JSON, Answerer, HttpEndpoint, described
@@ -107,6 +108,7 @@ def create_app(
         *LoadEndpoints(backend, metrics).endpoints(),
         *AdminEndpoints(backend).endpoints(),
         *ControlEndpoints(backend).endpoints(),
+        *AdapterEndpoints(config, backend).endpoints(),
         *ConsoleEndpoints(metrics).endpoints(),
     ]
     endpoints = described([*front.endpoints(), *pages], keys=front.keyed, root=config.root_path)
@@ -224,7 +226,8 @@ class HttpFront:
     async def chat(self, request: Request) -> Response:
         """Answers a chat, as OpenAI's /v1/chat/completions."""
         body = await self._body(ChatBody, request)
-        call = await chat_call(self._config, await self._served(), self._chats, body)
+        served = await self._served(body.model, body.lora_path)
+        call = await chat_call(self._config, served, self._chats, body)
         format = ChatFormat if call.reading is None else MessageFormat
         return self._run(request, call, partial(format, call, self._tokenizer.table))
 
@@ -232,7 +235,8 @@ class HttpFront:
         """Answers the items of a chat, as OpenAI's /v1/responses without a memory."""
         body = await self._body(ResponsesBody, request)
         with named(FIELDS, "input"):
-            call = await chat_call(self._config, await self._served(), self._chats, as_chat(body))
+            served = await self._served(body.model)
+            call = await chat_call(self._config, served, self._chats, as_chat(body))
         if call.logprobs and call.reading is not None:
             raise InvalidRequest("top_logprobs is not told beside tools or reasoning", param="top_logprobs")
         field = call.grammar_field.replace("response_format", "text.format")
@@ -245,14 +249,15 @@ class HttpFront:
         request.state.ignored = [*request.state.ignored, *skipped_tools(body)]
         chat = as_anthropic_chat(body, self._chats.dialect.reads)
         with named(ANTHROPIC_FIELDS, "messages"):
-            call = await chat_call(self._config, await self._served(), self._chats, chat, cut_to_fit=True)
+            served = await self._served(body.model)
+            call = await chat_call(self._config, served, self._chats, chat, cut_to_fit=True)
         call = dataclasses.replace(call, id=f"msg_{call.requests[0].id}")
         return self._run(request, call, partial(AnthropicFormat, call))
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens a chat has, as Anthropic's /v1/messages/count_tokens."""
         body = await self._body(CountBody, request)
-        check_model(self._config, body.model)
+        called(await self._served(body.model), self._config, body.model)
         chat = as_anthropic_chat(body, self._chats.dialect.reads)
         _, ids = await chat_prompt(self._chats, chat.messages, chat)
         return json_response({"input_tokens": len(ids)})
@@ -266,13 +271,15 @@ class HttpFront:
     async def completions(self, request: Request) -> Response:
         """Continues prompts, as OpenAI's /v1/completions."""
         body = await self._body(TextBody, request)
-        call = await text_call(self._config, await self._served(), self._tokenizer, body)
+        served = await self._served(body.model, body.lora_path)
+        call = await text_call(self._config, served, self._tokenizer, body)
         return self._run(request, call, partial(TextFormat, call, self._tokenizer.table))
 
     async def generate(self, request: Request) -> Response:
         """Continues prompts, as SGLang's /generate."""
         body = await self._body(GenerateBody, request)
-        call = await generate_call(self._config, await self._served(), self._tokenizer, body)
+        served = await self._served(body.model, *body.adapters)
+        call = await generate_call(self._config, served, self._tokenizer, body)
         return self._run(request, call, partial(SglangFormat, call, body.shape, self._tokenizer.table))
 
     def _run(
@@ -336,8 +343,9 @@ class HttpFront:
         contexts = [worker.context_length for worker in await self._backend.models() if worker.runs_target]
         return body_limit(max(contexts, default=0))
 
-    async def _served(self) -> ServedModel:
-        return served_model(self._config, await self._backend.models())
+    async def _served(self, *names: str | None) -> ServedModel:
+        """The model with its adapters, of which `names` may name some."""
+        return await serving(self._config, self._backend, *(name or "" for name in names))
 
     # --- tokens --------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 import eyas
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden, InvalidRequest, Unavailable
-from gateway.backends.admission import ServedModel, arithmetic_of, check_model, served_model
+from gateway.backends.admission import ServedModel, arithmetic_of, called, serving
 from gateway.backends.base import GenerationBackend
 from gateway.http.openapi import JSON, HttpEndpoint
 from gateway.observe.metrics import GatewayMetrics
@@ -91,18 +91,19 @@ class ReadEndpoints:
         ]
 
     async def models(self, _: Request) -> Response:
-        """The list of models: the one that is served, by all its names."""
+        """The list of models: the one that is served, by all its names, and its adapters."""
         model = await self._served()
-        return json_response(
-            {"object": "list", "data": [self._describe(model, name) for name in self._config.names]}
-        )
+        names = [*self._config.names, *(adapter.name for adapter in model.adapters.adapters)]
+        return json_response({"object": "list", "data": [self._describe(model, name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """The served model, or, of no name, the list. Raises ModelNotFound for another name."""
         if not request.path_params["name"]:  # /v1/models/: names may hold slashes, so it is no other path
             return await self.models(request)
-        check_model(self._config, request.path_params["name"])
-        return json_response(self._describe(await self._served(), request.path_params["name"]))
+        name = request.path_params["name"]
+        model = await self._served(name)
+        called(model, self._config, name)
+        return json_response(self._describe(model, name))
 
     async def model_info(self, _: Request) -> Response:
         """The served model in SGLang's fields, with the model's own sampling defaults."""
@@ -183,8 +184,8 @@ class ReadEndpoints:
         """The metrics in Prometheus' text format."""
         return Response(await self._metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
-    async def _served(self) -> ServedModel:
-        return served_model(self._config, await self._backend.models())
+    async def _served(self, name: str = "") -> ServedModel:
+        return await serving(self._config, self._backend, name)
 
     def _describe(self, model: ServedModel, name: str) -> dict[str, object]:
         return {
@@ -194,7 +195,15 @@ class ReadEndpoints:
             "owned_by": "eyas",
             "max_model_len": model.context_length,
             **_mark(model),
+            **self._lineage(model, name),
         }
+
+    def _lineage(self, model: ServedModel, name: str) -> dict[str, object]:
+        """The fields of an adapter: the model that it is one of, its content, and its rank."""
+        adapter = model.adapters.named(name)
+        if adapter is None:
+            return {}
+        return {"parent": self._config.served_model, "adapter": adapter.id, "rank": adapter.rank}
 
 
 def json_response(value: object) -> Response:

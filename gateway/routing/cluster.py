@@ -28,10 +28,11 @@ from gateway.backends.retries import RetryBudget
 from gateway.backends.sessions import WorkerSession
 from gateway.limits.queues import ReadQueue
 from gateway.routing import router
+from gateway.routing.adapters import ClusterAdapters
 from gateway.routing.breakers import WorkerBreakers
 from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
 from gateway.routing.prefix_caches import CachedPrefixes, CacheWatch, PrefixIndex, PromptPages
-from gateway.routing.router import RouterCandidate, affinity
+from gateway.routing.router import RouterCandidate, adapter_state, affinity
 
 FOLLOW_S = 0.25
 SENT_S = 10.0
@@ -75,6 +76,7 @@ class Cluster:
         self.retry_budget = RetryBudget(time.monotonic())
         self._holdings = CachedPrefixes()
         self._watch = CacheWatch(self._channels, self._holdings)
+        self.adapters = ClusterAdapters(self._own_workers, self._channels)
         self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
         self._fingerprint = self._arithmetic = ""
         self._synthetic: bool | None = None
@@ -85,6 +87,7 @@ class Cluster:
     async def start(self) -> None:
         """Reads the registry and opens sessions, then keeps doing so until `aclose`."""
         await self._registry.start()
+        self.adapters.follow()
         self._open_sessions()
         self._task = asyncio.create_task(self._follow(), name="cluster")
 
@@ -95,12 +98,16 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         await self._watch.aclose()
+        await self.adapters.aclose()
         await asyncio.gather(*(session.aclose() for session in self._sessions.values()))
         await self._registry.aclose()
         await self._channels.close()
 
     def workers(self) -> list[WorkerInfo]:
         """The workers that may get requests, from the last snapshot."""
+        return [self.adapters.seen(info) for info in self._own_workers()]
+
+    def _own_workers(self) -> list[WorkerInfo]:
         return [info for info in self._registry.workers() if self._is_ours(info)]
 
     def candidates(self, prefix: PromptPages = NONE) -> list[RouterCandidate]:
@@ -114,15 +121,20 @@ class Cluster:
                 cached=self._cached(info, prefix),
                 under_way=self._ledger.now(info.worker),
                 reported=self._ledger.at_report(info),
-                affinity=affinity(prefix.session, info.worker),
+                affinity=affinity(prefix.session or prefix.adapter, info.worker),
                 broken=not self._breakers.of(info.worker, info.epoch).allows(now),
+                adapter=adapter_state(prefix.adapter, info),
             )
             for info in self.workers()
         ]
 
-    def returning(self) -> list[RouterCandidate]:
-        """Workers that are starting or were just lost, as the router will see them once they serve."""
+    def returning(self, prefix: PromptPages = NONE) -> list[RouterCandidate]:
+        """Workers that are starting, were just lost, or do not have the prompt's adapter yet, as the router
+        will see them once they serve it.
+        """
         infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
+        if prefix.adapter in self.adapters.roster.ids:
+            infos += [info for info in self.workers() if adapter_state(prefix.adapter, info) is None]
         return [RouterCandidate(msgspec.structs.replace(info, serving=True)) for info in infos]
 
     def sends(self, worker: str, prompt: int, prefix: PromptPages) -> int:
@@ -274,6 +286,7 @@ class Cluster:
         while True:
             await asyncio.sleep(FOLLOW_S)
             self._open_sessions()
+            self.adapters.follow()
             for info in self.workers():
                 self._ledger.at_report(info)  # notes what is under way at each new report
             await self._retire(time.monotonic())
@@ -299,6 +312,7 @@ class Cluster:
                 del self._known_at[worker]
                 self._ledger.forget(worker)
                 self._breakers.forget(worker)
+                self.adapters.forget(worker)
                 if session := self._sessions.pop(worker, None):
                     await session.aclose()
                 await self._channels.drop(worker)
@@ -350,7 +364,7 @@ class WorkerSearch:
             if sleep := router.asleep(workers):
                 raise Unavailable(sleep)
             self.lacks = router.missing(workers)
-            if choose([*workers, *self._cluster.returning()]) is not None:
+            if choose([*workers, *self._cluster.returning(self._prefix)]) is not None:
                 expected_at = self._clock()
             elif self._clock() - expected_at >= PATIENCE_S:
                 raise Unavailable(f"no worker can serve the request: {self.lacks}")

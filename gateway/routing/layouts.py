@@ -198,7 +198,7 @@ def place_of(worker: RouterCandidate, preference: AdmissionPreference) -> Worker
         worker=info.worker,
         sequences=now.sequences + max(backlog.decoding - then.sequences, 0),
         context=now.context + max(backlog.context - then.context, 0),
-        queued=now.queued + max(backlog.queued - then.queued, 0),
+        queued=now.queued + max(backlog.queued - then.queued, 0) + worker.slot_tokens,
         prompt_share=backlog.prompt_share,
         prefill_room=max(backlog.prefill_room - since, 0) if worker.can(Role.PREFILL) else 0,
         decode_room=max(backlog.decode_room - since, 0) if decodes else 0,

@@ -32,11 +32,19 @@ AGAIN_S = 1.0  # from the end of a stream to the next
 class PromptPages:
     """A prompt's pages by name, made once per shape of pages, and its blocks.
 
-    `session`: the conversation's name, if it has one. `salt`: of the names.
+    `session`: the conversation's name, if it has one. `salt`: of the names. `adapter`: the id of the one that
+    computes it.
     """
 
-    def __init__(self, prompt_ids: Sequence[int] = (), session: str = "", salt: bytes = b"") -> None:
+    def __init__(
+        self,
+        prompt_ids: Sequence[int] = (),
+        session: str = "",
+        salt: bytes = b"",
+        adapter: str = "",
+    ) -> None:
         self.session = session
+        self.adapter = adapter
         self._salt = salt
         self._ids = packed(prompt_ids)
         self._names: dict[PageShape, PageNames] = {}

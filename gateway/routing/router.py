@@ -18,6 +18,22 @@ CROWD = 4
 """A worker with more sequences than twice the idlest one's plus this is avoided, cached prefix or not."""
 
 
+SLOT_TOKENS = 256
+"""An adapter that has to come to the device first counts as so many tokens of a prompt."""
+
+
+def adapter_state(adapter: str, info: WorkerInfo) -> bool | None:
+    """Whether the adapter of this id is on the worker's device; None: the worker does not have it at all.
+
+    "" is the base model, which is everywhere.
+    """
+    if not adapter:
+        return True
+    if info.adapters is None or all(one.id != adapter for one in info.adapters.adapters):
+        return None
+    return adapter in info.adapter_slots
+
+
 @dataclass(frozen=True)
 class RouterCandidate:
     """A worker as the router sees it, for one prompt.
@@ -27,7 +43,7 @@ class RouterCandidate:
     Session is open (decode needs one, prefill does not). `cached`: how many ids at the start of the prompt
     its cache should hold. `under_way`: all that `in_flight` sums up; `reported`: as it was at the worker's
     last report. `affinity`: 0 to 1, the greatest at the home of the request's conversation. `broken`: it
-    fails what it is sent.
+    fails what it is sent. `adapter`: as `adapter_state` says of the request's.
     """
 
     info: WorkerInfo
@@ -38,12 +54,18 @@ class RouterCandidate:
     reported: UnderWay = UnderWay()
     affinity: float = 0.0
     broken: bool = False
+    adapter: bool | None = True
 
     @property
     def ahead(self) -> int:
         """Prompt tokens to compute there before this prompt's own are done, less those that it holds."""
         others = self.info.backlog.queued - self.reported.queued
-        return self.under_way.queued + max(others, 0) - self.cached
+        return self.under_way.queued + max(others, 0) + self.slot_tokens - self.cached
+
+    @property
+    def slot_tokens(self) -> int:
+        """Prompt tokens that the request's adapter costs there."""
+        return 0 if self.adapter else SLOT_TOKENS
 
     @property
     def sequences(self) -> int:
@@ -57,8 +79,9 @@ class RouterCandidate:
         return self.sequences, self.info.pages_used / max(self.info.pages_total, 1)
 
     def can(self, role: Role) -> bool:
-        """Whether it serves now and has the role."""
-        return self.info.serving and role in self.info.roles
+        """Whether it serves now and has the role; of the target model: and the request's adapter."""
+        able = self.adapter is not None or role is Role.DRAFT
+        return able and self.info.serving and role in self.info.roles
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import os
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,6 +35,13 @@ from eyas.common.types import (
     TokenEntry,
 )
 from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
+from eyas.engine.ipc.adapter_messages import (
+    AdapterCounts,
+    AdapterLoaded,
+    AdapterUnloaded,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
     AttachKv,
@@ -93,6 +102,7 @@ class Traits:
     layout_hashes: dict[str, str] = field(default_factory=lambda: {"target": "t", "draft": "d"})
     page_size: int = 16
     lease_valid: bool = True
+    epoch: int = 5
     offered_epoch: int = 5
     synthetic: bool = False
     arithmetic: str = "fast"
@@ -113,6 +123,7 @@ class FakeEngine:
         self._attempts: dict[str, int] = {}
         self._pulls: dict[int, str] = {}
         self._first: dict[int, tuple[FirstToken, ...]] = {}
+        self.adapters: set[str] = set()
 
     def run(self) -> None:
         self._link.send([self._ready()])
@@ -131,7 +142,8 @@ class FakeEngine:
             progress += 1
             busy = bool(self._at)
             load = EngineLoad(progress, busy, len(self._at), len(self._jobs), 2 * len(self._at))
-            events.append(msgspec.structs.replace(load, heard=len(self.heard)))
+            slots = AdapterCounts(tuple(sorted(self.adapters)[:1]))  # there is room for one
+            events.append(msgspec.structs.replace(load, heard=len(self.heard), adapters=slots))
             self._link.send(events)
         self._link.send([EngineStopped()])
 
@@ -142,7 +154,7 @@ class FakeEngine:
         geometry = PoolGeometry(8, self.traits.page_size, layers=1, kv_heads=1, head_dim=4, dtype="float32")
         rank = RankPool(0, 0, {"grpc": {}})
         return EngineReady(
-            epoch=5,
+            epoch=self.traits.epoch,
             model="fake",
             fingerprint=self.traits.fingerprint,
             draft_fingerprint=self.traits.draft_fingerprint,
@@ -168,6 +180,16 @@ class FakeEngine:
                 request.prompt_ids[0] == REFUSE
             ):
                 return [RequestRejected(request.id, attempt, WireFailure("overloaded", "the queue is full"))]
+            case SubmitGeneration(request, attempt) | PrefillPrompt(request, attempt) if (
+                request.adapter and request.adapter not in self.adapters
+            ):
+                failure = WireFailure("model_not_found", f"the adapter {request.adapter} is not loaded")
+                return [RequestRejected(request.id, attempt, failure)]
+            case LoadAdapter(call, path, _, id):
+                return [self._load(call, Path(path) / "adapter_config.json", id)]
+            case UnloadAdapter(call, id):
+                self.adapters.discard(id)
+                return [AdapterUnloaded(call)]
             case SubmitGeneration(request, attempt, attach):
                 self._jobs[request.id], self._attempts[request.id] = command, attempt
                 if not attach:
@@ -197,6 +219,15 @@ class FakeEngine:
             case DraftUp(peer=peer):
                 return [DraftDown(tuple(_proposal(c) for c in command.commits), peer=peer)]
         return []
+
+    def _load(self, call: int, file: Path, wanted: str) -> AdapterLoaded:
+        """An adapter's file is its content, and one that says "bad" is refused."""
+        text = file.read_text() if file.exists() else "bad"
+        id = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        if text == "bad" or wanted not in ("", id):
+            return AdapterLoaded(call, failure=WireFailure("invalid_request", f"it is {text}", "lora_path"))
+        self.adapters.add(id)
+        return AdapterLoaded(call, id, rank=8, host_bytes=len(text))
 
     def _prefill(self, request: GenerationRequest, attempt: int) -> list[Event]:
         events: list[Event] = [RequestAdmitted(request.id, attempt)]
@@ -298,9 +329,10 @@ class FakeWorker:
         self,
         roles: tuple[Role, ...],
         traits: Traits | None = None,
+        max_loras: int = 0,
         **changes: Any,
     ) -> None:
-        self._config = WorkerConfig(engine=EngineConfig(roles=roles), **changes)
+        self._config = WorkerConfig(engine=EngineConfig(roles=roles, max_loras=max_loras), **changes)
         self._traits = traits or Traits()
 
     async def start(self) -> FakeWorker:

@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from eyas.common.config import NANO
-from eyas.common.errors import EyasError
+from eyas.common.errors import EyasError, ModelNotFound
 from eyas.common.types import (
+    Adapter,
+    AdapterRoster,
     EngineTimings,
     FinishCause,
     GenerationRequest,
@@ -61,6 +63,34 @@ async def first(stream: Any, count: int) -> list[TokenEntry]:
 
 
 @dataclass
+class ScriptedAdapters:
+    """Adapters that are there at once. `looks`: how often it was asked for those of now."""
+
+    roster: AdapterRoster = AdapterRoster()
+    coming: AdapterRoster | None = None  # what the next look finds
+    looks: int = 0
+    loads: list[tuple[Adapter, bool]] = field(default_factory=list)
+
+    async def look(self) -> None:
+        self.looks += 1
+        self.roster, self.coming = self.coming or self.roster, None
+
+    async def load(self, adapter: Adapter, *, replace: bool) -> Adapter:
+        self.loads.append((adapter, replace))
+        loaded = msgspec.structs.replace(adapter, id=f"{len(self.loads):016x}", rank=4)
+        self.roster = AdapterRoster(self.roster.revision + 1, (*self.roster.adapters, loaded))
+        return loaded
+
+    async def unload(self, name: str, id: str = "") -> Adapter:
+        adapter = self.roster.named(name)
+        if adapter is None:
+            raise ModelNotFound(f"the adapter {name!r} is not loaded", param="lora_name")
+        others = tuple(one for one in self.roster.adapters if one is not adapter)
+        self.roster = AdapterRoster(self.roster.revision + 1, others)
+        return adapter
+
+
+@dataclass
 class ScriptedBackend:
     """`says(request, choice)` is the text of a choice; it is told in steps of `stride` tokens, then EOS."""
 
@@ -78,6 +108,7 @@ class ScriptedBackend:
     requests: list[GenerationRequest] = field(default_factory=list)
     flushes: list[float] = field(default_factory=list)  # how long each would wait
     streams: list[ScriptedStream] = field(default_factory=list)
+    adapters: ScriptedAdapters = field(default_factory=ScriptedAdapters)
 
     async def start(self, request: GenerationRequest) -> ScriptedStream:
         self.requests.append(request)

@@ -125,7 +125,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/chat/completions", {"best_of": True}, "best_of", "ask for n"),
     ("/v1/completions", {"suffix": "x"}, "suffix", "does not fill gaps"),
     ("/v1/completions", {"prompt_logprobs": 1}, "prompt_logprobs", "echo and logprobs"),
-    ("/v1/completions", {"lora_path": "a"}, "lora_path", "adapters"),
+    ("/generate", {"lora_id": "a"}, "lora_id", "named as the model"),
     ("/generate", {"return_hidden_states": True}, "return_hidden_states", "not told"),
     ("/generate", {"image_data": "http://x"}, "image_data", "text only"),
     ("/generate", {"sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex", "plain text"),

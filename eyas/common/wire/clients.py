@@ -14,7 +14,7 @@ import msgspec
 
 from eyas.common.errors import Unavailable
 from eyas.common.page_names import CacheNews
-from eyas.common.types import FirstToken, GenerationRequest, KvHandle, WorkerInfo
+from eyas.common.types import Adapter, AdapterRoster, FirstToken, GenerationRequest, KvHandle, WorkerInfo
 from eyas.common.wire import convert, rpc
 from eyas.common.wire.convert_step import step_from_pb
 from eyas.common.wire.links import PageLink, link_from_pb
@@ -39,6 +39,8 @@ from protos import (
 )
 
 FLUSH_S = 15.0  # for a flush beyond its wait: an engine may be in the middle of a long step
+
+ADAPTER_S = 120.0  # for an adapter to be read
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -236,3 +238,28 @@ class InfoClient:
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         return int(reply.pages)
+
+    async def load_adapter(self, adapter: Adapter) -> Adapter:
+        """Has the worker read an adapter, which no request can have before `set_adapters`.
+
+        Returns it with its id and rank. Raises EyasError: what is wrong with it; Unavailable,
+        DeadlineExceeded.
+        """
+        try:
+            request = worker_pb2.LoadAdapterRequest(adapter=convert.adapter_to_pb(adapter))
+            reply = await self._stub.LoadAdapter(request, timeout=ADAPTER_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        return convert.adapter_from_pb(reply.adapter)
+
+    async def set_adapters(self, roster: AdapterRoster) -> None:
+        """Has the worker load all of the roster and nothing else.
+
+        Raises EyasError: Busy if the worker has a newer one, what is wrong with an adapter that it lacks;
+        Unavailable, DeadlineExceeded.
+        """
+        try:
+            request = worker_pb2.SetAdaptersRequest(adapters=convert.roster_to_pb(roster))
+            await self._stub.SetAdapters(request, timeout=ADAPTER_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error

@@ -20,6 +20,8 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepPace, StepRates, StepTimes
 from eyas.common.types import (
     FAST,
+    Adapter,
+    AdapterRoster,
     EngineTimings,
     FinishCause,
     FirstToken,
@@ -354,6 +356,8 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
         trouble=info.trouble,
         paused=info.paused,
         released=info.released,
+        adapters=None if info.adapters is None else roster_to_pb(info.adapters),
+        adapter_slots=info.adapter_slots,
     )
 
 
@@ -387,7 +391,29 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
         trouble=pb.trouble,
         paused=pb.paused,
         released=tuple(pb.released),
+        adapters=roster_from_pb(pb.adapters) if pb.HasField("adapters") else None,
+        adapter_slots=tuple(pb.adapter_slots),
     )
+
+
+def adapter_to_pb(adapter: Adapter) -> worker_pb2.Adapter:
+    """Every field."""
+    return worker_pb2.Adapter(**msgspec.structs.asdict(adapter))
+
+
+def adapter_from_pb(pb: worker_pb2.Adapter) -> Adapter:
+    """Every field."""
+    return Adapter(name=pb.name, path=pb.path, id=pb.id, rank=pb.rank, pinned=pb.pinned)
+
+
+def roster_to_pb(roster: AdapterRoster) -> worker_pb2.AdapterRoster:
+    """The roster with all its adapters."""
+    return worker_pb2.AdapterRoster(revision=roster.revision, adapters=map(adapter_to_pb, roster.adapters))
+
+
+def roster_from_pb(pb: worker_pb2.AdapterRoster) -> AdapterRoster:
+    """The roster with all its adapters."""
+    return AdapterRoster(pb.revision, tuple(map(adapter_from_pb, pb.adapters)))
 
 
 def news_to_pb(news: CacheNews) -> worker_pb2.CachedResponse:

@@ -1,0 +1,155 @@
+"""A worker's adapters: those of its start, and those that gateways have it load.
+
+A gateway has every worker of a cluster read an adapter first, and lists it once all have: so either all have
+it or none. The engine knows adapters by their ids; names, and which ones are listed, are known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from eyas.common.config import AdapterConfig
+from eyas.common.errors import Busy, ConfigError, DeadlineExceeded, EyasError, Forbidden, NotFound
+from eyas.common.types import Adapter, AdapterRoster
+from eyas.common.wire.clients import ADAPTER_S
+from eyas.common.wire.info import AdapterHost
+from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, UnloadAdapter
+from eyas.engine.ipc.client import EngineClient
+
+_Answer = AdapterLoaded | AdapterUnloaded
+_log = logging.getLogger("eyas.front")
+
+
+class WorkerAdapters(AdapterHost):
+    """`begin` loads those of the start; `load` and `set` are a gateway's. One of them runs at a time.
+
+    `roster`: what requests may have. `fail` ends what runs.
+    """
+
+    def __init__(self, engine: EngineClient, config: AdapterConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self.roster = AdapterRoster()
+        self._loaded: dict[str, Adapter] = {}  # by id, listed or not
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[_Answer]] = {}
+        self._turn = asyncio.Lock()
+        engine.on(AdapterLoaded, self._answered)
+        engine.on(AdapterUnloaded, self._answered)
+
+    async def begin(self) -> None:
+        """Loads the adapters of the start. Raises ConfigError for one that cannot be loaded."""
+        adapters = []
+        for name, path in self._config.loras:
+            try:
+                adapters.append(await self._load(Adapter(name, path)))
+            except EyasError as error:
+                raise ConfigError(f"--lora {name}={path}: {error.message}", param="lora") from error
+        self.roster = AdapterRoster(adapters=tuple(adapters))
+
+    async def load(self, adapter: Adapter) -> Adapter:
+        """Reads an adapter in a folder that callers may name, and lists it nowhere."""
+        self._check_allowed()
+        async with self._turn:
+            return await self._load(msgspec.structs.replace(adapter, path=self._found(adapter.path)))
+
+    async def set(self, roster: AdapterRoster) -> None:
+        """Has what the roster has. Where some of it cannot be loaded, this worker has the rest, and its older
+        revision, by which gateways see that it is behind.
+        """
+        self._check_allowed()
+        async with self._turn:
+            older = roster.revision < self.roster.revision
+            if older or (roster.revision == self.roster.revision and roster.content != self.roster.content):
+                raise Busy("the adapters of this cluster were changed meanwhile", param="lora_name")
+            adapters: list[Adapter] = []
+            failure: EyasError | None = None
+            for adapter in roster.adapters:
+                try:
+                    await self._have(adapter)
+                    adapters.append(adapter)
+                except EyasError as error:
+                    failure = error
+            for id in self._loaded.keys() - {adapter.id for adapter in adapters}:
+                await self._ask(lambda call, id=id: UnloadAdapter(call, id))  # type: ignore[misc]
+                _log.info("adapter %s is unloaded", self._loaded.pop(id).name)
+            revision = self.roster.revision if failure else roster.revision
+            self.roster = AdapterRoster(revision, tuple(adapters))
+            if failure is not None:
+                raise failure
+
+    def fail(self, error: EyasError) -> None:
+        """Ends what waits for the engine, which answers no more."""
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
+
+    async def _have(self, adapter: Adapter) -> None:
+        known = self._loaded.get(adapter.id)
+        if known is None:
+            await self._load(msgspec.structs.replace(adapter, path=self._found(adapter.path)))
+        elif known.pinned != adapter.pinned:
+            await self._load(msgspec.structs.replace(adapter, path=known.path))
+
+    async def _load(self, adapter: Adapter) -> Adapter:
+        """Has the engine read the folder. Raises what is wrong with it."""
+        name, path, id, pinned = adapter.name, adapter.path, adapter.id, adapter.pinned
+        answer = await self._ask(lambda call: LoadAdapter(call, path, name, id, pinned))
+        assert isinstance(answer, AdapterLoaded)
+        if answer.failure is not None:
+            raise answer.failure.error()
+        adapter = msgspec.structs.replace(adapter, id=answer.id, rank=answer.rank)
+        _log.info("adapter %s is loaded: %s, of rank %d, from %s", name, answer.id, answer.rank, path)
+        self._loaded[answer.id] = adapter
+        return adapter
+
+    async def _ask(self, command: Callable[[int], LoadAdapter | UnloadAdapter]) -> _Answer:
+        number = next(self._numbers)
+        call: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._calls[number] = call
+        self._engine.send(command(number))
+        try:
+            async with asyncio.timeout(ADAPTER_S):
+                return await call
+        except TimeoutError:
+            raise DeadlineExceeded(f"the engine said nothing of an adapter within {ADAPTER_S:g} s") from None
+        finally:
+            del self._calls[number]
+
+    def _answered(self, answer: _Answer) -> None:
+        call = self._calls.get(answer.call)
+        if call is not None and not call.done():
+            call.set_result(answer)
+
+    # --- what callers may name ---------------------------------------------------------------------------
+
+    def _check_allowed(self) -> None:
+        if not self._config.dirs:
+            raise Forbidden(
+                "adapters are those of the start here: --lora-dir DIR lets callers load others from a folder",
+                param="lora_path",
+            )
+
+    def _found(self, path: str) -> str:
+        """The folder of this path, which is absolute or below one of --lora-dir. Links are followed first.
+
+        Raises Forbidden for one elsewhere, and NotFound for one that is not there.
+        """
+        roots = [Path(root).resolve() for root in self._config.dirs]
+        try:
+            candidates = [(root / path).resolve() for root in roots]
+        except (OSError, ValueError, RuntimeError):  # no path at all, or links in a circle
+            candidates = []
+        inside = [folder for folder in candidates if any(folder.is_relative_to(root) for root in roots)]
+        if not inside:
+            raise Forbidden(f"{path[:200]!r} is in no folder of --lora-dir", param="lora_path")
+        for folder in inside:
+            if folder.is_dir():
+                return str(folder)
+        raise NotFound(f"there is no folder {path[:200]!r} of an adapter", param="lora_path")

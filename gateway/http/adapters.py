@@ -1,0 +1,60 @@
+"""Routes that load and unload adapters, by the names of vLLM and of SGLang."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import InvalidRequest
+from eyas.common.types import Adapter
+from gateway.backends.base import GenerationBackend
+from gateway.formats.fields import ignored, parse
+from gateway.formats.schema import LoadAdapterBody, UnloadAdapterBody
+from gateway.http.openapi import HttpEndpoint
+from gateway.http.pages import json_response
+from gateway.http.wire import PendingBodies, read_body
+
+MOST_BYTES = 1 << 16
+
+
+class AdapterEndpoints:
+    """The endpoints. Each turns a request into a response; `wire` maps what they raise."""
+
+    def __init__(self, config: GatewayConfig, backend: GenerationBackend) -> None:
+        self._config = config
+        self._backend = backend
+        self._arriving = PendingBodies()
+
+    def endpoints(self) -> list[HttpEndpoint]:
+        """The rows of the route table that this class answers."""
+        rows = (
+            ("load_lora_adapter", self.load, "Loads an adapter on every worker", LoadAdapterBody),
+            ("unload_lora_adapter", self.unload, "Unloads an adapter on every worker", UnloadAdapterBody),
+        )
+        return [
+            HttpEndpoint("POST", f"{prefix}/{path}", answer, f"{summary}, as {server}", body)
+            for path, answer, summary, body in rows
+            for prefix, server in (("/v1", "vLLM"), ("", "SGLang"))
+        ]
+
+    async def load(self, request: Request) -> Response:
+        """Loads an adapter on every worker, or on none. Raises what is wrong with its name or its folder."""
+        body = parse(LoadAdapterBody, await read_body(request, MOST_BYTES, self._arriving))
+        request.state.ignored = ignored(body)
+        if body.lora_name in self._config.names:
+            raise InvalidRequest(f"{body.lora_name!r} is the model's own name", param="lora_name")
+        adapter = Adapter(body.lora_name, body.lora_path, pinned=body.pinned)
+        return self._told(await self._backend.adapters.load(adapter, replace=body.load_inplace))
+
+    async def unload(self, request: Request) -> Response:
+        """Unloads an adapter on every worker. Raises ModelNotFound if no adapter has the name."""
+        body = parse(UnloadAdapterBody, await read_body(request, MOST_BYTES, self._arriving))
+        request.state.ignored = ignored(body)
+        return self._told(await self._backend.adapters.unload(body.lora_name, body.lora_id or ""))
+
+    def _told(self, adapter: Adapter) -> Response:
+        """What was done, and what is loaded now, in SGLang's fields."""
+        loaded = {one.name: one.path for one in self._backend.adapters.roster.adapters}
+        told = {"lora_name": adapter.name, "lora_id": adapter.id, "rank": adapter.rank}
+        return json_response({"success": True, "error_message": "", **told, "loaded_adapters": loaded})
