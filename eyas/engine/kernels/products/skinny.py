@@ -47,6 +47,7 @@ from eyas.engine.kernels.products.skinny_tiles import (
     packed_tile_for,
     tile_for,
 )
+from eyas.engine.kernels.products.updates import RowUpdates
 
 MAX_ROWS = SUMS_WIDTH.value
 """Rows of the tallest product, and columns of every tensor of sums."""
@@ -97,6 +98,7 @@ class LinearEnd:
     """The rest of `linear` behind its product: `bias` [n] and `residual` [m, n] are added; `sums`, float32
     [linear_parts(...), 128], receives for each tile of columns (exact: group of them) the rows' sums of
     squares (of what was rounded); `gained` [m, n] receives the rows times `gain` [n], rounded again.
+    `updates`: what adapters add, before all else.
     """
 
     residual: torch.Tensor | None = None
@@ -104,6 +106,7 @@ class LinearEnd:
     gain: torch.Tensor | None = None
     gained: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    updates: RowUpdates | None = None
 
     def check(self, m: int, plan: ProductPlan) -> None:
         """Raises ValueError for shapes that do not fit."""
@@ -141,12 +144,13 @@ class HeadNorms:
 @dataclass(frozen=True)
 class QkvWeights:
     """weight [(heads + 2 kv_heads) * head_dim, k] of q, k and v, their bias [rows of the weight], if there is
-    one, and what the heads pass before they are rotated.
+    one, what the heads pass before they are rotated, and what adapters add.
     """
 
     weight: SkinnyWeight
     bias: torch.Tensor | None = None
     norms: HeadNorms | None = None
+    updates: RowUpdates | None = None
 
 
 @dataclass(frozen=True)
@@ -201,8 +205,9 @@ def linear(
     plan, end = _plan("linear", source, weight, weight.shape[0], launch), end or LinearEnd()
     _expect("out", out, source.x.shape[0], plan.n)
     end.check(source.x.shape[0], plan)
+    plan, updates = _with_updates(plan, end.updates)
     read = _read(source.x, weight, plan, (1, 1), [plan.columns])
-    ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained)
+    ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained, updates)
     args = (*read, out, *ends, launch.partials, launch.tickets)
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 
@@ -219,16 +224,22 @@ def sum_group(width: int) -> int:
 
 
 def gated(
-    source: SkinnyInput, weight: SkinnyWeight, out: torch.Tensor, launch: ProductLaunch, gelu: bool = False
+    source: SkinnyInput,
+    weight: SkinnyWeight,
+    out: torch.Tensor,
+    launch: ProductLaunch,
+    gelu: bool = False,
+    updates: RowUpdates | None = None,
 ) -> None:
     """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T.
 
-    `gelu`: the gate passes GELU, in its tanh form, instead of SiLU.
+    `gelu`: the gate passes GELU, in its tanh form, instead of SiLU. `updates`: what adapters add to both.
     """
     plan = replace(_plan("gated", source, weight, weight.shape[0], launch), gelu=gelu)
     _expect("out", out, source.x.shape[0], plan.n // 2)
+    plan, added = _with_updates(plan, updates)
     read = _read(source.x, weight, plan, (1, 2), [plan.half])
-    args = (*read, out, source.sums, launch.partials, launch.tickets)
+    args = (*read, out, source.sums, added, launch.partials, launch.tickets)
     _start(gated_kernel, plan, (*args, *_counts(source)), launch)
 
 
@@ -258,9 +269,10 @@ def qkv_rope(
         _expect("bias", qkv.bias, plan.n)
     if norms is not None:
         _expect("gains", norms.gains, 2, dim)
+    plan, updates = _with_updates(plan, qkv.updates)
     read = _read(source.x, weight, plan, (plan.n // dim, 2), [1, 2, plan.half])
     gains = None if norms is None else norms.gains
-    inputs = (*read, qkv.bias, gains, q_out, kv.layer, rotation.cos, rotation.sin)
+    inputs = (*read, qkv.bias, gains, updates, q_out, kv.layer, rotation.cos, rotation.sin)
     rows = (rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
     _start(qkv_rope_kernel, plan, (*inputs, *rows, *_counts(source), heads), launch)
 
@@ -311,6 +323,13 @@ def _plan(
         scaled=scaled,
         shares_k=tile.shares_k,
     )
+
+
+def _with_updates(
+    plan: ProductPlan, updates: RowUpdates | None
+) -> tuple[ProductPlan, tuple[torch.Tensor, ...] | None]:
+    """The plan with what adapters add, and the tensors of that."""
+    return (plan, None) if updates is None else (replace(plan, update=updates.plan), updates.tensors)
 
 
 def _padded(m: int) -> int:

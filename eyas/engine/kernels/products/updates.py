@@ -1,0 +1,207 @@
+"""What adapters add to products: for each row x, B (A x) with the factors of the row's own adapter.
+
+`shrunk` multiplies rows by the lower factors, in a kernel before a product; the end of the product adds the
+upper factors times that (`with_updates`), or `add` does where the product is a library's. Each row reads its
+own adapter's factors and adds up in an order of its own, so its bits do not depend on what other rows have.
+In fast arithmetic many rows are multiplied by tiles (`_shrink_tiles`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.launch.launching import after_previous, call_ahead, kernel
+from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+
+MANY = 128
+"""From more rows on tiles of them share the factors that they read."""
+_FEW = 4  # rows, of which each product has a program for each row of the lower factor
+_ROWS_OF_FACTOR = 4  # of a program where there are more rows, and in exact arithmetic
+_COLUMNS, _TILE, _DEPTH = 1024, 64, 64
+_LINE = tl.constexpr(64)  # elements of two bytes
+_ADD_ROWS, _ADD_COLUMNS = 16, 128
+_GRAIN = tl.constexpr(16)  # of ranks
+_NO_SLOT = tl.constexpr(1 << 30)
+
+
+@dataclass(frozen=True)
+class SiteNumbers:
+    """The factors of one product's updates [n, k] in all slots.
+
+    `numbers` [words of all slots]: of a slot the lower factors [parts, rank, k], behind them the upper ones
+    transposed, [rank, n]. `places` int64 [slots + 1, 2], of any stride: where those of a slot begin, a
+    multiple of 16, and their rank, likewise (0: it adds nothing; so does slot 0). `part_of` int32 [n]: the
+    part that reads which lower factor. `ranks`: the largest rank.
+    """
+
+    numbers: torch.Tensor
+    places: torch.Tensor
+    part_of: torch.Tensor
+    parts: int
+    ranks: int
+
+
+@dataclass(frozen=True)
+class RowUpdates:
+    """Rows times their lower factors, float32 [m, parts, ranks], as far as the rank goes, and the slot of
+    each row, int32 [m].
+    """
+
+    shrunk: torch.Tensor
+    slots: torch.Tensor
+    site: SiteNumbers
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """For `with_updates`."""
+        return self.shrunk, self.slots, self.site.numbers, self.site.places, self.site.part_of
+
+    @property
+    def plan(self) -> UpdatePlan:
+        """For `with_updates`."""
+        return UpdatePlan(self.site.parts, self.site.ranks, self.site.places.stride(0))
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """Compile-time parameters of `with_updates`; `stride`: of places."""
+
+    parts: int
+    ranks: int
+    stride: int
+
+
+def shrunk(
+    x: torch.Tensor, slots: torch.Tensor, site: SiteNumbers, pdl: bool = False, exact: bool = False
+) -> RowUpdates:
+    """Rows x [m, k], contiguous, times the lower factors of their slots int32 [m]."""
+    m, k = x.shape
+    out = x.new_empty(m, site.parts, site.ranks, dtype=torch.float32)
+    sizes = {"K": k, "PARTS": site.parts, "RANKS": site.ranks, "STRIDE": site.places.stride(0)}
+    if m > MANY and not exact:
+        grid: tuple[int, ...] = (cdiv(m, _TILE), site.parts)
+        tile = {"ROWS": _TILE, "DEPTH": min(_DEPTH, power_of_2(k)), "PDL": pdl}
+        _shrink_tiles[grid](
+            x, out, slots, site.numbers, site.places, m, **sizes, **tile, num_warps=4, launch_pdl=pdl
+        )
+        return RowUpdates(out, slots, site)
+    each = 1 if m <= _FEW and not exact else _ROWS_OF_FACTOR
+    grid = (site.parts * (site.ranks // each), m)
+    tile = {"EACH": each, "COLUMNS": min(_COLUMNS, power_of_2(k)), "LINES": power_of_2(cdiv(k, _LINE.value))}
+    options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not exact}
+    _shrink_rows[grid](x, out, slots, site.numbers, site.places, **sizes, **tile, PDL=pdl, **options)
+    return RowUpdates(out, slots, site)
+
+
+def add(made: torch.Tensor, updates: RowUpdates, k: int, pdl: bool = False, exact: bool = False) -> None:
+    """Adds the updates of a product [n, k] to its rows made [m, n], contiguous; in place, rounded once."""
+    m, n = made.shape
+    sizes = {"K": k, "N": n, "ROWS": _ADD_ROWS, "COLUMNS": min(_ADD_COLUMNS, power_of_2(n)), "PDL": pdl}
+    options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not exact}
+    grid = (cdiv(m, _ADD_ROWS), cdiv(n, _ADD_COLUMNS))
+    _add[grid](made, *updates.tensors, m, updates.plan, **sizes, **options)
+
+
+@kernel
+def _shrink_rows(
+    x, out, slots, numbers, places,
+    K: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
+    EACH: tl.constexpr, COLUMNS: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A row times some rows of a part's lower factor."""
+    row, turn = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    part, first = turn % PARTS, turn // PARTS * EACH
+    slot = tl.load(slots + row).to(tl.int64)
+    rank = tl.load(places + slot * STRIDE + 1)
+    there = (slot > 0) & (first < rank)
+    factor = numbers + tl.multiple_of(tl.load(places + slot * STRIDE), 16)
+    at = (part * rank + first + tl.arange(0, EACH))[:, None] * K
+    if PDL:
+        if there:
+            line = tl.minimum(tl.arange(0, LINES) * _LINE, K - 1)
+            call_ahead(factor + at + line[None, :])
+    after_previous(PDL)
+    if there:
+        total = tl.zeros((EACH, COLUMNS), tl.float32)
+        for begin in range(0, K, COLUMNS):
+            column = begin + tl.arange(0, COLUMNS)
+            inside = column < K
+            read = tl.load(x + row * K + column, mask=inside, other=0.0).to(tl.float32)
+            number = tl.load(factor + at + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+            total += number * read[None, :]
+        place = out + (row * PARTS + part) * RANKS + first + tl.arange(0, EACH)
+        tl.store(place, tl.sum(total, 1))
+
+
+@kernel(do_not_specialize=["m"])
+def _shrink_tiles(
+    x, out, slots, numbers, places, m,
+    K: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Some rows times a part's lower factor of each slot that any of them has."""
+    after_previous(PDL)
+    row, part = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    own = tl.load(slots + row, mask=row < m, other=0)
+    slot = tl.min(tl.where(own > 0, own, _NO_SLOT))
+    step, of_factor = tl.arange(0, DEPTH), tl.arange(0, _GRAIN)
+    while slot < _NO_SLOT:
+        entry = places + slot.to(tl.int64) * STRIDE
+        rank = tl.load(entry + 1)
+        factor = numbers + tl.multiple_of(tl.load(entry), 16) + part * rank * K
+        for first in range(0, rank, _GRAIN):
+            made = tl.zeros((ROWS, _GRAIN), tl.float32)
+            at = (first + of_factor)[None, :] * K
+            for begin in range(0, K, DEPTH):
+                column = begin + step
+                here = x + row.to(tl.int64)[:, None] * K + column[None, :]
+                read = tl.load(here, mask=(row < m)[:, None] & (column < K)[None, :], other=0.0)
+                number = tl.load(factor + at + column[:, None], mask=(column < K)[:, None], other=0.0)
+                made = tl.dot(read, number, made, input_precision="ieee")
+            place = out + (row.to(tl.int64)[:, None] * PARTS + part) * RANKS + (first + of_factor)[None, :]
+            tl.store(place, made, mask=(own == slot)[:, None])
+        slot = tl.min(tl.where(own > slot, own, _NO_SLOT))
+
+
+@kernel(do_not_specialize=["m"])
+def _add(
+    made, shrunk, slots, numbers, places, part_of, m, update: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    after_previous(PDL)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here = (row < m)[:, None] & (column < N)[None, :]
+    place = made + row.to(tl.int64)[:, None] * N + column[None, :]
+    part = tl.load(part_of + column, mask=column < N, other=0)[None, :]
+    updates = (shrunk, slots, numbers, places, part_of)
+    y = tl.load(place, mask=here, other=0.0).to(tl.float32)
+    y += updates_of(updates, row, m, tl.minimum(column, N - 1), part, K, N, update)
+    tl.store(place, y.to(made.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def updates_of(updates, row, m, column, part, K: tl.constexpr, N: tl.constexpr, update: tl.constexpr):
+    """What adapters add to columns `column` of the product's `row`s, those below m: float32 [rows, columns].
+
+    `part`: of the columns, one for all, or [1, columns].
+    """
+    shrunk, slots, numbers, places, _ = updates
+    slot = tl.load(slots + row, mask=row < m, other=0)
+    entry = places + slot.to(tl.int64) * update.stride
+    rank = tl.where(slot > 0, tl.load(entry + 1), 0).to(tl.int32)
+    upper = tl.multiple_of(tl.load(entry), 16) + rank.to(tl.int64) * (update.parts * K)
+    lower = shrunk + (row.to(tl.int64)[:, None] * update.parts + part) * update.ranks
+    sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
+    for first in range(0, tl.max(rank), _GRAIN):
+        there = (first < rank)[:, None]
+        for turn in tl.static_range(_GRAIN):
+            times = tl.load(lower + first + turn, mask=there, other=0.0)
+            at = tl.multiple_of(upper, 16)[:, None] + (first + turn) * N + column[None, :]
+            number = tl.load(numbers + at, mask=there, other=0.0)
+            sums += times * number.to(tl.float32)
+    return sums

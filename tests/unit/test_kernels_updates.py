@@ -1,0 +1,163 @@
+"""What adapters add to products, by kernels, against plain torch in float64; and rows alone as together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+
+from eyas.engine.kernels.products import skinny, updates
+from eyas.engine.kernels.products.skinny_tiles import ProductTile
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
+RANKS = (0, 16, 48, 0, 32)  # of each slot; slot 0 is none
+K = 80
+
+
+class Site:
+    """Factors of `parts` parts of `rows` rows each, in slots of unequal ranks, one behind the other."""
+
+    def __init__(self, dtype: torch.dtype, parts: int, rows: int) -> None:
+        torch.manual_seed(3)
+        self.n = parts * rows
+        part_of = torch.arange(parts, dtype=torch.int32).repeat_interleave(rows)
+        self.factors, blocks, places, first = [], [torch.full((16,), 99.0)], [(0, 0)], 16
+        for rank in RANKS[1:]:
+            down, up = torch.randn(parts, rank, K) / K**0.5, torch.randn(rank, self.n)
+            down, up = down.to(dtype), up.to(dtype)
+            self.factors.append((down, up))
+            blocks += [down.flatten().float(), up.flatten().float()]
+            places.append((first, rank))
+            first += down.numel() + up.numel()
+        strided = torch.full((len(RANKS), 3, 2), 77, dtype=torch.int64)
+        strided[:, 1] = torch.tensor(places)
+        self.numbers = updates.SiteNumbers(
+            torch.cat(blocks).to(dtype).to(DEVICE),
+            strided.to(DEVICE)[:, 1],
+            part_of.to(DEVICE),
+            parts,
+            ranks=max(RANKS),
+        )
+
+    def expected(self, x: torch.Tensor, slots: list[int]) -> torch.Tensor:
+        """float64 [m, n]."""
+        made = torch.zeros(len(slots), self.n, dtype=torch.float64)
+        for row, slot in enumerate(slots):
+            if slot and RANKS[slot]:
+                down, up = (factor.double() for factor in self.factors[slot - 1])
+                lower = down @ x[row].double().cpu()
+                made[row] = (lower[self.numbers.part_of.cpu().long()] * up.t()).sum(1)
+        return made
+
+
+def _slots(m: int) -> list[int]:
+    return [(row * 7 + row // 3) % len(RANKS) for row in range(m)]
+
+
+def _added(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False) -> torch.Tensor:
+    """What is added to rows of ones."""
+    rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+    made = torch.ones(len(slots), site.n, dtype=torch.float32, device=DEVICE)
+    found = updates.shrunk(x, rows, site.numbers, PDL, exact)
+    updates.add(made, found, K, PDL, exact)
+    return made.cpu() - 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("m", "parts", "rows"), [(1, 3, 32), (9, 1, 48), (140, 2, 32)])
+def test_rows_get_what_their_own_adapter_adds(dtype: torch.dtype, m: int, parts: int, rows: int) -> None:
+    site, x = Site(dtype, parts, rows), torch.randn(m, K).to(dtype).to(DEVICE)
+    slots = [2] if m == 1 else _slots(m)
+    expected = site.expected(x, slots)
+    torch.testing.assert_close(_added(site, x, slots).double(), expected, rtol=2e-5, atol=2e-5)
+    assert (expected.abs().amax(1) > 0).tolist() == [RANKS[slot] > 0 for slot in slots]
+
+
+def test_a_row_has_its_bits_alone() -> None:
+    site, x = Site(torch.float16, 2, 32), torch.randn(140, K).half().to(DEVICE)
+    slots = _slots(140)
+    together = _added(site, x, slots, exact=True)
+    for row in (0, 1, 2, 77, 139):
+        alone = _added(site, x[row : row + 1].contiguous(), [slots[row]], exact=True)
+        assert torch.equal(alone[0], together[row])
+
+
+class Products(Site):
+    """The three products of few rows, with updates and with merged weights, of a row's norm and more."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float32, 3, 64)  # two heads each of q, k and v; or gate and up, and a half
+        self.weight = torch.randn(self.n, K) / K**0.5
+        self.slots = [1, 2, 0, 1, 4, 3]
+        self.x = torch.randn(len(self.slots), K)
+
+    def merged(self, row: int) -> torch.Tensor:
+        """The weight with the updates of a row's slot."""
+        weight, slot = self.weight.clone(), self.slots[row]
+        if RANKS[slot]:
+            down, up = self.factors[slot - 1]
+            for part in range(3):
+                own = self.numbers.part_of.cpu() == part
+                weight[own] += up.t()[own] @ down[part]
+        return weight.to(DEVICE)
+
+    def launch(self, kind: str, split: int) -> skinny.ProductLaunch:
+        tile = ProductTile(32, 16, 4, 2, split=split)
+        return replace(skinny.ProductLaunch.on(DEVICE, pdl=PDL), tiles={(kind, 16, self.n, K): tile})
+
+    def updates(self, x: torch.Tensor) -> updates.RowUpdates:
+        slots = torch.tensor(self.slots, dtype=torch.int32, device=DEVICE)
+        return updates.shrunk(x, slots, self.numbers, PDL)
+
+    def source(self, rows: slice = slice(None)) -> skinny.SkinnyInput:
+        x = self.x[rows].to(DEVICE).contiguous()
+        sums = torch.zeros(1, skinny.MAX_ROWS, device=DEVICE)
+        sums[0, : len(x)] = x.square().sum(1)
+        return skinny.SkinnyInput(x, sums, 1e-2)
+
+
+@pytest.mark.parametrize("split", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_linear_and_gated_add_what_merged_weights_would(split: int) -> None:
+    site = Products()
+    source, gate_n = site.source(), site.n // 2
+    made, inner = (torch.empty(len(site.slots), n, device=DEVICE) for n in (site.n, gate_n))
+    found = site.updates(source.x)
+    skinny.linear(
+        source, site.weight.to(DEVICE), made, site.launch("linear", split), skinny.LinearEnd(updates=found)
+    )
+    skinny.gated(source, site.weight.to(DEVICE), inner, site.launch("gated", split), updates=found)
+    for row in range(len(site.slots)):
+        one, like = site.source(slice(row, row + 1)), made[:1].clone()
+        skinny.linear(one, site.merged(row), like, site.launch("linear", split))
+        torch.testing.assert_close(made[row : row + 1], like, rtol=2e-5, atol=2e-5)
+        like = inner[:1].clone()
+        skinny.gated(one, site.merged(row), like, site.launch("gated", split))
+        torch.testing.assert_close(inner[row : row + 1], like, rtol=2e-5, atol=2e-5)
+
+
+def test_q_k_and_v_are_rotated_with_what_is_added() -> None:
+    site, dim, rows = Products(), 32, len(Products().slots)
+    angles = torch.randn(64, dim // 2)
+    cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
+    places = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    rotation = skinny.RotaryInput(cos, sin, places + 5)
+
+    def run(
+        source: skinny.SkinnyInput, weights: skinny.QkvWeights, first: int, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, pool = torch.zeros(count, 2, dim, device=DEVICE), torch.zeros(1, 2, 16, 2, dim, device=DEVICE)
+        own = replace(rotation, positions=rotation.positions[first : first + count].contiguous())
+        kv = skinny.KvRows(pool, places[first : first + count].contiguous())
+        skinny.qkv_rope(source, weights, q, own, kv, site.launch("qkv", 1))
+        return q, pool
+
+    source = site.source()
+    weights = skinny.QkvWeights(site.weight.to(DEVICE), updates=site.updates(source.x))
+    q, pool = run(source, weights, 0, rows)
+    for row in range(rows):
+        alone, kept = run(site.source(slice(row, row + 1)), skinny.QkvWeights(site.merged(row)), row, 1)
+        torch.testing.assert_close(q[row], alone[0], rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(pool[0, :, row], kept[0, :, row], rtol=2e-5, atol=2e-5)
