@@ -21,9 +21,12 @@ from eyas.client.types import (
     Choice,
     Completion,
     Delta,
+    MemoryTag,
     Message,
     Model,
+    MovedMemory,
     Options,
+    PauseMode,
     PromptLogprobs,
     Timings,
     ToolCall,
@@ -40,6 +43,7 @@ DEFAULT_TARGET = "127.0.0.1:8001"
 SECURE = "https://"
 DEFAULT_TIMEOUT_S = 7 * 86_400.0  # a week: none, since the server ends a call that brings no tokens
 DEFAULT_RETRIES = 2
+CONTROL_S = 180.0  # for what an operator asks: much memory may move
 FIRST_PAUSE_S = 0.2  # before the first retry; each further one waits twice as long
 
 Event: TypeAlias = eyas_pb2.ChatResponse | eyas_pb2.GenerateResponse
@@ -210,15 +214,45 @@ class AsyncClient:
         request = wire.generate_request(self._model, prompt, options)
         return self._stream(self._stub.Generate, request, timeout_s)
 
-    async def models(self, *, timeout_s: float = 10.0) -> list[Model]:
-        """Returns the models of the server."""
+    async def pause_generation(self, mode: PauseMode = "abort", *, timeout_s: float = CONTROL_S) -> int:
+        """Stops generation on all workers, between two steps; how many requests that ended, or sent back to a
+        queue. Requests that come meanwhile wait, each until its deadline.
+        """
+        reply = await self._call(self._stub.PauseGeneration, wire.pause_request(mode), timeout_s)
+        return int(reply.requests)
+
+    async def continue_generation(self, *, timeout_s: float = CONTROL_S) -> None:
+        """Lets generation go on."""
+        await self._call(self._stub.ContinueGeneration, eyas_pb2.ContinueGenerationRequest(), timeout_s)
+
+    async def release_memory(
+        self, tags: Sequence[MemoryTag] = (), *, timeout_s: float = CONTROL_S
+    ) -> list[MovedMemory]:
+        """Lets memory of all workers go (no tags: all that can): it is free for others. What has left.
+
+        Raises EyasError while requests use it: pause them first.
+        """
+        request = eyas_pb2.ReleaseMemoryRequest(tags=wire.tags_to_pb(tags))
+        return wire.moved_from_pb((await self._call(self._stub.ReleaseMemory, request, timeout_s)).moved)
+
+    async def resume_memory(
+        self, tags: Sequence[MemoryTag] = (), *, timeout_s: float = CONTROL_S
+    ) -> list[MovedMemory]:
+        """Takes memory again that was let go of: weights as they were, KV empty. What has come back."""
+        request = eyas_pb2.ResumeMemoryRequest(tags=wire.tags_to_pb(tags))
+        return wire.moved_from_pb((await self._call(self._stub.ResumeMemory, request, timeout_s)).moved)
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        """The one answer of a call."""
         self._check_open()
         try:
-            reply = await self._stub.Models(
-                eyas_pb2.ModelsRequest(), timeout=timeout_s, metadata=self._metadata
-            )
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error, TO_CALLERS) from error
+
+    async def models(self, *, timeout_s: float = 10.0) -> list[Model]:
+        """Returns the models of the server."""
+        reply = await self._call(self._stub.Models, eyas_pb2.ModelsRequest(), timeout_s)
         return [Model(model.id, model.context_length) for model in reply.models]
 
     async def aclose(self) -> None:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from eyas.client.aio import (
+    CONTROL_S,
     DEFAULT_RETRIES,
     DEFAULT_TARGET,
     DEFAULT_TIMEOUT_S,
@@ -26,9 +27,12 @@ from eyas.client.types import (
     ChatOptions,
     Completion,
     Delta,
+    MemoryTag,
     Message,
     Model,
+    MovedMemory,
     Options,
+    PauseMode,
     PromptLogprobs,
     Timings,
     Usage,
@@ -211,6 +215,26 @@ class Client:
     ) -> Stream:
         """The continuation of a text, or of token ids, as it is made."""
         return self._stream(lambda: self._client.generate_stream(prompt, timeout_s=timeout_s, **options))
+
+    def pause_generation(self, mode: PauseMode = "abort", *, timeout_s: float = CONTROL_S) -> int:
+        """Stops generation; how many requests that ended, or sent back to a queue."""
+        return self._portal.wait(self._client.pause_generation(mode, timeout_s=timeout_s))
+
+    def continue_generation(self, *, timeout_s: float = CONTROL_S) -> None:
+        """Lets generation go on."""
+        self._portal.wait(self._client.continue_generation(timeout_s=timeout_s))
+
+    def release_memory(
+        self, tags: Sequence[MemoryTag] = (), *, timeout_s: float = CONTROL_S
+    ) -> list[MovedMemory]:
+        """Lets memory of all workers go; what has left."""
+        return self._portal.wait(self._client.release_memory(tags, timeout_s=timeout_s))
+
+    def resume_memory(
+        self, tags: Sequence[MemoryTag] = (), *, timeout_s: float = CONTROL_S
+    ) -> list[MovedMemory]:
+        """Takes it again; what has come back."""
+        return self._portal.wait(self._client.resume_memory(tags, timeout_s=timeout_s))
 
     def models(self, *, timeout_s: float = 10.0) -> list[Model]:
         """Returns the models of the server."""

@@ -16,6 +16,21 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]
 """
 
 
+PauseMode: TypeAlias = Literal["abort", "in_place", "retract"]
+"""What becomes of requests when generation pauses: they end with what they have, keep KV, or lose it."""
+MemoryTag: TypeAlias = Literal["weights", "kv_cache"]
+"""Memory that workers can let go of."""
+
+
+class MovedMemory(msgspec.Struct, frozen=True):
+    """Memory of one worker that has left, or come back: `bytes` in `seconds`."""
+
+    worker: str
+    tag: MemoryTag
+    bytes: int
+    seconds: float
+
+
 class ToolCall(msgspec.Struct, frozen=True):
     """A call of a tool. `arguments`: the text of a JSON object, as the model wrote it."""
 

@@ -13,8 +13,11 @@ from eyas.client.types import (
     ChatOptions,
     Delta,
     FinishReason,
+    MemoryTag,
     Message,
+    MovedMemory,
     Options,
+    PauseMode,
     PromptLogprobs,
     Timings,
     Tool,
@@ -37,6 +40,16 @@ _FINISH: dict[int, FinishReason | None] = {
     eyas_pb2.FINISH_REASON_ABORT: "abort",
 }
 
+_PAUSE_MODES: dict[PauseMode, eyas_pb2.PauseMode.ValueType] = {
+    "abort": eyas_pb2.PAUSE_MODE_ABORT,
+    "in_place": eyas_pb2.PAUSE_MODE_IN_PLACE,
+    "retract": eyas_pb2.PAUSE_MODE_RETRACT,
+}
+_TAGS: dict[MemoryTag, eyas_pb2.MemoryTag.ValueType] = {
+    "weights": eyas_pb2.MEMORY_TAG_WEIGHTS,
+    "kv_cache": eyas_pb2.MEMORY_TAG_KV_CACHE,
+}
+_TAGS_FROM_PB = {pb: tag for tag, pb in _TAGS.items()}
 
 _ROLES = {
     "system": eyas_pb2.CHAT_ROLE_SYSTEM,
@@ -250,3 +263,22 @@ def _worker_from_pb(pb: eyas_pb2.WorkerTimings) -> WorkerTimings:
 def _given(pb: Any, name: str) -> Any:
     """A field's value; None if it is absent."""
     return getattr(pb, name) if pb.HasField(name) else None
+
+
+def pause_request(mode: PauseMode) -> eyas_pb2.PauseGenerationRequest:
+    """The request to pause. Raises InvalidRequest for another mode."""
+    if mode not in _PAUSE_MODES:
+        raise InvalidRequest(f"mode must be one of {', '.join(_PAUSE_MODES)}", param="mode")
+    return eyas_pb2.PauseGenerationRequest(mode=_PAUSE_MODES[mode])
+
+
+def tags_to_pb(tags: Sequence[MemoryTag]) -> list[eyas_pb2.MemoryTag.ValueType]:
+    """The tags. Raises InvalidRequest for another one."""
+    if unknown := [tag for tag in tags if tag not in _TAGS]:
+        raise InvalidRequest(f"tags: {unknown[0]!r} is none of {', '.join(_TAGS)}", param="tags")
+    return [_TAGS[tag] for tag in tags]
+
+
+def moved_from_pb(moved: Sequence[eyas_pb2.MovedMemory]) -> list[MovedMemory]:
+    """What moved, on each worker."""
+    return [MovedMemory(one.worker, _TAGS_FROM_PB[one.tag], one.bytes, one.seconds) for one in moved]

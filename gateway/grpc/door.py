@@ -21,6 +21,7 @@ from gateway.limits.keys import ApiCaller, KeyRing
 from gateway.limits.quotas import CallerQuotas, MeteredCall
 from gateway.observe.tracing import RequestTracer, failed
 
+MAKE_TOKENS = ("/Chat", "/Generate")
 MAX_CALLS = 2048  # open at a time, of services that ask for a key; half of them at most of one key
 MAX_MESSAGE_BYTES = (
     16 << 20
@@ -88,7 +89,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         ):
             caller = caller_of(context, self._keys)
             with MeteredCall():
-                if not method.endswith("/Models"):  # which makes no tokens
+                if method.endswith(MAKE_TOKENS):
                     self._quotas.use(caller.name).enter()
                 async with self._calls.one(), self._own_calls.one(caller):
                     yield

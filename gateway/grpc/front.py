@@ -23,9 +23,11 @@ from eyas.common.logging import request_id, traceparent
 from eyas.common.security.tls import door_context
 from eyas.common.types import GenerationRequest
 from eyas.common.wire import rpc
+from eyas.common.wire.control import ContinueGeneration, ReleaseMemory, ResumeMemory
 from gateway.backends.admission import ServedModel, admit, answer_limit, called, serving
 from gateway.backends.base import GenerationBackend, GenerationStream
 from gateway.formats.chat_request import ChatModel, chat_prompt, read_rules, reading_of, with_grammar
+from gateway.grpc import control as grpc_control
 from gateway.grpc import door as grpc_door
 from gateway.grpc import messages as grpc_messages
 from gateway.grpc.messages import GrpcChat, chat_of, delta_to_pb, read_delta_to_pb
@@ -79,7 +81,7 @@ class _PendingCall:
 
 
 class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
-    """`GrpcChat`, `Generate` and `Models`. Errors go to the server's interceptor."""
+    """`GrpcChat`, `Generate`, `Models`, and what an operator asks. Errors go to the server's interceptor."""
 
     def __init__(
         self,
@@ -139,6 +141,35 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         for adapter in model.adapters.adapters:
             models.append(eyas_pb2.ModelInfo(id=adapter.name, context_length=length, parent=parent))
         return eyas_pb2.ModelsResponse(models=models)
+
+    async def PauseGeneration(
+        self, request: eyas_pb2.PauseGenerationRequest, context: Context
+    ) -> eyas_pb2.PauseGenerationResponse:
+        """Pauses every worker; how many requests that ended, or sent back to a queue."""
+        outcomes = await self._backend.control(grpc_control.pause_of(request))
+        count = sum(outcome.requests for outcome in outcomes.values())
+        return eyas_pb2.PauseGenerationResponse(requests=count)
+
+    async def ContinueGeneration(
+        self, request: eyas_pb2.ContinueGenerationRequest, context: Context
+    ) -> eyas_pb2.ContinueGenerationResponse:
+        """Lets every worker go on. Raises Busy while one's memory is away."""
+        await self._backend.control(ContinueGeneration())
+        return eyas_pb2.ContinueGenerationResponse()
+
+    async def ReleaseMemory(
+        self, request: eyas_pb2.ReleaseMemoryRequest, context: Context
+    ) -> eyas_pb2.ReleaseMemoryResponse:
+        """Lets memory go on every worker. Raises Busy if requests still use it."""
+        outcomes = await self._backend.control(ReleaseMemory(grpc_control.tags_of(request.tags)))
+        return eyas_pb2.ReleaseMemoryResponse(moved=grpc_control.moved_to_pb(outcomes))
+
+    async def ResumeMemory(
+        self, request: eyas_pb2.ResumeMemoryRequest, context: Context
+    ) -> eyas_pb2.ResumeMemoryResponse:
+        """Takes it again."""
+        outcomes = await self._backend.control(ResumeMemory(grpc_control.tags_of(request.tags)))
+        return eyas_pb2.ResumeMemoryResponse(moved=grpc_control.moved_to_pb(outcomes))
 
     async def _check(
         self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context

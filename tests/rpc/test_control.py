@@ -13,6 +13,7 @@ from real_worker import tiny_config
 from scripted_backend import ScriptedBackend, nano_tokenizer
 from test_cache_events import SPLIT
 
+from eyas.client import AsyncClient, EyasError, InvalidRequest
 from eyas.common.config import EngineConfig
 from eyas.common.types import Role
 
@@ -91,6 +92,34 @@ async def test_a_cluster_pauses_sleeps_and_goes_on_to_the_same_answers(
         assert response.status_code == 503 and "/resume_memory_occupation" in response.text
         await post(cluster, "/resume_memory_occupation")
         assert (await generate(cluster, 40))["output_ids"] == undisturbed["output_ids"]
+
+
+async def test_the_sdk_pauses_and_wakes_a_cluster(config: EngineConfig, tmp_path: Path) -> None:
+    async with (
+        real_cluster(config, tmp_path, (BOTH,)) as cluster,
+        AsyncClient(cluster.grpc, timeout_s=20) as client,
+    ):
+        options = {"seed": 5, "temperature": 0.7, "ignore_eos": True, "max_tokens": 40}
+        undisturbed = (await client.generate(PROMPT, **options)).choices[0].tokens
+        running = asyncio.create_task(client.generate(PROMPT, **options))
+        async with asyncio.timeout(20):
+            while not cluster.workers[0].engine._scheduler.running:
+                await asyncio.sleep(0.001)
+        assert await client.pause_generation("in_place") == 0
+        assert await client.pause_generation() == 1
+        (choice,) = (await running).choices
+        assert choice.finish_reason == "abort" and choice.tokens == undisturbed[: len(choice.tokens)]
+        left = await client.release_memory()
+        assert {one.tag for one in left} == {"weights", "kv_cache"}
+        with pytest.raises(EyasError, match="resumed first"):
+            await client.continue_generation()
+        (back,) = await client.resume_memory(["kv_cache"])
+        assert back.worker == cluster.workers[0].address and back.bytes > 0
+        await client.resume_memory()
+        await client.continue_generation()
+        assert (await client.generate(PROMPT, **options)).choices[0].tokens == undisturbed
+        with pytest.raises(InvalidRequest, match="mode must be one of"):
+            await client.pause_generation("gently")  # type: ignore[arg-type]
 
 
 async def test_bad_bodies_are_refused_by_name() -> None:
