@@ -224,7 +224,7 @@ def _check_drafts(args: argparse.Namespace) -> None:
     """Raises ConfigError for a flag of drafts where there are none, or of a head where there is none."""
     usual = SpeculationConfig()
     flags = {
-        "spec-steps": args.spec_steps != usual.steps,
+        "spec-steps": args.spec_steps is not None,
         "spec-topk": args.spec_topk != usual.topk,
         "spec-draft-tokens": args.spec_draft_tokens not in (None, usual.draft_tokens),
         "spec-adaptive": args.spec_adaptive,
@@ -249,21 +249,23 @@ def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
     _check_drafts(args)
     suffix = args.spec_suffix or args.draft == "suffix"
     rates, length = args.synthetic_acceptance_rates, args.synthetic_acceptance_length
+    steps = args.spec_steps or SpeculationConfig.steps
     if args.rejection_sample_method == "synthetic":
         from eyas.engine.speculation.synthetic import resolve
 
-        rates = resolve(args.spec_steps, rates, length)
+        rates = resolve(steps, rates, length)
     elif rates or length is not None:
         flag = "synthetic-acceptance-rates" if rates else "synthetic-acceptance-length"
         raise ConfigError(f"--{flag}: needs --rejection-sample-method synthetic", param=flag)
     return SpeculationConfig(
-        steps=args.spec_steps,
+        steps=steps,
         topk=args.spec_topk,
-        draft_tokens=args.spec_draft_tokens or args.spec_steps + 1,
+        draft_tokens=args.spec_draft_tokens or steps + 1,
         adaptive=_adapts(args),
         synthetic_rates=tuple(rates),
         ngram=suffix or args.spec_ngram or args.draft == "ngram",
         suffix=suffix,
+        open_depth=drafts(args) and not (args.spec_steps or args.spec_draft_tokens or rates),
     )
 
 

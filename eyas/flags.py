@@ -279,9 +279,8 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "--spec-steps",
         "--speculative-num-steps",
         type=positive,
-        default=spec.steps,
         metavar="N",
-        help=f"draft tokens in depth; of a head that drafts blocks at most its block's ({spec.steps})",
+        help=f"draft tokens in depth ({spec.steps}; where depths adapt, all of a head's block)",
     )
     add(
         "--spec-topk",

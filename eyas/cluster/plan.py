@@ -332,11 +332,9 @@ def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
     spec = engine.speculation
     if not engine.speculates:
         return {}
-    flags: dict[str, object] = {
-        "spec-steps": spec.steps,
-        "spec-topk": spec.topk,
-        "spec-draft-tokens": spec.draft_tokens,
-    }
+    flags: dict[str, object] = {"spec-topk": spec.topk}
+    if not spec.open_depth:
+        flags |= {"spec-steps": spec.steps, "spec-draft-tokens": spec.draft_tokens}
     flags["spec-adaptive" if spec.adaptive else "no-spec-adaptive"] = True
     if engine.draft and (kind := _lookup(spec)) != "none":
         flags[f"spec-{kind}"] = True

@@ -39,7 +39,8 @@ class SpeculationConfig:
     chance that a draft counts as accepted once those before it were, whatever the model computes; (): the
     model decides. `ngram`: drafts are also looked up in prompt and output; without a draft head, that is all.
     `suffix`: then also in recent answers to the same caller.
-    `adaptive`: each round goes as far as pays, and at most so far.
+    `adaptive`: each round goes as far as pays, and at most so far. `open_depth`: no option says how far: a
+    head that drafts blocks goes as far as its block where that is adaptive, and never further.
     """
 
     steps: int = 5
@@ -49,6 +50,7 @@ class SpeculationConfig:
     ngram: bool = False
     suffix: bool = False
     adaptive: bool = False
+    open_depth: bool = False
 
     @property
     def width(self) -> int:
@@ -126,7 +128,7 @@ class EngineConfig:
     kv_events: bool = False  # the front hears the tokens of pages that the prefix cache gets
     log_format: str = "text"  # or "json"; also of the front before this engine
     log_level: str = "info"  # of the lines that are written, the least; of both
-    speculation: SpeculationConfig = SpeculationConfig()
+    speculation: SpeculationConfig = SpeculationConfig(open_depth=True)
 
     @property
     def arithmetic(self) -> str:

@@ -165,7 +165,7 @@ def test_flags_by_the_names_of_another_server() -> None:
         assert getattr(found, field) == 17
     for flag in ("--spec-adaptive", "--speculative-adaptive"):
         assert configuration.engine_config(parse("serve", flag)).speculation == SpeculationConfig(
-            adaptive=True
+            adaptive=True, open_depth=True
         )
     spec = ("--speculative-num-steps=3", "--speculative-eagle-topk=8", "--speculative-num-draft-tokens=32")
     assert configuration.engine_config(parse("serve", *spec)).speculation == SpeculationConfig(3, 8, 32)

@@ -99,6 +99,19 @@ def test_what_one_pass_cannot_draft_is_refused(
         Loopback(replace(base, speculation=spec))
 
 
+def test_a_round_is_as_deep_as_its_block_where_no_option_says(base: EngineConfig) -> None:
+    """Seven drafts where depths adapt, else as many as of any head; what an option says stays."""
+    for steps, adaptive, open_depth, expected in (
+        (5, True, True, 7),
+        (5, False, True, 5),
+        (9, False, True, 7),
+        (5, True, False, 5),
+    ):
+        spec = SpeculationConfig(steps, 1, steps + 1, adaptive=adaptive, open_depth=open_depth)
+        found = EngineSpec.of(replace(base, speculation=spec)).config.speculation
+        assert (found.steps, found.draft_tokens) == (expected, expected + 1)
+
+
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_whatever_the_depth_the_tokens_are_plain_decodings(
     base: EngineConfig, monkeypatch: pytest.MonkeyPatch, split: bool

@@ -75,6 +75,7 @@ class EngineSpec:
         if head is not None:
             _check_stages(head, config.tensor_parallel_size)
             _check_shared(head, config)
+            config = dataclasses.replace(config, speculation=_depth_of(head, config.speculation))
             _check_block(head, config.speculation)
         heads = [] if head is None else [(head.decoder, head.outputs)]
         for decoder, outputs in [(target, target.vocab_size), *heads]:
@@ -339,6 +340,16 @@ def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
     parts = {layer.feed_forward for layer in head.decoder.layers}
     if config.attention_backend != "torch" and any(isinstance(part, ExpertsSpec) for part in parts):
         check_experts(head.decoder, config.dp_attention)
+
+
+def _depth_of(head: DraftConfig, spec: SpeculationConfig) -> SpeculationConfig:
+    """As deep as a head's block where no option says how deep: all of it comes of one pass, and what does not
+    pay is not verified if depths adapt.
+    """
+    if head.block is None or not spec.open_depth:
+        return spec
+    steps = head.block.most if spec.adaptive else min(spec.steps, head.block.most)
+    return dataclasses.replace(spec, steps=steps, draft_tokens=steps + 1)
 
 
 def _check_block(head: DraftConfig, spec: SpeculationConfig) -> None:
