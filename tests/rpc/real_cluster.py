@@ -41,8 +41,9 @@ async def real_cluster(
     roles: Sequence[tuple[Role, ...]],
     gateway: GatewayConfig | None = None,
     metrics: GatewayMetrics | None = None,
+    lora_dir: Path | None = None,
 ) -> AsyncIterator[RealCluster]:
-    """One worker per item of `roles`; pools lie in `folder`."""
+    """One worker per item of `roles`; pools lie in `folder`. `lora_dir`: where callers may load adapters."""
     ports = free_ports()
     numbers = [next(ports) for _ in roles]
     known = "static:" + ",".join(f"127.0.0.1:{port}" for port in numbers)
@@ -52,7 +53,7 @@ async def real_cluster(
         workers = []
         for own, port in zip(roles, numbers, strict=True):
             engine = EngineConfig(**{**vars(config), "roles": own})
-            workers.append(await RealWorker(engine, known, port).start())
+            workers.append(await RealWorker(engine, known, port, lora_dir=lora_dir).start())
             owned.push_async_callback(workers[-1].stop)
         cluster = Cluster(registry(known))
         await cluster.start()

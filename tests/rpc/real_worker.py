@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from eyas.common.config import EngineConfig, KvEventsConfig, WorkerConfig
+from eyas.common.config import AdapterConfig, EngineConfig, KvEventsConfig, WorkerConfig
 from eyas.common.security.tls import service_tls
 from eyas.common.types import GenerationRequest, KvHandle, Role
 from eyas.common.wire import clients, message, rpc
@@ -49,12 +49,15 @@ class RealWorker:
         *,
         timed: bool = False,
         events: KvEventsConfig | None = None,
+        lora_dir: Path | None = None,
     ) -> None:
         self._timed = timed
+        adapters = AdapterConfig() if lora_dir is None else AdapterConfig(dirs=(str(lora_dir),))
         self._config = WorkerConfig(
-            engine=config, registry=registry, port=port, tls_dir=tls_dir, events=events
+            engine=config, registry=registry, port=port, tls_dir=tls_dir, events=events, adapters=adapters
         )
         self.dial = rpc.dialer(service_tls(tls_dir))
+        self._stopped = False
 
     async def start(self) -> RealWorker:
         torch.set_num_threads(1)
@@ -74,6 +77,9 @@ class RealWorker:
         return self
 
     async def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
         await self.front.stop()
         await asyncio.wait_for(self._running, 30)
         self._thread.join(10)
