@@ -135,7 +135,7 @@ class DraftLimits(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., topk: _Optional[int] = ..., draft_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerationRequest(_message.Message):
-    __slots__ = ("id", "prompt_ids", "params", "choices", "timeout_s", "speculative", "caller", "call", "begun", "priority", "salt", "adapter", "request_id", "traceparent", "predicted_ids", "draft_limits")
+    __slots__ = ("id", "prompt_ids", "params", "choices", "timeout_s", "speculative", "caller", "call", "begun", "priority", "salt", "adapter", "weights", "request_id", "traceparent", "predicted_ids", "draft_limits")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class GenerationRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -164,11 +165,12 @@ class GenerationRequest(_message.Message):
     priority: int
     salt: bytes
     adapter: str
+    weights: str
     request_id: str
     traceparent: str
     predicted_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_limits: DraftLimits
-    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., timeout_s: _Optional[float] = ..., speculative: _Optional[bool] = ..., caller: _Optional[str] = ..., call: _Optional[str] = ..., begun: _Optional[bool] = ..., priority: _Optional[int] = ..., salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., draft_limits: _Optional[_Union[DraftLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., timeout_s: _Optional[float] = ..., speculative: _Optional[bool] = ..., caller: _Optional[str] = ..., call: _Optional[str] = ..., begun: _Optional[bool] = ..., priority: _Optional[int] = ..., salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., weights: _Optional[str] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., draft_limits: _Optional[_Union[DraftLimits, _Mapping]] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("token", "logprob")

@@ -34,7 +34,7 @@ class CachedResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., page_size: _Optional[int] = ..., lookahead: _Optional[int] = ..., whole: _Optional[bool] = ..., added: _Optional[bytes] = ..., dropped: _Optional[bytes] = ...) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("worker", "roles", "epoch", "model", "fingerprint", "draft_fingerprint", "context_length", "vocab_size", "pages_total", "pages_used", "running", "waiting", "serving", "synthetic", "starting", "stalled", "stays", "backlog", "rates", "arithmetic", "tokenizer", "trouble", "paused", "released", "adapters", "adapter_slots")
+    __slots__ = ("worker", "roles", "epoch", "model", "fingerprint", "draft_fingerprint", "context_length", "vocab_size", "pages_total", "pages_used", "running", "waiting", "serving", "synthetic", "starting", "stalled", "stays", "backlog", "rates", "arithmetic", "tokenizer", "trouble", "weights", "paused", "released", "adapters", "adapter_slots")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class InfoResponse(_message.Message):
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
@@ -83,11 +84,28 @@ class InfoResponse(_message.Message):
     arithmetic: str
     tokenizer: str
     trouble: str
+    weights: Weights
     paused: bool
     released: _containers.RepeatedScalarFieldContainer[str]
     adapters: AdapterRoster
     adapter_slots: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ..., stalled: _Optional[bool] = ..., stays: _Optional[bool] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ..., rates: _Optional[_Union[StepRates, _Mapping]] = ..., arithmetic: _Optional[str] = ..., tokenizer: _Optional[str] = ..., trouble: _Optional[str] = ..., paused: _Optional[bool] = ..., released: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Union[AdapterRoster, _Mapping]] = ..., adapter_slots: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ..., stalled: _Optional[bool] = ..., stays: _Optional[bool] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ..., rates: _Optional[_Union[StepRates, _Mapping]] = ..., arithmetic: _Optional[str] = ..., tokenizer: _Optional[str] = ..., trouble: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., paused: _Optional[bool] = ..., released: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Union[AdapterRoster, _Mapping]] = ..., adapter_slots: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Weights(_message.Message):
+    __slots__ = ("version", "generation", "digest", "folder", "closed", "seconds")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    generation: int
+    digest: str
+    folder: str
+    closed: bool
+    seconds: float
+    def __init__(self, version: _Optional[str] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ..., folder: _Optional[str] = ..., closed: _Optional[bool] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "path", "id", "rank", "pinned")

@@ -17,8 +17,10 @@
     ├── Cancelled                  CANCELLED            499
     ├── DeadlineExceeded           DEADLINE_EXCEEDED    504
     ├── Unavailable                UNAVAILABLE          503   (worker gone or draining: try elsewhere)
-    │   └── EngineError                                 503   (the engine is lost: its worker starts again)
+    │   ├── EngineError                                 503   (the engine is lost: its worker starts again)
+    │   └── WeightsChanging                             503   (new weights come: it may begin again)
     ├── TransferFailed             ABORTED              502   (KV pages did not arrive)
+    ├── WeightsChanged             ABORTED              409   (new weights came in mid-answer)
     ├── ConfigError                FAILED_PRECONDITION  500   (a flag, folder or handshake that cannot work)
     └── Busy                       FAILED_PRECONDITION  400   (requests run that this would disturb)
 
@@ -171,12 +173,26 @@ class EngineError(Unavailable):
     code = "engine_error"
 
 
+class WeightsChanging(Unavailable):
+    """A worker gets new weights, or has others than the request: one without a token begins again."""
+
+    code = "weights_changing"
+
+
 class TransferFailed(EyasError):
     """KV pages did not arrive."""
 
     grpc_status = "ABORTED"
     http_status = 502
     code = "transfer_failed"
+
+
+class WeightsChanged(EyasError):
+    """The weights changed in the middle of an answer, which is wholly of one version or none."""
+
+    grpc_status = "ABORTED"
+    http_status = 409
+    code = "weights_changed"
 
 
 class ConfigError(EyasError):

@@ -107,8 +107,10 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     `predicted`: what the caller expects the answer to be, which is drafted from and changes no token.
     `priority`: lower is earlier, see `eyas.common.params`. `salt`: of the names of its pages, which it shares
     with requests of the same salt alone (`eyas.common.page_names.salt_of`). `adapter`: the id of the one that
-    computes it (see `Adapter`); "": the base model. `session`: its conversation's name, or ""; for routers,
-    so it does not travel. `request_id` and `traceparent`: of the call, for logs (see `eyas.common.logging`).
+    computes it (see `Adapter`); "": the base model. `weights`: the digest of those that compute it
+    (`eyas.common.weights`); "": those of the workers' start. `session`: its conversation's name, or ""; for
+    routers, so it does not travel. `request_id` and `traceparent`: of the call, for logs (see
+    `eyas.common.logging`).
     """
 
     id: str
@@ -125,6 +127,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     salt: bytes = b""
     adapter: str = ""
+    weights: str = ""
     session: str = ""
     request_id: str = ""
     traceparent: str = ""
@@ -307,6 +310,25 @@ class WorkerBacklog(msgspec.Struct, frozen=True):
     kv_room: int | None = None
 
 
+FIRST_VERSION = "default"
+"""The name of the weights that a worker starts with."""
+
+
+class WeightsInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The weights that a worker serves. `version`: their name. `generation`: how many updates came before, by
+    which old ones are known. `digest`: of their content; "": those of its start. `folder`: where they were
+    read, if others can read them there. `closed`: it waits for new ones, and takes no request.
+    `seconds`: how long no step could run for the last update.
+    """
+
+    version: str = FIRST_VERSION
+    generation: int = 0
+    digest: str = ""
+    folder: str = ""
+    closed: bool = False
+    seconds: float = 0.0
+
+
 class WorkerInfo(msgspec.Struct, frozen=True):
     """A worker's description of itself, for routers. `worker` is its address.
 
@@ -318,7 +340,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     of its tokenizer's file, by which it follows grammars; "": it has none. `trouble`: what it does without,
     as sentences; "": nothing. `paused`: no step runs there, and requests wait. `released`: memory that it has
     let go of (`eyas.common.wire.control.MemoryTag`). `adapters`: those that it computes by; None: it can load
-    none. `adapter_slots`: the ids of those on its device now.
+    none. `adapter_slots`: the ids of those on its device now. `weights`: those that it serves.
     """
 
     worker: str
@@ -347,6 +369,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     released: tuple[str, ...] = ()
     adapters: AdapterRoster | None = None
     adapter_slots: tuple[str, ...] = ()
+    weights: WeightsInfo = WeightsInfo()
 
     @property
     def runs_target(self) -> bool:

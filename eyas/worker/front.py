@@ -29,27 +29,24 @@ from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.page_names import CachedPages, CacheNews, PageShape
 from eyas.common.security.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
-from eyas.common.wire import control_service, info, rpc
-from eyas.common.wire.buffer import StreamBuffer
-from eyas.common.wire.control import ControlCommand, ControlOutcome, ReleaseMemory
+from eyas.common.weights import WeightsCommand, WeightsReply
+from eyas.common.wire import control_service, info, rpc, weights_service
+from eyas.common.wire.control import ControlCommand, ControlOutcome
 from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
-    CacheFlushed,
     CacheUpdate,
     Command,
-    ControlEngine,
     DrainEngine,
     EngineAlive,
-    EngineControlled,
     EngineLoad,
     EngineReady,
     EngineStopped,
-    FlushCache,
     ShutdownEngine,
     StepReply,
 )
 from eyas.worker.adapters import WorkerAdapters
+from eyas.worker.engine_calls import change_weights, control, flush
 from eyas.worker.kv_events import KvEventPublisher
 from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
@@ -63,57 +60,9 @@ STOP_GRACE_S = 1.0
 _log = logging.getLogger("eyas.front")
 
 
-CONTROL_ANSWER_S = 120.0  # for weights of 140 GB to leave, into memory of the host that has to be locked
-FLUSH_ANSWER_S = 10.0  # beyond the wait: what the engine is in the middle of
 MIN_SILENCE_S = 3.0
 STEPS_OF_SILENCE = 4.0
 STALL = 4.0  # times the first bound
-
-
-async def flush(engine: EngineClient, wait_s: float) -> int:
-    """Empties the engine's prefix cache once nothing runs; returns how many pages it had.
-
-    Raises Busy if requests still run after `wait_s`, and Unavailable while the engine cannot serve.
-    """
-    deadline = asyncio.get_running_loop().time() + wait_s + FLUSH_ANSWER_S
-    answer: StreamBuffer[CacheFlushed | EngineStopped] = StreamBuffer(2, deadline)
-    call = engine.open(answer.put)
-    try:
-        engine.send(FlushCache(call, wait_s))
-        match await answer.get():
-            case CacheFlushed(pages=pages, failure=None):
-                return pages
-            case (
-                CacheFlushed(failure=WireFailure() as failure)
-                | EngineStopped(failure=WireFailure() as failure)
-            ):
-                raise failure.error()
-        raise Unavailable("the engine has left")
-    finally:
-        engine.close(call)
-
-
-async def control(engine: EngineClient, command: ControlCommand) -> ControlOutcome:
-    """Has the engine carry a command out. Raises what keeps it from that, and Unavailable while it cannot
-    serve.
-    """
-    wait_s = command.wait_s if isinstance(command, ReleaseMemory) else 0.0
-    deadline = asyncio.get_running_loop().time() + wait_s + CONTROL_ANSWER_S
-    answer: StreamBuffer[EngineControlled | EngineStopped] = StreamBuffer(2, deadline)
-    call = engine.open(answer.put)
-    try:
-        engine.send(ControlEngine(call, command))
-        match await answer.get():
-            case EngineControlled(outcome=outcome, failure=None):
-                return outcome
-            case (
-                EngineControlled(failure=WireFailure() as failure)
-                | EngineStopped(failure=WireFailure() as failure)
-            ):
-                raise failure.error()
-        raise Unavailable("the engine has left")
-    finally:
-        engine.close(call)
 
 
 class WorkerFront:
@@ -231,6 +180,7 @@ class WorkerFront:
         ]
         if not self._config.engine.only_drafts:
             services.append((control_service.SERVICE, control_service.ControlServicer(self._control)))
+            services.append((weights_service.SERVICE, weights_service.WeightsServicer(self._change)))
         if Role.PREFILL in roles:
             services.append((prefill.SERVICE, prefill.PrefillServicer(self._engine)))
             services.append((transfer.SERVICE, transfer.TransferServicer(self._engine)))
@@ -287,6 +237,7 @@ class WorkerFront:
             released=self._load.released,
             adapters=None if self._adapters is None else self._adapters.roster,
             adapter_slots=self._load.adapters.slots,
+            weights=self._load.weights,
         )
 
     def _send(self, commands: Sequence[Command]) -> None:
@@ -325,7 +276,8 @@ class WorkerFront:
         self._turn(self._engine.is_loaded and not self._stalled and not self._leaving)
         self._defer(self._liveness.is_lagging(now))
         asleep = self._load.released and not self._load.paused
-        serving = self._open and not (self._lagging or self._draining or asleep)
+        closed = self._load.weights.closed
+        serving = self._open and not (self._lagging or self._draining or asleep or closed)
         if serving != self._serving:
             self._serving = serving
             self._metrics.serving.set(serving)
@@ -407,6 +359,9 @@ class WorkerFront:
 
     async def _control(self, command: ControlCommand) -> ControlOutcome:
         return await control(self._engine, command)
+
+    async def _change(self, command: WeightsCommand, wait_s: float) -> WeightsReply:
+        return await change_weights(self._engine, command, wait_s)
 
     def _on_load(self, load: EngineLoad) -> None:
         self._load = load

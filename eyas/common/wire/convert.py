@@ -34,6 +34,7 @@ from eyas.common.types import (
     RequestDraftLimits,
     Role,
     TokenLogprob,
+    WeightsInfo,
     WorkerBacklog,
     WorkerInfo,
 )
@@ -137,6 +138,7 @@ def fill_request(pb: common_pb2.GenerationRequest, request: GenerationRequest) -
     pb.priority = request.priority
     pb.salt = request.salt
     pb.adapter = request.adapter
+    pb.weights = request.weights
     pb.request_id = request.request_id
     pb.traceparent = request.traceparent
 
@@ -173,6 +175,7 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         priority=pb.priority,
         salt=pb.salt,
         adapter=pb.adapter,
+        weights=pb.weights,
         request_id=pb.request_id,
         traceparent=pb.traceparent,
     )
@@ -358,7 +361,14 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
         released=info.released,
         adapters=None if info.adapters is None else roster_to_pb(info.adapters),
         adapter_slots=info.adapter_slots,
+        weights=None
+        if info.weights == WeightsInfo()
+        else worker_pb2.Weights(**msgspec.structs.asdict(info.weights)),
     )
+
+
+def _weights_from_pb(pb: worker_pb2.Weights) -> WeightsInfo:
+    return WeightsInfo(pb.version, pb.generation, pb.digest, pb.folder, pb.closed, pb.seconds)
 
 
 def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
@@ -393,6 +403,7 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
         released=tuple(pb.released),
         adapters=roster_from_pb(pb.adapters) if pb.HasField("adapters") else None,
         adapter_slots=tuple(pb.adapter_slots),
+        weights=_weights_from_pb(pb.weights) if pb.HasField("weights") else WeightsInfo(),
     )
 
 

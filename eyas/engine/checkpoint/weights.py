@@ -17,10 +17,10 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from rich.console import Console
@@ -220,6 +220,16 @@ class WeightSource(ABC):
 CPU = WeightPlacement()
 
 
+class StoredFile(Protocol):
+    """Named tensors, as a safetensors file that is open gives them."""
+
+    def keys(self) -> Iterable[str]:
+        """Their names."""
+
+    def get_slice(self, name: str) -> Any:
+        """A reader of one: `get_shape`, `get_dtype` (by the name that such files have for it), indexing."""
+
+
 class FolderWeights(WeightSource):
     """Reads a folder's safetensors files. A context manager: it holds the files and a progress bar open.
 
@@ -249,7 +259,7 @@ class FolderWeights(WeightSource):
         if placement.device != "cpu":
             staging = self._open.enter_context(contextlib.closing(WeightStaging(placement.device)))
             self._place = staging.upload
-        files = [(path, self._opened(path)) for path in weight_files(folder)]
+        files = self._files(folder)
         stored = {name: file for _, file in files for name in file.keys() if name.startswith(prefixes)}  # noqa: SIM118
         widened = WidenedFile(folder, quantized, stored, self._place)
         for path, file in (*files, (folder, widened)):
@@ -264,6 +274,10 @@ class FolderWeights(WeightSource):
         progress = Progress(console=screen, disable=not sys.stderr.isatty(), transient=True)
         self._progress = self._open.enter_context(progress)
         self._task = progress.add_task(f"loading {folder.name}", total=len(self._home))
+
+    def _files(self, folder: Path) -> list[tuple[Path, StoredFile]]:
+        """The files of the folder, open."""
+        return [(path, self._opened(path)) for path in weight_files(folder)]
 
     def _opened(self, path: Path) -> Any:
         try:
@@ -413,6 +427,18 @@ class FolderWeights(WeightSource):
         return tuple(self._home[name].read().get_shape())
 
 
+class GivenWeights(FolderWeights):
+    """The tensors of `file` as if they were those of a folder."""
+
+    def __init__(self, file: StoredFile, *args: Any) -> None:
+        """`args`: as of `FolderWeights`; the folder is for messages."""
+        self._given = file
+        super().__init__(*args)
+
+    def _files(self, folder: Path) -> list[tuple[Path, StoredFile]]:
+        return [(folder, self._given)]
+
+
 @dataclass(frozen=True)
 class _StoredTensor:
     """The location of a tensor: all of a stored one, or a part of it that `view` reads."""
@@ -455,9 +481,10 @@ def _unnamed(name: str) -> ConfigError:
 
 
 def _aligned(mapped: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor that starts at a multiple of 16 bytes, as kernels need; files do not align it."""
-    whole = mapped.contiguous()
-    return whole.clone() if whole.data_ptr() % 16 else whole
+    """A contiguous tensor of its own memory, which is aligned as kernels need: a file that somebody writes
+    anew changes no weight that is served.
+    """
+    return mapped.clone(memory_format=torch.contiguous_format)
 
 
 class DummyWeights(WeightSource):

@@ -13,6 +13,8 @@ from typing import Any
 
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import KvKind, TokenEntry
+from eyas.common.weights import WeightsAnswer
+from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded
 from eyas.engine.ipc.messages import (
     CacheFlushed,
     Command,
@@ -159,7 +161,16 @@ class EngineClient:
                     self._give(int(event.id.partition(":")[0]), event)
                 case WatchUpdate():
                     self._give(event.watch, event)
-                case LeaseReleased() | PagesStaged() | LinkProbed() | CacheFlushed() | EngineControlled():
+                case (
+                    LeaseReleased()
+                    | PagesStaged()
+                    | LinkProbed()
+                    | CacheFlushed()
+                    | AdapterLoaded()
+                    | AdapterUnloaded()
+                    | EngineControlled()
+                    | WeightsAnswer()
+                ):
                     self._give(event.call, event)
                 case DraftDown():
                     self._give(event.peer, event)

@@ -11,7 +11,8 @@ import msgspec
 
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
-from eyas.common.types import FAST, FirstToken, GenerationRequest, KvHandle, WorkerBacklog
+from eyas.common.types import FAST, FirstToken, GenerationRequest, KvHandle, WeightsInfo, WorkerBacklog
+from eyas.common.weights import WeightsAnswer, WeightsCall
 from eyas.common.wire.control import ControlCommand, ControlOutcome, MemoryTag
 from eyas.common.wire.message import (
     PagesLost,
@@ -351,6 +352,7 @@ class EngineLoad(TaggedMessage, frozen=True, tag="Load"):
     paused: bool = False  # no step runs
     released: tuple[MemoryTag, ...] = ()  # memory that it has let go of
     adapters: AdapterCounts = AdapterCounts()
+    weights: WeightsInfo = WeightsInfo()
 
 
 class EngineAlive(TaggedMessage, frozen=True, tag="Alive"):
@@ -424,6 +426,7 @@ Command = (
     | LoadAdapter
     | UnloadAdapter
     | ControlEngine
+    | WeightsCall
     | DrainEngine
     | ShutdownEngine
 )
@@ -457,5 +460,6 @@ Event = (
     | AdapterLoaded
     | AdapterUnloaded
     | EngineControlled
+    | WeightsAnswer
     | EngineStopped
 )

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,10 +53,13 @@ from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.draft_build import draft_worker, plain_machine, plain_runner
 from eyas.engine.loading.draft_channels import decode_channels, gpu_of
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
+from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
 from eyas.engine.loading.step_rates import StepLimits, context_of_a_row, measure
 from eyas.engine.loading.travel import PageTransfer, travel
+from eyas.engine.loading.weight_sources import WeightSources
+from eyas.engine.loading.weight_store import EngineWeights, FixedWeights, Replacement
 from eyas.engine.loop.control import MemoryParts
 from eyas.engine.loop.engine import Engine, EngineParts
 from eyas.engine.loop.forwards import LocalForward, StepForward
@@ -196,6 +200,7 @@ class _StepCore:
     limits: BatchLimits
     slowest_step_s: float
     rates: StepRates | None
+    replacement: Replacement
     adapters: AdapterTable | None = None
     weights: MovableMemory | None = None
 
@@ -232,6 +237,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
         ),
         slowest_step_s=slowest,
         rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length), loaded.state_slots)),
+        replacement=_replacement(loaded, model),
         adapters=_plain_adapters(loaded, model),
     )
 
@@ -303,6 +309,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         slowest_step_s=device.slowest_step_s,
         rates=rates,
         weights=device.weights,
+        replacement=_replacement(loaded, device.model),
     )
 
 
@@ -353,6 +360,7 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
         outbox=outbox,
         grammars=core.grammars,
         ready=_ready(loaded, moves, context, core.slowest_step_s, core.rates),
+        store=EngineWeights(loaded, core.replacement, WeightSources()),
         adapters=core.adapters,
     )
 
@@ -368,6 +376,15 @@ def _memory(loaded: EngineSpec, core: _StepCore) -> MemoryParts:
     if core.weights is not None or config.device == "cpu":
         parts[MemoryTag.WEIGHTS] = () if core.weights is None else (core.weights,)
     return parts
+
+
+def _replacement(loaded: EngineSpec, model: DecoderModel[Any]) -> Replacement:
+    """How the target's weights change, or why they do not."""
+    if not isinstance(model, Decoder):
+        return FixedWeights("transformers computes this model")
+    if loaded.config.device_ranks > 1 or loaded.config.dp_attention > 1:
+        return FixedWeights("ranks share this model")
+    return WeightReplacement(loaded, model)
 
 
 def _scheduler(loaded: EngineSpec, core: _StepCore, pulls: PullManager) -> Schedulers:

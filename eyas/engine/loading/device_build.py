@@ -142,6 +142,7 @@ class DeviceCore:
     pools: tuple[KvPool, ...]
     slowest_step_s: float
     weights: MovableMemory | None
+    model: DecoderModel[ForwardRows]
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,8 @@ def build_device(
     if adaptive is not None and depths is not None and loaded.config.device != "cpu":
         with start.phases("depths"):
             measure_depths(runner, depths, adaptive, loaded.config)
-    return loaded, DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s, state.weights)
+    core = DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s, state.weights, state.model)
+    return loaded, core
 
 
 def build_rank(

@@ -22,7 +22,7 @@ from eyas.engine.checkpoint.fp8 import scales_of
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
 from eyas.engine.checkpoint.quantized import Fp8Config, ScaledConfig
-from eyas.engine.checkpoint.weights import Part, Shape, WeightSource
+from eyas.engine.checkpoint.weights import Part, Shape, StoredFile, WeightSource
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import StepProgram
@@ -150,7 +150,7 @@ class MetaSpec(EngineSpec):
     """An engine whose tensors have the shapes of its folders, and no memory."""
 
     @contextlib.contextmanager
-    def weights(self, group: KvKind) -> Iterator[WeightSource]:
+    def weights(self, group: KvKind, file: StoredFile | None = None) -> Iterator[WeightSource]:
         here = EngineSpec(dataclasses.replace(self.config, device="cpu"), self.target, self.head, self.epoch)
         with here.weights(group) as named:
             yield MetaWeights(named)

@@ -20,7 +20,14 @@ from eyas.common.wire.pool import SCALE_BYTES, PoolGeometry
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
-from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, WeightPlacement, WeightSource
+from eyas.engine.checkpoint.weights import (
+    DummyWeights,
+    FolderWeights,
+    GivenWeights,
+    StoredFile,
+    WeightPlacement,
+    WeightSource,
+)
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.groups import GRAIN, KvGroups, one_group, page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
@@ -100,19 +107,22 @@ class EngineSpec:
         return torch_attention(self.decoder(group), self.shape(group), beat)
 
     @contextlib.contextmanager
-    def weights(self, group: KvKind) -> Iterator[WeightSource]:
-        """The tensors of the target, or of the head in its official spelling."""
+    def weights(self, group: KvKind, file: StoredFile | None = None) -> Iterator[WeightSource]:
+        """The tensors of the target, or of the head in its official spelling. `file`: has them in the place
+        of the folder's files.
+        """
         head, quantized = self.head if group is KvKind.DRAFT else None, self.decoder(group).quantized
         if quantized is not None and self.config.attention_backend == "torch":
             quantized = quantized.with_rows_as_they_are()  # rounding them is how a device is fast
-        if self.config.load_format == "dummy":
+        if self.config.load_format == "dummy" and file is None:
             optional = head.dummy_tensors if head else frozenset()
             yield DummyWeights(placement=self.placement, optional=optional, quantized=quantized)
             return
         decoder, prefixes = self.decoder(group), head.prefixes if head else ("",)
         spelling = head_spelling(head) if head else decoder.spelling
         placement, fused = self.placement, decoder.fused
-        with FolderWeights(decoder.folder, spelling, placement, prefixes, quantized, fused) as weights:
+        sizes = (decoder.folder, spelling, placement, prefixes, quantized, fused)
+        with FolderWeights(*sizes) if file is None else GivenWeights(file, *sizes) as weights:
             yield weights
 
     @property

@@ -18,6 +18,8 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import Unavailable
 from eyas.common.step_times import UNSEEN
 from eyas.common.types import WorkerBacklog
+from eyas.common.weights import WeightsCall
+from eyas.common.wire.control import MemoryTag
 from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.grammar.grammars import GrammarManager
@@ -57,6 +59,7 @@ from eyas.engine.loop.control import EngineControl, MemoryParts
 from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.loop.step_loop import StepLoop, StepPaces
+from eyas.engine.loop.weight_updates import WeightStore, WeightUpdates
 from eyas.engine.scheduling.adapter_commands import AdapterCommands
 from eyas.engine.scheduling.admission import AdmissionLimits
 from eyas.engine.scheduling.backlog import backlog
@@ -83,7 +86,7 @@ class EngineParts:
 
     `drafter`: one outside the steps, if there is one. `pacing`: where depths are adaptive. `pulls`: of target
     KV; `draft_pulls`: of draft KV, if that lives here. `travels`: can pages leave the pools, or come there?
-    `adapters`: None where none can be loaded.
+    `adapters`: None where none can be loaded. `store`: how weights change.
     """
 
     config: EngineConfig
@@ -104,6 +107,7 @@ class EngineParts:
     outbox: EventOutbox
     grammars: GrammarManager
     ready: EngineReady
+    store: WeightStore
     adapters: AdapterTable | None = None
 
 
@@ -126,6 +130,7 @@ class Engine:
         self._requests = self._new_requests()
         self._adapters = AdapterCommands(parts.adapters, parts.outbox)
         self._flushes = CacheFlushes(parts.scheduler, parts.outbox, self._work, self._drafting.forget_answers)
+        self._updates = self._new_updates()
         self._loop = self._new_loop()
         self._control = self._new_control()
         self._handlers = self._routes()
@@ -195,6 +200,18 @@ class Engine:
             forget=self._drafting.forget_answers,
         )
 
+    def _new_updates(self) -> WeightUpdates:
+        return WeightUpdates(
+            store=self._parts.store,
+            requests=self._requests,
+            outbox=self._outbox,
+            work=self._work,
+            forget=self._flushes.flush,
+            between=self.between_steps,
+            beat=self._pulse,
+            away=lambda: MemoryTag.WEIGHTS in self._control.released,
+        )
+
     def _routes(self) -> dict[type, Callable[..., None]]:
         requests, leases, stager = self._requests, self._parts.leases, self._parts.stager
         return {
@@ -210,6 +227,7 @@ class Engine:
             **dict.fromkeys(PULL_REPORTS, self._take_pull_report),
             ProbeLink: self._probe,
             FlushCache: self._flushes.begin,
+            WeightsCall: self._updates.receive,
             LoadAdapter: self._adapters.load,
             UnloadAdapter: self._adapters.unload,
             ControlEngine: self._control.receive,
@@ -271,6 +289,7 @@ class Engine:
         """Seconds to wait for commands, or until a bell rings."""
         if self._busy:
             return 0.0
+        looks = self._parts.grammars.awaited() or self._copying or self._untold or self._updates.looks
         adapters = self._adapters.busy
         looks = self._parts.grammars.awaited() or self._copying or self._untold or adapters
         return COPYING_S if looks else IDLE_S
@@ -310,6 +329,7 @@ class Engine:
         self._parts.stager.poll()
         self._flushes.poll(now)
         self._control.poll(now)
+        self._updates.poll(now)
         freed = self._scheduler.pool.used < used and self._scheduler.waiting
         return bool(back or freed or seated) or self._requests.joins > joins
 
@@ -412,6 +432,7 @@ class Engine:
             drafts_sent=dict(self._drafting.sent),
             host=HostCache() if scheduler.host is None else scheduler.host.counts,
             states=scheduler.states,
+            weights=self._updates.info,
             adapters=self._adapters.counts(0 if scheduler.adapters is None else scheduler.adapters.waiting),
             paused=self._control.paused,
             released=self._control.released,
@@ -437,6 +458,7 @@ class Engine:
     def _close(self) -> None:
         self._control.close()
         self._parts.grammars.close()
+        self._updates.close()
         if self._parts.adapters is not None:
             self._parts.adapters.close()
         self._drafting.leave()

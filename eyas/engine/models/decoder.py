@@ -6,6 +6,7 @@ is special about one is a number or a name in it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
@@ -18,9 +19,9 @@ from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.norm import LayerNorm, load_norm
+from eyas.engine.layers.norm import Gain, LayerNorm, load_norm
 from eyas.engine.layers.rotary import BEYOND
-from eyas.engine.models.layer import load_layers, run_layers
+from eyas.engine.models.layer import DecoderLayer, load_layers, run_layers
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks, Machine
 from eyas.engine.models.token_vectors import TokenVectors
@@ -73,18 +74,22 @@ class Decoder(Generic[ProjectionT]):
         self.config = config
         self.kv_format: KvFormat = config_of_rank(config, weights.placement.ranks).kv_format
         self.machine = machine
-        self.ends = ModelEnds.load(config, weights, machine)
-        blocks = Blocks(config, weights, machine)
-        self.layers = load_layers(blocks)
-        self._vectors = TokenVectors(blocks) if config.token_rows else None
-        self.few_rows = machine.most_rows(self.layers)
-        self._norm = load_norm(config, weights, "model.norm", config.hidden_size)
-        self._head_bias = self._positions = None
-        if config.head_bias:
-            self._head_bias = weights.take("lm_head.bias", (config.vocab_size,), torch.float32)
-        if config.positions:
-            self._positions = _positions(config, weights)
-        _check_layers(config, weights)
+        self._parts = parts = dict(decoder_parts(config, weights, machine))
+        self.ends: ModelEnds = parts["ends"]
+        layers: list[DecoderLayer[ProjectionT]] = [parts[f"layer {i}"] for i in range(config.num_layers)]
+        self.layers = layers
+        self.few_rows = machine.most_rows(layers)
+        self._norm: Gain = parts["norm"]
+        self._vectors: TokenVectors[ProjectionT] | None = parts.get("vectors")
+        self._head_bias: torch.Tensor | None = parts.get("head bias")
+        self._positions: torch.Tensor | None = parts.get("positions")
+
+    def renewed(self, weights: WeightSource) -> Iterator[tuple[str, Any, Any]]:
+        """The name of each part of this model that has weights, the part, and one made in the same way of
+        other `weights`, one after the other. Raises ConfigError as the constructor does.
+        """
+        for name, new in decoder_parts(self.config, weights, self.machine):
+            yield name, self._parts[name], new
 
     @property
     def projections(self) -> list[AnyProjection]:
@@ -145,6 +150,24 @@ class Decoder(Generic[ProjectionT]):
         if (scale := self.config.logit_scale) != 1.0:
             logits.mul_(scale)
         return self.machine.capped(logits, cap) if (cap := self.config.logit_soft_cap) else logits
+
+
+def decoder_parts(
+    config: ModelConfig, weights: WeightSource, machine: Machine[Any]
+) -> Iterator[tuple[str, Any]]:
+    """The parts of a `Decoder` that have weights, by name, each loaded when it is taken."""
+    yield "ends", ModelEnds.load(config, weights, machine)
+    blocks = Blocks(config, weights, machine)
+    for layer in load_layers(blocks):
+        yield f"layer {layer.number}", layer
+    if config.token_rows:
+        yield "vectors", TokenVectors(blocks)
+    yield "norm", load_norm(config, weights, "model.norm", config.hidden_size)
+    if config.head_bias:
+        yield "head bias", weights.take("lm_head.bias", (config.vocab_size,), torch.float32)
+    if config.positions:
+        yield "positions", _positions(config, weights)
+    _check_layers(config, weights)
 
 
 def _tap(

@@ -124,7 +124,7 @@ class DFlashDraft(Generic[ProjectionT]):
         if "lm_head.weight" in weights:
             shape = (config.draft_vocab_size, hidden)
             self._lm_head = machine.matrix(weights.take_rows("lm_head.weight", shape))
-        self._layers = load_layers(blocks, "layers")
+        self._layers = list(load_layers(blocks, "layers"))
         self._injected = InjectedKv(blocks, self._layers)
         self._few_rows = machine.most_rows(self._layers)
         self._gain = weights.take("norm.weight", (hidden,))

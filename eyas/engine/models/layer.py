@@ -8,9 +8,9 @@ rows are the same on all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Generic, Protocol
 
 import torch
@@ -172,9 +172,13 @@ class DecoderLayer(Generic[ProjectionT]):
             mixer.keep(read, layer, ops)
 
 
-def load_layers(blocks: Blocks[ProjectionT], prefix: str = "model.layers") -> list[DecoderLayer[ProjectionT]]:
-    """The layers of a target, or of a draft head whose first layer is like the others."""
-    return _in_turn([load_layer(blocks, i, f"{prefix}.{i}") for i in range(blocks.config.num_layers)])
+def load_layers(
+    blocks: Blocks[ProjectionT], prefix: str = "model.layers"
+) -> Iterator[DecoderLayer[ProjectionT]]:
+    """The layers of a target, or of a draft head whose first layer is like the others, each loaded when it
+    is taken.
+    """
+    return _in_turn(load_layer(blocks, i, f"{prefix}.{i}") for i in range(blocks.config.num_layers))
 
 
 def load_layer(blocks: Blocks[ProjectionT], number: int, prefix: str) -> DecoderLayer[ProjectionT]:
@@ -187,16 +191,20 @@ def head_layers(blocks: Blocks[ProjectionT], gain: Gain | None) -> list[DecoderL
     """The layers of a draft head whose first layer reads rows that are given; `gain` as of `DecoderLayer`."""
     first = DecoderLayer(blocks, blocks.config.layers[0], "layers.0", gain)
     rest = (load_layer(blocks, i, f"layers.{i}") for i in range(1, blocks.config.num_layers))
-    return _in_turn([first, *rest])
+    return list(_in_turn(chain([first], rest)))
 
 
-def _in_turn(layers: list[DecoderLayer[ProjectionT]]) -> list[DecoderLayer[ProjectionT]]:
-    """Layers each of which is read by the next, with their numbers."""
+def _in_turn(layers: Iterable[DecoderLayer[ProjectionT]]) -> Iterator[DecoderLayer[ProjectionT]]:
+    """Layers with their numbers, each of which is read by the next, and comes when that is there."""
+    before = None
     for number, layer in enumerate(layers):
         layer.number = number
-    for layer, after in pairwise(layers):
-        layer.read_by(after.norm)
-    return layers
+        if before is not None:
+            before.read_by(layer.norm)
+            yield before
+        before = layer
+    if before is not None:
+        yield before
 
 
 def run_layers(

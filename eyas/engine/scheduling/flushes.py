@@ -32,14 +32,23 @@ class CacheFlushes:
         """Queues a flush; one `CacheFlushed` follows."""
         self._waiting.append((command.call, time.monotonic() + command.wait_s))
 
+    def flush(self) -> int | None:
+        """Empties the cache, and forgets answers, while nothing runs; returns how many pages it had.
+
+        None: a page is in use, or being copied, and nothing has changed.
+        """
+        pages = self.scheduler.flush()
+        if pages is not None:
+            self.forget()
+        return pages
+
     def poll(self, now: float) -> None:
         """Runs once a loop: flushes if nothing runs, and refuses calls that have waited long enough."""
         if not self._waiting:
             return
         work = self.work()
-        pages = None if work else self.scheduler.flush()
+        pages = None if work else self.flush()
         if pages is not None:
-            self.forget()
             self.outbox.add(*(CacheFlushed(call, pages) for call, _ in self._waiting))
             self._waiting.clear()
             return

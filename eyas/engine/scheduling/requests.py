@@ -23,6 +23,7 @@ from eyas.common.errors import (
     Overloaded,
     TransferFailed,
     Unavailable,
+    WeightsChanging,
 )
 from eyas.common.logging import serving
 from eyas.common.types import FinishCause, FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice
@@ -57,7 +58,9 @@ class RequestTable:
 
     `draft_kv`: brings the draft KV of pulled prompts, where it lives here. `joined` hears of every sequence
     whose prompt was pulled, with its last feature, as it begins; `left` of every one that goes. `adapters`:
-    None where no request may have one.
+    None where no request may have one. `weights`: the digest of those that compute here
+    (`eyas.common.weights`); requests for others are refused. `closed`: why no request is taken that has no
+    token yet.
     """
 
     scheduler: Schedulers
@@ -74,6 +77,8 @@ class RequestTable:
     draining: bool = False
     asleep: str = ""  # why new requests are refused, if its memory is gone
     retracted: bool = False  # no pages are lent to prompts that come from elsewhere
+    weights: str = ""
+    closed: EyasError | None = None
     spoiled: int = 0  # requests that failed by their logits, ever
     joins: int = 0  # sequences whose prompt was pulled and that have begun, ever
     _arrivals: dict[Sequence, PullArrival] = field(default_factory=dict)  # for joining sequences
@@ -223,6 +228,17 @@ class RequestTable:
             return
         self.outbox.failed(generation, error)
         self._drop(generation, error)
+
+    def compute_by(self, weights: str) -> None:
+        """Takes requests for the weights of this digest alone, from now on."""
+        self.weights = weights
+        self.leases.compute_by(weights)
+
+    def end_all(self, error: EyasError) -> int:
+        """Fails every request; returns how many there were."""
+        for generation in (ending := list(self.table.values())):
+            self.fail(generation, error)
+        return len(ending)
 
     def spoil(self, generation: Generation) -> None:
         """Fails a request whose logits are not finite. No other one begins with its rows."""
@@ -376,7 +392,10 @@ class RequestTable:
     def _pull(self, generation: Generation, handles: tuple[KvHandle, ...]) -> None:
         by_group = {handle.group: handle for handle in handles}
         generation.draft_handle = by_group.get(KvKind.DRAFT)
-        target = by_group.get(KvKind.TARGET)
+        target, own = by_group.get(KvKind.TARGET), self.leases.layouts.get(KvKind.TARGET)
+        if target is not None and own is not None and target.layout != own:
+            self.lost(generation, TransferFailed("the pages are of another layout, or of other weights"))
+            return
         if target is None or target.tokens != len(generation.request.prompt_ids):
             message = "handles must have one of the target's KV, with one row for each prompt token"
             self.fail(generation, InvalidRequest(message, param="handles"))
@@ -431,6 +450,7 @@ class RequestTable:
                 raise _draining()
             if self.asleep:
                 raise Unavailable(self.asleep)
+            self._check_weights(request)
             self.admission.check(request, kind, self.scheduler)
             self._check_adapter(request.adapter)
             if self.queued >= self.admission.max_waiting and not request.begun:
@@ -443,6 +463,13 @@ class RequestTable:
         self.table[request.id] = generation
         self.outbox.add(RequestAdmitted(request.id, attempt))
         return generation
+
+    def _check_weights(self, request: GenerationRequest) -> None:
+        """Raises WeightsChanging for a request that would not be computed by its weights alone."""
+        if request.weights != self.weights:
+            raise WeightsChanging("the worker has other weights than the request began with")
+        if self.closed is not None and not request.begun:
+            raise self.closed
 
     def _check_adapter(self, name: str) -> None:
         """Raises NotFound for an adapter that is not loaded here."""

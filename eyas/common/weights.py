@@ -1,0 +1,198 @@
+"""What gateways and workers say to each other of weights that change while a cluster serves.
+
+An update has three steps on every worker. It is prepared: read, checked and rehearsed while the old weights
+serve. Then the worker is closed: it takes no new request, and those that it has end. At last it is committed,
+and the worker opens again with the new weights. Until the first commit the update may be dropped, and
+everything is as it was.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from typing import ClassVar
+
+import msgspec
+
+from eyas.common.wire.message import TaggedMessage, WireFailure
+
+SALT_BYTES = 16
+
+
+class Running(enum.StrEnum):
+    """What becomes of requests that run when new weights come."""
+
+    DRAIN = "drain"  # they are waited for
+    ABORT = "abort"  # they fail
+    RESTART = "restart"  # those whose callers have no token begin again with the new weights; others fail
+
+
+def salted(salt: bytes, digest: str) -> bytes:
+    """The salt of pages that weights of this digest compute: those of a start keep the caller's."""
+    if not digest:
+        return salt
+    return hashlib.blake2b(digest.encode() + salt, digest_size=SALT_BYTES, person=b"weights").digest()
+
+
+# --- where new weights are ------------------------------------------------------------------------------
+
+
+class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor's name, its dtype as safetensors files name it, and its shape. `start`: its first byte in a
+    flat buffer, where there is one.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int = 0
+
+
+class FolderSource(TaggedMessage, frozen=True):
+    """The safetensors files of a folder, on each worker's machine. `param`, of every source: the field of an
+    HTTP body that says where it is.
+    """
+
+    path: str
+    param: ClassVar[str] = "model_path"
+
+
+class BytesSource(TaggedMessage, frozen=True):
+    """Safetensors files, whole, each as bytes."""
+
+    files: tuple[bytes, ...]
+    param: ClassVar[str] = "serialized_named_tensors"
+
+
+class SharedSource(TaggedMessage, frozen=True):
+    """Safetensors files in shared memory (/dev/shm) of the workers' machine. `digests`: of each file, as
+    `eyas.client.weights` makes them; empty: they are not compared.
+    """
+
+    paths: tuple[str, ...]
+    digests: tuple[str, ...] = ()
+    param: ClassVar[str] = "serialized_named_tensors"
+
+
+class DeviceBuffer(msgspec.Struct, frozen=True):
+    """A flat buffer of tensors in the memory of a GPU of this machine. `handle`: of the allocation, by CUDA
+    IPC; `offset`: of the buffer's first byte there. `gpu`: its UUID.
+    """
+
+    handle: bytes
+    offset: int
+    nbytes: int
+    gpu: str
+    tensors: tuple[TensorMeta, ...]
+
+
+class DeviceSource(TaggedMessage, frozen=True):
+    """Buffers of a process that keeps them until the update has been answered."""
+
+    buffers: tuple[DeviceBuffer, ...]
+    param: ClassVar[str] = "serialized_named_tensors"
+
+
+class GroupSource(TaggedMessage, frozen=True):
+    """Tensors that rank 0 of a `torch.distributed` group broadcasts, in this order."""
+
+    group: str
+    tensors: tuple[TensorMeta, ...]
+    param: ClassVar[str] = "names"
+
+
+Source = FolderSource | BytesSource | SharedSource | DeviceSource | GroupSource
+
+
+# --- commands -------------------------------------------------------------------------------------------
+
+
+class PrepareWeights(TaggedMessage, frozen=True):
+    """Reads, checks and rehearses new weights. `whole`: all of the model's; else tensors that are missing
+    stay as they are.
+    """
+
+    version: str
+    generation: int
+    source: Source
+    whole: bool
+
+
+class CloseForWeights(TaggedMessage, frozen=True):
+    """Takes no new request, and answers when nothing runs: after `wait_s` at most, or it opens again. It also
+    does if nothing follows for `hold_s`. `digest`: of the prepared weights.
+    """
+
+    digest: str
+    running: Running
+    wait_s: float
+    hold_s: float
+
+
+class CommitWeights(TaggedMessage, frozen=True):
+    """Puts the prepared weights of this digest in the place of the old ones, and opens."""
+
+    digest: str
+
+
+class DropWeights(TaggedMessage, frozen=True):
+    """Forgets prepared weights, and opens, if they are those of `digest` or that is ""."""
+
+    digest: str = ""
+
+
+class ReadWeight(TaggedMessage, frozen=True):
+    """The first `count` numbers of a tensor as it was stored."""
+
+    name: str
+    count: int
+
+
+class JoinGroup(TaggedMessage, frozen=True):
+    """Joins a `torch.distributed` group as `rank` of `size`, whose rank 0 listens at `address`."""
+
+    group: str
+    address: str
+    rank: int
+    size: int
+    backend: str
+    wait_s: float
+
+
+class LeaveGroup(TaggedMessage, frozen=True):
+    """Leaves a group."""
+
+    group: str
+
+
+WeightsCommand = (
+    PrepareWeights | CloseForWeights | CommitWeights | DropWeights | ReadWeight | JoinGroup | LeaveGroup
+)
+
+
+class WeightsReply(TaggedMessage, frozen=True):
+    """The answer to a command. `digest`, `tensors`, `nbytes`: of prepared weights. `seconds`: that it took;
+    of a commit, how long no step could run. `requests`: that were ended. `numbers`: of a tensor.
+    """
+
+    digest: str = ""
+    tensors: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    requests: int = 0
+    numbers: tuple[float, ...] = ()
+    failure: WireFailure | None = None
+
+
+class WeightsCall(TaggedMessage, frozen=True):
+    """A command from a worker's front to its engine. The answer is one `WeightsAnswer`."""
+
+    call: int
+    command: WeightsCommand
+
+
+class WeightsAnswer(TaggedMessage, frozen=True):
+    """The answer to a `WeightsCall`."""
+
+    call: int
+    reply: WeightsReply

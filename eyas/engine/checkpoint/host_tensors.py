@@ -1,0 +1,272 @@
+"""Named tensors in one flat piece of the host's memory, read as a safetensors file is.
+
+The memory has no name in any file system: it is gone with the last process that maps it, however that ends.
+The other ranks of an engine map it by `path`, so that a host holds the weights of an update once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import torch
+
+from eyas.common.errors import ConfigError, InvalidRequest
+
+ALIGNED = 64  # bytes: as kernels and copies like tensors to begin
+PIECE_BYTES = 16 * 2**20  # read from a file at a time
+READERS = 4
+DIGEST_BYTES = 16
+_LENGTH_BYTES = 8
+_MOST_HEADER = 100 * 2**20  # bytes, as the library that writes such files has it
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+"""By the names that safetensors files have for them."""
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor's dtype, as safetensors files name it, its shape, and its first byte."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * DTYPES[self.dtype].itemsize
+
+
+def laid_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, TensorPlace]:
+    """Places for tensors (name, dtype, shape), one behind the other. Raises InvalidRequest for a dtype that
+    has no name here, for a size below 0, and for a name that comes twice.
+    """
+    places: dict[str, TensorPlace] = {}
+    end = 0
+    for name, dtype, shape in tensors:
+        if dtype not in DTYPES:
+            raise InvalidRequest(f"tensor {name}: {dtype} is no dtype of weights ({', '.join(DTYPES)})")
+        if name in places or min(shape, default=0) < 0:
+            what = "is there twice" if name in places else f"cannot be {list(shape)}"
+            raise InvalidRequest(f"tensor {name} {what}")
+        places[name] = place = TensorPlace(dtype, shape, end)
+        end = -(-(end + place.nbytes) // ALIGNED) * ALIGNED
+    return places
+
+
+class HostTensors:
+    """The memory, and where each tensor is. A `StoredFile`."""
+
+    def __init__(self, places: Mapping[str, TensorPlace], path: str = "") -> None:
+        """New memory, whose content is zeros; `path`: that of another process, which is mapped."""
+        self.places = dict(places)
+        size = max((place.start + place.nbytes for place in places.values()), default=0) or 1
+        self._file = os.open(path, os.O_RDWR) if path else os.memfd_create("eyas-weights")
+        try:
+            if not path:
+                os.ftruncate(self._file, size)
+            self._memory = mmap.mmap(self._file, size)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __del__(self) -> None:
+        if hasattr(self, "_memory"):
+            os.close(self._file)
+
+    @property
+    def path(self) -> str:
+        """By which processes of the same user map it, as long as this one lives."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(place.nbytes for place in self.places.values())
+
+    def keys(self) -> Iterable[str]:
+        """The tensors' names."""
+        return self.places.keys()
+
+    def get_slice(self, name: str) -> HostSlice:
+        """Opens a reader of a tensor."""
+        return HostSlice(self.places[name].dtype, self.tensor(name))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor itself: what is written there is written here."""
+        place = self.places[name]
+        dtype = DTYPES[place.dtype]
+        if not place.nbytes:
+            return torch.empty(place.shape, dtype=dtype)
+        count = place.nbytes // dtype.itemsize
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place.start)
+        return flat.view(place.shape)
+
+    def window(self, start: int, size: int) -> memoryview:
+        """Bytes of the memory, writable."""
+        return memoryview(self._memory)[start : start + size]
+
+    def digest(self) -> str:
+        """Hex digest of all names, dtypes, shapes and elements, whatever their order."""
+        names = sorted(self.places)
+        with ThreadPoolExecutor(READERS, "digest") as readers:
+            parts = list(readers.map(self._digest, names))
+        return hashlib.blake2b(b"".join(parts), digest_size=DIGEST_BYTES).hexdigest()
+
+    def _digest(self, name: str) -> bytes:
+        place = self.places[name]
+        digest = hashlib.blake2b(repr((name, place.dtype, place.shape)).encode())
+        digest.update(self.window(place.start, place.nbytes))
+        return digest.digest()
+
+
+@dataclass(frozen=True)
+class HostSlice:
+    """Read as a safetensors file's slice is."""
+
+    dtype: str
+    whole: torch.Tensor
+
+    def get_dtype(self) -> str:
+        """The dtype, by the name that files have for it."""
+        return self.dtype
+
+    def get_shape(self) -> list[int]:
+        """The shape of the whole tensor."""
+        return list(self.whole.shape)
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        return self.whole[part]
+
+
+class LayeredFile:
+    """Files as one, a `StoredFile`: the first that has a tensor gives it."""
+
+    def __init__(self, *files: Any) -> None:
+        self._files = files
+        self._home = {name: file for file in reversed(files) for name in file.keys()}  # noqa: SIM118
+
+    def keys(self) -> Iterable[str]:
+        """The names of all tensors."""
+        return self._home.keys()
+
+    def get_slice(self, name: str) -> Any:
+        """Opens a reader of a tensor."""
+        return self._home[name].get_slice(name)
+
+
+def read_files(paths: Iterable[Path]) -> HostTensors:
+    """A copy of safetensors files in the host's memory. It reads and maps nothing: a file that is cut short
+    meanwhile is an error, not a signal.
+
+    Raises ConfigError for a file that cannot be read, or is none, and for a tensor that two files hold.
+    """
+    headers = [(path, _header(path)) for path in paths]
+    homes: dict[str, tuple[Path, int]] = {}
+    for path, tensors in headers:
+        if twice := homes.keys() & tensors.keys():
+            raise ConfigError(f"tensor {min(twice)} of {path} is in another file of the folder as well")
+        homes |= {name: (path, start) for name, (_, _, start) in tensors.items()}
+    read = HostTensors(laid_out((n, *kind[:2]) for _, tensors in headers for n, kind in tensors.items()))
+    with ThreadPoolExecutor(READERS, "weights") as readers:
+        pieces = [
+            readers.submit(
+                _read, path, start + at, read, place.start + at, min(PIECE_BYTES, place.nbytes - at)
+            )
+            for name, place in read.places.items()
+            for path, start in [homes[name]]
+            for at in range(0, place.nbytes, PIECE_BYTES)
+        ]
+        for piece in pieces:
+            piece.result()
+    return read
+
+
+def read_bytes(files: Sequence[bytes]) -> HostTensors:
+    """A copy of safetensors files whose bytes are given. Raises ConfigError as `read_files`."""
+    found: dict[str, tuple[str, tuple[int, ...], memoryview]] = {}
+    for data in files:
+        for name, (dtype, shape, start) in _read_header(
+            BytesIO(data), len(data), "a file of the update"
+        ).items():
+            if name in found:
+                raise ConfigError(f"tensor {name} is in two files of the update")
+            size = TensorPlace(dtype, shape, 0).nbytes
+            found[name] = dtype, shape, memoryview(data)[start : start + size]
+    read = HostTensors(laid_out((name, dtype, shape) for name, (dtype, shape, _) in found.items()))
+    for name, place in read.places.items():
+        read.window(place.start, place.nbytes)[:] = found[name][2]
+    return read
+
+
+Header = dict[str, tuple[str, tuple[int, ...], int]]
+"""Of each tensor its dtype, its shape, and its first byte in the file."""
+
+
+def _header(path: Path) -> Header:
+    """The tensors of a file. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            return _read_header(file, os.fstat(file.fileno()).st_size, str(path))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def _read_header(file: BinaryIO, size: int, name: str) -> Header:
+    try:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if not 0 < length <= min(_MOST_HEADER, size):
+            raise ValueError("its header is longer than the file")
+        return dict(_tensors(json.loads(file.read(length)), _LENGTH_BYTES + length, size))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{name} is not a readable safetensors file: {error}") from None
+
+
+def _tensors(header: Mapping[str, Any], first: int, size: int) -> Iterator[tuple[str, Any]]:
+    for name, stored in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape, (start, end) = stored["dtype"], tuple(stored["shape"]), stored["data_offsets"]
+        place = TensorPlace(dtype, shape, 0)
+        if dtype not in DTYPES or place.nbytes != end - start or not 0 <= start <= end <= size - first:
+            raise ValueError(f"tensor {name} of {dtype} {list(shape)} is not at bytes {start} to {end}")
+        yield name, (dtype, shape, first + start)
+
+
+def _read(path: Path, start: int, into: HostTensors, at: int, count: int) -> None:
+    """Copies `count` bytes of a file. Raises ConfigError if it has become shorter."""
+    done, target = 0, into.window(at, count)
+    with path.open("rb", buffering=0) as file:
+        while done < count:
+            got = os.preadv(file.fileno(), [target[done:]], start + done)
+            if not got:
+                raise ConfigError(f"{path} was cut short while it was read")
+            done += got

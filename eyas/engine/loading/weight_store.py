@@ -1,0 +1,149 @@
+"""The weights of an engine as they were stored: those that serve, and those of an update that is staged.
+
+Stored tensors of an update stay in the host's memory when they serve. So a later update of some tensors has
+the others, and what was stored of a tensor can be read, though formats have changed it beyond recognition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import safe_open
+
+from eyas.common.errors import ConfigError, EyasError, InvalidRequest, NotFound
+from eyas.common.weights import JoinGroup, PrepareWeights
+from eyas.engine.checkpoint.folder import read_config, weight_files
+from eyas.engine.checkpoint.host_tensors import DIGEST_BYTES, HostTensors, LayeredFile
+from eyas.engine.checkpoint.weights import StoredFile
+from eyas.engine.ipc.pulse import Beat
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.weight_sources import WeightSources
+from eyas.engine.loop.weight_updates import StagedWeights
+
+UNSAID = frozenset(("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"))
+"""What config.json of the same model may say otherwise: shapes and equations are not among it."""
+
+
+class Replacement(Protocol):
+    """The weights that steps read, on all ranks."""
+
+    def rehearse(self, file: StoredFile) -> None:
+        """Raises ConfigError, by name, if those of `file` cannot take their place."""
+
+    def write(self, file: StoredFile, beat: Beat) -> None:
+        """Writes those that were rehearsed."""
+
+
+@dataclass(frozen=True)
+class FixedWeights:
+    """A `Replacement` of weights that stay as they are, and why."""
+
+    why: str
+
+    def rehearse(self, file: StoredFile) -> None:
+        """Raises InvalidRequest."""
+        raise InvalidRequest(f"the weights of this worker do not change: {self.why}")
+
+    def write(self, file: StoredFile, beat: Beat) -> None:
+        """Never called: no update was rehearsed."""
+        raise AssertionError(self.why)
+
+
+class EngineWeights:
+    """A `WeightStore` over the weights that `replacement` writes."""
+
+    def __init__(self, loaded: EngineSpec, replacement: Replacement, sources: WeightSources) -> None:
+        self._loaded, self._replacement, self._sources = loaded, replacement, sources
+        self._served: StoredFile | None = None  # None: the folder's
+        self._digest = ""
+        self._staged: tuple[StoredFile, str] | None = None
+
+    def stage(self, update: PrepareWeights) -> StagedWeights:
+        """Raises EyasError, which names what is wrong with the update; nothing is staged then."""
+        self._staged = None
+        if (folder := getattr(update.source, "path", None)) is not None:
+            self._check_config(Path(folder))
+        read = self._sources.read(update.source)
+        digest, file = read.digest(), self._whole(read, whole=update.whole)
+        if not update.whole:
+            digest = hashlib.blake2b(
+                f"{self._digest} {digest}".encode(), digest_size=DIGEST_BYTES
+            ).hexdigest()
+        try:
+            self._replacement.rehearse(file)
+        except ConfigError as error:
+            raise InvalidRequest(error.message, param=update.source.param) from None
+        self._staged = file, digest
+        return StagedWeights(digest, len(read.places), read.nbytes)
+
+    def drop(self) -> None:
+        """Frees the memory of what is staged."""
+        self._staged = None
+
+    def write(self, beat: Beat) -> None:
+        """Whatever it raises, the weights are then neither the old ones nor the new."""
+        assert self._staged is not None
+        file, digest = self._staged
+        self._replacement.write(file, beat)
+        self._served, self._digest, self._staged = file, digest, None
+
+    def read(self, name: str, count: int) -> tuple[float, ...]:
+        """Raises NotFound for a tensor that is not there."""
+        file = self._stored()
+        if name not in file.keys():  # noqa: SIM118 (not a dict)
+            raise NotFound(f"the model has no tensor {name[:200]!r}", param="name")
+        whole = file.get_slice(name)[...]
+        return tuple(whole.flatten()[:count].float().tolist())
+
+    def join(self, command: JoinGroup) -> None:
+        """See `WeightSources`."""
+        self._sources.join(command)
+
+    def leave(self, group: str) -> None:
+        """See `WeightSources`."""
+        self._sources.leave(group)
+
+    def _whole(self, read: HostTensors, *, whole: bool) -> StoredFile:
+        if whole:
+            return read
+        below = self._stored()
+        if unknown := sorted(set(read.keys()) - set(below.keys())):
+            raise InvalidRequest(f"the model has no tensor {unknown[0]}", param="names")
+        return LayeredFile(read, below)
+
+    def _stored(self) -> StoredFile:
+        """The tensors that are served, as they were stored."""
+        if self._served is not None:
+            return self._served
+        if self._loaded.config.load_format == "dummy":
+            raise InvalidRequest("dummy weights were stored nowhere: the first update must be of all tensors")
+        return _opened(weight_files(self._loaded.target.folder))
+
+    def _check_config(self, folder: Path) -> None:
+        """Raises InvalidRequest if the folder's config.json is another model's."""
+        if not folder.is_dir():
+            raise InvalidRequest(f"{folder} is no folder on this worker's machine", param="model_path")
+        if not (folder / "config.json").is_file():
+            return
+        try:
+            own, other = (_said(read_config(each)) for each in (self._loaded.target.folder, folder))
+        except EyasError as error:
+            raise InvalidRequest(error.message, param="model_path") from None
+        for key in sorted(own.keys() | other.keys()):
+            if own.get(key) != other.get(key):
+                here, there = (json.dumps(each.get(key))[:80] for each in (own, other))
+                text = f"config.json of {folder} is of another model: its {key} is {there}, and not {here}"
+                raise InvalidRequest(text, param="model_path")
+
+
+def _said(raw: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if key not in UNSAID and value is not None}
+
+
+def _opened(paths: Iterable[Path]) -> LayeredFile:
+    return LayeredFile(*(safe_open(path, framework="pt") for path in paths))

@@ -1,0 +1,257 @@
+"""New weights for an engine that serves: prepared by a thread of its own, put in place between two steps.
+
+The cluster's order of steps is the gateway's (`gateway.weights`). Here each step is done, or undone, on one
+worker: a worker that is closed and hears nothing more opens again with the weights that it had.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import msgspec
+
+from eyas.common.errors import Busy, EyasError, InvalidRequest, NotFound, WeightsChanged, WeightsChanging
+from eyas.common.types import WeightsInfo
+from eyas.common.weights import (
+    CloseForWeights,
+    CommitWeights,
+    DropWeights,
+    FolderSource,
+    JoinGroup,
+    LeaveGroup,
+    PrepareWeights,
+    ReadWeight,
+    Running,
+    WeightsAnswer,
+    WeightsCall,
+    WeightsReply,
+)
+from eyas.common.wire.message import WireFailure
+from eyas.engine.ipc.outbox import EventOutbox
+from eyas.engine.ipc.pulse import Beat
+from eyas.engine.scheduling.requests import RequestTable
+
+_log = logging.getLogger("eyas.engine")
+
+
+@dataclass(frozen=True)
+class StagedWeights:
+    """Weights that were read, checked and rehearsed. `digest`: of their content."""
+
+    digest: str
+    tensors: int
+    nbytes: int
+
+
+class WeightStore(Protocol):
+    """The weights of an engine, on all of its ranks. Its methods raise EyasError, which names what is wrong;
+    all but `write` are called by a thread beside the engine's.
+    """
+
+    def stage(self, update: PrepareWeights) -> StagedWeights:
+        """Reads and rehearses an update, in the place of one that was staged before."""
+
+    def drop(self) -> None:
+        """Forgets what is staged."""
+
+    def write(self, beat: Beat) -> None:
+        """Puts what is staged in place; no step runs meanwhile."""
+
+    def read(self, name: str, count: int) -> tuple[float, ...]:
+        """The first numbers of a tensor as it was stored."""
+
+    def join(self, command: JoinGroup) -> None:
+        """Joins a group of processes that give weights."""
+
+    def leave(self, group: str) -> None:
+        """Leaves it."""
+
+
+@dataclass(frozen=True)
+class _Closing:
+    """A call that waits for the end of what runs; once it is answered, the engine stays closed until then."""
+
+    call: int
+    until: float  # monotonic seconds
+    command: CloseForWeights
+    requests: int
+    quiet: bool = False
+
+
+@dataclass
+class WeightUpdates:
+    """`work`: what the engine still has, as "2 requests"; empty: nothing. `forget`: drops all that is cached;
+    None: pages are in use. `between`: runs a call between two steps. `away`: their memory has left.
+    """
+
+    store: WeightStore
+    requests: RequestTable
+    outbox: EventOutbox
+    work: Callable[[], str]
+    forget: Callable[[], int | None]
+    between: Callable[[Callable[[], None]], None]
+    beat: Beat
+    away: Callable[[], bool]
+    info: WeightsInfo = WeightsInfo()
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
+    _running: list[tuple[int, Future[WeightsReply]]] = field(default_factory=list)
+    _staged: tuple[PrepareWeights, StagedWeights] | None = None
+    _closing: _Closing | None = None
+
+    # --- commands --------------------------------------------------------------------------------------
+
+    def receive(self, call: WeightsCall) -> None:
+        """Carries out a command, or begins to; one `WeightsAnswer` follows."""
+        command = call.command
+        try:
+            match command:
+                case CloseForWeights():
+                    self._close(call.call, command)
+                    return
+                case CommitWeights():
+                    self._commit(call.call, command)
+                    return
+                case DropWeights(digest=digest):
+                    self._drop(digest)
+                    self._answer(call.call, WeightsReply())
+                    return
+                case PrepareWeights():
+                    self._check(command)
+        except EyasError as error:
+            self._answer(call.call, WeightsReply(failure=WireFailure.of(error)))
+            return
+        self._running.append((call.call, self._thread.submit(self._aside, command)))
+
+    def _check(self, command: PrepareWeights) -> None:
+        if self._closing is not None:
+            raise Busy("another update of the weights is being put in place")
+        if command.generation <= self.info.generation:
+            raise InvalidRequest(f"generation {command.generation}: this worker has {self.info.generation}")
+
+    def _aside(self, command: object) -> WeightsReply:
+        """Runs in the thread beside the engine's."""
+        began = time.monotonic()
+        match command:
+            case PrepareWeights():
+                self._staged = None
+                staged = self.store.stage(command)
+                self._staged = command, staged
+                reply = WeightsReply(staged.digest, staged.tensors, staged.nbytes)
+            case ReadWeight(name=name, count=count):
+                reply = WeightsReply(numbers=self.store.read(name, count))
+            case JoinGroup():
+                self.store.join(command)
+                reply = WeightsReply()
+            case LeaveGroup(group=group):
+                self.store.leave(group)
+                reply = WeightsReply()
+            case _:
+                raise AssertionError(command)
+        return msgspec.structs.replace(reply, seconds=time.monotonic() - began)
+
+    def _close(self, call: int, command: CloseForWeights) -> None:
+        if self._staged is None or self._staged[1].digest != command.digest:
+            raise NotFound(f"no weights {command.digest} are prepared here")
+        if self.away():
+            raise Busy("the memory of its weights has left: it must be resumed first")
+        if self._closing is not None:
+            raise Busy("another update of the weights is being put in place")
+        self.requests.closed = WeightsChanging("the worker is about to get new weights")
+        ended = 0
+        if command.running is not Running.DRAIN:
+            restarts = command.running is Running.RESTART
+            ended = self.requests.end_all(WeightsChanging("new weights come") if restarts else _aborted())
+        self._closing = _Closing(call, time.monotonic() + command.wait_s, command, ended)
+        self.info = msgspec.structs.replace(self.info, closed=True)
+
+    def _commit(self, call: int, command: CommitWeights) -> None:
+        closing = self._closing
+        if closing is None or not closing.quiet or closing.command.digest != command.digest:
+            raise NotFound(f"this worker is not closed for weights {command.digest}")
+        self._closing = replace(closing, until=math.inf)
+        self.between(lambda: self._write(call))
+
+    def _drop(self, digest: str) -> None:
+        if self._staged is not None and digest not in ("", self._staged[1].digest):
+            return
+        self._staged = None
+        self.store.drop()
+        self._open()
+
+    # --- the loop --------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> None:
+        """Runs once a loop: answers what the thread has done, and closings."""
+        if self._running:
+            ended = [(call, done) for call, done in self._running if done.done()]
+            self._running = [each for each in self._running if each not in ended]
+            for call, done in ended:
+                self._answer(call, _result(done))
+        closing = self._closing
+        if closing is None:
+            return
+        if closing.quiet:
+            if now >= closing.until:
+                _log.warning("no word of the new weights: this worker serves the old ones again")
+                self._open()
+        elif not (work := self.work()):
+            self._closing = replace(closing, quiet=True, until=now + closing.command.hold_s)
+            self._answer(closing.call, WeightsReply(requests=closing.requests))
+        elif now >= closing.until:
+            self._answer(closing.call, WeightsReply(failure=WireFailure.of(Busy(f"it still has {work}"))))
+            self._open()
+
+    @property
+    def looks(self) -> bool:
+        """True if `poll` should be called often."""
+        return bool(self._running) or (self._closing is not None and not self._closing.quiet)
+
+    def _write(self, call: int) -> None:
+        if self.forget() is None:
+            self.between(lambda: self._write(call))
+            return
+        assert self._staged is not None
+        began, (update, staged) = time.monotonic(), self._staged
+        self.store.write(self.beat)
+        seconds = time.monotonic() - began
+        folder = update.source.path if isinstance(update.source, FolderSource) else ""
+        self.info = WeightsInfo(
+            update.version, update.generation, staged.digest, folder, closed=True, seconds=seconds
+        )
+        self.requests.compute_by(staged.digest)
+        self._staged = None
+        _log.info("weights %r (%s) in place after %.3f s", update.version, staged.digest, seconds)
+        self._open()
+        self._answer(call, WeightsReply(staged.digest, staged.tensors, staged.nbytes, seconds))
+
+    def _open(self) -> None:
+        self._closing = None
+        self.requests.closed = None
+        self.info = msgspec.structs.replace(self.info, closed=False)
+
+    def _answer(self, call: int, reply: WeightsReply) -> None:
+        self.outbox.add(WeightsAnswer(call, reply))
+
+    def close(self) -> None:
+        """Waits for nothing: the thread ends with the process."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _aborted() -> WeightsChanged:
+    return WeightsChanged("aborted: new weights come")
+
+
+def _result(done: Future[WeightsReply]) -> WeightsReply:
+    try:
+        return done.result()
+    except EyasError as error:
+        return WeightsReply(failure=WireFailure.of(error))
+    except Exception as error:
+        _log.exception("new weights could not be read")
+        return WeightsReply(failure=WireFailure.of(EyasError(f"{type(error).__name__}: {error}")))
