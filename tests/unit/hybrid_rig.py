@@ -250,7 +250,9 @@ def write_hybrid(folder: Path, name: str, **changes: Any) -> Any:
     model = getattr(transformers, sample.model)(config).eval()
     with torch.no_grad():
         for tensor, weight in model.named_parameters():
-            if tensor.endswith(("A_log", "dt_bias", ".D")):
+            if tensor.endswith("A_log"):  # a state has something of hundreds of rows, as trained ones do
+                weight.normal_(mean=-3.0, std=0.5)
+            elif tensor.endswith(("dt_bias", ".D")):
                 weight.normal_(std=0.5)
             else:
                 gain = (
