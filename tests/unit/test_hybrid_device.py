@@ -272,6 +272,16 @@ OTHERS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     "falcon_h1": SPACES | {"mamba_n_groups": 1},
     "mamba2": {"hidden_size": 32, "expand": 8, "num_heads": 16, "head_dim": 16, "state_size": 16},
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_heads": 16,
+        "num_key_value_heads": 16,
+        "num_attention_heads": 16,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+    },
 }
 
 

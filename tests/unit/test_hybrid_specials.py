@@ -16,7 +16,7 @@ from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.multiplied_tensors import MultipliedTensor
 from eyas.engine.checkpoint.rope import NO_ROPE
 from eyas.engine.models.refusal import refusal
-from eyas.engine.states.shape import ChannelShape, SelectiveShape
+from eyas.engine.states.shape import SelectiveShape
 from tests.unit.hybrid_rig import HybridRig, described, write_hybrid
 from tests.unit.test_dense_families import ROPE, every, layers
 from tests.unit.test_model_families import CLOSE, Change, attention, feed_forward, prompt
@@ -92,7 +92,7 @@ def test_without_its_special_a_hybrid_is_another_model(name: str, tmp_path: Path
         return made
 
     assert config.delta is not None
-    if isinstance(config.delta, ChannelShape | SelectiveShape):
+    if isinstance(config.delta, SelectiveShape):
         assert config.delta.kind in refusal(config, 16)
     whole = logits(config)
     for special, change in SPECIALS[name].items():

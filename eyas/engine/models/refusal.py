@@ -16,7 +16,7 @@ from eyas.engine.checkpoint.config import (
     NormNames,
 )
 from eyas.engine.checkpoint.quantized import FP8_SIDE
-from eyas.engine.states.shape import ConvolutionShape, DeltaShape, SpaceShape
+from eyas.engine.states.shape import ChannelShape, ConvolutionShape, DeltaShape, SpaceShape
 
 HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 SIDE = 16
@@ -78,14 +78,18 @@ def _layer_refusal(layer: LayerSpec) -> str:
 def _state_refusal(shape: DeltaShape) -> str:
     if isinstance(shape, ConvolutionShape):
         return "" if shape.value_size % SIDE == 0 else f"convolutions of {shape.value_size} columns"
-    if type(shape) not in (DeltaShape, SpaceShape):
-        known = "the gated delta rule, Mamba-2 and short convolutions alone"
+    if type(shape) not in (DeltaShape, SpaceShape, ChannelShape):
+        known = "the gated delta rule, Kimi Delta Attention, Mamba-2 and short convolutions alone"
         return f"layers with {shape.kind} (GPUs have kernels for {known})"
     if shape.key_size < SIDE or shape.key_size & (shape.key_size - 1):
         return f"keys of states of {shape.key_size} elements (a power of 2, {SIDE} or more, is needed)"
     if shape.value_size % SIDE:
         return f"values of states of {shape.value_size} elements (a multiple of {SIDE} is needed)"
     rows = shape.inputs + shape.value_heads * (shape.value_size + 1 + shape.corrects) + shape.spare_rows
+    if isinstance(shape, ChannelShape):
+        if shape.rank % SIDE:
+            return f"{shape.rank} factors of decays (a multiple of {SIDE} is needed)"
+        rows = shape.inputs + shape.value_heads + 2 * shape.rank
     if rows % SIDE:
         return f"{rows} rows of the product before states (a multiple of {SIDE} is needed)"
     return ""
