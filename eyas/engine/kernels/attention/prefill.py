@@ -39,6 +39,7 @@ TILE = 128
 """Rows of a tile's queries, whatever the heads."""
 
 _LONG = 512  # bytes of a key in float32
+_MANY_KEYS = 64
 
 
 def chunk_tiling(key_bytes: int = 256, dim: int = NARROW) -> ChunkTiling:
@@ -46,8 +47,8 @@ def chunk_tiling(key_bytes: int = 256, dim: int = NARROW) -> ChunkTiling:
     keys = keys_at_a_time(key_bytes)
     if key_bytes == 4 * dim >= _LONG:  # no matrix unit has float32: its products are written out
         return ChunkTiling(32, 16, warps=8, stages=2)
-    if dim <= NARROW:
-        return ChunkTiling(TILE, keys, warps=8, stages=3 if keys > 16 else 2)
+    if dim <= NARROW:  # of 32 keys at a time the queries, which are read for each, would bind it
+        return ChunkTiling(TILE, _MANY_KEYS, warps=8, stages=3 if keys == _MANY_KEYS else 2)
     if key_bytes == 2 * dim:
         return ChunkTiling(64, keys, warps=8, stages=3)
     return ChunkTiling(32, keys, warps=8, stages=2)
