@@ -9,6 +9,7 @@ import torch
 
 from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts import grouped, grouped_wide
+from eyas.engine.kernels.experts.group import group
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
 from eyas.engine.kernels.experts.grouped_tiles import (
@@ -17,6 +18,7 @@ from eyas.engine.kernels.experts.grouped_tiles import (
     key_of,
     programs,
     tile_for,
+    tile_over,
 )
 from eyas.engine.kernels.products.blocks import Fp8Rows, StoredWeight, quantise
 from eyas.engine.kernels.products.skinny import ProductLaunch
@@ -152,6 +154,25 @@ def test_choices_that_an_order_leaves_out(sizes: tuple[int, int]) -> None:
     close(found[0], found[1].double().cpu(), "float32")
 
 
+def test_few_rows_of_a_short_k_lie_in_tall_tiles_that_are_mostly_empty() -> None:
+    """In float16; a block's end is kept, though the tile goes on with the next one's rows."""
+    experts, weight = experts_of(12), StoredWeight(layers("float32", 256, 128)[1].stored.half())
+    shared = products()
+    order = group(experts, EXPERTS, 16)
+    inner = random(experts.numel(), 128).half().to(DEVICE)
+    tile = tile_over(shape_of(weight, None), experts.numel(), {}, order.rows)
+    assert tile.rows == grouped_wide.FEWEST > order.rows == 16
+    found, chosen = shared.down(inner, weight, order).float().cpu(), experts.flatten().long()
+    by_choice = torch.empty_like(inner)
+    by_choice[order.order.long()] = inner
+
+    def expected(chosen: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("nk,nhk->nh", by_choice.float().cpu(), weight.stored.float().cpu()[chosen.cpu()])
+
+    assert torch.allclose(found, expected(chosen), atol=2e-2)
+    assert not torch.allclose(found, expected(chosen.roll(1)), atol=2e-2)  # a neighbour's expert
+
+
 def test_exact_products_and_short_blocks_go_the_other_way() -> None:
     """The bits of a row must not change where its expert has many."""
     weights, experts = layers("float32", 256, 256), experts_of(ROWS)
@@ -178,3 +199,12 @@ def test_blocks_of_sixteen_bits_are_as_tall_as_wastes_least(each: int, rows: int
     assert [tile.rows for tile in tiles] == [rows, rows]
     beside = [programs(tile, shape) for tile, shape in zip(tiles, (gate_up, down), strict=True)]
     assert beside == [132, 264]  # of down two on a multiprocessor
+
+
+@pytest.mark.parametrize(
+    ("k", "itemsize", "rows"), [(512, 2, 64), (512, 4, 16), (512, 1, 16), (512, 0, 16), (768, 2, 16)]
+)
+def test_tiles_are_taller_than_blocks_where_that_was_faster(k: int, itemsize: int, rows: int) -> None:
+    shape = GroupedShape(257, 2048, k, gated=False, itemsize=itemsize)
+    assert tile_over(shape, 257 * 4, {}, 16).rows == rows
+    assert tile_over(shape, 257 * 144, {}, 128).rows == 128

@@ -35,6 +35,7 @@ from eyas.engine.kernels.experts.grouped_tiles import (
     programs,
     stretches_of,
     tile_for,
+    tile_over,
 )
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight, count_of
@@ -116,7 +117,8 @@ class GroupedProducts:
 
         Choices that the order leaves out have rows that nothing wrote.
         """
-        tile = self._tile(weight, grouped, None)
+        choose = exact_tile_for if self.launch.exact else tile_over
+        tile = choose(shape_of(weight, None), grouped.count, self.tiles, grouped.rows)
         made = self._start(x, weight, RowWalk(grouped, scatter=True), tile, None, bias)
         assert isinstance(made, torch.Tensor)
         return made

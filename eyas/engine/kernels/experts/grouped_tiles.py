@@ -138,6 +138,18 @@ def tile_for(shape: GroupedShape, choices: int, table: Table, rows: int = 0) -> 
     return fitted(replace(tile, rows=rows or tile.rows), shape, choices)
 
 
+def tile_over(shape: GroupedShape, choices: int, table: Table, rows: int) -> GroupedTile:
+    """The tile of experts' `down` for blocks of `rows` rows: it may have more, which then stand empty.
+
+    Where few rows meet a short k, weights are what takes the time, and lie better on the matrix unit's short
+    side, beside rows that come as they do: 133 us for 169 at 128 rows of 256 experts, on an H200.
+    """
+    few = shape.itemsize == 2 and shape.experts > 1 and shape.k <= _SHORT and rows < _MATRIX_SIDE
+    if not few:
+        return tile_for(shape, choices, table, rows)
+    return fitted(GroupedTile(_MATRIX_SIDE, 128, 64, warps=4, stages=4), shape, choices)
+
+
 def exact_tile_for(shape: GroupedShape, choices: int, table: Table, rows: int = 0) -> GroupedTile:
     """The tile of `tile_for`, with k cut into the stretches of `stretches_of`, by as many programs or by one.
 
