@@ -148,7 +148,7 @@ def _with_rows(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor
 
 def _first_fold_alone(text: Text, *step: Any) -> int:
     """The first fold is known, so that a later one's rows are folded again, into a state that has them."""
-    return text.bound or BOUND_BEHIND(text, *step)
+    return text.bound or int(BOUND_BEHIND(text, *step))
 
 
 def _window_off_by_one(rule: DeltaRule, *rest: Any) -> torch.Tensor:

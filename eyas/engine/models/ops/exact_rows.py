@@ -122,5 +122,8 @@ class ExactManyRows(ExactRows):
     ) -> torch.Tensor:
         if projection.matrix is None:
             return super().product(read, projection, bias)
-        made = self.step.exact_product(self.normed(read).plain, projection)
+        read = self._readable(read, projection)
+        made = self.step.exact_product(read.x, projection)
+        if read.norm is not None:
+            made.mul_(read.scales[:, None])
         return made if bias is None else made.add_(bias)

@@ -141,12 +141,9 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Exact arithmetic norms many rows before it multiplies them, and so these."""
         if (matrix := projection.matrix) is None:
             return super().product(read, projection, bias)
-        exact = self.step.context.launch.exact
-        source = skinny.SkinnyInput(self.normed(read).plain) if exact else self._source(read)
-        return self._product(source, matrix, bias)
+        return self._product(self._source(read), matrix, bias)
 
     def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
         if (matrix := projection.matrix) is None:
