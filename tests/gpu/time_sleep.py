@@ -1,25 +1,39 @@
 """What leaves a GPU as weights and KV sleep, how fast it comes back, and that graphs stay valid.
 
-    python -m tests.gpu.time_sleep --out FILE [--weights-gib 16] [--pool-gib 60]
+    python -m tests.gpu.time_sleep --out FILE [--weights-gib 16] [--pool-gib 60] [--parts memory engine]
 
-Weights: tensors of an 8B model's sizes from `WeightMemory`, with a captured graph that reads them all, whose
-sums are compared to the bit before and after. KV: a `KvPool` of pages of 2 MiB. Each sleeps three times; the
-first time locks memory of the host. Writes one JSON line per sleep: seconds, and the GiB that are free.
+Of memory alone: tensors of an 8B model's sizes from `WeightMemory`, with a captured graph that reads them
+all, whose sums are compared to the bit before and after; and a `KvPool` of pages of 2 MiB. Each sleeps three
+times; the first time locks memory of the host. Of an engine: an 8B shape of dummy weights with a draft head,
+paused under load (retract), asleep, awake and gone on; its answers must be those of before. Writes one JSON
+line per sleep: seconds, and the GiB that are free.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from pathlib import Path
 
 import torch
 
 from eyas.bench.output import append_line
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.common.wire.control import (
+    ContinueGeneration,
+    PauseGeneration,
+    PauseMode,
+    ReleaseMemory,
+    ResumeMemory,
+)
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.loading.startup import EngineStart
 from eyas.engine.loading.weight_memory import WeightMemory
 from kv_transfer.gpu.cuda import CudaDriver
+from tests.gpu.exact_rig import Bed, Engine, Way
 
 GIB = 2**30
 MATRICES = (4096 * 6144, 4096 * 4096, 4096 * 28672, 14336 * 4096)  # a layer of an 8B model
@@ -32,7 +46,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for JSON lines")
     parser.add_argument("--weights-gib", type=float, default=16.0)
     parser.add_argument("--pool-gib", type=float, default=60.0)
+    parser.add_argument("--parts", nargs="+", default=["memory"], choices=["memory", "engine"])
+    parser.add_argument("--device", default="cuda", help="of the engine; cpu: a tiny one, to try it")
     args = parser.parse_args()
+    if "engine" in args.parts:
+        engine(args.out, args.device)
+    if "memory" not in args.parts:
+        return
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     weights(args.out, device, int(args.weights_gib * GIB))
@@ -110,6 +130,60 @@ def pool(out: Path, device: torch.device, size: int) -> None:
         line = {"what": "kv", "time": number, "bytes": left, "sleep_s": slept, "wake_s": woke}
         append_line(out, line | {"free_awake": awake, "free_asleep": asleep, "same": same})
     kv.close()
+
+
+def engine(out: Path, device: str) -> None:
+    """Pause, sleep, wake and continue of a whole engine under load."""
+    shape = "tiny" if device == "cpu" else "llama-3.1-8b"
+    bed = Bed(device, shape, Path("/tmp/eyas-sleep") / shape)
+    options = {} if device == "cpu" else {"cuda_graph_bs": (1, 8, 32), "memory_saver": True}
+    config = bed.config(Way("exact", "chain 3"), **options)
+    EngineStart.of(config).wait_for_kernels()
+    rig = Engine(config)
+    before = answers(rig, bed, 8)
+    for number in range(TIMES):
+        ready = free_gib() if device != "cpu" else 0.0
+        running = [rig.submit(request, split=False) for request in asked(bed, 8, f"{number}")]
+        time.sleep(0.3)
+        said: dict[str, object] = {"what": "engine", "time": number, "free_awake": ready}
+        for name, command in {
+            "pause": PauseGeneration(PauseMode.RETRACT),
+            "sleep": ReleaseMemory(wait_s=5.0),
+            "wake": ResumeMemory(),
+            "continue": ContinueGeneration(),
+        }.items():
+            began = time.monotonic()
+            answer = rig.worker.control(command, 120)
+            said[f"{name}_s"] = round(time.monotonic() - began, 4)
+            said[name] = str(answer.failure or answer.outcome)
+            if name == "sleep" and device != "cpu":
+                said["free_asleep"] = free_gib()
+        for result in running:
+            assert result.done.wait(60) and result.failure is None, result.failure
+        after = [result.tokens[0] for result in running]
+        append_line(out, said | {"same": after == before and answers(rig, bed, 8) == before})
+    rig.close()
+
+
+def asked(bed: Bed, count: int, name: str) -> list[GenerationRequest]:
+    """Requests that are alike for every name."""
+    dice = random.Random(3)
+    return [
+        GenerationRequest(
+            f"{name} {i}",
+            tuple(dice.randrange(10, bed.vocabulary - 300) for _ in range(60 + 40 * i)),
+            SamplingParams(max_tokens=200, temperature=0.8, seed=i, ignore_eos=True),
+        )
+        for i in range(count)
+    ]
+
+
+def answers(rig: Engine, bed: Bed, count: int) -> list[list[int]]:
+    """What is said alone in time: no pause disturbs it."""
+    results = [rig.submit(request, split=False) for request in asked(bed, count, f"u{time.monotonic()}")]
+    for result in results:
+        assert result.done.wait(60) and result.failure is None, result.failure
+    return [result.tokens[0] for result in results]
 
 
 if __name__ == "__main__":

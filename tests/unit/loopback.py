@@ -5,6 +5,7 @@ For tests of everything between the engines: prefill -> transfer -> decode -> dr
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -16,13 +17,16 @@ import msgspec
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import FinishCause, GenerationRequest, KvHandle, Role, TokenEntry
+from eyas.common.wire.control import ControlCommand
 from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter
 from eyas.engine.ipc.messages import (
     AttachKv,
     ClosePull,
     Command,
+    ControlEngine,
     DraftDown,
     DraftUp,
+    EngineControlled,
     EngineLoad,
     EngineReady,
     EngineStopped,
@@ -115,6 +119,8 @@ class Worker:
         self.link = QueueLink(lambda event: cluster.event(self, event))
         self.ready: EngineReady | None = None
         self.load: EngineLoad | None = None
+        self._answers: queue.SimpleQueue[EngineControlled] = queue.SimpleQueue()
+        self._calls = itertools.count(1)
         self.pulls: dict[int, tuple[KvHandle, int]] = {}
         with unwarmed():
             self.engine = build_engine(config, self.link)
@@ -124,6 +130,18 @@ class Worker:
     def send(self, *commands: Command) -> None:
         for command in commands:
             self.link.commands.put(command)
+
+    def control(self, command: ControlCommand, within_s: float = 60.0) -> EngineControlled:
+        """Asks the engine as an operator does."""
+        call = next(self._calls)
+        self.send(ControlEngine(call, command))
+        answer = self._answers.get(timeout=within_s)
+        assert answer.call == call
+        return answer
+
+    def answer(self, event: EngineControlled) -> None:
+        """What the engine answers."""
+        self._answers.put(event)
 
 
 class Loopback:
@@ -191,6 +209,8 @@ class Loopback:
                 worker.ready = event
             case EngineLoad():
                 worker.load = event
+            case EngineControlled():
+                worker.answer(event)
             case StepReply(entries):
                 for entry in entries:
                     self.results[entry.id].add(entry)

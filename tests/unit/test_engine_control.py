@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from eyas.common.wire.control import (
     ReleaseMemory,
     ResumeMemory,
 )
-from eyas.engine.ipc.messages import ControlEngine, EngineControlled, Event
+from eyas.engine.ipc.messages import EngineControlled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KV = (MemoryTag.KV_CACHE,)
@@ -36,8 +35,6 @@ class Operated(Loopback):
     """A cluster of one engine, and its operator."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._answers: queue.SimpleQueue[EngineControlled] = queue.SimpleQueue()
-        self._calls_made = itertools.count(1)
         self._names = itertools.count()
         super().__init__(config)
 
@@ -46,18 +43,8 @@ class Operated(Loopback):
         (worker,) = self.workers.values()
         return worker
 
-    def _handle(self, worker: Worker, event: Event) -> None:
-        if isinstance(event, EngineControlled):
-            self._answers.put(event)
-        else:
-            super()._handle(worker, event)
-
     def ask(self, command: ControlCommand) -> EngineControlled:
-        call = next(self._calls_made)
-        self.engine.send(ControlEngine(call, command))
-        answer = self._answers.get(timeout=20)
-        assert answer.call == call
-        return answer
+        return self.engine.control(command, 20)
 
     def begin(self, max_tokens: int = LONG, seed: int = 1, timeout_s: float = 60.0, n: int = 1) -> Result:
         prompt = tuple((7 * seed + i) % 250 for i in range(40))

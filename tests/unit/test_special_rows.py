@@ -17,8 +17,10 @@ from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tables import SlotTables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.special import SpecialReport, SpecialRows, SpecialSampler, occupy_special
+from eyas.engine.device.special import score as device_score
 from eyas.engine.kernels.sampling import sample as sample_kernels
 from eyas.engine.sampling.sampler import SampledRow, sample
+from eyas.engine.sampling.scores import score
 from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -195,3 +197,17 @@ def test_no_row_of_logits_is_allocated(count: int, monkeypatch: pytest.MonkeyPat
     with _Allocations(here) as seen:
         sampler.sample(logits, ints, ints, every)
     assert 0 < max(seen.widths) < vocab
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_a_prompt_s_tokens_are_scored_as_they_were_sampled(top: int) -> None:
+    """To the bit, whatever rows are scored with them; and but for rounding as the specification says."""
+    step = Step(1, 1, [{"logprobs": top}] * 6)
+    report, rows = step.run(), step.logits
+    sampled = [one for place in range(len(rows)) for one in report.logprobs(place, (0,))]
+    tokens = step.settled.long()
+    together = device_score(rows, tokens, top)
+    alone = [device_score(rows[i : i + 1], tokens[i : i + 1], top).rows()[0] for i in range(len(rows))]
+    assert together.rows() == alone == sampled
+    plain = score(rows, tokens, top).rows()
+    assert all(map(same, sampled, plain)) and len(plain) == 6

@@ -20,7 +20,7 @@ from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.program import DeviceState, StepProgram
-from eyas.engine.device.special import SLICE, padding_rows
+from eyas.engine.device.special import SLICE, padding_rows, score
 from eyas.engine.device.step import ArrivedState, CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
 from eyas.engine.kernels.launch.launching import CAPTURE
 from eyas.engine.kernels.states.rings import remake
@@ -213,7 +213,7 @@ class StepExecutor:
         places = _pinned(np.array(request.places, np.int32), device).to(device, non_blocking=True)
         tokens = _pinned(np.array(request.tokens, np.int64), device).to(device, non_blocking=True)
         logits = partial(self.state.slice_logits, rows)
-        scores = score_slices(places, tokens, request.top, logits)
+        scores = score_slices(places, tokens, request.top, logits, score)
         return TokenScores(*map(self.state.all_gather_rows, (scores.own, scores.ids, scores.best))).to_host()
 
     @torch.inference_mode()

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from eyas.common.params import SamplingParams
+from eyas.common.params import MAX_TOP_LOGPROBS, SamplingParams
 from eyas.common.types import TokenLogprob
 from eyas.engine.batch.sequence import Sequence, SequenceWork
 from eyas.engine.batch.step_result import NO_FORKS
@@ -31,6 +31,7 @@ from eyas.engine.device.step import PlacedBatch, StepShape
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.sampling import sample, special
 from eyas.engine.kernels.sampling.special import COLUMNS, SpecialWorkspace
+from eyas.engine.sampling.scores import TokenScores
 
 SLICE = 64
 """Special rows that are sampled at a time."""
@@ -213,6 +214,14 @@ class SpecialSampler:
         sample.choose(work.logits[:count], who, self._tables, work.tokens[:count], pdl=self._pdl)
         special.report(logits, settled, work, count)
         return work.reports[:count]
+
+
+def score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> TokenScores:
+    """As `eyas.engine.sampling.scores.score`, with the bits that tokens have when they are sampled here."""
+    reports, top = special.score(logits, tokens, top), min(top, logits.shape[1])
+    best = 2 + MAX_TOP_LOGPROBS
+    own = reports[:, 1].contiguous().view(torch.float32)
+    return TokenScores(own, reports[:, 2 : 2 + top], reports[:, best : best + top].view(torch.float32))
 
 
 def padding_rows(count: int, padding_slot: int, vocab_size: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -58,7 +59,12 @@ def score(logits: Tensor, tokens: Tensor, top: int) -> TokenScores:
     return TokenScores(own, ids.int(), logprobs.gather(1, ids))
 
 
-def score_slices(rows: Tensor, tokens: Tensor, top: int, logits: Callable[[Tensor], Tensor]) -> TokenScores:
+Scorer: TypeAlias = Callable[[Tensor, Tensor, int], TokenScores]
+
+
+def score_slices(
+    rows: Tensor, tokens: Tensor, top: int, logits: Callable[[Tensor], Tensor], score: Scorer = score
+) -> TokenScores:
     """`score` for the rows numbered `rows` [N], N >= 1. `logits` maps up to SLICE row numbers to logits."""
     slices = zip(rows.split(SLICE), tokens.split(SLICE), strict=True)
     parts = [score(logits(some), theirs, top) for some, theirs in slices]

@@ -130,12 +130,39 @@ def mask(work: SpecialWorkspace, count: int) -> None:
 
 def report(logits: torch.Tensor, settled: torch.Tensor, work: SpecialWorkspace, count: int) -> None:
     """`work.tokens` are told: in `work.reports`, and at their rows' places in `settled` int32 [N]."""
+    _launch_report(logits, work.rows[:count], work.tokens, work.peaks, settled, work.reports)
+
+
+def score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> torch.Tensor:
+    """Reports int32 [N, REPORT_WORDS] of given `tokens` [N] by the rows of `logits` float32 [N, vocab].
+
+    The kernel is that of chosen tokens: what it says of a token does not depend on who chose it, to the bit.
+    """
+    count, device = logits.shape[0], logits.device
+    rows = torch.zeros(count, len(COLUMNS), dtype=torch.int32, device=device)
+    rows[:, COLUMNS.index("place")] = torch.arange(count, dtype=torch.int32, device=device)
+    rows[:, COLUMNS.index("top")] = top
+    peaks = torch.empty(count, cdiv(logits.shape[1], _PEAK), dtype=torch.int64, device=device)
+    reports = torch.empty(count, REPORT_WORDS, dtype=torch.int32, device=device)
+    given = tokens.int()
+    _launch_report(logits, rows, given, peaks, given, reports)
+    return reports
+
+
+def _launch_report(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    peaks: torch.Tensor,
+    settled: torch.Tensor,
+    reports: torch.Tensor,
+) -> None:
     vocab = logits.shape[1]
-    _report[(count,)](
-        *(logits, logits.stride(0), work.rows, work.tokens, work.peaks, settled, work.reports),
+    _report[(rows.shape[0],)](
+        *(logits, logits.stride(0), rows, tokens, peaks, settled, reports),
         VOCAB=vocab,
-        PEAKS=work.peaks.shape[1],
-        PEAKS_BLOCK=power_of_2(work.peaks.shape[1]),
+        PEAKS=peaks.shape[1],
+        PEAKS_BLOCK=power_of_2(peaks.shape[1]),
         PEAK=_PEAK,
         TILE=max(_PEAK, min(_TILE, power_of_2(vocab))),
         num_warps=16,
