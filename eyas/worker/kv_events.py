@@ -31,6 +31,7 @@ MOST_BYTES = 64 << 20
 MOST_SENT = 100_000  # messages that wait for a slow subscriber; it misses those after them
 REPLAY_S = 30.0  # in which one who asks takes what it missed
 TURN = 64  # messages that are sent to it at a time
+FULL_S = 0.01  # until it is tried again to send to one whose queue is full
 _END = (-1).to_bytes(8, "big", signed=True)
 _NONE = bytes(SHORT_BYTES)
 _MEDIUM = "GPU"  # of the pool, whatever the device is
@@ -72,6 +73,18 @@ class KvEventBatch(msgspec.Struct, array_like=True, frozen=True):
 
     ts: float
     events: list[KvEvent]
+
+
+async def _send(answers: zmq.asyncio.Socket, parts: tuple[bytes, ...]) -> None:
+    """Waits while the queue of the one who asked is full. ZMQ itself waits until that of anyone is not, and
+    fails then.
+    """
+    while True:
+        try:
+            await answers.send_multipart(parts)
+            return
+        except zmq.Again:
+            await asyncio.sleep(FULL_S)
 
 
 def events_of(said: CacheUpdate) -> list[KvEvent]:
@@ -179,7 +192,7 @@ class KvEventPublisher:
         messages = self._from(question)
         while some := list(islice(messages, TURN)):
             for number, content in some:
-                await answers.send_multipart((who, b"", number, content))
+                await _send(answers, (who, b"", number, content))
             await asyncio.sleep(0)  # which a send that does not wait is not: streams go on
 
     def _from(self, question: list[bytes]) -> Iterator[tuple[bytes, bytes]]:

@@ -103,13 +103,16 @@ async def subscribed(address: str) -> AsyncIterator[zmq.asyncio.Socket]:
         context.destroy(linger=0)
 
 
-async def replayed(address: str, first: int) -> list[tuple[bytes, bytes]]:
-    """The messages from a number on, as a subscriber that missed them asks for them."""
+async def replayed(address: str, first: int, rests_s: float = 0.0) -> list[tuple[bytes, bytes]]:
+    """The messages from a number on, as a subscriber that missed them asks for them, and rests before it
+    reads.
+    """
     context, messages = zmq.asyncio.Context(), []
     socket = context.socket(zmq.DEALER)
     socket.connect(address)
     try:
         await socket.send_multipart((b"", first.to_bytes(8, "big")))
+        await asyncio.sleep(rests_s)
         async with asyncio.timeout(WAIT_S):
             while True:
                 empty, number, content = await socket.recv_multipart()
@@ -280,7 +283,7 @@ async def test_a_long_replay_is_whole_and_one_who_leaves_or_stalls_ends_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More messages than ZMQ's queues hold, which would drop them."""
-    monkeypatch.setattr(kv_events, "REPLAY_S", 1.0)
+    monkeypatch.setattr(kv_events, "REPLAY_S", 0.3)
     address, count = f"ipc://{tmp_path}/replay", 5000
     publisher = KvEventPublisher(KvEventsConfig(f"ipc://{tmp_path}/out", address, "mine"))
     serving = asyncio.create_task(publisher.serve())
@@ -297,7 +300,11 @@ async def test_a_long_replay_is_whole_and_one_who_leaves_or_stalls_ends_its_own(
             if leaves:
                 socket.close(linger=0)
         monkeypatch.setattr(kv_events, "REPLAY_S", 2 * WAIT_S)
-        numbers = [int.from_bytes(number, "big") for number, _ in await replayed(address, 0)]
+        content = context.socket(zmq.DEALER)  # has all that it wants, and stays: its queue is empty
+        content.connect(address)
+        await content.send_multipart((b"", (count + 1).to_bytes(8, "big")))
+        assert await content.poll(1000 * WAIT_S)
+        numbers = [int.from_bytes(number, "big") for number, _ in await replayed(address, 0, rests_s=0.6)]
         assert numbers == [*range(count + 1)]
     finally:
         serving.cancel()
