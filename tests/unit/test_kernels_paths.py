@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from eyas.engine.kernels.drafts.paths import compact, gather_path
+from eyas.engine.kernels.drafts.paths import MaskedRows, compact, gather_path
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundVerdicts
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
@@ -100,3 +100,37 @@ def test_gather_path(hidden: int) -> None:
                 held = (tokens[j], start + j) if physical >= 0 else (0, 0)
                 assert int(rows.kv_rows[row]) == physical
                 assert (int(rows.tokens[row]), int(rows.positions[row])) == held
+
+
+def test_gather_path_with_a_block_behind() -> None:
+    """Certain rows are those without it; masked rows follow the newest, as many as its drafts need."""
+    masks, hidden, empty = 3, 48, 0
+    for seed in range(6):
+        case = random_case(seed, WIDTH)
+        verdicts, paths, _ = accepted(case, seed)
+        batch, tables, each = case.batch, case.tables, DEEPEST + masks
+        features, mask = torch.randn(batch.size * WIDTH, hidden), torch.randn(1, hidden)
+        plain, found = (new_extension(batch.size, rows, features) for rows in (DEEPEST, each))
+        gather_path(batch, verdicts, features, plain)
+        gather_path(batch, verdicts, features, found, MaskedRows(masks, 77, mask))
+        assert torch.equal(found.rows.starts, plain.rows.starts)
+        for b, (slot, path) in enumerate(zip(case.slots, paths, strict=True)):
+            live, count = slot != tables.padding_slot, len(path)
+            assert int(found.last_row[b]) == b * each + count - 1
+            wanted = max(min(int(tables.speculative[slot]) - 1, masks), 0) if live else 0
+            for j in range(each):
+                row, same = b * each + j, b * DEEPEST + j
+                got = [
+                    int(part[row]) for part in (found.rows.tokens, found.rows.positions, found.rows.kv_rows)
+                ]
+                if j < count:
+                    parts = (plain.rows.tokens, plain.rows.positions, plain.rows.kv_rows)
+                    assert got == [int(part[same]) for part in parts]
+                    assert torch.equal(found.features[row], plain.features[same])
+                    continue
+                position = int(found.rows.starts[b]) + j
+                physical = case.row(slot, position) if j < count + wanted else -1
+                empty += physical < 0
+                assert got == ([77, position, physical] if physical >= 0 else [0, 0, -1])
+                assert torch.equal(found.features[row], mask[0])
+    assert empty, "no sequence wanted fewer drafts, and no page table ended"

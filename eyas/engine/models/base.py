@@ -111,6 +111,14 @@ class DraftCoupling(Protocol):
         """
 
 
+class MaskedDraftModel(DraftModel[RowsT], Protocol[RowsT]):
+    """A `DraftModel` whose newest certain row gives the first draft of its block. Rows of the others are as
+    certain ones to it, and have the mask token and the feature `masked` [1, width].
+    """
+
+    masked: torch.Tensor
+
+
 class CoupledDraftModel(DraftModel[RowsT], Protocol[RowsT]):
     """A `DraftModel` whose block has a `coupling`."""
 

@@ -79,13 +79,13 @@ class PEagleDraft(eagle3.Eagle3Draft[ProjectionT]):
         mask = weights.take(MASK, shape).view(1, -1)
         if "last_hidden" not in config.variants:
             mask = eagle3.Eagle3Tap(config, weights, machine).features(mask, mask)
-        self._mask = mask
+        self.masked = mask
 
     @torch.inference_mode()
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:
         """features [R, hidden] of certain rows joined with tokens [R]; a block's have the learnt one."""
         if rows.depth:
-            features = self._mask.expand(tokens.shape[0], -1).contiguous()
+            features = self.masked.expand(tokens.shape[0], -1).contiguous()
         return super().forward(features, tokens, rows, pool)
 
 

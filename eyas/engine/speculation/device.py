@@ -22,7 +22,7 @@ from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.products.rows import gather_rows
 from eyas.engine.kernels.sampling import couple
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import CoupledDraftModel, Drafted, DraftModel, FeatureTap
+from eyas.engine.models.base import CoupledDraftModel, Drafted, DraftModel, FeatureTap, MaskedDraftModel
 from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.drafters.channels import mail_place, may_mail
 from eyas.engine.speculation.feature_rows import RING_ROWS, DeviceWindows, FeatureRing
@@ -107,6 +107,10 @@ class DeviceDrafter:
             count = tapped.shape[0] - (0 if chunk is None else chunk.rows.count)
             few = verdicts.path.shape[1]
             batch = self._proposer.batch(batch.slots)
+            below = None if spec is None else self._proposer.masked(spec.steps)
+            if below is not None and chunk is None:
+                self._together(batch, verdicts, features, below)
+                return
             extension = self._extension(batch, features, few)
             paths.gather_path(batch, verdicts, features[:count], extension)
             rounds = DecodeRows(batch.slots, extension.rows.starts, few)
@@ -132,6 +136,21 @@ class DeviceDrafter:
         if chunk is not None:
             rows = replace(rows, tiles=chunk.rows.tiles, planned=chunk.rows.planned)
         self._proposer.draft(joined, rows, last, slots, spec, 0 if chunk is None else chunk.ends.shape[0])
+
+    def _together(
+        self,
+        batch: round_kernels.RoundBatch,
+        verdicts: round_kernels.RoundVerdicts,
+        features: torch.Tensor,
+        below: paths.MaskedRows,
+    ) -> None:
+        """What rounds made certain, and the rows of the next drafts behind it, in one pass of the head."""
+        each = verdicts.path.shape[1] + below.count
+        extension = self._extension(batch, features, each)
+        paths.gather_path(batch, verdicts, features, extension, below)
+        sees = DecodeRows(batch.slots, extension.rows.starts, each)
+        drafted = self._proposer.run(extension.features, extension.rows, sees)
+        self._proposer.propose_below(drafted, extension.last_row, batch, below.count)
 
     def features(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """tapped [m, layers * hidden], tokens [m] of rows -> [m, head width]."""
@@ -249,6 +268,24 @@ class DeviceProposer:
         drafted = self.head.forward(features, rows.tokens, rows, self.pool)
         if slots.shape[0] and spec is not None:
             self.propose(self.rooted(self.picked(drafted, last), slots, unrooted), slots, spec)
+
+    def masked(self, steps: int) -> paths.MaskedRows | None:
+        """The rows of a chain of `steps` drafts, if its first comes of the newest certain row: they may be
+        behind it in one pass. None: the head has no such block, or no other draft comes of it.
+        """
+        block = self.head.block
+        if block is None or block.first >= 0 or not (count := block.width(steps)):
+            return None
+        head = cast(MaskedDraftModel[ForwardRows], self.head)
+        return paths.MaskedRows(count, block.mask_token, head.masked)
+
+    def propose_below(
+        self, drafted: Drafted, last: torch.Tensor, batch: round_kernels.RoundBatch, below: int
+    ) -> None:
+        """Drafts of rows of one pass: the newest, `last` int32 [B], and `below` behind each of them."""
+        each = torch.arange(below + 1, dtype=torch.int32, device=last.device)
+        scored = gather_rows(drafted.rows, (last[:, None] + each).flatten(), pdl=self._pdl)
+        chains.propose_all(batch, self.head.logits(scored), self.head.token_map)
 
     def picked(self, drafted: Drafted, index: torch.Tensor) -> Drafted:
         """Some of the rows, int32 or int64 [n]; where rows are features too, they are copied once."""

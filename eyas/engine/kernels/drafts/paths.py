@@ -36,12 +36,23 @@ class PathRows:
 
     `features` [B * P, H]. `rows`: as a forward reads them, in the draft pool, whose pages have the target's
     numbers. `last_row` int32 [B]: the newest row, whose output gives the proposal. Rows after it are padding
-    and repeat its feature.
+    and repeat its feature, but for those of a block that the same pass drafts by.
     """
 
     features: Tensor
     rows: RoundRows
     last_row: Tensor
+
+
+@dataclass(frozen=True)
+class MaskedRows:
+    """The rows of a block behind each sequence's certain rows: `count` of them at most, as many as its drafts
+    need and its pages have room for. All have the token `mask_token` and the `feature` [1, H].
+    """
+
+    count: int
+    mask_token: int
+    feature: Tensor
 
 
 def compact(batch: RoundBatch, verdicts: RoundVerdicts, pool: Tensor, pages: Tensor | None = None) -> None:
@@ -156,11 +167,20 @@ def _scale_at(
     return (behind * (WIDTH // 4) + number % EACH)[:, None] + heads[None, :] * EACH
 
 
-def gather_path(batch: RoundBatch, verdicts: RoundVerdicts, features: Tensor, extension: PathRows) -> None:
-    """Writes the draft head's rows after a verdict. `features` [B * W, H]: one per node of the round."""
+def gather_path(
+    batch: RoundBatch,
+    verdicts: RoundVerdicts,
+    features: Tensor,
+    extension: PathRows,
+    below: MaskedRows | None = None,
+) -> None:
+    """Writes the draft head's rows after a verdict. `features` [B * W, H]: one per node of the round.
+
+    `below`: then each sequence has P + `below.count` rows, and those of its block follow the newest.
+    """
     tables, path, rows = batch.tables, verdicts.path, extension.rows
-    width = features.shape[1]
-    grid = (batch.size * path.shape[1], cdiv(width, FEATURE_BLOCK))
+    width, masks = features.shape[1], 0 if below is None else below.count
+    grid = (batch.size * (path.shape[1] + masks), cdiv(width, FEATURE_BLOCK))
     _gather_path[grid](
         batch.slots,
         tables.length,
@@ -171,6 +191,9 @@ def gather_path(batch: RoundBatch, verdicts: RoundVerdicts, features: Tensor, ex
         extension.features,
         rows.tensors,
         extension.last_row,
+        features if below is None else below.feature,
+        tables.speculative,
+        0 if below is None else below.mask_token,
         batch.behind,
         tables.padding_slot,
         tables.pages.shape[1],
@@ -178,6 +201,7 @@ def gather_path(batch: RoundBatch, verdicts: RoundVerdicts, features: Tensor, ex
         FACTS=FACTS,
         NODES=verdicts.width,
         PATH=path.shape[1],
+        MASKS=masks,
         WIDTH=width,
         BLOCK=FEATURE_BLOCK,
         PDL=batch.pdl,
@@ -186,7 +210,7 @@ def gather_path(batch: RoundBatch, verdicts: RoundVerdicts, features: Tensor, ex
     )
 
 
-@kernel(do_not_specialize=PLAIN)
+@kernel(do_not_specialize=(*PLAIN, "mask_token"))
 def _gather_path(
     slots,
     length,
@@ -197,6 +221,9 @@ def _gather_path(
     gathered,
     out,
     last_row,
+    mask_feature,
+    speculative,
+    mask_token,
     behind,
     padding,
     max_pages,
@@ -204,13 +231,14 @@ def _gather_path(
     FACTS: tl.constexpr,
     NODES: tl.constexpr,
     PATH: tl.constexpr,
+    MASKS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     after_previous(PDL)
     row = tl.program_id(0)
-    sequence, index = row // PATH, row % PATH
+    sequence, index = row // (PATH + MASKS), row % (PATH + MASKS)
     result += sequence * (FACTS + NODES)
     count = tl.load(result)
     place = tl.minimum(index, count - 1)
@@ -218,13 +246,20 @@ def _gather_path(
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = (sequence * NODES + node).to(tl.int64) * WIDTH + element
     taken = tl.load(features + source, mask=element < WIDTH)
+    if MASKS:
+        taken = tl.where(index < count, taken, tl.load(mask_feature + element, mask=element < WIDTH))
     tl.store(gathered + row.to(tl.int64) * WIDTH + element, taken, mask=element < WIDTH)
     if tl.program_id(1) == 0:
         slot = tl.load(slots + sequence)
         live = slot != padding
         start = tl.load(length + slot) - tl.where(live, count, 0) + behind
-        kv_row = physical_rows(pages, slot, start + index, live & (index < count), max_pages, PAGE_SIZE)
-        store_rows(out, row, tl.load(result + FACTS + place), start + place, kv_row, True)
+        token = tl.load(result + FACTS + place)
+        if MASKS:
+            token = tl.where(index < count, token, mask_token)
+            drafts = tl.load(speculative + slot)  # of which the newest certain row gives the first
+            place = tl.minimum(index, count - 1 + tl.minimum(tl.maximum(drafts - 1, 0), MASKS))
+        kv_row = physical_rows(pages, slot, start + index, live & (index == place), max_pages, PAGE_SIZE)
+        store_rows(out, row, token, start + place, kv_row, True)
         if index == 0:
             tl.store(out[3] + sequence, start)
             tl.store(last_row + sequence, row + count - 1)
