@@ -1,12 +1,13 @@
 """Where the time of a round with a block of drafts goes on one GPU: whole captured steps, and without parts.
 
-    python -m tests.gpu.time_block --out FILE [--heads block ids32k int4 chain3] [--batches 1 8 32]
+    python -m tests.gpu.time_block --out FILE [--heads block ids32k int4 peagle chain3] [--batches 1 8 32]
 
 Milliseconds of a replayed step, 700 rows of context a sequence, drafts accepted by chance: blocks of 8 (a
 DFlash head, 7 drafts, with the target's output head or one of 32,000 ids, and that with its layers in four
-bits) at 5.0 tokens a round, and the EAGLE-3 chain of 3 at 3.0 that they stand beside. Each also without what
-it drafts, and so without the rows that the head keeps. A token takes a step over the tokens of a round.
-`--device cpu` tries the script out.
+bits) at 5.0 tokens a round, a P-EAGLE head of four layers that drafts as many, and the EAGLE-3 chain of 3 at
+3.0 that they stand beside. Each also without what it drafts, and so without the rows that the head keeps. A
+token takes a step over the tokens of a round. `--drafts`: fewer than a block has, of which no more are then
+accepted: how far a depth that adapts goes where all behind is refused. `--device cpu` tries the script out.
 """
 
 from __future__ import annotations
@@ -59,10 +60,19 @@ def in_four_bits(shape: shapes.ModelShape, folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | GPTQ))
 
 
+def in_one_pass(shape: shapes.ModelShape, folder: Path) -> None:
+    """A P-EAGLE head."""
+    shapes.write_head(shape, folder)
+    path = folder / "config.json"
+    own = {"parallel_drafting": True, "ptd_token_id": 1, "num_depths": 7, "num_hidden_layers": 4}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+
+
 HEADS = {
     "block": Head("block", 7, 5.0, shapes.write_block_head),
     "ids32k": Head("ids32k", 7, 5.0, lambda s, f: shapes.write_block_head(s, f, draft_vocab=s.draft_vocab)),
     "int4": Head("int4", 7, 5.0, in_four_bits),
+    "peagle": Head("peagle", 7, 5.0, in_one_pass),
     "chain3": Head("chain3", 3, 3.0, shapes.write_head),
 }
 
@@ -167,10 +177,15 @@ def main() -> int:
     parser.add_argument("--shape", choices=list(shapes.SHAPES), default="llama-3.1-8b")
     parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--drafts", type=int, metavar="N", help="(all that a head has)")
     parser.add_argument("--profile", action="store_true", help="the kernels of each step too")
     given = parser.parse_args()
     for name in given.heads:
         head = HEADS[name]
+        if (drafts := given.drafts or head.steps) < head.steps:
+            head = replace(
+                head, name=f"{name} by {drafts}", steps=drafts, length=min(head.length, drafts + 1)
+            )
         with tempfile.TemporaryDirectory() as folder:
             state = state_of(given.device, given.shape, head, Path(folder), max(given.batches))
             for batch in given.batches:
