@@ -70,6 +70,16 @@ class EyasStub:
                 request_serializer=protos_dot_eyas__pb2.ResumeMemoryRequest.SerializeToString,
                 response_deserializer=protos_dot_eyas__pb2.ResumeMemoryResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/eyas.v1.Eyas/LoadAdapter',
+                request_serializer=protos_dot_eyas__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_eyas__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/eyas.v1.Eyas/UnloadAdapter',
+                request_serializer=protos_dot_eyas__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_eyas__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class EyasServicer:
@@ -126,6 +136,21 @@ class EyasServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a LoRA adapter on all workers, or on none: calls then name it as their `model`. PERMISSION_DENIED for a
+        folder that callers may not name, INVALID_ARGUMENT for one that does not fit and for a name that is taken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Unloads it: its calls go on to their ends, and no new one is taken. NOT_FOUND for a name that none has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EyasServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +188,16 @@ def add_EyasServicer_to_server(servicer, server):
                     servicer.ResumeMemory,
                     request_deserializer=protos_dot_eyas__pb2.ResumeMemoryRequest.FromString,
                     response_serializer=protos_dot_eyas__pb2.ResumeMemoryResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_eyas__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=protos_dot_eyas__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=protos_dot_eyas__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=protos_dot_eyas__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -355,6 +390,60 @@ class Eyas:
             '/eyas.v1.Eyas/ResumeMemory',
             protos_dot_eyas__pb2.ResumeMemoryRequest.SerializeToString,
             protos_dot_eyas__pb2.ResumeMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.v1.Eyas/LoadAdapter',
+            protos_dot_eyas__pb2.LoadAdapterRequest.SerializeToString,
+            protos_dot_eyas__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.v1.Eyas/UnloadAdapter',
+            protos_dot_eyas__pb2.UnloadAdapterRequest.SerializeToString,
+            protos_dot_eyas__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

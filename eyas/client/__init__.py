@@ -11,6 +11,7 @@
 from eyas.client.aio import AsyncClient, AsyncStream
 from eyas.client.sync import Client, Stream
 from eyas.client.types import (
+    Adapter,
     ChatOptions,
     Choice,
     Completion,
@@ -45,6 +46,7 @@ from eyas.common.grammars.notations import Grammar
 from eyas.common.types import TokenLogprob
 
 __all__ = [
+    "Adapter",
     "AsyncClient",
     "AsyncStream",
     "Cancelled",

@@ -17,6 +17,7 @@ import grpc
 
 from eyas.client import wire
 from eyas.client.types import (
+    Adapter,
     ChatOptions,
     Choice,
     Completion,
@@ -242,6 +243,26 @@ class AsyncClient:
         request = eyas_pb2.ResumeMemoryRequest(tags=wire.tags_to_pb(tags))
         return wire.moved_from_pb((await self._call(self._stub.ResumeMemory, request, timeout_s)).moved)
 
+    async def load_adapter(
+        self,
+        name: str,
+        path: str,
+        *,
+        pinned: bool = False,
+        replace: bool = False,
+        timeout_s: float = CONTROL_S,
+    ) -> Adapter:
+        """Loads the LoRA adapter in a folder of the server, on all workers or on none: calls then name it as
+        their `model`. `pinned`: it stays on the devices. `replace`: in place of one that has the name.
+        """
+        request = eyas_pb2.LoadAdapterRequest(name=name, path=path, pinned=pinned, replace=replace)
+        return wire.adapter_from_pb((await self._call(self._stub.LoadAdapter, request, timeout_s)).adapter)
+
+    async def unload_adapter(self, name: str, *, timeout_s: float = CONTROL_S) -> Adapter:
+        """Unloads an adapter; calls that have it go on to their ends. Raises NotFound for no one's name."""
+        request = eyas_pb2.UnloadAdapterRequest(name=name)
+        return wire.adapter_from_pb((await self._call(self._stub.UnloadAdapter, request, timeout_s)).adapter)
+
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         """The one answer of a call."""
         self._check_open()
@@ -253,7 +274,7 @@ class AsyncClient:
     async def models(self, *, timeout_s: float = 10.0) -> list[Model]:
         """Returns the models of the server."""
         reply = await self._call(self._stub.Models, eyas_pb2.ModelsRequest(), timeout_s)
-        return [Model(model.id, model.context_length) for model in reply.models]
+        return [Model(model.id, model.context_length, model.parent) for model in reply.models]
 
     async def aclose(self) -> None:
         """Cancel what still runs and close the connection, but for a forked parent's. Idempotent."""

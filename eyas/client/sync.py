@@ -24,6 +24,7 @@ from eyas.client.aio import (
     refuse_forked,
 )
 from eyas.client.types import (
+    Adapter,
     ChatOptions,
     Completion,
     Delta,
@@ -235,6 +236,23 @@ class Client:
     ) -> list[MovedMemory]:
         """Takes it again; what has come back."""
         return self._portal.wait(self._client.resume_memory(tags, timeout_s=timeout_s))
+
+    def load_adapter(
+        self,
+        name: str,
+        path: str,
+        *,
+        pinned: bool = False,
+        replace: bool = False,
+        timeout_s: float = CONTROL_S,
+    ) -> Adapter:
+        """Loads the LoRA adapter in a folder of the server, on all workers or on none."""
+        loading = self._client.load_adapter(name, path, pinned=pinned, replace=replace, timeout_s=timeout_s)
+        return self._portal.wait(loading)
+
+    def unload_adapter(self, name: str, *, timeout_s: float = CONTROL_S) -> Adapter:
+        """Unloads an adapter; calls that have it go on to their ends."""
+        return self._portal.wait(self._client.unload_adapter(name, timeout_s=timeout_s))
 
     def models(self, *, timeout_s: float = 10.0) -> list[Model]:
         """Returns the models of the server."""

@@ -64,6 +64,7 @@ class Message(TypedDict, total=False):
 class Options(TypedDict, total=False):
     """How to generate. What is left out or None takes the server's default: see protos/eyas.proto."""
 
+    model: str | None  # another than the client's: a name of the model, or of one of its adapters
     max_tokens: int | None
     min_tokens: int | None
     temperature: float | None
@@ -234,7 +235,18 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A model that the server offers. `context_length` in tokens, prompt and answer together."""
+    """A model that the server offers. `context_length` in tokens, prompt and answer together. `parent`: the
+    model that it is an adapter of; "": it is the model itself.
+    """
 
     id: str
     context_length: int
+    parent: str = ""
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter of the server's model. `id`: a digest of its content."""
+
+    name: str
+    id: str
+    rank: int

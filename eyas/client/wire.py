@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from eyas.client.types import (
+    Adapter,
     ChatOptions,
     Delta,
     FinishReason,
@@ -152,11 +153,13 @@ def generate_request(model: str, prompt: str | Sequence[int], options: Options) 
 
 def request_to_pb(kind: type[R], model: str, options: Options) -> R:
     """A request of this kind that says nothing else. Raises as `generate_request` does."""
+    others = cast(Options, {name: value for name, value in options.items() if name != "model"})
+    named = options.get("model") or model
     try:
-        request = kind(model=model)
+        request = kind(model=named)
     except (TypeError, ValueError) as error:
-        raise unsendable("model", f"model cannot be {model!r:.200}", error) from error
-    request.options.CopyFrom(options_to_pb(options))
+        raise unsendable("model", f"model cannot be {named!r:.200}", error) from error
+    request.options.CopyFrom(options_to_pb(others))
     return request
 
 
@@ -193,6 +196,11 @@ def _grammar_to_pb(grammar: Grammar) -> eyas_pb2.Grammar:
     if grammar.kind is GrammarKind.CHOICE:
         return eyas_pb2.Grammar(choice=eyas_pb2.Texts(texts=json.loads(grammar.text)))
     return eyas_pb2.Grammar(**{grammar.kind.value: grammar.text})
+
+
+def adapter_from_pb(adapter: eyas_pb2.Adapter) -> Adapter:
+    """An adapter as the server tells it."""
+    return Adapter(adapter.name, adapter.id, adapter.rank)
 
 
 def delta_from_pb(delta: eyas_pb2.Delta) -> Delta:

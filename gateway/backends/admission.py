@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
 from eyas.common.logging import request_id, traceparent
 from eyas.common.page_names import salt_of
-from eyas.common.params import SamplingParams
+from eyas.common.params import ADAPTER_NAME, MOST_ADAPTER_NAME, SamplingParams
 from eyas.common.types import (
     EXACT,
     FAST,
@@ -174,6 +175,16 @@ def called(
     if name == model.id and chosen is None:
         return model
     return dataclasses.replace(model, id=name, adapter="" if chosen is None else chosen.id)
+
+
+def new_adapter(config: GatewayConfig, name: str, path: str, *, pinned: bool) -> Adapter:
+    """An adapter that a caller wants to be loaded. Raises InvalidRequest for a name that none can have."""
+    if len(name) > MOST_ADAPTER_NAME or not re.fullmatch(ADAPTER_NAME, name):
+        most = f"1 to {MOST_ADAPTER_NAME} printable characters without spaces and colons"
+        raise InvalidRequest(f"lora_name must be {most}", param="lora_name")
+    if name in config.names:
+        raise InvalidRequest(f"lora_name {name!r} is the model's own", param="lora_name")
+    return Adapter(name, path, pinned=pinned)
 
 
 def _has(config: GatewayConfig, adapters: AdapterRoster, name: str) -> bool:

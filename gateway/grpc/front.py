@@ -24,7 +24,7 @@ from eyas.common.security.tls import door_context
 from eyas.common.types import GenerationRequest
 from eyas.common.wire import rpc
 from eyas.common.wire.control import ContinueGeneration, ReleaseMemory, ResumeMemory
-from gateway.backends.admission import ServedModel, admit, answer_limit, called, serving
+from gateway.backends.admission import ServedModel, admit, answer_limit, called, new_adapter, serving
 from gateway.backends.base import GenerationBackend, GenerationStream
 from gateway.formats.chat_request import ChatModel, chat_prompt, read_rules, reading_of, with_grammar
 from gateway.grpc import control as grpc_control
@@ -156,6 +156,21 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         """Lets every worker go on. Raises Busy while one's memory is away."""
         await self._backend.control(ContinueGeneration())
         return eyas_pb2.ContinueGenerationResponse()
+
+    async def LoadAdapter(
+        self, request: eyas_pb2.LoadAdapterRequest, context: Context
+    ) -> eyas_pb2.LoadAdapterResponse:
+        """Loads an adapter on every worker, or on none. Raises what is wrong with its name or its folder."""
+        adapter = new_adapter(self._config, request.name, request.path, pinned=request.pinned)
+        loaded = await self._backend.adapters.load(adapter, replace=request.replace)
+        return eyas_pb2.LoadAdapterResponse(adapter=grpc_messages.adapter_to_pb(loaded))
+
+    async def UnloadAdapter(
+        self, request: eyas_pb2.UnloadAdapterRequest, context: Context
+    ) -> eyas_pb2.UnloadAdapterResponse:
+        """Unloads an adapter on every worker. Raises ModelNotFound if none has the name."""
+        gone = await self._backend.adapters.unload(request.name, request.id)
+        return eyas_pb2.UnloadAdapterResponse(adapter=grpc_messages.adapter_to_pb(gone))
 
     async def ReleaseMemory(
         self, request: eyas_pb2.ReleaseMemoryRequest, context: Context

@@ -16,6 +16,7 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar
 from eyas.common.params import MOST_PRIORITY, MOST_SALT
 from eyas.common.types import (
+    Adapter,
     FinishCause,
     GenerationRequest,
     PromptTokenLogprobs,
@@ -165,6 +166,11 @@ def _given(options: eyas_pb2.GenerateOptions, name: str, default: Any) -> Any:
 
 
 # --- what is answered --------------------------------------------------------------------------------
+
+
+def adapter_to_pb(adapter: Adapter) -> eyas_pb2.Adapter:
+    """An adapter as callers see it: its folder is the server's."""
+    return eyas_pb2.Adapter(name=adapter.name, id=adapter.id, rank=adapter.rank)
 
 
 def started_to_pb(model: ServedModel, request: GenerationRequest) -> eyas_pb2.Started:

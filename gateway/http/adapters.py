@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import InvalidRequest
 from eyas.common.types import Adapter
+from gateway.backends.admission import new_adapter
 from gateway.backends.base import GenerationBackend
 from gateway.formats.fields import ignored, parse
 from gateway.formats.schema import LoadAdapterBody, UnloadAdapterBody
@@ -42,9 +42,7 @@ class AdapterEndpoints:
         """Loads an adapter on every worker, or on none. Raises what is wrong with its name or its folder."""
         body = parse(LoadAdapterBody, await read_body(request, MOST_BYTES, self._arriving))
         request.state.ignored = ignored(body)
-        if body.lora_name in self._config.names:
-            raise InvalidRequest(f"{body.lora_name!r} is the model's own name", param="lora_name")
-        adapter = Adapter(body.lora_name, body.lora_path, pinned=body.pinned)
+        adapter = new_adapter(self._config, body.lora_name, body.lora_path, pinned=body.pinned)
         return self._told(await self._backend.adapters.load(adapter, replace=body.load_inplace))
 
     async def unload(self, request: Request) -> Response:
