@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.cluster.listening import free_ports
-from eyas.common.config import EngineConfig, GatewayConfig
+from eyas.common.config import AdapterConfig, EngineConfig, GatewayConfig
 from eyas.common.types import Role
 from gateway.backends.generate import ClusterBackend
 from gateway.grpc.front import GrpcFront
@@ -49,11 +49,12 @@ async def real_cluster(
     known = "static:" + ",".join(f"127.0.0.1:{port}" for port in numbers)
     config = EngineConfig(**{**vars(config), "pool_dir": str(folder)})
     gateway, metrics = gateway or GatewayConfig(grpc_port=0), metrics or GatewayMetrics(CollectorRegistry())
+    adapters = AdapterConfig() if lora_dir is None else AdapterConfig(dirs=(str(lora_dir),))
     async with contextlib.AsyncExitStack() as owned:
         workers = []
         for own, port in zip(roles, numbers, strict=True):
             engine = EngineConfig(**{**vars(config), "roles": own})
-            workers.append(await RealWorker(engine, known, port, lora_dir=lora_dir).start())
+            workers.append(await RealWorker(engine, known, port, adapters=adapters).start())
             owned.push_async_callback(workers[-1].stop)
         cluster = Cluster(registry(known))
         await cluster.start()

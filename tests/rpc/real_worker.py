@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from eyas.common.config import AdapterConfig, EngineConfig, KvEventsConfig, WorkerConfig
+from eyas.common.config import EngineConfig, KvEventsConfig, WorkerConfig
 from eyas.common.security.tls import service_tls
 from eyas.common.types import GenerationRequest, KvHandle, Role
 from eyas.common.wire import clients, message, rpc
@@ -37,7 +37,7 @@ def tiny_config(folder: Path) -> EngineConfig:
 
 class RealWorker:
     """`engine` is the engine itself: look at it only while it is idle. `timed`: requests are routed by how
-    long its steps take.
+    long its steps take. `changes`: of its front's config.
     """
 
     def __init__(
@@ -48,14 +48,10 @@ class RealWorker:
         tls_dir: str | None = None,
         *,
         timed: bool = False,
-        events: KvEventsConfig | None = None,
-        lora_dir: Path | None = None,
+        **changes: Any,
     ) -> None:
         self._timed = timed
-        adapters = AdapterConfig() if lora_dir is None else AdapterConfig(dirs=(str(lora_dir),))
-        self._config = WorkerConfig(
-            engine=config, registry=registry, port=port, tls_dir=tls_dir, events=events, adapters=adapters
-        )
+        self._config = WorkerConfig(engine=config, registry=registry, port=port, tls_dir=tls_dir, **changes)
         self.dial = rpc.dialer(service_tls(tls_dir))
         self._stopped = False
 
