@@ -14,7 +14,6 @@ from typing import Any
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import KvKind, TokenEntry
 from eyas.common.weights import WeightsAnswer
-from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded
 from eyas.engine.ipc.messages import (
     CacheFlushed,
     Command,
@@ -166,8 +165,6 @@ class EngineClient:
                     | PagesStaged()
                     | LinkProbed()
                     | CacheFlushed()
-                    | AdapterLoaded()
-                    | AdapterUnloaded()
                     | EngineControlled()
                     | WeightsAnswer()
                 ):
