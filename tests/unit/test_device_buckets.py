@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from eyas.engine.device.calls import begin, step_of
 from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.kernels.attention.attend_tiles import tiling_of
 from eyas.engine.kernels.attention.exact_attend import AttentionCut
+from eyas.engine.parallel.ranks import RankCall
 
 BUCKETS = GraphBuckets(3, 4, (1, 2, 4, 8), mixed_batches=(4, 24, 60), chunk_tokens=300, mixed_tokens=192)
 CAPTURED = list(BUCKETS.captured())
@@ -143,10 +145,11 @@ def test_every_batch_is_cut_as_a_padded_one_is(rows: int, kv_heads: int) -> None
 
 @pytest.mark.parametrize("headless", [False, True])
 def test_a_shape_reaches_other_ranks_whole(headless: bool) -> None:
-    """Whether a head waits, too: all ranks have to replay one graph."""
+    """Whether a head waits, too: all ranks have to replay one graph. Over the wire, which takes no bool."""
     shape = replace(StepShape(4, 6, singles=2), headless=headless)
-    sent = StepInput(shape, np.arange(8, dtype=np.int32), np.zeros((2, 3), np.int32))
-    assert step_of(begin(sent)).shape == shape
+    sent = begin(StepInput(shape, np.arange(8, dtype=np.int32), np.zeros((2, 3), np.int32)))
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=RankCall)
+    assert step_of(arrived).shape == shape
 
 
 def test_rounds_in_which_a_head_waits_have_graphs_of_their_own() -> None:

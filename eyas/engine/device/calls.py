@@ -29,7 +29,8 @@ def begin(step: StepInput) -> RankCall:
     """
     slots, arrived = (np.array(each, np.int32).reshape(-1) for each in (step.drafted_slots, step.arrived))
     parts = (step.data, step.writes.reshape(-1), _flat(step.spans), slots, arrived)
-    numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), int(step.scored))
+    sizes = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), step.scored)
+    numbers = tuple(map(int, sizes))  # the wire takes no bool for one
     return RankCall(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
