@@ -82,6 +82,8 @@ ROUNDS = {
     "plain": {"draft": None},
     "chain": {"speculation": SpeculationConfig(3, 1, 4)},
     "tree": {"speculation": SpeculationConfig(4, 4, 16)},
+    "exact": {"draft": None, "deterministic": True},
+    "exact, chain": {"speculation": SpeculationConfig(3, 1, 4), "deterministic": True},
     "no graphs": {"cuda_graph_max_bs": 0},
     "two ranks": {"draft": None, "tensor_parallel_size": 2},
 }

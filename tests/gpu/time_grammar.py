@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -65,9 +65,10 @@ def config_of(plan: Plan, way: str, folders: tuple[Path, Path]) -> EngineConfig:
         }
     options |= {"chunk_tokens": 32} if plan.device == "cpu" else {"cuda_graph_bs": tuple(plan.batches)}
     most, rows = max(plan.batches), plan.prompt + plan.answer + 64
-    return engine_config(
+    config: EngineConfig = engine_config(
         plan.device, context_length=rows, max_running=most, num_pages=2 * (most * rows // 16 + 64), **options
     )
+    return config
 
 
 def drafting_words(cluster: Clocked) -> None:
@@ -103,7 +104,7 @@ def answered(cluster: Clocked, plan: Plan, kind: str, batch: int, seed: int) -> 
     begun = max(one.seconds for one in cluster.came if one.entry.index == 0)
     ended = min(one.seconds for one in cluster.came if one.entry.finish is not None)
     steady = [one for one in cluster.came if begun <= one.seconds <= ended]
-    line = rate(steady, lambda entry: len(entry.tokens)).line(batch)
+    line: dict[str, float] = rate(steady, lambda entry: len(entry.tokens)).line(batch)
     return line | {"token_ms": round(1e3 * batch / line["tokens_per_s"], 4)}
 
 
@@ -146,7 +147,7 @@ def main() -> int:
     plan = Plan(given.device, given.batches, *((128, 320) if cuda else (8, 12)), kinds)
     with tempfile.TemporaryDirectory() as folder:
         folders = Path(folder, "model"), Path(folder, "head")
-        shape = SHAPES["llama-3.1-8b"] if cuda else replace(SHAPES["tiny"], layers=2)
+        shape = SHAPES["llama-3.1-8b" if cuda else "tiny"]
         write_model(shape, folders[0])
         write_head(shape, folders[1])
         configs = {way: config_of(plan, way, folders) for way in given.ways}

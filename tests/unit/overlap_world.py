@@ -138,7 +138,7 @@ class World:
             self.policy = Wandering(spec, setting.max_running, seed, looks_up=setting.looks_up)
             pacing = DepthPacing(self.policy)
             depths = DepthBuckets(pacing, self._by_depth(buckets, self.policy.depths))
-        grammars = PaperGrammars(drafts=setting.width > 1)
+        grammars = PaperGrammars()
         self.rig.scheduler._holds = grammars.holds
         self.runner = WatchedRunner(
             self.device, buckets, [layout], grammars, ahead=setting.ahead, depths=depths

@@ -58,8 +58,8 @@ class PaperState:
 class PaperGrammars(GrammarManager):
     """Every sequence with a grammar is held to the same rule; the first look at one finds it not compiled."""
 
-    def __init__(self, *, drafts: bool) -> None:
-        super().__init__(Path(), VOCAB, EOS, drafts=drafts)
+    def __init__(self) -> None:
+        super().__init__(Path(), VOCAB, EOS)
         self._seen: set[int] = set()
 
     def _state(self, seq: Sequence, *, now: bool = False) -> Any:

@@ -122,26 +122,48 @@ def test_special_requests_get_the_same(seed: int) -> None:
     assert world.device.accepted > 0 and world.runner.special_ahead > 20
 
 
-@pytest.mark.parametrize("setting", [Setting(), Setting(width=6, pages=TIGHT, adaptive=True)])
+@pytest.mark.parametrize(
+    "setting",
+    [Setting(), Setting(width=1, pages=TIGHT), Setting(width=6, pages=TIGHT, adaptive=True)],
+    ids=["drafts", "plain", "depths"],
+)
 @pytest.mark.parametrize("seed", crossed(range(3), quick=lambda seed: seed == 0))
-def test_what_is_held_to_a_grammar_gets_the_same(setting: Setting, seed: int) -> None:
-    """Each row has its own mask, whatever is drafted, preempted or given up."""
+def test_what_is_held_to_a_grammar_gets_the_same_and_runs_ahead(setting: Setting, seed: int) -> None:
+    """Each row has its own mask, whatever is drafted, preempted or given up; and a step begins before the
+    tokens are known that its masks follow from.
+    """
     world = World(seed, setting)
     world.run(some_requests(seed, 30, held=0.6), cancels=0.1)
-    assert world.device.accepted > 0 and world.device.masked_below > 0, "no mask below a root"
+    assert world.runner.held_ahead > 25
+    if setting.width > 1:
+        assert world.device.accepted > 0 and world.device.masked_below > 0, "no mask below a root"
 
 
-@pytest.mark.parametrize("seed", crossed(range(3), quick=lambda seed: seed == 1))
-def test_without_drafts_a_grammar_does_not_stop_the_overlap(seed: int) -> None:
-    """A step begins before the tokens are known that its masks follow from."""
-    world = World(seed, Setting(width=1, pages=TIGHT))
-    world.run(some_requests(seed, 30, held=0.6), cancels=0.1)
-    assert world.runner.held_ahead > 50
+def test_a_request_with_a_grammar_is_in_every_step_as_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, and beside others; what its grammar forces is not looked for where its tokens are not known."""
+    forced = PaperGrammars.forced
+
+    def looked(self: PaperGrammars, seq: Sequence, most: int) -> DraftTree | None:
+        assert not seq.in_flight
+        return forced(self, seq, most)
+
+    monkeypatch.setattr(PaperGrammars, "forced", looked)
+    plain = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    for others in ((), ("b", "c")):
+        world = World(0, Setting())
+        world.run(
+            [
+                GenerationRequest("a", (1, 2, 3), msgspec.structs.replace(plain, grammar=GRAMMAR)),
+                *(GenerationRequest(name, (1, 2, 3), plain) for name in others),
+            ]
+        )
+        waited = world.runner.rounds - world.runner.ahead
+        assert waited <= 1 + len(others), "a step had landed before the next was launched"
 
 
 def test_an_output_that_failed_since_its_step_began_has_no_masks() -> None:
     """Its request fails after the step, and alone."""
-    world, grammars = World(0, Setting()), PaperGrammars(drafts=True)
+    world, grammars = World(0, Setting()), PaperGrammars()
     request = GenerationRequest("a", (1, 2), SamplingParams(grammar=GRAMMAR), speculative=False)
     generation = Generation(request, 1, GenerationKind.LOCAL, 0.0, 1.0)
     seq = Sequence(1, generation, 0, (1, 2), [], slot=3)
@@ -152,10 +174,13 @@ def test_an_output_that_failed_since_its_step_began_has_no_masks() -> None:
     assert len(StepMasks(grammars, {3: nodes}).of(work)) == 1
 
 
-def test_masks_that_do_not_wait_for_their_tokens_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("setting", [Setting(width=1), Setting()], ids=["plain", "drafts"])
+def test_masks_that_do_not_wait_for_their_tokens_are_noticed(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(PaperGrammars, "awaits", lambda self, seq: False)
     with pytest.raises(AssertionError):
-        World(0, Setting(width=1)).run(some_requests(0, 30, held=0.6))
+        World(0, setting).run(some_requests(0, 30, held=0.6))
 
 
 @pytest.mark.slow
@@ -165,7 +190,7 @@ def test_what_a_grammar_forces_is_drafted_and_harms_nothing_if_it_is_wrong(
     rounds = []
     for forced in (PaperGrammars.forced, lambda *_: None, lambda *_: DraftTree([5, 6], [-1, 0])):
         monkeypatch.setattr(PaperGrammars, "forced", forced)
-        world = World(1, Setting(width=4))
+        world = World(1, Setting(width=4, ahead=False))
         world.run(some_requests(1, 20, held=1.0))
         rounds.append(world.runner.rounds)
     assert rounds[0] < rounds[1] < rounds[2]

@@ -89,7 +89,7 @@ class Told:
 def made(ranks: int = 2, width: int = 1) -> tuple[DeviceRunner, Told]:
     """`width`: rows of a round; with more than one steps have a head."""
     told = Told(SlotTables(TableSizes(SLOTS + 1, 4, width, 64), "cpu"), ranks, width > 1)
-    grammars = PaperGrammars(drafts=width > 1)
+    grammars = PaperGrammars()
     layouts = [StepLayout(SIZE, SLOTS, TILE, PAGES * rank) for rank in range(ranks)]
     buckets = GraphBuckets(width, TILE, (1, 2, 4), (), 16, 16)
     return DeviceRunner(told, buckets, layouts, grammars, ahead=True), told  # type: ignore[arg-type]

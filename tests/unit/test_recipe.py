@@ -363,29 +363,38 @@ def test_rounds_whose_drafts_come_from_another_gpu_keep_their_features(tmp_path:
     assert len(list(cache.rglob("*.cubin"))) == found["_put"]
 
 
-EVERY_BATCH = """
-import json, sys
+EVERY_STEP = """
+import json, random, sys
 from functools import partial
 from triton.runtime import driver
 from eyas.common.config import resolve_engine
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.attention import exact_attend
 from eyas.engine.kernels.launch.compile_ahead import NoDevice, record
 from eyas.engine.loading import recipe
 from eyas.engine.loading.step_shapes import buckets_of
 
-model, head, exact = json.loads(sys.argv[1])
+model, head, exact, cut = json.loads(sys.argv[1])
 driver.set_active(NoDevice(90))
 asked = {"max_running": 72, "chunk_tokens": 300, "prefill_attention_backend": "triton"}
 asked |= {"deterministic": exact}
+if cut:  # as a graph cuts no batch
+    exact_attend.padded_batch = lambda batch: batch
 launches = partial(recipe.launches, resolve_engine("cuda", model=model, draft=head, **asked))
 shapes = recipe._shapes
 
 def every(loaded):
-    width = buckets_of(loaded).width
-    for batch in range(1, loaded.config.max_running + 1):
+    buckets, dice = buckets_of(loaded), random.Random(0)
+    width, most = buckets.width, loaded.config.max_running
+    for batch in range(1, most + 1):
         yield StepShape(batch, width)
         if width > 1:
             yield StepShape(0, width, singles=batch)
+        prompts = dice.choice((1, 2, 12, 32))
+        rows = max(prompts, dice.choice((16, 127, 128, 129, 256, dice.randint(1, 300))))
+        singles = dice.choice((0, 0, 3)) if width > 1 else 0
+        sizes = rows, -(-rows // buckets.tile_rows) + prompts - 1, dice.randint(0, prompts)
+        yield buckets.shape(dice.choice((0, batch)), *sizes, singles, prompts)
     yield from shapes(loaded)
 
 def names():
@@ -399,10 +408,12 @@ print(json.dumps(sorted(name for name, _ in names() - compiled)))
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("family", ["drafted", "experts", "latents"])
-def test_no_batch_needs_a_kernel_that_a_start_has_not_compiled(
+def test_no_step_needs_a_kernel_that_a_start_has_not_compiled(
     tmp_path: Path, cache: Path, family: str, exact: bool
 ) -> None:
-    """A kernel that is compiled while requests run stops them all for seconds."""
+    """Neither rounds of any number nor prompts beside them, of any number and length. A kernel that is
+    compiled while requests run stops them all for seconds.
+    """
     model, head = tmp_path / "model", None
     if family == "drafted":
         write_tiny_llama(model, tied=False)
@@ -411,4 +422,10 @@ def test_no_batch_needs_a_kernel_that_a_start_has_not_compiled(
         write_family(model, "mixtral", vocab_size=128, hidden_size=64, head_dim=32)
     else:
         write_tiny_nextn_deepseek(model, SMALL | {"num_hidden_layers": 2})
-    assert _told(EVERY_BATCH, json.dumps([str(model), head, exact])) == []
+    assert _told(EVERY_STEP, json.dumps([str(model), head, exact, False])) == []
+
+
+def test_power_attention_that_is_cut_as_no_graph_is_needs_others(tmp_path: Path, cache: Path) -> None:
+    write_tiny_llama(tmp_path / "model", tied=False)
+    found = _told(EVERY_STEP, json.dumps([str(tmp_path / "model"), None, True, True]))
+    assert set(found) == {"_attend_shared"}

@@ -245,10 +245,10 @@ class SlotTable:
 
     def _forced(self, work: SequenceWork) -> DraftTree | None:
         """The tokens that a grammar forces, in place of the drafts of the step before; None: those drafts
-        stay.
+        stay, as they do while that step's tokens are on their way.
         """
-        request = work.seq.generation.request
-        if request.params.grammar is None or not (work.round and request.speculative):
+        request, ahead = work.seq.generation.request, work.seq.in_flight > 0
+        if request.params.grammar is None or ahead or not (work.round and request.speculative):
             return None
         deepest = self._state.path_rows(self._state.tables.sizes.width) - 1
         most = min(deepest, request.draft_limits.deepest or deepest)

@@ -41,14 +41,11 @@ T = TypeVar("T")
 class GrammarManager:
     """Everything about grammars for one model. The engine's thread uses it."""
 
-    def __init__(
-        self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...], *, drafts: bool = False
-    ) -> None:
-        """`eos_ids`: the ids that end an answer of the model. `drafts`: forced tokens can be drafted."""
+    def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        """`eos_ids`: the ids that end an answer of the model."""
         self._folder = folder
         self._vocab_size = vocab_size
         self.eos_ids = eos_ids
-        self._drafts = drafts
         self._compiler: GrammarCompiler | None = None  # the thread's
         self._thread: ThreadPoolExecutor | None = None
         self._compiled: dict[Grammar, Future[Any]] = {}  # the newest last
@@ -74,17 +71,16 @@ class GrammarManager:
         self._compiling_thread().submit(self._loaded_compiler)
 
     def holds(self, seq: Sequence) -> bool:
-        """True if its next round must wait: for its grammar, or for tokens of its own that may force others.
+        """True if its next round must wait: for its grammar, or for its own tokens if that is slow to follow.
 
-        Nothing is drafted for one that is slow to follow: its next mask is filled before its step begins.
+        Nothing is drafted for such a one: its next mask is filled before its step begins.
         """
         if seq.generation.request.params.grammar is None:
             return False
         slow = self._is_slow(seq)
         if slow:
             seq.tree = None
-        waits = slow or (self._drafts and seq.generation.request.speculative)
-        return bool(waits and seq.in_flight) or self._state(seq) is None
+        return bool(slow and seq.in_flight) or self._state(seq) is None
 
     def awaits(self, seq: Sequence) -> bool:
         """True if the mask of its next token waits for tokens of its own that are in flight."""

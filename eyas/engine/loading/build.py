@@ -278,7 +278,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
             leader = RankLeader(partial(follower.main, loaded), ranks, meeting)
             leader.meet(first.config.device, START_S, LOAD_S)
         loaded = first
-    grammars = _grammars(loaded, drafts=loaded.config.speculates)
+    grammars = _grammars(loaded)
     if loaded.config.device == "cuda":
         grammars.prepare()
     loaded, device = build_device(loaded, start, grammars, leader)
@@ -313,9 +313,9 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
     )
 
 
-def _grammars(loaded: EngineSpec, *, drafts: bool = False) -> GrammarManager:
+def _grammars(loaded: EngineSpec) -> GrammarManager:
     target = loaded.target
-    return GrammarManager(loaded.config.texts.folder, target.vocab_size, target.eos_token_ids, drafts=drafts)
+    return GrammarManager(loaded.config.texts.folder, target.vocab_size, target.eos_token_ids)
 
 
 def _rates(runner: StepRunner, config: EngineConfig, most: StepLimits, grain: int = 1) -> StepRates | None:

@@ -48,6 +48,9 @@ from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.draft_worker.device_runner import BatchLayout, BatchMemory, BatchProgram
 
+FEW_ROWS = 16
+"""Rows of prompts that have no graph if they are of many prompts, each of which goes on from a cache."""
+
 
 @torch.inference_mode()
 def launches(config: EngineConfig) -> None:
@@ -128,7 +131,7 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
             yield StepShape(batch, width)
             if width > 1:
                 yield StepShape(0, width, singles=batch)
-        for rows in wide_rows(loaded.target, loaded.config.chunk_tokens):
+        for rows in (FEW_ROWS, *wide_rows(loaded.target, loaded.config.chunk_tokens)):
             yield StepShape(0, width, rows, -(-rows // buckets.tile_rows), 1)
 
 
