@@ -184,7 +184,7 @@ class Loopback:
             worker.send(LoadAdapter(0, str(folder), folder.name, pinned=pinned))
         for _ in workers:
             answer = self.adapters.get(timeout=20)
-        assert isinstance(answer, AdapterLoaded)
+        assert isinstance(answer, AdapterLoaded) and answer.failure is None, answer
         return answer
 
     def close(self) -> None:

@@ -143,9 +143,14 @@ class AdapterSites:
         self.sites = sites
         self._shapes = {part.name: part.shape for site in sites for part in site.parts}
 
+    @staticmethod
+    def filled(rank: int) -> int:
+        """The rank of factors with the zeros that fill them up."""
+        return -(-rank // GRAIN) * GRAIN
+
     def words(self, rank: int) -> int:
         """The most numbers of an adapter of that rank."""
-        return sum(site.words(-(-rank // GRAIN) * GRAIN) for site in self.sites)
+        return sum(site.words(self.filled(rank)) for site in self.sites)
 
     def packed(self, adapter: PeftAdapter, *, pinned: bool = False) -> PackedAdapter:
         """`pinned`: in memory from which a GPU copies by itself.

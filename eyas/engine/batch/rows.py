@@ -45,7 +45,8 @@ class ForwardRows:
     `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain. `table` int32
     [slots, most pages]: where the pages of these rows stand (None: where the attention looks by itself).
     `others`: the same rows in further groups of layers, which differ in `kv_rows` and `table`. `states`: the
-    same rows for layers with states, if there are some.
+    same rows for layers with states, if there are some. `adapters` int32 [m]: the slot of each row's adapter,
+    0: it has none (None: no row has one).
     """
 
     tokens: torch.Tensor
@@ -60,6 +61,7 @@ class ForwardRows:
     table: torch.Tensor | None = None
     others: tuple[ForwardRows, ...] = ()
     states: StateGroups | None = None
+    adapters: torch.Tensor | None = None
 
     def in_group(self, group: int) -> ForwardRows:
         """The rows in a group of layers."""

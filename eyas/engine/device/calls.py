@@ -36,12 +36,12 @@ def begin(step: StepInput) -> RankCall:
 
 def step_of(call: RankCall) -> StepInput:
     """Decodes the step that `begin` encoded, on the rank that receives it."""
-    *sizes, headless, words, writes, spans, slots, _, scored = call.numbers
+    *sizes, headless, adapted, words, writes, spans, slots, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
     parts = np.split(array, np.cumsum([words, writes, spans, slots]))
     data, poked, spanned, drafted, arrived = parts
     return StepInput(
-        StepShape(*sizes, headless=bool(headless)),
+        StepShape(*sizes, headless=bool(headless), adapted=bool(adapted)),
         data,
         poked.reshape(2, -1),
         spans=_spans(spanned.tolist()),

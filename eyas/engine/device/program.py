@@ -14,6 +14,7 @@ import torch
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables, mask_words
+from eyas.engine.device.adapters import DeviceAdapters
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import STATES, StepShape
 from eyas.engine.kernels.attention.group_rows import in_group
@@ -59,6 +60,7 @@ class DeviceState:
     state_layers: tuple[DeltaLayer, ...] = ()
     sharers: ProcessGroup | None = None
     weights: MovableMemory | None = None
+    adapters: DeviceAdapters | None = None
 
     @property
     def head(self) -> DeviceDrafter | DeviceTap | None:
@@ -158,7 +160,8 @@ class StepProgram:
         singles = self._decode_rows("single_slots", first, 1) if shape.singles else None
         tiles = part["tiles"].view(-1, 4) if shape.chunk else None
         rows = ForwardRows(
-            part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles
+            *(part["tokens"], part["positions"], part["kv_rows"], rounds, tiles, self._planned, singles),
+            adapters=part["adapters"] if shape.adapted else None,
         )
         size, tables = state.pool.page_size, state.tables.other_pages
         if tables:

@@ -259,7 +259,8 @@ class DeviceRunner:
         )
         one = common_shape(least)
         sizes = one.batch, one.chunk, one.tiles, one.ends, one.singles, one.prompts
-        shape = buckets.shape(*sizes)
+        adapted = any(each.adapted for each in placed)
+        shape = replace(buckets.shape(*sizes), adapted=adapted)
         return shape, [each if shape.singles else without_singles(each) for each in placed]
 
     def _features(self, placed: SequenceOf[PlacedBatch], shape: StepShape) -> list[PromptFeatures | None]:

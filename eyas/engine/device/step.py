@@ -34,7 +34,7 @@ class StepShape:
     `batch` sequences with `width` rows each, `chunk` prompt rows cut into `tiles` tiles, `ends` of which
     (rows) give a token. `singles`: sequences with one row each, for which nothing is drafted. `prompts`: the
     most sequences that its chunks are of; 0: there may be as many as tiles. `headless`: a head in the step
-    lets its rows wait, and drafts are looked up alone.
+    lets its rows wait, and drafts are looked up alone. `adapted`: some of its rows have an adapter.
     """
 
     batch: int
@@ -45,6 +45,7 @@ class StepShape:
     singles: int = 0
     prompts: int = 0
     headless: bool = field(default=False, kw_only=True)
+    adapted: bool = field(default=False, kw_only=True)
 
     @property
     def round_rows(self) -> int:
@@ -73,7 +74,8 @@ class StepShape:
         `sampled_slots`, `picked`: slot and row of each row that gives a token; `settled`: that token if it is
         known before the others are chosen, else -1. `tiles`: (slot, first chunk row, its position, rows), see
         `eyas.engine.kernels.attention.prefill`. `end_slots`, `end_positions`, `end_rows`: of the chunks'
-        ends, whose tokens stand one further; the rows counted from the first chunk row.
+        ends, whose tokens stand one further; the rows counted from the first chunk row. `adapters`: the slot
+        of each row's adapter, 0: it has none.
         """
         return sections(self._counts)
 
@@ -105,6 +107,7 @@ class StepShape:
             "end_slots": self.ends,
             "end_positions": self.ends,
             "end_rows": self.ends,
+            "adapters": self.rows if self.adapted else 0,
         }
 
     @property
@@ -148,6 +151,11 @@ class PlacedBatch:
     rounds: SequenceOf[SequenceWork]
     singles: SequenceOf[SequenceWork]
     chunks: SequenceOf[SequenceWork]
+
+    @property
+    def adapted(self) -> bool:
+        """True if a sequence has an adapter."""
+        return any(work.seq.adapter_slot for work in (*self.rounds, *self.singles, *self.chunks))
 
     @property
     def ends(self) -> list[SequenceWork]:
@@ -276,9 +284,21 @@ def pack(placed: PlacedBatch, shape: StepShape, layout: StepLayout) -> np.ndarra
     part["kv_rows"][:] = -1
     part["end_rows"][:] = shape.chunk
     _pack_chunks(placed.chunks, part, shape, layout)
+    if shape.adapted:
+        _pack_adapters(placed, part["adapters"], shape)
     if shape.chunk and layout.stated:
         _pack_states(placed.chunks, part, shape, layout)
     return data
+
+
+def _pack_adapters(placed: PlacedBatch, adapters: np.ndarray, shape: StepShape) -> None:
+    """The slot of each row's adapter; rows of padding have none."""
+    wide, first = shape.batch * shape.width, shape.round_rows
+    rounds = np.array([work.seq.adapter_slot for work in placed.rounds], np.int32).repeat(shape.width)
+    singles = [work.seq.adapter_slot for work in placed.singles]
+    chunks = [slot for work in placed.chunks for slot in [work.seq.adapter_slot] * len(work.tokens)]
+    for start, slots in ((0, rounds), (wide, singles), (first, chunks)):
+        adapters[start : start + len(slots)] = slots
 
 
 def _pack_states(

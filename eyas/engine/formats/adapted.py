@@ -1,14 +1,26 @@
-"""Loaders of matrices that adapters update: each is loaded as it is, and told what it is a matrix of."""
+"""Matrices that adapters update: each is loaded as its format says, and told what it is a matrix of.
+
+An `AdaptedProjection` is its base in all that a format is; who multiplies by it adds the updates
+(`Forward.updates`), in the product or behind it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Self
+
+import torch
 
 from eyas.engine.adapters.sites import AdapterSite, SitePart
+from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.checkpoint.weights import WeightPlacement
-from eyas.engine.formats.projection import ProjectionLoader, ProjectionT
+from eyas.engine.formats.projection import Projection, ProjectionLoader, ProjectionT
+from eyas.engine.kernels.experts.grouped import GroupedProducts
+from eyas.engine.kernels.experts.grouped_task import ExpertWeight, GateActivation
+from eyas.engine.kernels.products.blocks import Rows, StoredWeight
+from eyas.engine.kernels.products.skinny import SkinnyWeight
+from eyas.engine.kernels.products.updates import SiteNumbers
 
 _NOT_UPDATED = (".experts.", ".shared_expert")
 """Parts of the names of matrices that kernels of experts read."""
@@ -42,3 +54,60 @@ class AdaptedLoader(Generic[ProjectionT]):
 
     def _wrapped(self, made: ProjectionT, *parts: SitePart) -> ProjectionT:
         return self.wrap(made, AdapterSite(parts, self.placement))
+
+
+class AdaptedProjection(Projection):
+    """A matrix on a device, and the updates of its slots once they have memory: `numbers`."""
+
+    numbers: SiteNumbers | None = None
+
+    def __init__(self, base: Projection, site: AdapterSite) -> None:
+        self.base, self.site = base, site
+
+    @property
+    def weight(self) -> StoredWeight:
+        return self.base.weight
+
+    @property
+    def of_experts(self) -> ExpertWeight:
+        return self.base.of_experts
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.base.shape
+
+    @property
+    def rounding(self) -> RowRounding | None:
+        return self.base.rounding
+
+    @property
+    def matrix(self) -> SkinnyWeight | None:
+        return self.base.matrix
+
+    def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
+        left = self.base.folded(gain)
+        if left is None:  # what adapters add reads the same rows
+            self.site = replace(self.site, gain=gain.cpu())
+        return left
+
+    def below(self, lower: Projection) -> Self:
+        assert isinstance(lower, AdaptedProjection)
+        return type(self)(self.base.below(lower.base), self.site.below(lower.site))
+
+    def in_order(self, rows: torch.Tensor) -> Self:
+        return type(self)(self.base.in_order(rows), self.site.in_order(rows))
+
+    def room(self, count: int) -> Self:
+        raise TypeError("experts are not updated")
+
+    def put(self, place: int, part: Any) -> None:
+        raise TypeError("experts are not updated")
+
+    def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.base.apply(x, products, bias)
+
+    def gated(self, x: Rows, products: GroupedProducts, gate: GateActivation) -> Rows:
+        return self.base.gated(x, products, gate)
+
+    def exact_shares(self, x: Rows, products: GroupedProducts, kind: str, span: int) -> torch.Tensor:
+        return self.base.exact_shares(x, products, kind, span)

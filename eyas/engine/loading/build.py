@@ -308,6 +308,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         limits=limits,
         slowest_step_s=device.slowest_step_s,
         rates=rates,
+        adapters=None if device.adapters is None else AdapterTable(device.adapters),
         weights=device.weights,
         replacement=_replacement(loaded, device.model),
     )

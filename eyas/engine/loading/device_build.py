@@ -29,6 +29,7 @@ from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, Seq
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.sizes import ITEMSIZE, page_bytes, parameters, weight_bytes
+from eyas.engine.device.adapters import DeviceAdapters
 from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.program import DeviceState
@@ -36,6 +37,7 @@ from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.device.runner import DeviceRunner, catch_up_sizes
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepLayout, StepShape
+from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.states.order import DeltaLayer
@@ -143,6 +145,7 @@ class DeviceCore:
     slowest_step_s: float
     weights: MovableMemory | None
     model: DecoderModel[ForwardRows]
+    adapters: DeviceAdapters | None
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,8 @@ def build_device(
     if adaptive is not None and depths is not None and loaded.config.device != "cpu":
         with start.phases("depths"):
             measure_depths(runner, depths, adaptive, loaded.config)
-    core = DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s, state.weights, state.model)
+    memory = state.weights, state.model, state.adapters
+    core = DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s, *memory)
     return loaded, core
 
 
@@ -223,6 +227,7 @@ def build_state(
     weights = _weight_memory(loaded)
     with phases("weights"), contextlib.nullcontext() if weights is None else weights.filling():
         model, tap, head = _models(arithmetic, ranks, attentions)
+        adapters = _adapters(loaded, model)
     ring = None if tap is None or head is None else _ring(loaded, tables, tap)
     windows = None if tap is None or head is not None else _windows(loaded)
     special = SpecialSampler(tables, loaded.target.vocab_size, pdl=pdl_of(loaded.config))
@@ -244,7 +249,18 @@ def build_state(
         state_layers=_state_layers(model, pools[0]),
         sharers=ranks if loaded.config.dp_attention > 1 else None,
         weights=weights,
+        adapters=adapters,
     )
+
+
+def _adapters(loaded: EngineSpec, model: DecoderModel[ForwardRows]) -> DeviceAdapters | None:
+    """The slots of adapters, if there are some. Their memory is taken before that of pages."""
+    if not loaded.config.max_loras:
+        return None
+    assert isinstance(model, Decoder)
+    matrices = [each for each in model.projections if isinstance(each, AdaptedProjection)]
+    sizes = loaded.config.max_loras, loaded.config.max_lora_rank
+    return DeviceAdapters(loaded.target, matrices, *sizes, loaded.config.device)
 
 
 def _weight_memory(loaded: EngineSpec) -> WeightMemory | None:
@@ -392,7 +408,9 @@ def _models(
     if loaded.target.foreign is not None:
         return _foreign(loaded, attentions[KvKind.TARGET]), None, None
     with loaded.weights(KvKind.TARGET) as weights:
-        kernels = replace(machine(KvKind.TARGET, arithmetic.products), copies=_has_copies(loaded))
+        adapted = loaded.config.max_loras > 0
+        kernels = machine(KvKind.TARGET, arithmetic.products)
+        kernels = replace(kernels, copies=_has_copies(loaded), adapted=adapted)
         model = Decoder(loaded.target, weights, kernels)
     if loaded.uniform_experts:
         log = logging.getLogger("eyas.engine")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from eyas.common.config import GRAPH_ROWS
@@ -84,10 +84,20 @@ def looks_up(loaded: EngineSpec) -> bool:
 
 
 def captured(loaded: EngineSpec) -> list[StepShape]:
-    """Every shape that has a graph, the largest first."""
+    """Every shape that has a graph, the largest first. Steps whose rows have adapters have graphs of their
+    own: the others launch nothing for them.
+    """
     depths = by_depth(loaded).values() or (buckets_of(loaded),)
     shapes = itertools.chain.from_iterable(buckets.captured() for buckets in depths)
-    return sorted(shapes, key=lambda shape: -shape.rows)
+    return sorted(_with_adapted(loaded, shapes), key=lambda shape: -shape.rows)
+
+
+def _with_adapted(loaded: EngineSpec, shapes: Iterable[StepShape]) -> Iterator[StepShape]:
+    """Each shape, and behind it, where there may be adapters, the same with rows that have some."""
+    for shape in shapes:
+        yield shape
+        if loaded.config.max_loras:
+            yield replace(shape, adapted=True)
 
 
 def captured_catch_ups(loaded: EngineSpec, state: DeviceState) -> list[tuple[int, int]]:
@@ -104,8 +114,13 @@ def captured_catch_ups(loaded: EngineSpec, state: DeviceState) -> list[tuple[int
 def rehearsed(loaded: EngineSpec, buckets: GraphBuckets) -> Iterator[StepShape]:
     """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round.
 
-    Also as many rounds as there may be, if those have none. `buckets`: of one depth.
+    Also as many rounds as there may be, if those have none; each also with adapters, where there may be some.
+    `buckets`: of one depth.
     """
+    yield from _with_adapted(loaded, _rehearsed(loaded, buckets))
+
+
+def _rehearsed(loaded: EngineSpec, buckets: GraphBuckets) -> Iterator[StepShape]:
     chunk = min(loaded.config.chunk_tokens, loaded.target.context_length)
     tiles, width = -(-chunk // buckets.tile_rows), buckets.width
     yield StepShape(0, width, chunk, tiles, 1)
@@ -124,7 +139,8 @@ def largest(loaded: EngineSpec, buckets: GraphBuckets) -> StepShape:
     ends = max(batch, MAX_ENDS)  # a chunk's graph has room for MAX_ENDS, whatever the batch
     tiles = -(-config.chunk_tokens // buckets.tile_rows) + ends  # every prompt's last one is partly empty
     singles = FEW_SINGLES if loaded.width > 1 else 0  # each one beyond these takes the place of a round
-    return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends, singles)
+    shape = StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends, singles)
+    return replace(shape, adapted=config.max_loras > 0)
 
 
 def check_words(loaded: EngineSpec, buckets: GraphBuckets) -> None:

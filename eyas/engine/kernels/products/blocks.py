@@ -97,6 +97,16 @@ def parts_of(rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
     return (rows.stored, rows.scales) if isinstance(rows, Fp8Rows) else (rows, None)
 
 
+def widened(rows: Rows) -> torch.Tensor:
+    """The numbers that rows mean [m, k]."""
+    if isinstance(rows, torch.Tensor):
+        return rows
+    scales = rows.scales if rows.scales.dim() == 2 else rows.scales[:, None]
+    side = SIDE if rows.scales.dim() == 2 else rows.stored.shape[1]
+    wide = scales.repeat_interleave(side, 1)[:, : rows.stored.shape[1]]
+    return (rows.stored.float() * wide).to(rows.dtype)
+
+
 def quantise(x: torch.Tensor, rounding: RowRounding, pdl: bool = False) -> Fp8Rows:
     """x [m, k]. What has one scale for a row has no powers of two."""
     (m, k), out = x.shape, room_for(x, rounding)

@@ -78,8 +78,11 @@ def can_take(rows: int, weight: SkinnyWeight | None, launch: ProductLaunch) -> b
 
 
 def can_take_qkv(rows: int, qkv: QkvWeights, kv: KvRows, launch: ProductLaunch) -> bool:
-    """The same of `qkv_rope`: no program has a whole head, to normalise it or to find its scale."""
-    return can_take(rows, qkv.weight, launch) and qkv.norms is None and not kv.scaled
+    """The same of `qkv_rope`: no program has a whole head, to normalise it or to find its scale, and none
+    adds what adapters do.
+    """
+    bare = qkv.norms is None and qkv.updates is None
+    return can_take(rows, qkv.weight, launch) and bare and not kv.scaled
 
 
 def linear(x: torch.Tensor, weight: SkinnyWeight, out: torch.Tensor, end: LinearEnd, pdl: bool) -> None:

@@ -56,6 +56,11 @@ class RowUpdates:
     site: SiteNumbers
 
     @property
+    def dtype(self) -> torch.dtype:
+        """That of rows and factors."""
+        return self.site.numbers.dtype
+
+    @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """For `with_updates`."""
         return self.shrunk, self.slots, self.site.numbers, self.site.places, self.site.part_of

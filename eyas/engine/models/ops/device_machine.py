@@ -10,6 +10,7 @@ import torch
 
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.weights import WeightSource
+from eyas.engine.formats.adapted import AdaptedLoader, AdaptedProjection, is_updated
 from eyas.engine.formats.packed import PackedLoader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 from eyas.engine.formats.table import loader_of
@@ -37,19 +38,23 @@ class DeviceMachine(Machine[Projection]):
     """Weights in any format that there is. A router's are of the model's type, its sums float32.
 
     `context`: of the layers that run here. Draft heads' are never exact. `copies`: whether packed matrices
-    that are no experts' have a widened copy, for products of many rows.
+    that are no experts' have a widened copy, for products of many rows. `adapted`: adapters may update the
+    layers' weights.
     """
 
     context: LayerContext
     copies: bool = False
+    adapted: bool = False
     groups_experts = True
 
     def loader(self, weights: WeightSource, names: list[str]) -> ProjectionLoader[Projection]:
         launch = self.context.launch
-        loader = loader_of(weights, names, launch.exact, launch.packed)
+        loader: ProjectionLoader[Projection] = loader_of(weights, names, launch.exact, launch.packed)
         if isinstance(loader, PackedLoader) and not any(".experts." in name for name in names):
-            return replace(loader, copies=self.copies)
-        return loader
+            loader = replace(loader, copies=self.copies)
+        if not (self.adapted and is_updated(names)):
+            return loader
+        return AdaptedLoader[Projection](loader, weights.placement, AdaptedProjection)
 
     def router(
         self, weights: WeightSource, names: Sequence[str], rows: Sequence[int], hidden: int

@@ -15,13 +15,15 @@ import torch
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
 from eyas.engine.checkpoint.rope import RopeConfig
+from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_tiles import Table, measured
 from eyas.engine.kernels.products import exact_wide, skinny, vendor
-from eyas.engine.kernels.products.blocks import NormedRows
+from eyas.engine.kernels.products.blocks import NormedRows, widened
 from eyas.engine.kernels.products.blocks import Rows as ProductRows
+from eyas.engine.kernels.products.updates import RowUpdates, add, shrunk
 from eyas.engine.layers.rotary import Angles
 from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.parallel.group import ProcessGroup
@@ -114,7 +116,29 @@ class Forward:
     ) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T + bias -> [m, n], for any number of rows."""
         read = x.read_by(weight.rounding) if isinstance(x, NormedRows) else x
-        return weight.apply(read, self.context.products, bias)
+        updates = self.updates(x.plain if isinstance(x, NormedRows) else x, weight)
+        if updates is None:
+            return weight.apply(read, self.context.products, bias)
+        made = self._updated(weight.apply(read, self.context.products), weight, updates)
+        return made if bias is None else made.add_(bias)
+
+    def updates_any(self, weight: Projection) -> bool:
+        """True if rows of the step may have adapters that update a weight."""
+        return self.rows.adapters is not None and isinstance(weight, AdaptedProjection)
+
+    def updates(self, x: ProductRows, weight: Projection) -> RowUpdates | None:
+        """What adapters add to the product of rows x [m, k]; None: no row of the step has one."""
+        if self.rows.adapters is None or not isinstance(weight, AdaptedProjection):
+            return None
+        assert weight.numbers is not None
+        launch, read = self.context.launch, widened(x)
+        return shrunk(read, self.rows.adapters, weight.numbers, launch.pdl, launch.exact)
+
+    def _updated(self, made: torch.Tensor, weight: Projection, updates: RowUpdates) -> torch.Tensor:
+        """A product with what adapters add to it, in its place."""
+        launch = self.context.launch
+        add(made, updates, weight.shape[1], launch.pdl, launch.exact)
+        return made
 
     def exact_product(
         self, x: torch.Tensor, weight: Projection, kind: str = "linear", span: int = 0
@@ -129,7 +153,10 @@ class Forward:
         self, x: ProductRows, weight: Projection, kind: str = "linear", span: int = 0
     ) -> torch.Tensor:
         """The same, as `exact_wide.shares` gives it: for those who add up stretches."""
-        return weight.exact_shares(x, self.context.products, kind, span)
+        made, updates = weight.exact_shares(x, self.context.products, kind, span), self.updates(x, weight)
+        if updates is None:
+            return made
+        return self._updated(exact_wide.total(made, updates.dtype), weight, updates)
 
 
 def product_float32(

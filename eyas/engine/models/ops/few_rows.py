@@ -106,8 +106,9 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         rows, heads = self.rows_of(layer), part.heads
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=read.rows.x)
         kv, rotation = skinny.KvRows(self.pool.layer(layer), rows.kv_rows), self.step.rotation(part.spec)
-        weights = skinny.QkvWeights(part.projection.matrix, part.bias, heads.norms)
         source, launch = self._source(read), self.step.context.launch
+        updates = self.step.updates(source.x, part.projection)
+        weights = skinny.QkvWeights(part.projection.matrix, part.bias, heads.norms, updates)
         if single_attention.can_take_qkv(rows.count, weights, kv, launch):
             single_attention.qkv_rope(source, weights, q, rotation, kv, launch.pdl)
         else:
@@ -119,7 +120,10 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         if matrix is None or part.gate is None or not part.fused:
             return super().gated(read, part)
         inner = skinny.empty_padded(read.rows.x.shape[0], matrix.shape[0] // 2, like=read.rows.x)
-        skinny.gated(self._source(read), matrix, inner, self.step.context.launch, part.gate.gelu)
+        source, launch = self._source(read), self.step.context.launch
+        skinny.gated(
+            source, matrix, inner, launch, part.gate.gelu, self.step.updates(source.x, part.projection)
+        )
         return inner
 
     def add(self, residual: NarrowRows, x: Rows, part: OutPart[Projection]) -> NarrowRows:
@@ -131,8 +135,10 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         if (matrix := part.projection.matrix) is None or apart:
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
-        end = skinny.LinearEnd(residual.x, gain=part.gain, bias=bias)
-        if not (part.to_experts and single_attention.can_take(x.shape[0], matrix, launch)):
+        updates = self.step.updates(x, part.projection)
+        end = skinny.LinearEnd(residual.x, gain=part.gain, bias=bias, updates=updates)
+        single = updates is None and single_attention.can_take(x.shape[0], matrix, launch)
+        if not (part.to_experts and single):
             return self._summed(skinny.SkinnyInput(x), matrix, end)
         out = skinny.empty_padded(1, matrix.shape[0], like=x)
         single_attention.linear(x, matrix, out, end, launch.pdl)
@@ -141,15 +147,15 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if (matrix := projection.matrix) is None:
+        if projection.matrix is None:
             return super().product(read, projection, bias)
-        return self._product(self._source(read), matrix, bias)
+        return self._product(self._source(read), projection, bias)
 
     def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if (matrix := projection.matrix) is None:
+        if projection.matrix is None:
             return super().product_of(x, projection, bias)
         assert isinstance(x, torch.Tensor)
-        return self._product(skinny.SkinnyInput(x), matrix, bias)
+        return self._product(skinny.SkinnyInput(x), projection, bias)
 
     def chosen(
         self, read: SourceRead, router: RouterPart, part: Experts
@@ -197,11 +203,14 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return skinny.SkinnyInput(self.normed(read).plain)
 
     def _product(
-        self, source: skinny.SkinnyInput, matrix: skinny.SkinnyWeight, bias: torch.Tensor | None
+        self, source: skinny.SkinnyInput, projection: Projection, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        launch = self.step.context.launch
+        launch, matrix = self.step.context.launch, projection.matrix
+        assert matrix is not None
         out = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
-        skinny.linear(source, matrix, out, launch, skinny.LinearEnd(bias=None if launch.exact else bias))
+        updates = self.step.updates(source.x, projection)
+        end = skinny.LinearEnd(bias=None if launch.exact else bias, updates=updates)
+        skinny.linear(source, matrix, out, launch, end)
         return out.add_(bias) if launch.exact and bias is not None else out
 
     def _summed(

@@ -1,0 +1,67 @@
+"""The slots of adapters on a device: one block of memory, from which the products of all layers read.
+
+An adapter is copied from pinned memory by a stream of its own, behind the steps that may still read what was
+in its slot; those that are launched meanwhile go on with the other slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from eyas.engine.adapters.peft import read_adapter
+from eyas.engine.adapters.sites import AdapterSites, PackedAdapter
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.formats.adapted import AdaptedProjection
+from eyas.engine.kernels.products.updates import SiteNumbers
+
+
+class DeviceAdapters:
+    """An `AdapterMemory` for these matrices of a model on `device`."""
+
+    def __init__(
+        self, config: ModelConfig, matrices: Sequence[AdaptedProjection], slots: int, rank: int, device: str
+    ) -> None:
+        """`rank`: the largest of an adapter."""
+        self.slots = slots
+        self._config, self._rank, self._device = config, rank, device
+        self._sites = AdapterSites([matrix.site for matrix in matrices])
+        self._words = self._sites.words(rank)
+        dtype = matrices[0].site.placement.dtype
+        self._numbers = torch.zeros(slots * self._words, dtype=dtype, device=device)
+        self._places = torch.zeros(slots + 1, len(matrices), 2, dtype=torch.int64, device=device)
+        self._stream = torch.cuda.Stream(device) if device != "cpu" else None
+        for number, matrix in enumerate(matrices):
+            matrix.numbers = SiteNumbers(
+                self._numbers,
+                self._places[:, number],
+                matrix.site.part_of_rows.to(device),
+                len(matrix.site.parts),
+                self._sites.filled(rank),
+            )
+
+    def read(self, folder: Path) -> PackedAdapter:
+        """The adapter in a folder, in pinned memory."""
+        adapter = read_adapter(folder, self._config, self._rank)
+        return self._sites.packed(adapter, pinned=self._stream is not None)
+
+    @torch.inference_mode()
+    def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
+        """Begins the copy."""
+        first = (slot - 1) * self._words
+        places = adapter.places.clone()
+        places[:, 0] += first
+        room = self._numbers[first : first + adapter.numbers.shape[0]]
+        if self._stream is None:
+            room.copy_(adapter.numbers)
+            self._places[slot].copy_(places)
+            return lambda: True
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        event, places = torch.cuda.Event(), places.pin_memory()
+        with torch.cuda.stream(self._stream):
+            room.copy_(adapter.numbers, non_blocking=True)
+            self._places[slot].copy_(places, non_blocking=True)
+            event.record()
+        return lambda: bool(event.query()) and places is not None  # which stays as long as it is read

@@ -1,0 +1,99 @@
+"""Engines of the device path with adapters, in Triton's interpreter: their answers are those of plain torch;
+in exact arithmetic a request's tokens follow it and its adapter alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from adapter_rig import write_adapter
+from loopback import Loopback, wait_all
+from tiny import write_tiny_llama
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.page_names import salt_of
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from tests.unit import tensor_core
+from tests.unit.test_device_engine import SIZES, write_head
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=5, ignore_eos=True)
+PROMPT = tuple(i * i % 13 + i % 4 for i in range(40))
+PATIENCE_S = 200
+CHAIN = SpeculationConfig(steps=2, draft_tokens=3)
+LOOKED_UP = SpeculationConfig(steps=2, draft_tokens=3, ngram=True)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = tmp_path_factory.mktemp("models")
+    target = write_tiny_llama(folder / "target", tied=False, **SIZES)
+    for seed in range(2):
+        modules = ("q_proj", "v_proj", "down_proj") if seed else ()
+        write_adapter(folder / f"a{seed}", target, rank=12 * (1 + seed), seed=seed, modules=modules)
+    write_head(folder / "head", target)
+    return EngineConfig(
+        model=str(target),
+        draft=None,
+        num_pages=48,
+        chunk_tokens=16,
+        max_running=4,
+        context_length=256,
+        pool_dir=str(folder),
+        worker="unified",
+        max_loras=2,
+        max_lora_rank=32,
+    )
+
+
+def _on_device(plain: EngineConfig, **changes: object) -> EngineConfig:
+    triton = {"attention_backend": "triton", "prefill_attention_backend": "triton"}
+    return replace(plain, overlap_schedule=True, **triton, **changes)  # type: ignore[arg-type]
+
+
+def _requests(adapters: Sequence[str]) -> list[GenerationRequest]:
+    made = []
+    for number, adapter in enumerate(adapters):
+        params, prompt = (SEEDED if number % 2 else GREEDY), PROMPT[3 * number :]
+        salt = salt_of("", adapter)
+        made.append(GenerationRequest(f"r{number}", prompt, params, adapter=adapter, salt=salt))
+    return made
+
+
+def _answers(config: EngineConfig, *, alone: bool = False) -> list[list[int]]:
+    cluster, folder = Loopback(config), Path(config.pool_dir)
+    try:
+        ids = [cluster.load_adapter(folder / f"a{seed}").id for seed in range(2)]
+        requests = _requests(["", *ids, ids[0]])
+        found = []
+        for group in [[request] for request in requests] if alone else [requests]:
+            results = [cluster.submit(request, split=False) for request in group]
+            wait_all(results, PATIENCE_S)
+            found += [result.tokens[0] for result in results]
+        return found
+    finally:
+        cluster.close()
+
+
+def test_the_device_says_what_plain_torch_does(plain: EngineConfig) -> None:
+    assert _answers(_on_device(plain)) == _answers(plain)
+
+
+def test_exact_answers_follow_their_own_adapter_alone(plain: EngineConfig) -> None:
+    """Prompts in one chunk of many rows beside others, and in several of few: the products are others."""
+    exact = _on_device(plain, dtype="float16", deterministic=True, speculation=LOOKED_UP)
+    with tensor_core.hopper():
+        together = _answers(replace(exact, chunk_tokens=256))
+        assert _answers(exact, alone=True) == together
+
+
+def test_drafts_change_no_token_of_an_adapter(plain: EngineConfig) -> None:
+    head = str(Path(plain.pool_dir) / "head")
+    drafted = _on_device(plain, draft=head, speculation=CHAIN)
+    assert _answers(drafted) == _answers(plain)
