@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
 import triton
 
-from eyas.engine.kernels.products import skinny, updates
+from eyas.engine.kernels.products import exact_wide, skinny, updates
 from eyas.engine.kernels.products.skinny_tiles import ProductTile
+from tests.unit import tensor_core
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
@@ -44,7 +46,7 @@ class Site:
 
     def expected(self, x: torch.Tensor, slots: list[int]) -> torch.Tensor:
         """float64 [m, n]."""
-        made = torch.zeros(len(slots), self.n, dtype=torch.float64)
+        made: torch.Tensor = torch.zeros(len(slots), self.n, dtype=torch.float64)
         for row, slot in enumerate(slots):
             if slot and RANKS[slot]:
                 down, up = (factor.double() for factor in self.factors[slot - 1])
@@ -96,7 +98,8 @@ class Products(Site):
 
     def merged(self, row: int) -> torch.Tensor:
         """The weight with the updates of a row's slot."""
-        weight, slot = self.weight.clone(), self.slots[row]
+        weight: torch.Tensor = self.weight.clone()
+        slot = self.slots[row]
         if RANKS[slot]:
             down, up = self.factors[slot - 1]
             for part in range(3):
@@ -161,3 +164,20 @@ def test_q_k_and_v_are_rotated_with_what_is_added() -> None:
         alone, kept = run(site.source(slice(row, row + 1)), skinny.QkvWeights(site.merged(row)), row, 1)
         torch.testing.assert_close(q[row], alone[0], rtol=2e-5, atol=2e-5)
         torch.testing.assert_close(pool[0, :, row], kept[0, :, row], rtol=2e-5, atol=2e-5)
+
+
+def test_exact_products_of_few_rows_have_the_bits_of_many() -> None:
+    site, m = Site(torch.float16, 1, 64), 140
+    weight, x = torch.randn(64, K).half().to(DEVICE) / K**0.5, torch.randn(m, K).half().to(DEVICE)
+    launch, slots = skinny.ProductLaunch.on(DEVICE, pdl=PDL, exact=True), torch.tensor(_slots(m)).int()
+    with contextlib.nullcontext() if DEVICE == "cuda" else tensor_core.hopper():
+        many = exact_wide.product(x, weight, launch)
+        updates.add(many, updates.shrunk(x, slots.to(DEVICE), site.numbers, PDL, exact=True), K, exact=True)
+        for first, count in ((0, 1), (3, 14)):
+            own = slice(first, first + count)
+            found = updates.shrunk(x[own].contiguous(), slots[own].to(DEVICE), site.numbers, PDL, exact=True)
+            few = torch.empty(count, 64, dtype=torch.float16, device=DEVICE)
+            source = skinny.SkinnyInput(x[own].contiguous())
+            skinny.linear(source, weight, few, launch, skinny.LinearEnd(updates=found))
+            assert torch.equal(few, many[own])
+    assert not torch.equal(many, exact_wide.product(x, weight, launch))
