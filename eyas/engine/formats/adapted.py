@@ -66,48 +66,61 @@ class AdaptedProjection(Projection):
 
     @property
     def weight(self) -> StoredWeight:
+        """The base's."""
         return self.base.weight
 
     @property
     def of_experts(self) -> ExpertWeight:
+        """The base's."""
         return self.base.of_experts
 
     @property
     def shape(self) -> torch.Size:
+        """The base's."""
         return self.base.shape
 
     @property
     def rounding(self) -> RowRounding | None:
+        """The base's."""
         return self.base.rounding
 
     @property
     def matrix(self) -> SkinnyWeight | None:
+        """The base's."""
         return self.base.matrix
 
     def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
+        """As the base; what it takes, lower factors take too."""
         left = self.base.folded(gain)
         if left is None:  # what adapters add reads the same rows
             self.site = replace(self.site, gain=gain.cpu())
         return left
 
     def below(self, lower: Projection) -> Self:
+        """Both bases, and the updates of both."""
         assert isinstance(lower, AdaptedProjection)
         return type(self)(self.base.below(lower.base), self.site.below(lower.site))
 
     def in_order(self, rows: torch.Tensor) -> Self:
+        """The base's rows, and those of its updates."""
         return type(self)(self.base.in_order(rows), self.site.in_order(rows))
 
     def room(self, count: int) -> Self:
+        """Raises TypeError: experts are none of these."""
         raise TypeError("experts are not updated")
 
     def put(self, place: int, part: Any) -> None:
+        """Raises TypeError, as `room`."""
         raise TypeError("experts are not updated")
 
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """The base's product alone."""
         return self.base.apply(x, products, bias)
 
     def gated(self, x: Rows, products: GroupedProducts, gate: GateActivation) -> Rows:
+        """The base's gated product alone."""
         return self.base.gated(x, products, gate)
 
     def exact_shares(self, x: Rows, products: GroupedProducts, kind: str, span: int) -> torch.Tensor:
+        """The base's shares alone."""
         return self.base.exact_shares(x, products, kind, span)

@@ -41,17 +41,21 @@ class AdaptedLinear(Linear):
 
     @property
     def shape(self) -> torch.Size:
+        """The base's."""
         return self.base.shape
 
     @property
     def rounding(self) -> RowRounding | None:
+        """The base's."""
         return self.base.rounding
 
     def below(self, lower: Linear) -> Self:
+        """Both bases, and the updates of both."""
         assert isinstance(lower, AdaptedLinear)
         return type(self)(self.base.below(lower.base), self.site.below(lower.site))
 
     def in_order(self, rows: torch.Tensor) -> Self:
+        """The base's rows, and those of its updates."""
         return type(self)(self.base.in_order(rows), self.site.in_order(rows))
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
