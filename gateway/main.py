@@ -45,6 +45,7 @@ from gateway.http.siblings import GatewaySiblings
 from gateway.limits.fair import FairBackend
 from gateway.limits.quotas import CallerQuotas, read_limits
 from gateway.observe import tracing
+from gateway.observe.adapters import AdapterMeter
 from gateway.observe.canary import CanaryBackend
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.cluster import Cluster
@@ -141,7 +142,8 @@ async def _run(config: GatewayConfig) -> None:
             targets = LatencyTargets(config.ttft_target, config.tpot_target)
             auto = AutoLayout(cluster.candidates, targets, metrics.placement)
         canary = CanaryBackend(ClusterBackend(cluster, auto), metrics)
-        fair = FairBackend(canary, lambda caller: quotas.limits.of(caller).weight)
+        meter = AdapterMeter(canary, metrics.adapters)
+        fair = FairBackend(meter, lambda caller: quotas.limits.of(caller).weight)
         exit = DrainableBackend(GrammarBackend(fair, grammars))
         async with metrics, fronts(config, exit, tokenizer, metrics, quotas), asyncio.TaskGroup() as tasks:
             keep_all()

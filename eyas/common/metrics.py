@@ -99,6 +99,8 @@ _TOTALS = {
     "host_tokens": ("host_cache_tokens", "Prompt tokens whose KV came back from the host"),
     "host_bytes_out": ("host_cache_bytes_out", "KV bytes copied to the host"),
     "host_bytes_in": ("host_cache_bytes_in", "KV bytes copied back from the host"),
+    "adapter_loads": ("adapter_loads", "Adapters copied from the host's memory to the device"),
+    "adapter_seconds": ("adapter_load_seconds", "From the begin of such a copy to its end"),
     "state_hits": ("state_cache_hits", "Sequences that resumed from a cached state"),
     "state_tokens": ("state_cache_tokens", "Prompt tokens before the states resumed from"),
     "state_missed": (
@@ -130,6 +132,9 @@ class WorkerMetrics:
         self.state_slots = gauge("state_slots", "Slots of recurrent states")
         self.state_slots_used = gauge("state_slots_used", "Slots that a sequence, a pull or a lease holds")
         self.states_cached = gauge("states_cached", "States that the prefix cache keeps")
+        self.adapter_slots_used = gauge("adapter_slots_used", "Slots of the device that an adapter has")
+        self.adapter_waiting = gauge("adapter_waiting", "Sequences that wait for a slot for their adapter")
+        self.adapter_bytes = gauge("adapter_host_bytes", "Bytes of the host's memory that adapters have")
         self.step_seconds = PlainHistogram(
             "eyas_step_seconds", "From the launch of a step to its tokens", STEP_SECONDS, registry
         )
@@ -137,7 +142,7 @@ class WorkerMetrics:
             "eyas_step_sequences", "Sequences per step", STEP_SEQUENCES, registry
         )
         self._engine_totals = {name: counter(*metric) for name, metric in _TOTALS.items()}
-        self._seen = dict.fromkeys(self._engine_totals, 0)
+        self._seen = dict.fromkeys(self._engine_totals, 0.0)
         self._tokens = counter("generation_tokens", "Tokens given to requests")
         self._accepted = counter("draft_tokens_accepted", "Draft tokens kept by verification")
         self._offered = counter("draft_tokens_offered", "Draft tokens offered to verification, in depth")
@@ -175,7 +180,7 @@ class WorkerMetrics:
         self._commits.labels(path).inc(max(0, total - self._seen_commits.get(path, 0)))
         self._seen_commits[path] = total
 
-    def totals(self, **totals: int) -> None:
+    def totals(self, **totals: float) -> None:
         """The engine's running totals, under their names in `Load`."""
         for name, total in totals.items():
             self._engine_totals[name].inc(max(0, total - self._seen[name]))

@@ -393,10 +393,15 @@ class WorkerFront:
             store_bytes_in=load.host.store_bytes_in,
             store_failures=load.host.store_failures,
             store_slow=load.host.store_slow,
+            adapter_loads=load.adapters.loads,
+            adapter_seconds=load.adapters.seconds,
             state_hits=load.states.hits,
             state_tokens=load.states.tokens,
             state_missed=load.states.missed,
         )
+        self._metrics.adapter_slots_used.set(len(load.adapters.slots))
+        self._metrics.adapter_waiting.set(load.adapters.waiting)
+        self._metrics.adapter_bytes.set(load.adapters.host_bytes)
         self._metrics.state_slots.set(load.states.slots)
         self._metrics.state_slots_used.set(load.states.used)
         self._metrics.states_cached.set(load.states.kept)

@@ -19,6 +19,7 @@ from eyas.common.errors import EyasError
 from eyas.common.metrics import ModelName, PlainHistogram
 from eyas.common.types import FinishCause, WorkerInfo
 from gateway.http.siblings import METRICS, GatewaySiblings
+from gateway.observe.adapters import AdapterMetrics
 from gateway.observe.recent import GatewayTimeline, RecentRequests
 from gateway.observe.timings import pulls
 from gateway.observe.tracing import RequestTracer, current
@@ -211,6 +212,7 @@ class GatewayMetrics:
         self.sizes = SizeMetrics(registry)
         self.turns = TurnMetrics(registry)
         self.placement = PlacementMetrics(registry)
+        self.adapters = AdapterMetrics(registry)
         self.recent = RecentRequests()
         self.timeline = GatewayTimeline(registry)
         self._sampling: asyncio.Task[None] | None = None

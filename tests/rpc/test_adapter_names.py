@@ -16,6 +16,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.page_names import salt_of
 from eyas.common.types import Adapter, AdapterRoster
 from gateway.grpc.front import GrpcFront
+from gateway.observe.adapters import AdapterMeter, AdapterMetrics
 from gateway.observe.metrics import GatewayMetrics
 
 ONE, TWO = Adapter("one", "/one", "1" * 16, 8), Adapter("org/two", "/two", "2" * 16, 4)
@@ -134,3 +135,22 @@ async def test_the_sdk_loads_names_and_unloads(backend: ScriptedBackend) -> None
                     await client.load_adapter(name, "/x")
     finally:
         await front.aclose()
+
+
+async def test_each_adapter_is_counted_up_to_a_bound(
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.observe.adapters.MOST_LABELS", 1)
+    registry = CollectorRegistry()
+    meter = AdapterMeter(backend, AdapterMetrics(registry))
+    async with client_of(meter, tokenizer=backend.tokenizer) as client:
+        for name in ("one", BASE, "one", "org/two"):
+            response = await client.post("/v1/completions", json={"prompt": "Hi", "model": name})
+            assert response.status_code == 200
+    tokens = response.json()["usage"]["completion_tokens"]
+    for label, count in (("one", 2.0), ("others", 1.0), ("org/two", None)):
+        labels = {"adapter": label}
+        assert registry.get_sample_value("eyas_adapter_requests_total", labels) == count
+        made = registry.get_sample_value("eyas_adapter_generation_tokens_total", labels)
+        assert made == (None if count is None else count * tokens)
+    assert registry.get_sample_value("eyas_adapters") == 2.0
