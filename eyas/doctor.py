@@ -113,6 +113,7 @@ async def _examine(server: ServerAddress, dial: rpc.Dial) -> list[str]:
                 problems += worker_problems
             if not workers:
                 problems.append("the gateway knows no worker")
+            problems += adapters(workers)
             with _step("the request through the cluster failed", problems):
                 problems += _trace(await _ask(http, "POST", "/generate"), workers)
             with _step("measuring the links failed", problems):
@@ -132,6 +133,24 @@ def _step(failure: str, problems: list[str]) -> Iterator[None]:
         problems.append(f"{failure}: {error.message}")
     except Exception as error:
         problems.append(f"{failure}: {error!r}")
+
+
+def adapters(workers: list[dict[str, Any]]) -> list[str]:
+    """Prints the adapters of the cluster; returns which worker lacks one."""
+    names = {
+        worker["worker"]: {adapter["name"] for adapter in worker["adapters"]["adapters"]}
+        for worker in workers
+        if worker.get("adapters")
+    }
+    every = sorted(set().union(*names.values()))
+    if every:
+        print(f"  adapters: {', '.join(every)}")
+    return [
+        f"worker {worker} lacks the adapter {name}: its log says why"
+        for worker, own in names.items()
+        for name in every
+        if name not in own
+    ]
 
 
 async def _ask(http: httpx.AsyncClient, method: str, path: str) -> Any:

@@ -14,6 +14,7 @@ from eyas.peers.meanings import (
     VLLM,
     AcceptedFlag,
     AcceptedValues,
+    AcceptedWith,
     AliasFlag,
     FlagRow,
     RefusedFlag,
@@ -25,7 +26,8 @@ _KV_DTYPES = values.spelled({"fp8": "fp8_e4m3", "bfloat16": "auto", "bf16": "aut
 _FORMATS = values.spelled({"safetensors": "auto", "hf": "auto"})
 _IMPLEMENTATIONS = values.spelled({"vllm": "eyas", "sglang": "eyas"})
 _TEXT_ONLY = "Eyas serves text alone: leave it out"
-_NO_ADAPTERS = "Eyas serves no adapters: merge the adapter into a copy of the model, and serve that"
+_NAME_ADAPTERS = "name some: --lora NAME=DIR, or --lora-dir DIR for those that callers load"
+_ALL_IN_MEMORY = "the host's memory holds all that are loaded"
 _OWN_COPY = "change config.json in a copy of the model's folder"
 _GENERATES = "Eyas generates text: serve other models elsewhere"
 
@@ -162,12 +164,46 @@ MODEL = (
     ),
     FlagRow(SGLANG, ("--enable-multimodal",), RefusedFlag(_TEXT_ONLY), NONE),
     FlagRow(BOTH, ("--language-model-only",), AcceptedFlag("Eyas serves text alone"), NONE),
-    FlagRow(BOTH, ("--enable-lora",), RefusedFlag(_NO_ADAPTERS), NONE),
-    FlagRow(VLLM, ("--lora-modules",), RefusedFlag(_NO_ADAPTERS), MANY),
-    FlagRow(SGLANG, ("--lora-paths",), RefusedFlag(_NO_ADAPTERS), MANY),
-    FlagRow(VLLM, ("--max-loras", "--max-cpu-loras"), RefusedFlag(_NO_ADAPTERS)),
-    FlagRow(BOTH, ("--max-lora-rank",), RefusedFlag(_NO_ADAPTERS)),
-    FlagRow(SGLANG, ("--max-loras-per-batch", "--lora-backend"), RefusedFlag(_NO_ADAPTERS)),
+    FlagRow(
+        BOTH,
+        ("--enable-lora",),
+        AcceptedWith(("--lora", "--lora-dir", "--max-loras"), "there are adapters", _NAME_ADAPTERS),
+        NONE,
+    ),
+    FlagRow(
+        VLLM,
+        ("--lora-modules",),
+        AliasFlag("--lora", values.lora, "also as JSON: `name` and `path`"),
+        MANY,
+        example="a=/adapters/a",
+    ),
+    FlagRow(
+        SGLANG,
+        ("--lora-paths",),
+        AliasFlag(
+            "--lora", values.lora, "a path alone is its name, too; also as JSON: `lora_name` and `lora_path`"
+        ),
+        MANY,
+        example="/adapters/a",
+    ),
+    FlagRow(VLLM, ("--max-loras",), SameFlag()),
+    FlagRow(VLLM, ("--max-cpu-loras",), AcceptedFlag(_ALL_IN_MEMORY)),
+    FlagRow(SGLANG, ("--max-loaded-loras",), AcceptedFlag(_ALL_IN_MEMORY)),
+    FlagRow(BOTH, ("--max-lora-rank",), SameFlag()),
+    FlagRow(SGLANG, ("--max-loras-per-batch",), AliasFlag("--max-loras")),
+    FlagRow(
+        SGLANG,
+        ("--lora-backend", "--lora-target-modules"),
+        AcceptedFlag("any linear module may have an update"),
+        MANY,
+    ),
+    FlagRow(
+        SGLANG,
+        ("--lora-eviction-policy",),
+        AcceptedValues(("lru",), "so it is", "leave it out"),
+        example="lru",
+    ),
+    FlagRow(VLLM, ("--lora-dtype",), AcceptedValues(("auto",), "so it is", "leave it out"), example="auto"),
     FlagRow(
         VLLM,
         ("--logits-processors",),

@@ -69,6 +69,24 @@ def listed(text: str) -> str:
     return ",".join(items)
 
 
+def lora(text: str) -> str:
+    """An adapter as NAME=DIR: it may be a JSON object, or a path alone, which then is its name as well."""
+    if not text.startswith("{"):
+        return text if "=" in text else f"{text}={text}"
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a JSON object ({error})") from error
+    known = {"name": "name", "lora_name": "name", "path": "path", "lora_path": "path"}
+    named = {known[key]: value for key, value in fields.items() if key in known}
+    if others := [key for key, value in fields.items() if key not in known and value]:
+        if others != ["base_model_name"]:  # there is one model
+            raise ValueError(f"{others[0]} is not read: POST /load_lora_adapter loads a pinned one")
+    if named.keys() != {"name", "path"} or not all(isinstance(value, str) for value in named.values()):
+        raise ValueError(f"{text!r} needs a name and a path")
+    return f"{named['name']}={named['path']}"
+
+
 def address(text: str) -> str:
     """A URL, whose scheme may be left out."""
     return text if "://" in text else f"http://{text}"

@@ -112,6 +112,12 @@ def test_sixty_of_each() -> None:
         (["--cudagraph-capture-sizes", "1", "2", "--port", "1"], ["--cuda-graph-bs", "1", "2", "--port=1"]),
         (["--enable-chunked-prefill", "True", "--seed", "-1"], ["--seed=-1"]),
         (["--otlp-traces-endpoint", "h:4317"], ["--otlp-endpoint=http://h:4317"]),
+        (["--enable-lora", "--lora-modules", "a=/x", "b=/y"], ["--lora", "a=/x", "b=/y"]),
+        (["--lora-modules", '{"name": "a", "path": "/x", "base_model_name": "m"}'], ["--lora=a=/x"]),
+        (
+            ["--lora-paths", "/x", "b=/y", "--max-loras-per-batch", "4"],
+            ["--lora", "/x=/x", "b=/y", "--max-loras=4"],
+        ),
         (["m", "--port", "1"], ["--model=m", "--port=1"]),
         (["--model-path", "m", "--model", "m"], ["--model=m", "--model=m"]),
         (["--port", "1", "--port", "2"], ["--port=1", "--port=2"]),  # the last counts, as ever
