@@ -153,6 +153,10 @@ def adapter_config(args: argparse.Namespace) -> AdapterConfig:
     for flag, folder in (*(("lora", folder) for _, folder in loras), *(("lora-dir", one) for one in dirs)):
         if not Path(folder).expanduser().is_dir():
             raise ConfigError(f"--{flag}: there is no folder {folder}", param=flag)
+    for name, folder in loras:
+        if not (Path(folder) / "adapter_config.json").is_file():
+            text = f"{folder} has no adapter_config.json: it is no adapter in PEFT's format"
+            raise ConfigError(f"--lora: {name}={text}", param="lora")
     return AdapterConfig(loras, tuple(str(Path(one).expanduser().absolute()) for one in dirs))
 
 
