@@ -110,12 +110,8 @@ class AdapterTable:
 
     def poll(self) -> list[AdapterLoaded]:
         """Looks what has been read and copied, and frees what is not needed any more; the answers."""
-        now = time.monotonic()
         for adapter in self._adapters.values():
-            if adapter.filled is not None and adapter.filled():
-                adapter.filled = None
-                self.loads += 1
-                self.seconds += now - adapter.began
+            self._look(adapter)
         for name in [name for name, each in self._adapters.items() if each.leaving and not each.users]:
             if not self.has_requests(name):
                 self._vacate(self._adapters.pop(name))
@@ -134,6 +130,7 @@ class AdapterTable:
             if command.id and command.id != stored.id:
                 text = f"the adapter in {command.path} is {stored.id}, and {command.id} was to be loaded"
                 raise InvalidRequest(text, param=LORA_PATH)
+            self._check_pinned(stored.id, command)
         except EyasError as error:
             return AdapterLoaded(command.call, failure=WireFailure.of(error))
         except (MemoryError, RuntimeError) as error:  # RuntimeError: of pinned memory
@@ -142,6 +139,15 @@ class AdapterTable:
         adapter = self._adapters.setdefault(stored.id, HostAdapter(stored))
         adapter.pinned, adapter.leaving = command.pinned, False
         return AdapterLoaded(command.call, stored.id, stored.rank, stored.host_bytes)
+
+    def _check_pinned(self, name: str, command: LoadAdapter) -> None:
+        """Raises InvalidRequest if pinned adapters would leave no slot for one that is loaded."""
+        others = [one for known, one in self._adapters.items() if known != name and not one.leaving]
+        pinned = sum(one.pinned for one in others) + command.pinned
+        wants, slots = not (command.pinned and all(one.pinned for one in others)), self.memory.slots
+        if pinned + wants > slots:
+            text = f"{pinned} pinned adapters leave no slot of {slots} for the others (--max-loras)"
+            raise InvalidRequest(text, param=LORA_PATH)
 
     # --- sequences -------------------------------------------------------------------------------------
 
@@ -161,6 +167,7 @@ class AdapterTable:
         adapter.slot, adapter.began = self._free.pop(), time.monotonic()
         adapter.used = next(self._uses)
         adapter.filled = self.memory.fill(adapter.slot, adapter.stored)
+        self._look(adapter)
         return True
 
     def ready(self, name: str) -> bool:
@@ -197,6 +204,13 @@ class AdapterTable:
     def close(self) -> None:
         """Reads no more."""
         self._reader.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self, adapter: HostAdapter) -> None:
+        """Looks whether its copy has ended."""
+        if adapter.filled is not None and adapter.filled():
+            adapter.filled = None
+            self.loads += 1
+            self.seconds += time.monotonic() - adapter.began
 
     def _evict(self) -> bool:
         for name in self.on_device:

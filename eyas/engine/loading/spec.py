@@ -44,6 +44,8 @@ from kv_transfer.layout import PageMeaning
 
 _log = logging.getLogger("eyas.engine")
 
+MOST_RANK = 256
+"""Of an adapter."""
 MOST_UNASKED = 2**20
 """Tokens of a context where no option says more: tables of angles and of pages are as long."""
 
@@ -79,6 +81,7 @@ class EngineSpec:
         check_experts(target, config.dp_attention)
         check_states(target, config)
         _check_kv_dtype(target, config)
+        _check_adapters(target, config)
         if head is not None:
             _check_stages(head, config.tensor_parallel_size)
             _check_shared(head, config)
@@ -372,6 +375,21 @@ def _check_block(head: DraftConfig, spec: SpeculationConfig) -> None:
     if spec.steps > head.block.most:
         what = f"draft head {head.folder} drafts up to {head.block.most} tokens at once"
         raise ConfigError(f"--spec-steps {spec.steps}: {what}", param="spec-steps")
+
+
+def _check_adapters(target: ModelConfig, config: EngineConfig) -> None:
+    """Raises ConfigError for slots of adapters where none is served."""
+    if not config.max_loras:
+        return
+    flag = "max-loras"
+    if target.foreign is not None:
+        text = f"--{flag}: transformers computes {target.architecture}, which takes no adapters"
+        raise ConfigError(text, param=flag)
+    if config.dp_attention > 1:
+        raise ConfigError(f"--{flag}: attention ranks take no adapters (--dp-attention 1)", param=flag)
+    if not 1 <= config.max_lora_rank <= MOST_RANK:
+        flag = "max-lora-rank"
+        raise ConfigError(f"--{flag}: {config.max_lora_rank} is none from 1 to {MOST_RANK}", param=flag)
 
 
 def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:
