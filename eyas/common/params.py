@@ -48,6 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None  # None: none; n: of the token and of the n best ids
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     prompt_logprobs_start: int = 0  # only for tokens after this position
+    prompt_experts: bool = False  # with `prompt_logprobs`: also which experts each scored row took
     bad_words: tuple[tuple[int, ...], ...] = ()  # runs of ids that the output must not hold
     grammar: Grammar | None = None  # what the output must be, unless max_tokens cuts it
 
@@ -73,6 +74,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
             ("seed", 0 <= self.seed < 2**64, "must fit in 64 bits"),
             ("logprobs", _is_top(self.logprobs), f"must be between 0 and {MAX_TOP_LOGPROBS}"),
             ("prompt_logprobs", _is_top(self.prompt_logprobs), f"must be between 0 and {MAX_TOP_LOGPROBS}"),
+            (
+                "prompt_experts",
+                not self.prompt_experts or self.prompt_logprobs is not None,
+                "goes with prompt_logprobs",
+            ),
             ("prompt_logprobs_start", self.prompt_logprobs_start >= 0, "must be at least 0"),
             (
                 "logit_bias",

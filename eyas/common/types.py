@@ -147,13 +147,16 @@ class PromptTokenLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities by the bare model of N consecutive prompt tokens, each given all before it.
 
     `logprobs`: float32 [N]; `best_ids` int32 and `best` float32 [N, top]: the most probable ids per position,
-    best first. All are little-endian and packed: prompts are long, and only a front reads them.
+    best first. `experts` int16 [N, layers, most experts of a row], if asked for: those that the row before
+    each token took (-1: none). All are little-endian and packed: prompts are long, and only a front reads
+    them.
     """
 
     top: int = 0
     logprobs: bytes = b""
     best_ids: bytes = b""
     best: bytes = b""
+    experts: bytes = b""
 
     def __len__(self) -> int:
         return len(self.logprobs) // 4
@@ -166,6 +169,7 @@ class PromptTokenLogprobs(msgspec.Struct, frozen=True):
             self.logprobs + following.logprobs[own:],
             self.best_ids + following.best_ids[each:],
             self.best + following.best[each:],
+            self.experts + following.experts[known * (len(following.experts) // max(len(following), 1)) :],
         )
 
     def columns(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[float, ...]]:

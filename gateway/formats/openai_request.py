@@ -68,6 +68,7 @@ class ApiCall:
     speaks_functions: bool = False  # a call is told as OpenAI's older `function_call`
     grammar_field: str = ""  # of the body: where its grammar comes from
     names: tuple[str, ...] = ()  # that its caller gave its prompts
+    experts: bool = False  # the answer tells those that its rows took
 
     def named(self, error: Exception) -> Exception:
         """A refusal of its grammar names the field that asks for it."""

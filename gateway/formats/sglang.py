@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
@@ -157,6 +158,9 @@ class GenerateBody(RequestBody):
     """Log-probabilities come with the tokens' texts."""
     logprob_start_len: Start | None = None
     """With `return_logprob`: prompt tokens after this place have theirs returned too; -1: none of them."""
+    return_routed_experts: bool = False
+    """The answer also tells which experts its rows took, as base64 of int32 [tokens - 1, layers, experts of a
+    row]; -1 where a layer has none. For models of experts with exact arithmetic, and not in a stream."""
     speculative: Speculation = Field(True)  # type: ignore[assignment]  # a bool stays one
     """False turns drafting off for this request; an object says how far its drafts reach at most."""
     priority: Priority = 0
@@ -172,6 +176,8 @@ class GenerateBody(RequestBody):
     def _one_source(self) -> Self:
         if (self.text is None) == (self.input_ids is None):
             refuse("text", "must be given, or input_ids, and not both")
+        if self.return_routed_experts and self.stream:
+            refuse("return_routed_experts", "is not for streams")
         if len(self.prompts) > MAX_PROMPTS:
             refuse("text" if self.input_ids is None else "input_ids", f"has more than {MAX_PROMPTS} prompts")
         if self.rid is not None and len(self.rid) != len(self.prompts):
@@ -236,6 +242,7 @@ async def generate_call(
         began=time.monotonic(),
         grammar_field=f"sampling_params.{sampling.grammar_field[0]}" if sampling.grammar_field else "",
         names=tuple(body.rid or ()),
+        experts=body.return_routed_experts,
     )
 
 
@@ -363,6 +370,8 @@ class SglangFormat(AnswerFormat):
                 "spec_accept_token_num": usage.accepted,
                 "spec_draft_token_num": offered,
             }
+        if self._call.experts:
+            meta["routed_experts"] = b64encode(delta.experts).decode()
         if self._call.timings and delta.finish is not None:
             meta["timings"] = timings_object(self._call.began, trace, usage)
         return meta

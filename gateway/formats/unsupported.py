@@ -28,7 +28,7 @@ ANY_ROUTE = {
     "bootstrap_port": UnsupportedField(_ROUTING),
     "bootstrap_room": UnsupportedField(_ROUTING),
     "return_hidden_states": UnsupportedField(_INSIDE, (False,)),
-    "return_routed_experts": UnsupportedField(_INSIDE, (False,)),
+    "return_routed_experts": UnsupportedField("/generate tells it", (False,)),
     "session_params": UnsupportedField(_SESSIONS, ({},)),
 }
 
@@ -98,7 +98,7 @@ MESSAGE = {
     "prefix": UnsupportedField("continue_final_message continues the last message", (False,)),
 }
 
-GENERATE = ANY_ROUTE | {
+GENERATE = {name: field for name, field in ANY_ROUTE.items() if name != "return_routed_experts"} | {
     "audio_data": UnsupportedField(_TEXT_ONLY, ([],)),
     "background": UnsupportedField("an answer goes to who asked for it", (False,)),
     "image_data": UnsupportedField(_TEXT_ONLY, ([],)),

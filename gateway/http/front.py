@@ -28,6 +28,7 @@ from eyas.common.logging import request_id
 from gateway.backends.admission import ServedModel, called, is_synthetic, serving
 from gateway.backends.answer import CallAnswer, admitted, joined
 from gateway.backends.base import GenerationBackend
+from gateway.backends.routed import with_experts
 from gateway.backends.running import CallLifetime, RunningCalls
 from gateway.formats.anthropic_reply import AnthropicFormat
 from gateway.formats.anthropic_request import FIELDS as ANTHROPIC_FIELDS
@@ -314,6 +315,8 @@ class HttpFront:
                 else:
                     async with life.limit():
                         choices = await _collect(answer, call.choices, meter)
+                        if call.experts:
+                            choices = await with_experts(self._backend, call.requests, call.n, choices)
                         long = call.prompt_logprobs
                         body = await to_thread(format.whole, choices) if long else format.whole(choices)
                     await reply.whole(body)

@@ -62,7 +62,8 @@ class TextDelta(msgspec.Struct, frozen=True):
     tokens[i] begins at character offsets[i].
     `text` may lag behind the tokens: it never ends inside a character or a stop string. Drafts accepted
     beyond a stop string count as never offered. `matched`: the stop string, or the id of the last token, that
-    stopped the choice.
+    stopped the choice. `experts`: of the rows of a whole answer, if they were asked for
+    (`gateway.backends.routed`).
     """
 
     choice: int
@@ -75,6 +76,7 @@ class TextDelta(msgspec.Struct, frozen=True):
     offered: int = 0
     verify_steps: int = 0
     matched: str | int | None = None
+    experts: bytes = b""
 
 
 class UsageCounts(msgspec.Struct):

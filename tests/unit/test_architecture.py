@@ -26,6 +26,7 @@ STUB_USERS = (
     "prefill_svc/",
     "decode_svc/",
     "draft_svc/",
+    "gateway/grpc/control.py",
     "gateway/grpc/front.py",
     "gateway/grpc/messages.py",
 )

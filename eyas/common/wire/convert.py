@@ -203,9 +203,10 @@ def prompt_to_pb(prompt: PromptTokenLogprobs) -> common_pb2.PromptLogprobs:
 def prompt_from_pb(pb: common_pb2.PromptLogprobs) -> PromptTokenLogprobs:
     """Raises InvalidRequest if its parts do not fit together."""
     rows = len(pb.logprobs)
-    if rows % 4 or pb.top < 0 or not len(pb.best_ids) == len(pb.best) == rows * pb.top:
+    even = not pb.experts or (rows and len(pb.experts) % (rows // 4) == 0)
+    if rows % 4 or pb.top < 0 or not len(pb.best_ids) == len(pb.best) == rows * pb.top or not even:
         raise InvalidRequest("prompt has log-probabilities of different numbers of tokens", param="prompt")
-    return PromptTokenLogprobs(pb.top, pb.logprobs, pb.best_ids, pb.best)
+    return PromptTokenLogprobs(pb.top, pb.logprobs, pb.best_ids, pb.best, pb.experts)
 
 
 def finish_to_pb(finish: FinishCause | None) -> common_pb2.Finish:
@@ -465,6 +466,7 @@ def params_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         prompt_logprobs_start=params.prompt_logprobs_start,
+        prompt_experts=params.prompt_experts,
         bad_words=[common_pb2.Run(ids=word) for word in params.bad_words],
         grammar=None if params.grammar is None else grammar_to_pb(params.grammar),
     )
@@ -489,6 +491,7 @@ def params_from_pb(pb: common_pb2.SamplingParams) -> SamplingParams:
         logprobs=pb.logprobs if pb.HasField("logprobs") else None,
         prompt_logprobs=pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
         prompt_logprobs_start=pb.prompt_logprobs_start,
+        prompt_experts=pb.prompt_experts,
         bad_words=tuple(tuple(word.ids) for word in pb.bad_words),
         grammar=grammar_from_pb(pb.grammar) if pb.HasField("grammar") else None,
     )

@@ -21,6 +21,7 @@ class ScoreRequest:
     places: range
     tokens: PromptIds
     top: int
+    experts: bool = False  # those that the rows take are told too
 
 
 @dataclass
@@ -30,6 +31,7 @@ class PromptScores:
     prompt: PromptIds
     start: int
     logprobs: PromptTokenLogprobs
+    experts: bool = False
 
     @classmethod
     def of(cls, request: GenerationRequest) -> PromptScores | None:
@@ -37,7 +39,9 @@ class PromptScores:
         top = request.params.prompt_logprobs
         if top is None:
             return None
-        return cls(request.prompt_ids, request.params.prompt_logprobs_start, PromptTokenLogprobs(top))
+        params = request.params
+        known = PromptTokenLogprobs(top)
+        return cls(request.prompt_ids, params.prompt_logprobs_start, known, params.prompt_experts)
 
     @property
     def next(self) -> int | None:
@@ -52,7 +56,7 @@ class PromptScores:
         if first >= stop:
             return None
         here = places[first - row : stop - row]
-        return ScoreRequest(first, here, self.prompt[first + 1 : stop + 1], self.logprobs.top)
+        return ScoreRequest(first, here, self.prompt[first + 1 : stop + 1], self.logprobs.top, self.experts)
 
     def add(self, request: ScoreRequest, logprobs: PromptTokenLogprobs) -> None:
         """Adds scores. Rows come in order; some are repeated if their sequence was preempted meanwhile."""

@@ -6,8 +6,10 @@ Nothing is decided here, so tensor-parallel ranks can run it from messages alone
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +26,7 @@ from eyas.engine.device.special import SLICE, padding_rows, score
 from eyas.engine.device.step import ArrivedState, CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
 from eyas.engine.kernels.launch.launching import CAPTURE
 from eyas.engine.kernels.states.rings import remake
+from eyas.engine.models.ops.recording import ExpertRecorder
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import TokenScores, score_slices
 
@@ -69,6 +72,7 @@ class StepExecutor:
         self._captured_catch_ups: dict[tuple[int, int], CapturedCatchUp] = {}  # by sequences and width
         self._program: StepProgram | None = None
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
+        self._recorder: ExpertRecorder | None = None  # once experts were asked for
         self.certain: torch.Tensor | None = None  # features requested of the step that was finished
         self._inputs = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._results = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
@@ -138,12 +142,18 @@ class StepExecutor:
         if captured is None:
             planned = self.state.prompts is not None and self.state.prompts.plan(step.spans)
             self._program = StepProgram(self.state, step.shape, self._inputs, self._results, planned)
-            rows = self._program.forward()
+            with self._recording() if step.recorded else contextlib.nullcontext():
+                rows = self._program.forward()
             if step.scored:
                 self._rows = rows
         else:
             self._program = captured.program
             captured.forward.replay()
+
+    def _recording(self) -> AbstractContextManager[None]:
+        """Hears which experts the rows of a forward take."""
+        self._recorder = self._recorder or ExpertRecorder(self.state.model.config)
+        return self._recorder.hearing(self.state.model)
 
     def _remake(self, arrived: SequenceOf[ArrivedState]) -> None:
         words = _pinned(np.array(arrived, np.int32).T.copy(), self.state.device)
@@ -214,7 +224,10 @@ class StepExecutor:
         tokens = _pinned(np.array(request.tokens, np.int64), device).to(device, non_blocking=True)
         logits = partial(self.state.slice_logits, rows)
         scores = score_slices(places, tokens, request.top, logits, score)
-        return TokenScores(*map(self.state.all_gather_rows, (scores.own, scores.ids, scores.best))).to_host()
+        if request.experts:
+            assert self._recorder is not None
+            scores = replace(scores, experts=self._recorder.rows(places))
+        return scores.each(self.state.all_gather_rows).to_host()
 
     @torch.inference_mode()
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:

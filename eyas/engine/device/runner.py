@@ -98,6 +98,7 @@ class DeviceRunner:
                 features,
                 slots,
                 states,
+                any(one.experts for asked in to_score for _, one in asked),
             )
             for rank, each, own_writes, slots, states in zip(
                 self._ranks, placed, writes, filled(grammar_slots, self._padding_slot), arrived, strict=True

@@ -191,6 +191,7 @@ class StepInput:
     `scored`: more of its rows will be asked for than those that give a token. `feature_request`: None: no
     features. `drafted_slots`: slots whose drafts the host wants to know, as `StepExecutor.drafts` tells them.
     `arrived`: slots of states that are new to the device, as `kernels.states.rings.remake` takes them.
+    `recorded`: which experts its rows take will be asked for.
     """
 
     shape: StepShape
@@ -201,6 +202,7 @@ class StepInput:
     feature_request: FeatureRequest | None = None
     drafted_slots: SequenceOf[int] = ()
     arrived: SequenceOf[ArrivedState] = ()
+    recorded: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import msgspec
 from eyas.common.config import EngineConfig
 from eyas.common.errors import Unavailable
 from eyas.common.step_times import UNSEEN
-from eyas.common.types import WorkerBacklog
+from eyas.common.types import EXACT, WorkerBacklog
 from eyas.common.weights import WeightsCall
 from eyas.common.wire.control import MemoryTag
 from eyas.engine.adapters.table import AdapterTable
@@ -60,6 +60,7 @@ from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.loop.step_loop import StepLoop, StepPaces
 from eyas.engine.loop.weight_updates import WeightStore, WeightUpdates
+from eyas.engine.models.ops.recording import most_taken
 from eyas.engine.scheduling.adapter_commands import AdapterCommands
 from eyas.engine.scheduling.admission import AdmissionLimits
 from eyas.engine.scheduling.backlog import backlog
@@ -150,6 +151,7 @@ class Engine:
             max_waiting=parts.config.max_waiting,
             travels=parts.travels,
             drafts=parts.config.speculation if parts.config.speculates else None,
+            no_experts=_no_experts(parts),
         )
         draft_kv = None
         if parts.draft_pulls is not None:
@@ -470,3 +472,17 @@ class Engine:
         if all([idle, *(end(deadline) for end in ends)]):
             for pool in self._parts.pools:
                 pool.close()
+
+
+def _no_experts(parts: EngineParts) -> str:
+    """Why the experts that rows take are not told; empty: they are.
+
+    They are told of rows that are computed again: only exact arithmetic chooses the same then.
+    """
+    if not most_taken(parts.model):
+        return "the model has no experts, or none that are known"
+    if parts.config.device_ranks > 1 or parts.config.dp_attention > 1:
+        return "experts are told of where one process has the model"
+    if not parts.config.arithmetic.startswith(EXACT):
+        return "rows take the same experts again with exact arithmetic alone (--deterministic)"
+    return ""

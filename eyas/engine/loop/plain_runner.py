@@ -5,6 +5,7 @@ It decides nothing: the scheduler has chosen what runs, and the commit decides w
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loop.forwards import StepForward
 from eyas.engine.models.base import DecoderModel, FeatureTap
+from eyas.engine.models.ops.recording import ExpertRecorder
 from eyas.engine.parallel.step_calls import StepRows
 from eyas.engine.sampling.sampler import SampledRow, SampledTokens, sample
 from eyas.engine.sampling.scores import score_slices
@@ -73,6 +75,7 @@ class PlainRunner:
         self._grammars = grammars
         self._beat = beat
         self._eos_ids = model.config.eos_token_ids
+        self._recorder: ExpertRecorder | None = None  # once experts were asked for
 
     def copy_page(self, source: int, target: int) -> None:
         """Copies page `source` to page `target`, in every pool."""
@@ -104,7 +107,8 @@ class PlainRunner:
         launched, pool = time.monotonic(), self._pools[0]
         tokens = [t for work in works for t in work.tokens]
         layers = self._tap.layers if self._tap else ()
-        residual, tapped = self._forward(StepRows([_span(w) for w in works], tokens, layers))
+        with self._recording() if any(map(_tells_experts, works)) else contextlib.nullcontext():
+            residual, tapped = self._forward(StepRows([_span(w) for w in works], tokens, layers))
         features = None
         if self._tap is not None:
             features = self._tap.features(tapped, torch.tensor(tokens, device=tapped.device))
@@ -131,6 +135,11 @@ class PlainRunner:
             torch.cuda.current_stream(residual.device).synchronize()  # copies of its pages may begin now
         return ComputedStep(works, landed, launched)
 
+    def _recording(self) -> contextlib.AbstractContextManager[None]:
+        """Hears which experts the rows of a forward take."""
+        self._recorder = self._recorder or ExpertRecorder(self.model.config)
+        return self._recorder.hearing(self.model)
+
     def _cleanse(self, works: list[SequenceWork]) -> None:
         """Takes NaN and infinity out of these sequences' pages: whoever has a page next attends over all of
         it, and a weight of 0 times NaN is NaN. Numbers, which others may share, stay as they are.
@@ -152,6 +161,9 @@ class PlainRunner:
                 scores = score_slices(
                     rows, tokens, request.top, lambda some: self.model.logits(residual, some)
                 )
+                if request.experts:
+                    assert self._recorder is not None
+                    scores = replace(scores, experts=self._recorder.rows(rows))
                 results[i] = one._replace(scores=(request, scores.packed()))
         return results
 
@@ -256,6 +268,11 @@ def _picked(work: SequenceWork, first: int, count: int) -> list[int]:
     if work.tree is not None:
         return list(range(first, first + count))
     return [first + len(work.tokens) - 1] * count
+
+
+def _tells_experts(work: SequenceWork) -> bool:
+    request = work.score_request()
+    return request is not None and request.experts
 
 
 def _span(work: SequenceWork) -> QuerySpan:

@@ -24,6 +24,7 @@ from eyas.engine.layers.rotary import BEYOND
 from eyas.engine.models.layer import DecoderLayer, load_layers, run_layers
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks, Machine
+from eyas.engine.models.ops.recording import ExpertRecorder, RecordingOps
 from eyas.engine.models.token_vectors import TokenVectors
 from eyas.engine.parallel.shards import config_of_rank
 from eyas.engine.states.delta import DeltaRule
@@ -74,6 +75,9 @@ class Decoder(Generic[ProjectionT]):
         self.config = config
         self.kv_format: KvFormat = config_of_rank(config, weights.placement.ranks).kv_format
         self.machine = machine
+        self.recorder: ExpertRecorder | None = (
+            None  # hears which experts rows take, for as long as it is here
+        )
         self._parts = parts = dict(decoder_parts(config, weights, machine))
         self.ends: ModelEnds = parts["ends"]
         layers: list[DecoderLayer[ProjectionT]] = [parts[f"layer {i}"] for i in range(config.num_layers)]
@@ -110,7 +114,10 @@ class Decoder(Generic[ProjectionT]):
         Returns the residual rows that leave the last layer [R, hidden], before any norm, and
         [R, len(taps) * hidden]: those that enter each tapped layer (past the last: leave it).
         """
-        ops = self.machine.ops(rows, pool, self.config.norm_eps, self.few_rows)
+        ops: Any = self.machine.ops(rows, pool, self.config.norm_eps, self.few_rows)
+        if self.recorder is not None:
+            self.recorder.begin()
+            ops = RecordingOps(ops, self.recorder)
         tapped = ops.room((len(taps), self.config.hidden_size), like=self.ends.embedding)
         entering = partial(_tap, ops, tapped, taps)
         if self._vectors is None:

@@ -25,25 +25,33 @@ SLICE_BYTES = 40
 @dataclass(frozen=True)
 class TokenScores:
     """Log-probabilities for N rows: `own` float32 [N] of the given tokens, and the `top` most probable
-    ids (`ids` int32 [N, top]) with theirs (`best` float32 [N, top]), best first.
+    ids (`ids` int32 [N, top]) with theirs (`best` float32 [N, top]), best first. `experts`: that the rows
+    took, if that was asked for (`PromptTokenLogprobs`).
     """
 
     own: Tensor
     ids: Tensor
     best: Tensor
+    experts: Tensor | None = None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> TokenScores:
+        """The scores with every part changed."""
+        experts = None if self.experts is None else change(self.experts)
+        return TokenScores(change(self.own), change(self.ids), change(self.best), experts)
 
     def to_host(self) -> TokenScores:
         """A copy on the host, valid once the device has finished the work queued so far."""
-        return TokenScores(*(part.to("cpu", non_blocking=True) for part in (self.own, self.ids, self.best)))
+        return self.each(lambda part: part.to("cpu", non_blocking=True))
 
     def of_rank(self, rank: int) -> TokenScores:
         """The scores of one attention rank, where each part is [ranks, ...]."""
-        return TokenScores(self.own[rank], self.ids[rank], self.best[rank])
+        return self.each(lambda part: part[rank])
 
     def packed(self) -> PromptTokenLogprobs:
         """The scores as bytes, for messages. Waits for the device."""
         own, ids, best = (part.cpu().numpy().tobytes() for part in (self.own, self.ids, self.best))
-        return PromptTokenLogprobs(self.ids.shape[1], own, ids, best)
+        experts = b"" if self.experts is None else self.experts.cpu().numpy().tobytes()
+        return PromptTokenLogprobs(self.ids.shape[1], own, ids, best, experts)
 
     def rows(self) -> list[TokenLogprob]:
         """One entry per row. Waits for the device."""

@@ -22,6 +22,7 @@ class AdmissionLimits:
     max_waiting: int
     travels: bool = True  # can KV pages leave this worker, or come here?
     drafts: SpeculationConfig | None = None  # how far a request's drafts may reach; None: there are none
+    no_experts: str = ""  # why it is not told which experts rows take; "": it is
 
     def check(self, request: GenerationRequest, kind: GenerationKind, scheduler: Schedulers) -> None:
         """Raises InvalidRequest, which names the field, for what can never be served here."""
@@ -46,6 +47,8 @@ class AdmissionLimits:
         if not 0.0 < request.timeout_s < math.inf:
             raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
         params.validate(self.vocab_size)
+        if params.prompt_experts and self.no_experts:
+            raise InvalidRequest(f"return_routed_experts: {self.no_experts}", param="return_routed_experts")
         if self.drafts is not None and request.speculative:
             _check_limits(request.draft_limits, self.drafts)
 

@@ -1,0 +1,62 @@
+"""Which experts the rows of an answer took: asked of a worker once the answer is whole.
+
+The text is computed once more, as a prompt whose tokens are scored. Arithmetic that is exact chooses the same
+experts then, whatever drafts, chunks or cached prefixes the answer came by; workers with another refuse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from eyas.common.errors import EyasError
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, RequestChoice, RequestDraftLimits
+from gateway.backends.base import GenerationBackend
+from gateway.text.entries import TextDelta
+
+SCORES_ALONE = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0, prompt_experts=True)
+
+
+async def with_experts(
+    backend: GenerationBackend, requests: Sequence[GenerationRequest], n: int, choices: Sequence[TextDelta]
+) -> list[TextDelta]:
+    """Whole answers, `n` for each request, with the experts of their rows."""
+    texts = [
+        msgspec.structs.replace(
+            requests[i // n],
+            id=f"{requests[i // n].id}-experts-{i % n}",
+            prompt_ids=(*requests[i // n].prompt_ids, *choice.tokens),
+            params=SCORES_ALONE,
+            choices=(RequestChoice(0),),
+            speculative=False,
+            draft_limits=RequestDraftLimits(),
+            predicted=(),
+        )
+        for i, choice in enumerate(choices)
+    ]
+    told = await asyncio.gather(*(_experts(backend, text) for text in texts))
+    pairs = zip(choices, told, strict=True)
+    return [msgspec.structs.replace(choice, experts=experts) for choice, experts in pairs]
+
+
+async def _experts(backend: GenerationBackend, text: GenerationRequest) -> bytes:
+    """int32 little-endian [tokens - 1, layers, experts of a row]; -1: none."""
+    told = b""
+    async with contextlib.aclosing(await backend.start(text)) as stream:
+        while entries := await stream.take():
+            told = next((entry.prompt.experts for entry in entries if entry.prompt is not None), told)
+    if not told and len(text.prompt_ids) > 1:
+        raise EyasError("a worker did not say which experts were taken")
+    return await asyncio.to_thread(_widened, told)
+
+
+def _widened(told: bytes) -> bytes:
+    """int16 as int32."""
+    narrow = array("h")
+    narrow.frombytes(told)
+    return array("i", narrow).tobytes()
