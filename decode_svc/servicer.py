@@ -229,11 +229,12 @@ class _DecodeStream:
 
 
 def _heartbeat(info: WorkerInfo) -> decode_pb2.Heartbeat:
+    comes_back = info.stalled or info.weights.closed or bool(info.released)
     return decode_pb2.Heartbeat(
         running=info.running,
         waiting=info.waiting,
         pages_used=info.pages_used,
         pages_total=info.pages_total,
-        draining=not (info.serving or info.stalled),
+        draining=not (info.serving or comes_back),
         late=info.stalled,
     )

@@ -34,6 +34,24 @@ def salted(salt: bytes, digest: str) -> bytes:
     return hashlib.blake2b(digest.encode() + salt, digest_size=SALT_BYTES, person=b"weights").digest()
 
 
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+"""What safetensors files call dtypes, by torch's names."""
+
+
 # --- where new weights are ------------------------------------------------------------------------------
 
 
@@ -136,9 +154,9 @@ class CommitWeights(TaggedMessage, frozen=True):
 
 
 class DropWeights(TaggedMessage, frozen=True):
-    """Forgets prepared weights, and opens, if they are those of `digest` or that is ""."""
+    """Forgets the prepared weights of this digest, and opens."""
 
-    digest: str = ""
+    digest: str
 
 
 class ReadWeight(TaggedMessage, frozen=True):

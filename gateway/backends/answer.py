@@ -54,6 +54,11 @@ class CallAnswer:
         return [stream.trace for stream in self._streams]
 
     @property
+    def weight_versions(self) -> list[str]:
+        """The name of the weights that answer each prompt."""
+        return [stream.weight_version for stream in self._streams]
+
+    @property
     def usage(self) -> UsageCounts:
         """The sum over the prompts so far."""
         counts = [msgspec.structs.astuple(stream.usage) for stream in self._streams]

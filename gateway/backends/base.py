@@ -8,9 +8,19 @@ from typing import Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
-from eyas.common.types import Adapter, AdapterRoster, GenerationRequest, TokenEntry, WorkerInfo
+from eyas.common.types import (
+    FIRST_VERSION,
+    Adapter,
+    AdapterRoster,
+    GenerationRequest,
+    TokenEntry,
+    WeightsInfo,
+    WorkerInfo,
+)
+from eyas.common.weights import JoinGroup
 from eyas.common.wire.control import ControlCommand, ControlOutcome
 from gateway.routing.router import RouterCandidate
+from gateway.routing.weights import WeightsChange, WeightUpdate
 
 
 class BackendHealth(msgspec.Struct, frozen=True):
@@ -47,6 +57,11 @@ class GenerationStream(Protocol):
     def tokens(self) -> int:
         """How many have come, those that a request began with among them."""
         ...
+
+    @property
+    def weight_version(self) -> str:
+        """The name of the weights that all of its tokens come from; known once one has come."""
+        return FIRST_VERSION
 
     def take(self) -> Awaitable[Sequence[TokenEntry]]:
         """Waits for new entries and returns all of them; () at the end.
@@ -87,6 +102,10 @@ class WatchedStream(GenerationStream):
     @property
     def tokens(self) -> int:
         return self._stream.tokens
+
+    @property
+    def weight_version(self) -> str:
+        return self._stream.weight_version
 
     def take(self) -> Awaitable[Sequence[TokenEntry]]:
         return self._stream.take()
@@ -133,6 +152,35 @@ class AdapterControl(Protocol):
         ...
 
 
+class WeightControl(Protocol):
+    """The weights of the served model. `newest`: those that answer requests, as last heard of."""
+
+    newest: WeightsInfo
+
+    async def update(self, update: WeightUpdate) -> WeightsChange:
+        """Changes the weights of all workers, or of none.
+
+        Raises what a worker says is wrong with them, Busy if what runs has not ended in time, or while
+        another update is under way, and Unavailable if a worker is lost: then the old weights serve on.
+        """
+        ...
+
+    async def read(self, name: str, count: int) -> tuple[float, ...]:
+        """The first numbers of a tensor, as it was stored. Raises NotFound for one that is not there."""
+        ...
+
+    async def join(self, command: JoinGroup) -> tuple[str, ...]:
+        """Has every worker join a `torch.distributed` group; their addresses, in the order of their ranks.
+
+        Raises what keeps one from it.
+        """
+        ...
+
+    async def leave(self, group: str) -> None:
+        """Has every worker leave it."""
+        ...
+
+
 class GenerationBackend(Protocol):
     """Turns requests into tokens: the cluster, or a script in a test."""
 
@@ -172,6 +220,11 @@ class GenerationBackend(Protocol):
         """The adapters that requests may have, and how they come and go."""
         ...
 
+    @property
+    def weights(self) -> WeightControl:
+        """The weights that answer, and how they change."""
+        ...
+
 
 class PassingBackend(GenerationBackend):
     """Passes everything to the backend behind it: what stands before a backend says only what it changes."""
@@ -200,3 +253,7 @@ class PassingBackend(GenerationBackend):
     @property
     def adapters(self) -> AdapterControl:
         return self._backend.adapters
+
+    @property
+    def weights(self) -> WeightControl:
+        return self._backend.weights

@@ -25,6 +25,8 @@ from eyas.common.errors import (
     LogitsNotFinite,
     NotFound,
     Unavailable,
+    WeightsChanged,
+    WeightsChanging,
 )
 from eyas.common.types import (
     EngineTimings,
@@ -34,6 +36,7 @@ from eyas.common.types import (
     TokenEntry,
     WorkerInfo,
 )
+from eyas.common.weights import salted
 from eyas.common.wire.control import ControlCommand, ControlOutcome
 from eyas.common.wire.message import (
     PagesLost,
@@ -44,7 +47,14 @@ from eyas.common.wire.message import (
     RequestRejected,
 )
 from gateway.backends.admission import is_synthetic
-from gateway.backends.base import AdapterControl, BackendHealth, GenerationBackend, GenerationStream, Lanes
+from gateway.backends.base import (
+    AdapterControl,
+    BackendHealth,
+    GenerationBackend,
+    GenerationStream,
+    Lanes,
+    WeightControl,
+)
 from gateway.backends.delivery import OutputBuffer, first_entry
 from gateway.backends.legs import DecodeLeg, LegDraining, LegEnded, LegEvent, LegOwner, PrefillLeg
 from gateway.backends.retries import RetryState
@@ -87,7 +97,7 @@ class ClusterBackend(GenerationBackend):
         if router.route(links) is not None:
             synthetic = SYNTHETIC if is_synthetic(self._cluster.workers()) else ""
             return BackendHealth(degraded=synthetic, paused=router.paused(links))
-        why = router.asleep(links) or router.missing(links)
+        why = self._cluster.weights.problem or router.asleep(links) or router.missing(links)
         return BackendHealth(f"no worker can serve a request: {why}")
 
     async def flush(self, wait_s: float) -> dict[str, int]:
@@ -99,6 +109,10 @@ class ClusterBackend(GenerationBackend):
     @property
     def adapters(self) -> AdapterControl:
         return self._cluster.adapters
+
+    @property
+    def weights(self) -> WeightControl:
+        return self._cluster.weights
 
 
 class ClusterGeneration(GenerationStream, LegOwner):
@@ -112,14 +126,12 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._cluster = cluster
         self._layout = layout
         self._route: RequestRoute | None = None
-        self._request = request
-        self._prefix = PromptPages(request.prompt_ids, request.session, request.salt, request.adapter)
-        self._search = WorkerSearch(
-            cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over
-        )
+        self._original = request
+        self._take_weights()
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = OutputBuffer(request.choices)
+        self._given = self._delivery.tokens
         self._inbox: asyncio.Queue[tuple[DecodeLeg | PrefillLeg | None, LegEvent | None]] = asyncio.Queue()
         self._driver: asyncio.Task[None] | None = None  # runs once the request is admitted
         self._attempt = 0
@@ -136,6 +148,10 @@ class ClusterGeneration(GenerationStream, LegOwner):
     @property
     def tokens(self) -> int:
         return self._delivery.tokens
+
+    @property
+    def weight_version(self) -> str:
+        return self._weights.version
 
     def take(self) -> Awaitable[Sequence[TokenEntry]]:
         return self._delivery.take()
@@ -172,20 +188,63 @@ class ClusterGeneration(GenerationStream, LegOwner):
         """Starts the legs and returns once every worker has queued the request. Leaves no leg on an error."""
         try:
             async with self._in_time():
-                prompt = len(self._request.prompt_ids)
-                route = await self._search.find(partial(self._layout.route, prompt))
-                assert route is not None  # no choice has ended yet
-                self._attempt, self._route = 1, route
-                missing = self._start_decode(route.decode, attach=route.prefill is not None)
-                if route.prefill is not None:
-                    missing = self._start_prefill(route.prefill)
-                self._layout.placed(route, prompt, missing)
+                await self._begin()
                 while not self._is_admitted():
                     await self._next_event()
         except BaseException:
             self._release()
             raise
         self._driver = asyncio.create_task(self._drive(), name=f"request {self._request.id}")
+
+    def _take_weights(self) -> None:
+        """The request is computed by the newest weights, and shares pages with others of theirs alone."""
+        weights, request = self._cluster.weights.newest, self._original
+        self._weights = weights
+        self._request = msgspec.structs.replace(
+            request, weights=weights.digest, salt=salted(request.salt, weights.digest)
+        )
+        self._prefix = PromptPages(request.prompt_ids, request.session, self._request.salt, request.adapter)
+        self._search = WorkerSearch(
+            self._cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over
+        )
+
+    async def _begin(self) -> None:
+        """Starts the legs where the newest weights are."""
+        prompt = len(self._request.prompt_ids)
+        while True:
+            route = await self._search.find(partial(self._layout.route, prompt))
+            if route is None or self._weights.digest == self._cluster.weights.newest.digest:
+                break
+            self._take_weights()  # new ones came meanwhile
+        if route is None:
+            return  # every choice was cancelled
+        self._attempt, self._route = self._attempt + 1, route
+        missing = self._start_decode(route.decode, attach=route.prefill is not None)
+        if route.prefill is not None:
+            missing = self._start_prefill(route.prefill)
+        self._layout.placed(route, prompt, missing)
+
+    async def _begin_again(self, error: WeightsChanging) -> None:
+        """The weights change: a request without a token is begun anew, with the new ones.
+
+        Raises WeightsChanged for one with tokens: they would not all come from the same weights.
+        """
+        if self._begun:
+            text = f"the weights {self._weights.version!r} are replaced in mid-answer: {error.message}"
+            raise WeightsChanged(text)
+        self._release()
+        if self._route is not None:
+            self._layout.ended(self._route, self._delivery.pace)
+        self._decode, self._first_tokens, self._route = None, (), None
+        await self._pause()
+        await self._cluster.weights.look()
+        self._take_weights()
+        await self._begin()
+
+    @property
+    def _begun(self) -> bool:
+        """Whether a token has come: all others are then of the same weights."""
+        return self._delivery.tokens > self._given
 
     async def _drive(self) -> None:
         """Handles what the legs report until every choice has finished, then closes the legs."""
@@ -219,6 +278,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
             case PrefillDone(choices=choices, timings=timings):
                 self._first_tokens = tuple(msgspec.structs.replace(first, prompt=None) for first in choices)
                 self._deliver_first(choices, leg.named(timings))
+            case LegEnded(WeightsChanging() as error):
+                await self._begin_again(error)
             case LegEnded(error) if leg.handles is None:
                 self._replace_prefill(leg, await self._judged(error))
             case LegEnded(InvalidRequest() | LogitsNotFinite() as error):
@@ -385,6 +446,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
         """
         leg.close(cancel=True)
         self._decode = None
+        if isinstance(error, WeightsChanging):
+            await self._begin_again(error)
+            return
         self._spend_retry(error)
         self._avoid.add(leg.worker)
         try:
@@ -392,6 +456,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
         except Unavailable as lack:
             raise Unavailable(f"{lack.message}, after {error.message}") from error
         if worker is None:
+            return
+        if self._weights.digest != self._cluster.weights.newest.digest:
+            await self._begin_again(WeightsChanging(error.message))
             return
         self._attempt += 1
         prefill = None if self._decode_spoke else self._prefill
@@ -414,6 +481,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
         """The worker that goes on (one to avoid only after a pause); None if every choice has ended."""
 
         def choose(workers: Sequence[RouterCandidate]) -> RouterCandidate | None:
+            if self._begun:  # a worker that waits for new weights takes what the old ones have begun
+                workers = [*map(router.reopened, workers)]
             return router.choose_decode(workers, self._avoid)
 
         candidate = await self._search.find(choose)

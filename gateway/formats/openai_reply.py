@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
+from eyas.common.types import FIRST_VERSION
 from gateway.backends.answer import CallAnswer, EventFormat, TextEvent
 from gateway.formats.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.formats.openai_request import ApiCall
@@ -118,7 +119,9 @@ class TextChoice(msgspec.Struct, frozen=True):
 
 
 class OpenAIReply(msgspec.Struct, frozen=True):
-    """An answer or event around its choices. `created`: seconds since 1970."""
+    """An answer or event around its choices. `created`: seconds since 1970. `metadata`: of a whole answer and
+    of the last event, `weight_version`: the weights that all of its tokens come from, once they have changed.
+    """
 
     id: str
     object: str
@@ -129,6 +132,7 @@ class OpenAIReply(msgspec.Struct, frozen=True):
     usage: UsageObject | None | msgspec.UnsetType = msgspec.UNSET
     timings: TimingsObject | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: Ids = msgspec.UNSET
+    metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
@@ -179,7 +183,7 @@ class ReplyFrame:
 
     def closing(self) -> bytes:
         """The last events: usage and timings if asked for, then [DONE]."""
-        if not (self._call.include_usage or self._call.timings):
+        if not (self._call.include_usage or self._call.timings or self._metadata):
             return DONE
         usage = self._total() if self._call.include_usage else msgspec.UNSET
         return _event(self._timed(self._reply(self._event, [], usage))) + DONE
@@ -198,7 +202,15 @@ class ReplyFrame:
     def _total(self) -> UsageObject:
         return usage_object(self._answer.usage, self.reasoning_tokens())
 
+    @property
+    def _metadata(self) -> dict[str, str]:
+        """Prompts of one call may be answered by different weights: then all are named."""
+        versions = dict.fromkeys(self._answer.weight_versions)
+        return {} if [*versions] == [FIRST_VERSION] else {"weight_version": ",".join(versions)}
+
     def _timed(self, reply: OpenAIReply) -> OpenAIReply:
+        if metadata := self._metadata:
+            reply = msgspec.structs.replace(reply, metadata=metadata)
         if not self._call.timings:
             return reply
         (trace,) = self._answer.traces

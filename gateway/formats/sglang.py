@@ -358,6 +358,7 @@ class SglangFormat(AnswerFormat):
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
             "e2e_latency": time.monotonic() - self._call.began,
+            "weight_version": self._answer.weight_versions[prompt],
         }
         if self._call.model.synthetic:
             meta["synthetic"] = True

@@ -48,6 +48,7 @@ from gateway.http.control import ControlEndpoints
 from gateway.http.loads import LoadEndpoints
 from gateway.http.openapi import EVENTS, JSON, Answerer, HttpEndpoint, described
 from gateway.http.pages import AdminEndpoints, ReadEndpoints, json_response
+from gateway.http.weights import WeightEndpoints
 from gateway.http.wire import (
     EXPOSED,
     AuthorizationCors,
@@ -108,6 +109,7 @@ def create_app(
         *ReadEndpoints(config, backend, metrics).endpoints(),
         *LoadEndpoints(backend, metrics).endpoints(),
         *AdminEndpoints(backend).endpoints(),
+        *WeightEndpoints(backend).endpoints(),
         *ControlEndpoints(backend).endpoints(),
         *AdapterEndpoints(config, backend).endpoints(),
         *ConsoleEndpoints(metrics).endpoints(),

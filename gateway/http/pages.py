@@ -118,6 +118,7 @@ class ReadEndpoints:
                 "max_model_len": model.context_length,
                 "vocab_size": model.vocab_size,
                 "arithmetic": model.arithmetic,
+                "weight_version": self._backend.weights.newest.version,
                 **_mark(model),
             }
         )

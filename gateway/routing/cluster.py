@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from eyas.common.cluster.discovery import WorkerRegistry
-from eyas.common.errors import Busy, EyasError, TransferFailed, Unavailable
+from eyas.common.errors import Busy, EyasError, TransferFailed, Unavailable, WeightsChanging
 from eyas.common.page_names import PageShape
 from eyas.common.types import KvHandle, Role, WorkerInfo
 from eyas.common.wire import rpc
@@ -33,6 +33,7 @@ from gateway.routing.breakers import WorkerBreakers
 from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
 from gateway.routing.prefix_caches import CachedPrefixes, CacheWatch, PrefixIndex, PromptPages
 from gateway.routing.router import RouterCandidate, adapter_state, affinity
+from gateway.routing.weights import ClusterWeights
 
 FOLLOW_S = 0.25
 SENT_S = 10.0
@@ -77,6 +78,7 @@ class Cluster:
         self._holdings = CachedPrefixes()
         self._watch = CacheWatch(self._channels, self._holdings)
         self.adapters = ClusterAdapters(self._own_workers, self._channels)
+        self.weights = ClusterWeights(self._own_workers, self._channels, registry.refresh)
         self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
         self._fingerprint = self._arithmetic = ""
         self._synthetic: bool | None = None
@@ -88,6 +90,7 @@ class Cluster:
         """Reads the registry and opens sessions, then keeps doing so until `aclose`."""
         await self._registry.start()
         self.adapters.follow()
+        self.weights.follow()
         self._open_sessions()
         self._task = asyncio.create_task(self._follow(), name="cluster")
 
@@ -99,13 +102,14 @@ class Cluster:
         await asyncio.gather(*ending, return_exceptions=True)
         await self._watch.aclose()
         await self.adapters.aclose()
+        await self.weights.aclose()
         await asyncio.gather(*(session.aclose() for session in self._sessions.values()))
         await self._registry.aclose()
         await self._channels.close()
 
     def workers(self) -> list[WorkerInfo]:
         """The workers that may get requests, from the last snapshot."""
-        return [self.adapters.seen(info) for info in self._own_workers()]
+        return [self.weights.seen(self.adapters.seen(info)) for info in self._own_workers()]
 
     def _own_workers(self) -> list[WorkerInfo]:
         return [info for info in self._registry.workers() if self._is_ours(info)]
@@ -129,10 +133,11 @@ class Cluster:
         ]
 
     def returning(self, prefix: PromptPages = NONE) -> list[RouterCandidate]:
-        """Workers that are starting, were just lost, or do not have the prompt's adapter yet, as the router
-        will see them once they serve it.
+        """Workers that are starting, were just lost, wait for new weights, or do not have the prompt's
+        adapter yet, as the router will see them once they serve it.
         """
         infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
+        infos += [info for info in self.workers() if self.weights.comes(info)]
         if prefix.adapter in self.adapters.roster.ids:
             infos += [info for info in self.workers() if adapter_state(prefix.adapter, info) is None]
         return [RouterCandidate(msgspec.structs.replace(info, serving=True)) for info in infos]
@@ -153,6 +158,7 @@ class Cluster:
     def did(self, worker: str, error: EyasError | None = None) -> None:
         """Notes that `worker` did what it was sent, or failed it; a fault of the caller does not count."""
         own = isinstance(error, Unavailable | TransferFailed) or type(error) is EyasError
+        own = own and not isinstance(error, WeightsChanging)
         info = self._ours(worker)
         if info is None or (error is not None and not own):
             return
@@ -287,6 +293,7 @@ class Cluster:
             await asyncio.sleep(FOLLOW_S)
             self._open_sessions()
             self.adapters.follow()
+            self.weights.follow()
             for info in self.workers():
                 self._ledger.at_report(info)  # notes what is under way at each new report
             await self._retire(time.monotonic())
@@ -313,6 +320,7 @@ class Cluster:
                 self._ledger.forget(worker)
                 self._breakers.forget(worker)
                 self.adapters.forget(worker)
+                self.weights.forget(worker)
                 if session := self._sessions.pop(worker, None):
                     await session.aclose()
                 await self._channels.drop(worker)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from eyas.common.types import Role, WorkerInfo
 from gateway.routing.ledger import UnderWay
@@ -141,6 +143,15 @@ def choose_decode(workers: Sequence[RouterCandidate], avoid: Collection[str] = (
 def choose_prefill(workers: Sequence[RouterCandidate], avoid: Collection[str] = ()) -> RouterCandidate | None:
     """The best prefill worker; one to `avoid` only if there is no other."""
     return _best([w for w in workers if w.can(Role.PREFILL)], avoid)
+
+
+def reopened(worker: RouterCandidate) -> RouterCandidate:
+    """The worker as one that serves, if it is closed for new weights."""
+    return (
+        replace(worker, info=structs.replace(worker.info, serving=True))
+        if worker.info.weights.closed
+        else worker
+    )
 
 
 def wants_draft(workers: Sequence[RouterCandidate]) -> bool:

@@ -241,6 +241,11 @@ class TextStream:
         self._stream = stream
         self._open = {choice.index: ChoiceText(tokenizer, request, rules) for choice in request.choices}
 
+    @property
+    def weight_version(self) -> str:
+        """See `GenerationStream.weight_version`."""
+        return self._stream.weight_version
+
     def use_lanes(self, lanes: Lanes | None) -> None:
         """See `GenerationStream.use_lanes`."""
         self._stream.use_lanes(lanes)

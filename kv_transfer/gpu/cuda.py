@@ -16,6 +16,7 @@ from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
 
 PINNED, DEVICE, FILE_DESCRIPTOR = 1, 1, 1  # CUmemAllocationType, CUmemLocationType, CUmemAllocationHandleType
 READ_WRITE = 3
+OPEN_WITH_PEERS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 IN_ALL_CONTEXTS, FOR_KERNELS = 1, 2  # CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP
 RECOMMENDED = 1
 RDMA_CAPABLE = 15  # CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
@@ -36,6 +37,10 @@ on four; one piece of 1 GiB: 391. Kernels reach no more, and take processors fro
 
 class _MemoryLocation(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_char * 64)]
 
 
 class _AllocFlags(ctypes.Structure):
@@ -192,6 +197,23 @@ class CudaDriver:
                 return GpuMemory(self._map(handle, size), size)
             finally:
                 self._call("cuMemRelease", handle)
+
+    def open_handle(self, handle: bytes) -> int:
+        """Opens memory that cudaMalloc allocated in another process."""
+        address = ctypes.c_uint64()
+        with self.bound():
+            self._call(
+                "cuIpcOpenMemHandle_v2",
+                ctypes.byref(address),
+                _IpcHandle(handle),
+                ctypes.c_uint(OPEN_WITH_PEERS),
+            )
+        return address.value
+
+    def close_handle(self, address: int) -> None:
+        """Lets go of it."""
+        with self.bound():
+            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def unmap(self, memory: GpuMemory) -> None:
         """Gives memory back, own or mapped. Nothing may use it any more."""

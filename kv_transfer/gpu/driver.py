@@ -77,6 +77,17 @@ class GpuDriver(Protocol):
         """Maps another process's memory. It lives as long as any process has it mapped."""
         ...
 
+    def open_handle(self, handle: bytes) -> int:
+        """The address here of memory that another process allocated and gave a CUDA IPC handle of.
+
+        Its owner must keep it: it is gone with that process.
+        """
+        ...
+
+    def close_handle(self, address: int) -> None:
+        """Lets go of it."""
+        ...
+
     def unmap(self, memory: GpuMemory) -> None:
         """Gives memory back, own or mapped. Nothing may use it any more."""
         ...

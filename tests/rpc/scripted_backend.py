@@ -22,6 +22,7 @@ from eyas.common.types import (
     Role,
     TokenEntry,
     TokenLogprob,
+    WeightsInfo,
     WorkerInfo,
 )
 from gateway.backends.base import BackendHealth, Lanes
@@ -91,6 +92,13 @@ class ScriptedAdapters:
 
 
 @dataclass
+class ScriptedWeights:
+    """Weights that never change."""
+
+    newest: WeightsInfo = WeightsInfo()
+
+
+@dataclass
 class ScriptedBackend:
     """`says(request, choice)` is the text of a choice; it is told in steps of `stride` tokens, then EOS."""
 
@@ -109,6 +117,7 @@ class ScriptedBackend:
     flushes: list[float] = field(default_factory=list)  # how long each would wait
     streams: list[ScriptedStream] = field(default_factory=list)
     adapters: ScriptedAdapters = field(default_factory=ScriptedAdapters)
+    weights: ScriptedWeights = field(default_factory=ScriptedWeights)
 
     async def start(self, request: GenerationRequest) -> ScriptedStream:
         self.requests.append(request)
@@ -134,6 +143,8 @@ class ScriptedBackend:
 
 
 class ScriptedStream:
+    weight_version = "default"
+
     def __init__(self, backend: ScriptedBackend, request: GenerationRequest) -> None:
         self.request = request
         self.cancelled: list[int | None] = []

@@ -20,33 +20,20 @@ from typing import Any, BinaryIO
 import msgspec
 import torch
 
+from eyas.common import weights
 from eyas.common.errors import ConfigError, InvalidRequest
+from eyas.engine.kv.pinned import pin, unpin
 
 ALIGNED = 64  # bytes: as kernels and copies like tensors to begin
 PIECE_BYTES = 16 * 2**20  # read from a file at a time
 READERS = 4
 DIGEST_BYTES = 16
 _LENGTH_BYTES = 8
+_PAGE = 4096
 _MOST_HEADER = 100 * 2**20  # bytes, as the library that writes such files has it
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for own, name in weights.DTYPES.items()}
 """By the names that safetensors files have for them."""
-
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -88,6 +75,7 @@ class HostTensors:
     def __init__(self, places: Mapping[str, TensorPlace], path: str = "") -> None:
         """New memory, whose content is zeros; `path`: that of another process, which is mapped."""
         self.places = dict(places)
+        self._locked: torch.Tensor | None = None
         size = max((place.start + place.nbytes for place in places.values()), default=0) or 1
         self._file = os.open(path, os.O_RDWR) if path else os.memfd_create("eyas-weights")
         try:
@@ -99,8 +87,22 @@ class HostTensors:
             raise
 
     def __del__(self) -> None:
+        if self._locked is not None:
+            unpin(self._locked)
         if hasattr(self, "_memory"):
             os.close(self._file)
+
+    def lock(self, device: str) -> None:
+        """Page-locks the memory for copies from and to a GPU, which must not run when this object goes.
+
+        It is touched before: the driver would do that slowly. Raises ConfigError if it cannot be locked.
+        """
+        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+        with ThreadPoolExecutor(READERS, "weights") as touching:
+            list(touching.map(lambda piece: piece[::_PAGE].add_(0), whole.split(PIECE_BYTES)))
+        with torch.cuda.device(device):
+            pin(whole)
+        self._locked = whole
 
     @property
     def path(self) -> str:

@@ -45,7 +45,10 @@ class WeightStaging:
         """A contiguous copy of `source` on the device, in the order of the caller's stream.
 
         `source` is on the CPU. If it is not contiguous, its last dimension is, and at most PIECE_BYTES long.
+        Page-locked memory that is contiguous is read by the GPU itself, and must stay until it has been.
         """
+        if source.is_pinned() and source.is_contiguous():
+            return source.to(self._device, non_blocking=True)
         target = torch.empty(source.shape, dtype=source.dtype, device=self._device)
         stream = torch.cuda.current_stream(target.device)
         rows = source.reshape(-1, 1 if source.is_contiguous() else source.shape[-1])

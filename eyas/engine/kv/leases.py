@@ -79,10 +79,6 @@ class LeaseTable:
         self._leased[handle.id] = _LeasedPages(generation.id, group, frozenset(leased))
         return handle
 
-    def compute_by(self, weights: str) -> None:
-        """What is offered from now on was computed by weights of this digest: its layout says so."""
-        self.layouts = {kind: f"{own.partition('+')[0]}+{weights}" for kind, own in self.layouts.items()}
-
     def is_offered(self, generation: Generation) -> bool:
         """True if the pages of its prompt are leased."""
         return generation.id in self._handles

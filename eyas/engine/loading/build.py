@@ -361,7 +361,7 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
         outbox=outbox,
         grammars=core.grammars,
         ready=_ready(loaded, moves, context, core.slowest_step_s, core.rates),
-        store=EngineWeights(loaded, core.replacement, WeightSources()),
+        store=EngineWeights(loaded, core.replacement, WeightSources(config.device)),
         adapters=core.adapters,
     )
 

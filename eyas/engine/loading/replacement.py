@@ -10,6 +10,7 @@ the copying: what can be wrong with an update is found by it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import types
@@ -34,23 +35,37 @@ class WeightReplacement:
 
     def __init__(self, loaded: EngineSpec, model: Decoder[Any]) -> None:
         self._loaded, self._model = loaded, model
+        device = loaded.config.device
+        self._stream = None if device == "cpu" else torch.cuda.Stream(device)
 
     def rehearse(self, file: StoredFile) -> None:
         """Raises ConfigError, which names the tensor, if the weights of `file` cannot take the place of those
         that serve: one is missing, or has another shape, or NaN, or is read by nothing.
         """
-        for _ in self._pairs(file):
-            pass
+        with self._aside():
+            for _ in self._pairs(file):
+                pass
 
     def write(self, file: StoredFile, beat: Beat = no_pulse) -> None:
         """Writes weights that were rehearsed; no step runs meanwhile. `beat`: is called after each part."""
-        with torch.inference_mode():
+        with self._aside():
             for pairs in self._pairs(file):
                 for old, new in pairs:
                     old.copy_(new)
                 beat()
-        if (device := self._loaded.config.device) != "cpu":
-            torch.cuda.synchronize(device)
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What a GPU does for it runs beside the steps, on one stream, whose memory is used again; all of it
+        is over at the end.
+        """
+        with torch.inference_mode():
+            if self._stream is None:
+                yield
+                return
+            with torch.cuda.stream(self._stream):
+                yield
+            self._stream.synchronize()
 
     def _pairs(self, file: StoredFile) -> Iterator[list[Pair]]:
         """Those of each part, of which one at a time is there twice."""

@@ -178,7 +178,8 @@ class WeightUpdates:
         self.between(lambda: self._write(call))
 
     def _drop(self, digest: str) -> None:
-        if self._staged is not None and digest not in ("", self._staged[1].digest):
+        other = self._closing is not None and self._closing.command.digest != digest
+        if other or (self._staged is not None and digest != self._staged[1].digest):
             return
         self._staged = None
         self.store.drop()
@@ -224,7 +225,7 @@ class WeightUpdates:
         self.info = WeightsInfo(
             update.version, update.generation, staged.digest, folder, closed=True, seconds=seconds
         )
-        self.requests.compute_by(staged.digest)
+        self.requests.weights = staged.digest
         self._staged = None
         _log.info("weights %r (%s) in place after %.3f s", update.version, staged.digest, seconds)
         self._open()

@@ -229,11 +229,6 @@ class RequestTable:
         self.outbox.failed(generation, error)
         self._drop(generation, error)
 
-    def compute_by(self, weights: str) -> None:
-        """Takes requests for the weights of this digest alone, from now on."""
-        self.weights = weights
-        self.leases.compute_by(weights)
-
     def end_all(self, error: EyasError) -> int:
         """Fails every request; returns how many there were."""
         for generation in (ending := list(self.table.values())):
@@ -392,10 +387,7 @@ class RequestTable:
     def _pull(self, generation: Generation, handles: tuple[KvHandle, ...]) -> None:
         by_group = {handle.group: handle for handle in handles}
         generation.draft_handle = by_group.get(KvKind.DRAFT)
-        target, own = by_group.get(KvKind.TARGET), self.leases.layouts.get(KvKind.TARGET)
-        if target is not None and own is not None and target.layout != own:
-            self.lost(generation, TransferFailed("the pages are of another layout, or of other weights"))
-            return
+        target = by_group.get(KvKind.TARGET)
         if target is None or target.tokens != len(generation.request.prompt_ids):
             message = "handles must have one of the target's KV, with one row for each prompt token"
             self.fail(generation, InvalidRequest(message, param="handles"))

@@ -1,0 +1,331 @@
+"""The weights of a cluster: all of its workers change together, or none does.
+
+An update is prepared on every worker, then every worker is closed, then all are committed
+(`eyas.common.weights`). What fails before the first commit undoes it: the old weights serve on. From the
+first commit on it stands: a worker that fails then is behind, as one that begins later is.
+
+Workers say which weights they have, so gateways need no memory of their own and no word to each other: the
+greatest generation counts. A worker that is behind gets no requests. Where the newest weights were read from
+a folder, whichever gateway sees it first has it read them too; a worker that has prepared them already, and
+whose gateway left before it could say so, is told to commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from eyas.common.errors import Busy, EyasError, InvalidRequest, Unavailable
+from eyas.common.types import WeightsInfo, WorkerInfo
+from eyas.common.weights import (
+    CloseForWeights,
+    CommitWeights,
+    DropWeights,
+    FolderSource,
+    JoinGroup,
+    LeaveGroup,
+    PrepareWeights,
+    ReadWeight,
+    Running,
+    Source,
+    WeightsCommand,
+    WeightsReply,
+)
+from eyas.common.wire.rpc import ChannelPool
+from eyas.common.wire.weights_service import WeightsClient
+
+PREPARE_S = 900.0  # to read and rehearse the weights of a large model
+COMMIT_S = 120.0
+HOLD_S = 30.0  # a closed worker that hears nothing for so long opens again with the old weights
+ASK_S = 30.0
+REPAIR_S = 5.0  # from one try to bring a worker up to the others to the next
+LOOK_EVERY_S = 0.2
+_log = logging.getLogger("eyas.gateway")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class WeightUpdate:
+    """New weights for a cluster. `version`: their name; "": the number of the update. `whole`: all tensors of
+    the model, else those that are missing stay. `wait_s`: for requests that run, if `running` waits for them.
+    """
+
+    source: Source
+    version: str = ""
+    whole: bool = True
+    running: Running = Running.DRAIN
+    wait_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class WeightsChange:
+    """An update that was made. `requests`: that were ended for it. `seconds`: how long no step could run, on
+    the slowest worker. `behind`: workers that failed in it, and why.
+    """
+
+    weights: WeightsInfo
+    tensors: int
+    nbytes: int
+    requests: int
+    seconds: float
+    workers: tuple[str, ...]
+    behind: dict[str, str]
+
+
+class ClusterWeights:
+    """Satisfies `WeightControl` (`gateway.backends.base`). Its owner calls `follow` now and then.
+
+    `workers`: those that run the target, as last heard of; `refresh` asks them anew. `channels`: to them.
+    """
+
+    def __init__(
+        self,
+        workers: Callable[[], Sequence[WorkerInfo]],
+        channels: ChannelPool,
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._workers = workers
+        self._channels = channels
+        self._refresh = refresh
+        self.newest = WeightsInfo()  # of all that a worker had, however many have left since
+        self._change = asyncio.Lock()
+        self._looked_at = 0.0
+        self._repairs: dict[str, asyncio.Task[None]] = {}
+        self._repaired_at: dict[str, float] = {}
+
+    # --- what workers have -----------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Takes what workers said of late, and begins to bring those up to date that are behind."""
+        for info in self._targets():
+            self._count(info.weights)
+        now = time.monotonic()
+        for info in self._targets():
+            late = now - self._repaired_at.get(info.worker, -REPAIR_S) >= REPAIR_S
+            if (
+                self.is_behind(info)
+                and late
+                and info.worker not in self._repairs
+                and not self._change.locked()
+            ):
+                self._repaired_at[info.worker] = now
+                task = asyncio.create_task(self._repair(info.worker), name=f"weights of {info.worker}")
+                self._repairs[info.worker] = task
+                task.add_done_callback(lambda _, worker=info.worker: self._repairs.pop(worker))  # type: ignore[misc]
+
+    def is_behind(self, info: WorkerInfo) -> bool:
+        """Whether the worker has others than the newest weights: it gets no requests."""
+        return info.runs_target and info.weights.digest != self.newest.digest
+
+    def seen(self, info: WorkerInfo) -> WorkerInfo:
+        """The worker, not serving if it is behind."""
+        if not self.is_behind(info):
+            return info
+        own, new = info.weights.version, self.newest.version
+        text = f"it has the weights {own!r}, and the cluster {new!r}"
+        return msgspec.structs.replace(
+            info, serving=False, trouble="; ".join(filter(None, (info.trouble, text)))
+        )
+
+    def comes(self, info: WorkerInfo) -> bool:
+        """Whether the worker will serve the newest weights soon: it is closed for them, or reads them."""
+        return info.runs_target and (info.weights.closed or info.worker in self._repairs)
+
+    @property
+    def problem(self) -> str:
+        """That workers are behind which cannot be brought up to date, as half a sentence; empty: none is."""
+        if self.newest.folder:
+            return ""
+        behind = [info.worker for info in self._targets() if self.is_behind(info) and not self.comes(info)]
+        if not behind:
+            return ""
+        return f"{', '.join(behind)} lost the weights {self.newest.version!r}: update them again"
+
+    async def look(self) -> None:
+        """Asks all workers anew, so that what another gateway changed is known here."""
+        if time.monotonic() - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = time.monotonic()
+            await self._refresh()
+            self.follow()
+
+    def forget(self, worker: str) -> None:
+        """Drops what is known of a worker that is gone for good."""
+        self._repaired_at.pop(worker, None)
+
+    async def aclose(self) -> None:
+        """Ends the repairs."""
+        repairs = list(self._repairs.values())
+        for repair in repairs:
+            repair.cancel()
+        await asyncio.gather(*repairs, return_exceptions=True)
+
+    def _targets(self) -> list[WorkerInfo]:
+        return [info for info in self._workers() if info.runs_target and not info.starting]
+
+    def _count(self, weights: WeightsInfo) -> None:
+        if (weights.generation, weights.digest) > (self.newest.generation, self.newest.digest):
+            self.newest = msgspec.structs.replace(weights, closed=False)
+
+    # --- updates ---------------------------------------------------------------------------------------
+
+    async def update(self, update: WeightUpdate) -> WeightsChange:
+        """As `WeightControl` says. Once begun it goes on, though its caller leaves."""
+        if self._change.locked():
+            raise Busy("another update of the weights is under way")
+        return await asyncio.shield(asyncio.create_task(self._update(update), name="update of weights"))
+
+    async def _update(self, update: WeightUpdate) -> WeightsChange:
+        async with self._change:
+            await self._refresh()
+            for info in self._targets():
+                self._count(info.weights)
+            workers = [info.worker for info in self._targets()]
+            if not workers:
+                raise Unavailable("no worker is known whose weights could change")
+            generation = self.newest.generation + 1
+            version = update.version or str(generation)
+            command = PrepareWeights(version, generation, update.source, update.whole)
+            prepared = await self._ask(workers, command, PREPARE_S)
+            try:
+                digest = _agreed(_whole(prepared, "prepared the weights"))
+                close = CloseForWeights(digest, update.running, update.wait_s, HOLD_S)
+                closed = _whole(await self._ask(workers, close, update.wait_s + ASK_S), "ended what runs")
+                done = await self._commit(workers, digest)
+            except EyasError:
+                await self._drop(prepared.answers)
+                raise
+            folder = update.source.path if isinstance(update.source, FolderSource) else ""
+            seconds = max(reply.seconds for reply in done.answers.values())
+            self._count(WeightsInfo(version, generation, digest, folder, seconds=seconds))
+            await self._refresh()
+            sizes = next(iter(done.answers.values()))
+            return WeightsChange(
+                weights=self.newest,
+                tensors=sizes.tensors,
+                nbytes=sizes.nbytes,
+                requests=sum(reply.requests for reply in closed.values()),
+                seconds=seconds,
+                workers=tuple(done.answers),
+                behind={worker: error.message for worker, error in done.failed.items()},
+            )
+
+    async def _commit(self, workers: Sequence[str], digest: str) -> _Answers:
+        """Raises the first failure if no worker has done it: then it has not begun."""
+        done = await self._ask(workers, CommitWeights(digest), COMMIT_S)
+        if not done.answers:
+            raise next(iter(done.failed.values()))
+        for worker, error in done.failed.items():
+            _log.warning("worker %s did not get its new weights: %s", worker, error)
+        return done
+
+    async def _drop(self, prepared: dict[str, WeightsReply]) -> None:
+        """Has workers forget what they prepared; they open again, if they are closed."""
+        for worker, reply in prepared.items():
+            with contextlib.suppress(EyasError):  # it opens by itself
+                await self._client(worker).change(DropWeights(reply.digest), ASK_S)
+        await self._refresh()
+
+    async def read(self, name: str, count: int) -> tuple[float, ...]:
+        """As `WeightControl` says."""
+        info = next((info for info in self._targets() if not self.is_behind(info)), None)
+        if info is None:
+            raise Unavailable("no worker is known that could be asked")
+        return (await self._client(info.worker).change(ReadWeight(name, count), ASK_S)).numbers
+
+    async def join(self, command: JoinGroup) -> tuple[str, ...]:
+        """As `WeightControl` says: worker after worker, by name, from `command.rank` on."""
+        workers = sorted(info.worker for info in self._targets())
+        if command.rank + len(workers) > command.size:
+            text = f"{len(workers)} workers from rank {command.rank} on need a larger group"
+            raise InvalidRequest(f"{text} than one of {command.size}", param="world_size")
+        wait_s = command.wait_s + ASK_S
+
+        async def one(rank: int, worker: str) -> WeightsReply:
+            own = msgspec.structs.replace(command, rank=rank)
+            return await self._client(worker).change(own, wait_s)
+
+        try:
+            await asyncio.gather(*(one(rank, worker) for rank, worker in enumerate(workers, command.rank)))
+        except EyasError:
+            await self._ask(workers, LeaveGroup(command.group), ASK_S)
+            raise
+        return tuple(workers)
+
+    async def leave(self, group: str) -> None:
+        """As `WeightControl` says."""
+        workers = [info.worker for info in self._targets()]
+        _whole(await self._ask(workers, LeaveGroup(group), ASK_S), f"left the group {group!r}")
+
+    async def _repair(self, worker: str) -> None:
+        """Brings a worker that is behind up to the newest weights, if it can be."""
+        newest = self.newest
+        try:
+            client = self._client(worker)
+            try:
+                await client.change(CommitWeights(newest.digest), COMMIT_S)
+            except EyasError:
+                if not newest.folder:
+                    _log.warning("worker %s is behind: %s are lost", worker, newest.version)
+                    return
+                source = FolderSource(newest.folder)
+                command = PrepareWeights(newest.version, newest.generation, source, whole=True)
+                prepared = await client.change(command, PREPARE_S)
+                if prepared.digest != newest.digest:
+                    raise InvalidRequest(f"{newest.folder} has other weights by now") from None
+                close = CloseForWeights(newest.digest, Running.ABORT, ASK_S, HOLD_S)
+                await client.change(close, 2 * ASK_S)
+                await client.change(CommitWeights(newest.digest), COMMIT_S)
+            _log.info("worker %s has the weights %r too", worker, newest.version)
+            await self._refresh()
+        except EyasError as error:
+            _log.warning("worker %s stays behind: %s", worker, error)
+
+    # --- words to workers ------------------------------------------------------------------------------
+
+    def _client(self, worker: str) -> WeightsClient:
+        return WeightsClient(self._channels.get(worker))
+
+    async def _ask(self, workers: Sequence[str], command: WeightsCommand, wait_s: float) -> _Answers:
+        answers: dict[str, WeightsReply] = {}
+        failed: dict[str, EyasError] = {}
+
+        async def one(worker: str) -> None:
+            try:
+                answers[worker] = await self._client(worker).change(command, wait_s)
+            except EyasError as error:
+                failed[worker] = error
+
+        await asyncio.gather(*map(one, workers))
+        return _Answers(answers, failed)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    answers: dict[str, WeightsReply]
+    failed: dict[str, EyasError]
+
+
+def _whole(asked: _Answers, what: str) -> dict[str, WeightsReply]:
+    """What each worker answered. Raises the first failure, in which all are named, if one failed."""
+    if not asked.failed:
+        return asked.answers
+    said = "; ".join(f"{worker}: {error.message}" for worker, error in asked.failed.items())
+    first, count = next(iter(asked.failed.values())), len(asked.answers) + len(asked.failed)
+    text = f"{len(asked.answers)} of {count} workers {what}, but not {said}; the old weights serve on"
+    raise type(first)(text, param=first.param)
+
+
+def _agreed(prepared: dict[str, WeightsReply]) -> str:
+    """The digest that all workers found. Raises InvalidRequest if they read different weights."""
+    digests = {worker: reply.digest for worker, reply in prepared.items()}
+    if len(set(digests.values())) > 1:
+        said = ", ".join(f"{worker}: {digest}" for worker, digest in digests.items())
+        raise InvalidRequest(f"the workers read different weights ({said}); the old weights serve on")
+    return next(iter(digests.values()))

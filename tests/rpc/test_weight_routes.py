@@ -1,0 +1,220 @@
+"""New weights by HTTP, under load: every answer is wholly of one version, and says which."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_cluster import RealCluster, real_cluster
+from real_worker import tiny_config
+from safetensors.torch import load_file, save, save_file
+from test_cache_events import SPLIT
+
+from eyas.common.config import EngineConfig
+from eyas.common.types import Role
+
+BOTH = (Role.PREFILL, Role.DECODE)
+LAYOUTS = [
+    pytest.param(SPLIT, id="split"),
+    pytest.param((BOTH, BOTH), id="two unified", marks=pytest.mark.slow),
+]
+PROMPTS = [[5 + (7 * i + j) % 200 for j in range(20 + 3 * i)] for i in range(6)]
+ORDINARY = (200, 409, 503)
+"""Of a request that an update may meet: its answer, that its weights went, that it may try again."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return tiny_config(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def new(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of other weights for the same model."""
+    folder = tmp_path_factory.mktemp("new") / "weights"
+    shutil.copytree(config.model, folder)
+    stored, chance = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(1)
+    for name, tensor in stored.items():
+        stored[name] = tensor + 0.2 * tensor.std() * torch.randn(tensor.shape, generator=chance)
+    save_file(stored, folder / "model.safetensors")
+    return folder
+
+
+def body(prompt: Sequence[int], tokens: int = 16) -> dict[str, Any]:
+    sampling = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    return {"input_ids": list(prompt), "sampling_params": sampling}
+
+
+async def generate(cluster: RealCluster, prompt: Sequence[int]) -> tuple[str, list[int]] | int:
+    """The version and the ids; of an answer that is an error its status."""
+    response = await cluster.http.post("/generate", json=body(prompt))
+    if response.status_code != 200:
+        assert response.status_code in ORDINARY, response.text
+        return response.status_code
+    said = response.json()
+    return said["meta_info"]["weight_version"], said["output_ids"]
+
+
+async def post(cluster: RealCluster, path: str, **fields: Any) -> dict[str, Any]:
+    response = await cluster.http.post(path, json=fields, timeout=60)
+    said: dict[str, Any] = response.json()
+    return said | {"status": response.status_code}
+
+
+async def alone(config: EngineConfig, folder: Path, name: str) -> dict[tuple[str, int], list[int]]:
+    """What each prompt is answered by workers that were started on these weights."""
+    async with real_cluster(config, folder, (BOTH,)) as cluster:
+        answers = [await generate(cluster, prompt) for prompt in PROMPTS]
+    told = {}
+    for number, answer in enumerate(answers):
+        assert not isinstance(answer, int)
+        told[name, number] = answer[1]
+    return told
+
+
+class Load:
+    """Requests one after the other in some streams, until `stop`. `seen`: (version, prompt, ids)."""
+
+    def __init__(self, cluster: RealCluster, streams: int = 6) -> None:
+        self._cluster = cluster
+        self._over = False
+        self.seen: list[tuple[str, int, list[int]]] = []
+        self.failed: list[int] = []
+        self._tasks = [asyncio.create_task(self._stream(number)) for number in range(streams)]
+
+    async def _stream(self, number: int) -> None:
+        while not self._over:
+            answer = await generate(self._cluster, PROMPTS[number])
+            if isinstance(answer, int):
+                self.failed.append(answer)
+            else:
+                self.seen.append((answer[0], number, answer[1]))
+
+    async def until(self, version: str) -> None:
+        """Waits for two rounds of answers of this version."""
+        async with asyncio.timeout(20):
+            while sum(seen[0] == version for seen in self.seen) < 2 * len(self._tasks):
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        self._over = True
+        await asyncio.gather(*self._tasks)
+
+    def judge(self, expected: dict[tuple[str, int], list[int]]) -> set[str]:
+        """The versions that were seen; every answer is the one of its version."""
+        for version, prompt, ids in self.seen:
+            assert ids == expected[version, prompt], f"an answer of {version} is none"
+        return {version for version, _, _ in self.seen}
+
+
+@pytest.mark.parametrize("roles", LAYOUTS)
+async def test_every_answer_is_wholly_of_one_version(
+    config: EngineConfig, new: Path, tmp_path: Path, roles: tuple[tuple[Role, ...], ...]
+) -> None:
+    """Back and forth under load, by all ways to treat what runs, without an answer that fails but those that
+    are told to.
+    """
+    expected = await alone(config, tmp_path, "default")
+    fresh = await alone(EngineConfig(**{**vars(config), "model": str(new)}), tmp_path, "v1")
+    assert [*expected.values()] != [*fresh.values()]
+    for number in range(len(PROMPTS)):
+        expected["v2", number] = expected["default", number]
+        expected["v1", number] = expected["v3", number] = fresh["v1", number]
+    async with real_cluster(config, tmp_path, roles) as cluster:
+        load = Load(cluster)
+        await load.until("default")
+        folders = {"v1": str(new), "v2": config.model, "v3": str(new)}
+        for version, running in (("v1", "drain"), ("v2", "restart"), ("v3", "abort")):
+            failed = len(load.failed)
+            said = await post(
+                cluster,
+                "/update_weights_from_disk",
+                model_path=folders[version],
+                weight_version=version,
+                running=running,
+            )
+            assert said["success"], said
+            assert said["weight_version"] == version
+            assert not said["behind"]
+            await load.until(version)
+            if running == "drain":
+                assert len(load.failed) == failed, "all were waited for"
+        await load.stop()
+        assert load.judge(expected) == {"default", "v1", "v2", "v3"}
+        assert (await cluster.http.get("/get_weight_version")).json()["weight_version"] == "v3"
+        assert (await cluster.http.get("/model_info")).json()["weight_version"] == "v3"
+        text = {"model": "eyas-nano", "prompt": PROMPTS[0], "max_tokens": 2}
+        told = (await cluster.http.post("/v1/completions", json=text)).json()
+        assert told.get("metadata") == {"weight_version": "v3"}, told
+
+
+async def test_what_is_wrong_is_named_and_nothing_changes(
+    config: EngineConfig, new: Path, tmp_path: Path
+) -> None:
+    expected = await alone(config, tmp_path, "default")
+    stored = load_file(new / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    stored[name][0, 0] = float("inf")
+    bad = base64.b64encode(save({name: stored[name]})).decode()
+    async with real_cluster(config, tmp_path, SPLIT) as cluster:
+        for path, fields, param, text in (
+            ("disk", {"model_path": str(tmp_path / "none")}, "model_path", "no folder"),
+            ("disk", {}, "model_path", ""),
+            ("tensor", {"serialized_named_tensors": ["aaaa"]}, "load_format", "pickled"),
+            (
+                "tensor",
+                {"serialized_named_tensors": [bad], "load_format": "safetensors"},
+                "serialized_named_tensors",
+                name,
+            ),
+            (
+                "tensor",
+                {"serialized_named_tensors": ["/etc/passwd"], "load_format": "shm"},
+                "serialized_named_tensors",
+                "not in /dev/shm",
+            ),
+            (
+                "distributed",
+                {"names": ["a"], "dtypes": ["bfloat16"], "shapes": []},
+                "names",
+                "of equal length",
+            ),
+        ):
+            said = await post(cluster, f"/update_weights_from_{path}", **fields)
+            assert said["status"] == 400, said
+            assert said["error"]["param"] == param, said
+            assert text in said["error"]["message"], said
+        load = Load(cluster)
+        await asyncio.sleep(0.3)
+        await load.stop()
+        assert not load.failed
+        assert load.judge(expected) == {"default"}
+
+
+async def test_tensors_of_a_body_and_what_was_stored(config: EngineConfig, new: Path, tmp_path: Path) -> None:
+    """A part of the tensors, twice, makes the whole."""
+    fresh = await alone(EngineConfig(**{**vars(config), "model": str(new)}), tmp_path, "2")
+    stored = load_file(new / "model.safetensors")
+    names = sorted(stored)
+    async with real_cluster(config, tmp_path, SPLIT) as cluster:
+        for part in (names[: len(names) // 2], names[len(names) // 2 :]):
+            file = base64.b64encode(save({name: stored[name] for name in part})).decode()
+            fields = {"serialized_named_tensors": [file], "load_format": "safetensors"}
+            said = await post(cluster, "/update_weights_from_tensor", **fields)
+            assert said["success"], said
+        load = Load(cluster)
+        await asyncio.sleep(0.3)
+        await load.stop()
+        assert load.judge(fresh) == {"2"}
+        read = (
+            await cluster.http.post("/get_weights_by_name", json={"name": names[0], "truncate_size": 7})
+        ).json()
+        assert read == stored[names[0]].flatten()[:7].tolist()
+        missing = await cluster.http.post("/get_weights_by_name", json={"name": "nothing"})
+        assert missing.status_code == 404
