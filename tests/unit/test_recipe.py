@@ -236,8 +236,12 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
     assert told["found"] == told["every"]
     routed = {"_choose", "_count", "_place", "product_kernel", "_combine", "_products", "_back"}
     routed |= {"_by_depth", "_sweep"}  # of prompts with many rows per expert, and of a short k
-    routed.add("_route_rows")  # of few rows
+    routed |= {"_route_rows", "_judge", "_linear"}  # of few rows, and of one
     expected = PLAIN | routed if family == "qwen3_moe" else PLAIN
+    if family != "llama":  # heads have norms
+        expected = expected - {"_qkv_rope"}
+    if family == "gemma3":  # windows have pools of their own
+        expected = expected | {"_place_rounds", "_place_chunks"}
     assert {name for name, _ in told["found"]} == expected
     windows = {"window=40" in key for name, key in told["found"] if name in ("_attend", "_attend_chunks")}
     assert windows == ({True, False} if family == "gemma3" else {False})
@@ -292,6 +296,7 @@ def test_a_model_that_transformers_computes_has_the_kernels_of_its_attention(
         "_norm",
         "_act_mul",
         "qkv_rope_kernel",
+        "_qkv_rope",
         "linear_kernel",
         "gated_kernel",
     }
