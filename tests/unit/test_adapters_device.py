@@ -17,7 +17,9 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.page_names import salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.engine.loading import follower
 from tests.unit import tensor_core
+from tests.unit.device_ranks_rig import interpreted_follower
 from tests.unit.test_device_engine import SIZES, write_head
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
@@ -32,7 +34,7 @@ CHAIN = SpeculationConfig(steps=2, draft_tokens=3)
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = tmp_path_factory.mktemp("models")
-    target = write_tiny_llama(folder / "target", tied=False, **SIZES)
+    target = write_tiny_llama(folder / "target", tied=False, **SIZES | {"kv_heads": 2, "vocab": 32})
     for seed in range(2):
         modules = ("q_proj", "v_proj", "down_proj") if seed else ()
         write_adapter(folder / f"a{seed}", target, rank=12 * (1 + seed), seed=seed, modules=modules)
@@ -94,3 +96,11 @@ def test_drafts_change_no_token_of_an_adapter(plain: EngineConfig) -> None:
     head = str(Path(plain.pool_dir) / "head")
     drafted = _on_device(plain, draft=head, speculation=CHAIN)
     assert _answers(drafted) == _answers(plain)
+
+
+@pytest.mark.timeout(400)
+def test_two_ranks_share_an_adapter(plain: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the rows of its heads and its part of the inner columns, of both factors."""
+    monkeypatch.setattr(follower, "main", interpreted_follower)
+    shared = _on_device(plain, tensor_parallel_size=2, transfer="none")
+    assert _answers(shared) == _answers(plain)

@@ -32,6 +32,13 @@ class HandMemory:
     slots: int
     inside: dict[int, str] = field(default_factory=dict)
     done: bool = True
+    forgotten: list[str] = field(default_factory=list)
+
+    def announce(self, folder: Path) -> None:
+        """One rank."""
+
+    def forget(self, adapter: Any) -> None:
+        self.forgotten.append(adapter.id)
 
     def read(self, folder: Path) -> Stored:
         if folder.name == "wrong":
@@ -148,6 +155,7 @@ def test_an_adapter_is_unloaded_once_nobody_needs_it() -> None:
     requests.clear()
     world.poll()
     assert world.table.on_device == [] and world.table.counts(0).host_bytes == 100
+    assert world.memory.forgotten == ["a"]
     world.table.check("b")
     world.table.check("")
     assert world.load("a").failure is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -122,11 +123,12 @@ class AdapterSite:
 class PackedAdapter:
     """An adapter as the products of one rank read it, in the host's memory. `numbers` [words]: the factors of
     all sites, as `AdapterSite.write` has them. `places` int64 [sites, 2]: where those of a site begin, and
-    their rank.
+    their rank. `folder`: where it was read.
     """
 
     id: str
     rank: int
+    folder: Path
     numbers: torch.Tensor
     places: torch.Tensor
 
@@ -152,8 +154,8 @@ class AdapterSites:
         """The most numbers of an adapter of that rank."""
         return sum(site.words(self.filled(rank)) for site in self.sites)
 
-    def packed(self, adapter: PeftAdapter, *, pinned: bool = False) -> PackedAdapter:
-        """`pinned`: in memory from which a GPU copies by itself.
+    def packed(self, adapter: PeftAdapter, folder: Path, *, pinned: bool = False) -> PackedAdapter:
+        """`folder`: where it was read. `pinned`: in memory from which a GPU copies by itself.
 
         Raises InvalidRequest for an update of what is updated nowhere, or of another shape.
         """
@@ -170,7 +172,7 @@ class AdapterSites:
             first += count
         if not torch.stack(torch.aminmax(numbers)).isfinite().all():
             raise InvalidRequest(f"its numbers are too large for {dtype}", param=LORA_PATH)
-        return PackedAdapter(adapter.id, adapter.rank, numbers, torch.tensor(places))
+        return PackedAdapter(adapter.id, adapter.rank, folder, numbers, torch.tensor(places))
 
     def _check(self, adapter: PeftAdapter) -> None:
         for name, update in adapter.updates.items():

@@ -45,13 +45,21 @@ class StoredAdapter(Protocol):
 class AdapterMemory(Protocol):
     """The slots of a device, numbered from 1 on: 0 is that of rows without an adapter."""
 
-    slots: int
+    @property
+    def slots(self) -> int:
+        """The number of them."""
+
+    def announce(self, folder: Path) -> None:
+        """A thread is going to `read` this folder: other ranks do so too."""
 
     def read(self, folder: Path) -> StoredAdapter:
         """The adapter in a folder, in the host's memory; called by a thread of its own.
 
         Raises an EyasError for what cannot be served.
         """
+
+    def forget(self, adapter: Any) -> None:
+        """An adapter, as `read` gave it, is not needed any more."""
 
     def fill(self, slot: int, adapter: Any) -> Callable[[], bool]:
         """Begins to copy an adapter, as `read` gave it, into a slot, behind the steps that were launched.
@@ -100,7 +108,9 @@ class AdapterTable:
 
     def load(self, command: LoadAdapter) -> None:
         """Begins to read a folder; one `AdapterLoaded` follows, by `poll`."""
-        self._reading.append((command, self._reader.submit(self.memory.read, Path(command.path))))
+        folder = Path(command.path)
+        self.memory.announce(folder)
+        self._reading.append((command, self._reader.submit(self.memory.read, folder)))
 
     def unload(self, command: UnloadAdapter) -> AdapterUnloaded:
         """Refuses new requests for it from now on, and frees it once there are no others."""
@@ -114,7 +124,9 @@ class AdapterTable:
             self._look(adapter)
         for name in [name for name, each in self._adapters.items() if each.leaving and not each.users]:
             if not self.has_requests(name):
-                self._vacate(self._adapters.pop(name))
+                adapter = self._adapters.pop(name)
+                self._vacate(adapter)
+                self.memory.forget(adapter.stored)
         read = [(command, future) for command, future in self._reading if future.done()]
         self._reading = [pair for pair in self._reading if pair not in read]
         return [self._loaded(command, future) for command, future in read]

@@ -7,6 +7,7 @@ in its slot; those that are launched meanwhile go on with the other slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from eyas.engine.kernels.products.updates import SiteNumbers
 
 
 class DeviceAdapters:
-    """An `AdapterMemory` for these matrices of a model on `device`."""
+    """The slots for these matrices of a model on `device`: a rank's share of an `AdapterMemory`."""
 
     def __init__(
         self, config: ModelConfig, matrices: Sequence[AdaptedProjection], slots: int, rank: int, device: str
@@ -45,7 +46,7 @@ class DeviceAdapters:
     def read(self, folder: Path) -> PackedAdapter:
         """The adapter in a folder, in pinned memory."""
         adapter = read_adapter(folder, self._config, self._rank)
-        return self._sites.packed(adapter, pinned=self._stream is not None)
+        return self._sites.packed(adapter, folder, pinned=self._stream is not None)
 
     @torch.inference_mode()
     def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
@@ -65,3 +66,27 @@ class DeviceAdapters:
             self._places[slot].copy_(places, non_blocking=True)
             event.record()
         return lambda: bool(event.query()) and places is not None  # which stays as long as it is read
+
+
+class FollowerAdapters:
+    """What a rank above 0 has of adapters: it reads what rank 0 reads, at about the same time."""
+
+    def __init__(self, own: DeviceAdapters) -> None:
+        self._own = own
+        self._reader = ThreadPoolExecutor(1, "adapters")
+        self._read: dict[Path, Future[PackedAdapter]] = {}
+
+    def announce(self, folder: Path) -> None:
+        """Begins to read a folder."""
+        self._read[folder] = self._reader.submit(self._own.read, folder)
+
+    def fill(self, slot: int, folder: Path, name: str) -> None:
+        """Begins to fill a slot with what was read there. Raises RuntimeError if that is not `name`."""
+        adapter = self._read[folder].result()
+        if adapter.id != name:
+            raise RuntimeError(f"{folder} has changed: it holds the adapter {adapter.id}, not {name}")
+        self._own.fill(slot, adapter)
+
+    def forget(self, folder: Path) -> None:
+        """What was read there is not needed any more."""
+        self._read.pop(folder, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,9 @@ JOIN = "join"
 CATCH_UP = "catch_up"
 COPY_PAGE = "copy_page"
 COPY_STATE = "copy_state"
+READ_ADAPTER = "read_adapter"
+FILL_ADAPTER = "fill_adapter"
+FORGET_ADAPTER = "forget_adapter"
 
 
 def begin(step: StepInput) -> RankCall:
@@ -120,6 +124,32 @@ def copy_page(source: int, target: int) -> RankCall:
 def copy_state(source: int, target: int) -> RankCall:
     """Slot `source` of states is copied to slot `target`."""
     return RankCall(COPY_STATE, (source, target))
+
+
+def read_adapter(folder: Path) -> RankCall:
+    """The folder of an adapter is read."""
+    return RankCall(READ_ADAPTER, (), str(folder).encode())
+
+
+def fill_adapter(slot: int, folder: Path, name: str) -> RankCall:
+    """What was read there, the adapter of this id, is copied into a slot."""
+    return RankCall(FILL_ADAPTER, (slot,), f"{name} {folder}".encode())
+
+
+def filled_of(call: RankCall) -> tuple[int, Path, str]:
+    """Decodes what `fill_adapter` encoded: the slot, the folder and the id."""
+    name, _, folder = call.data.decode().partition(" ")
+    return call.numbers[0], Path(folder), name
+
+
+def forget_adapter(folder: Path) -> RankCall:
+    """What was read there is not needed any more."""
+    return RankCall(FORGET_ADAPTER, (), str(folder).encode())
+
+
+def folder_of(call: RankCall) -> Path:
+    """Decodes the folder of a call that has nothing else."""
+    return Path(call.data.decode())
 
 
 def _flat(spans: SequenceOf[QuerySpan]) -> np.ndarray:

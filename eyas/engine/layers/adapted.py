@@ -93,9 +93,15 @@ class PlainAdapters:
         self._config, self._matrices, self._rank = config, matrices, rank
         self._sites = AdapterSites([matrix.site for matrix in matrices])
 
+    def announce(self, folder: Path) -> None:
+        """Does nothing: there is one rank."""
+
+    def forget(self, adapter: PackedAdapter) -> None:
+        """Does nothing: whoever has it drops it."""
+
     def read(self, folder: Path) -> PackedAdapter:
         """The adapter in a folder."""
-        return self._sites.packed(read_adapter(folder, self._config, self._rank))
+        return self._sites.packed(read_adapter(folder, self._config, self._rank), folder)
 
     def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
         """Fills a slot at once: no step is in flight."""

@@ -145,7 +145,7 @@ class DeviceCore:
     slowest_step_s: float
     weights: MovableMemory | None
     model: DecoderModel[ForwardRows]
-    adapters: DeviceAdapters | None
+    adapters: StepExecutor | None  # the slots' memory, on all ranks; None: there are none
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def build_device(
     if adaptive is not None and depths is not None and loaded.config.device != "cpu":
         with start.phases("depths"):
             measure_depths(runner, depths, adaptive, loaded.config)
-    memory = state.weights, state.model, state.adapters
+    memory = state.weights, state.model, executor if executor.slots else None
     core = DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s, *memory)
     return loaded, core
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from eyas.engine.device import calls
+from eyas.engine.device.adapters import FollowerAdapters
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.step import StepInput
 from eyas.engine.loading.device_build import build_rank
@@ -36,6 +37,8 @@ class FollowerRank:
     def __init__(self, executor: StepExecutor) -> None:
         self._executor = executor
         self._step: StepInput | None = None
+        own = executor.state.adapters
+        self._adapters = None if own is None else FollowerAdapters(own)
         self.calls = {
             calls.BEGIN: self._begin,
             calls.SCORE: self._score,
@@ -46,6 +49,9 @@ class FollowerRank:
             calls.CATCH_UP: self._catch_up,
             calls.COPY_PAGE: self._copy_page,
             calls.COPY_STATE: self._copy_state,
+            calls.READ_ADAPTER: self._read_adapter,
+            calls.FILL_ADAPTER: self._fill_adapter,
+            calls.FORGET_ADAPTER: self._forget_adapter,
         }
 
     def _begin(self, call: RankCall) -> None:
@@ -76,3 +82,15 @@ class FollowerRank:
 
     def _copy_state(self, call: RankCall) -> None:
         self._executor.copy_state(*call.numbers)
+
+    def _read_adapter(self, call: RankCall) -> None:
+        assert self._adapters is not None
+        self._adapters.announce(calls.folder_of(call))
+
+    def _fill_adapter(self, call: RankCall) -> None:
+        assert self._adapters is not None
+        self._adapters.fill(*calls.filled_of(call))
+
+    def _forget_adapter(self, call: RankCall) -> None:
+        assert self._adapters is not None
+        self._adapters.forget(calls.folder_of(call))
