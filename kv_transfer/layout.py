@@ -21,7 +21,7 @@ from eyas.common.wire.pool import PoolGeometry, PoolInfo
 
 PROTOCOL = 7  # raised whenever pages, handles or the rules of a lease change their meaning
 
-WINDOW_BYTES = 32 << 20
+WINDOW_BYTES = 64 << 20
 """The bytes of a window of staged pages: enough that a step between two windows does not show."""
 
 

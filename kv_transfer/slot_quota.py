@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable
 
 PART = 3
-"""Of eight windows of slots one peer has six at most, and two have three each."""
+"""Of six windows of slots one peer has four at most, and two have five together."""
 
 
 class SlotQuota:

@@ -19,7 +19,7 @@ from kv_transfer.copy_threads import Then
 from kv_transfer.layout import slots_for
 from kv_transfer.peers import PeerRoute
 
-AT_ONCE = 6
+AT_ONCE = 4
 """More than the three places: a window's messages take longer than its bytes. Those that have crossed, and
 wait for their owner's word alone, do not count."""
 

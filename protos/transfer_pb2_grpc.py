@@ -92,7 +92,7 @@ class TransferServiceServicer:
     def Fetch(self, request, context):
         """The bytes of pages, one after the other, in chunks of 1 MiB. Only pages of a handle whose Watch is open; and
         like all that is read, they count only if Release says so. The proof page alone needs no handle (id 0); it may
-        be named as often as fits into 32 MiB, for measurements.
+        be named as often as fits into 512 MiB, for measurements.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,7 +100,7 @@ class TransferServiceServicer:
 
     def Stage(self, request_iterator, context):
         """For pullers whose backend reads the owner's staging itself, where the pool is a device's. First the pages, as for
-        Fetch and 32 MiB of them at most; the answer names the slots that hold copies. When the puller has read these it says
+        Fetch and 64 MiB of them at most; the answer names the slots that hold copies. When the puller has read these it says
         so, within 20 s, and is told that they were held: only then may its bytes count. Then it may name the next pages,
         within 2 s. However the call ends, the slots go back.
         """

@@ -33,7 +33,7 @@ from eyas.common.wire.clients import InfoClient
 
 MODEL = Path("/tmp/eyas-links")
 SHAPE = ModelShape(1024, 2048, layers=32, heads=8, kv_heads=8, vocab=4096, context=4096)
-PAGES = "1024"
+PAGES = "4096"
 PORT = 23400  # of the owner; the pullers' follow
 START_S, PROBE_S = 85.0, 12.0
 PROBES = 3  # per way; the first sets it up

@@ -34,6 +34,7 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.rank_pools import FollowerPool
 from eyas.engine.kv.slots import SlotAllocator
 from eyas.engine.kv.staging import PageStaging, StagingInlet
+from eyas.engine.loading.travel import STAGED_BYTES
 from kv_transfer.area import DeviceArea
 from kv_transfer.backends.base import BackendSite, CopyJob
 from kv_transfer.backends.table import backend
@@ -43,7 +44,6 @@ from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import RankPools, window_pages
 from kv_transfer.peers import PeerRoute
 
-STAGED_BYTES = 256 << 20
 PAIRS = ((1, 1), (2, 1), (1, 2))
 WAIT_S = 60.0
 LOOK_S = 2e-5

@@ -35,14 +35,15 @@ from kv_transfer.copier import PageCopier
 from kv_transfer.copy_threads import CopyBell, Ring
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.host_files import new_path
-from kv_transfer.layout import RankPools, window_pages
+from kv_transfer.layout import WINDOW_BYTES, RankPools, window_pages
 from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.nics import RdmaCard
 from kv_transfer.peers import KvPeers, PeerRoutes
 from kv_transfer.windows import AT_ONCE
 
-STAGED_BYTES = 256 << 20
-"""For pages on their way out of a pool, and as much for pages on their way in: host memory is page-locked."""
+STAGED_BYTES = 6 * WINDOW_BYTES
+"""For pages on their way out of a pool, and as much for pages on their way in: host memory is page-locked.
+One peer gets four windows of these six."""
 
 _log = logging.getLogger("eyas.engine")
 
