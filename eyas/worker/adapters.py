@@ -21,7 +21,6 @@ from eyas.common.errors import (
     DeadlineExceeded,
     EyasError,
     Forbidden,
-    InvalidRequest,
     NotFound,
 )
 from eyas.common.types import Adapter, AdapterRoster
@@ -40,10 +39,8 @@ class WorkerAdapters(AdapterHost):
     `roster`: what requests may have. `fail` ends what runs.
     """
 
-    def __init__(self, engine: EngineClient, config: AdapterConfig, slots: int) -> None:
-        """`slots`: of the device."""
+    def __init__(self, engine: EngineClient, config: AdapterConfig) -> None:
         self._engine = engine
-        self._slots = slots
         self._config = config
         self.roster = AdapterRoster()
         self._loaded: dict[str, Adapter] = {}  # by id, listed or not
@@ -108,13 +105,7 @@ class WorkerAdapters(AdapterHost):
             await self._load(msgspec.structs.replace(adapter, path=known.path))
 
     async def _load(self, adapter: Adapter) -> Adapter:
-        """Has the engine read the folder. Raises what is wrong with it, and InvalidRequest if it would be
-        pinned to the last slot that others could have.
-        """
-        pinned_ids = {one.id for one in self.roster.adapters if one.pinned and one.name != adapter.name}
-        if adapter.pinned and len(pinned_ids) + 2 > self._slots:
-            others = f"{len(pinned_ids)} of {self._slots} slots (--max-loras) have pinned adapters"
-            raise InvalidRequest(f"pinned: {others}, and one must stay for others", param="pinned")
+        """Has the engine read the folder. Raises what is wrong with it."""
         name, path, id, pinned = adapter.name, adapter.path, adapter.id, adapter.pinned
         answer = await self._ask(lambda call: LoadAdapter(call, path, name, id, pinned))
         assert isinstance(answer, AdapterLoaded)

@@ -83,7 +83,7 @@ class WorkerFront:
         self._drafts = drafts.DraftStreams(self._engine, dial)
         self._adapters: WorkerAdapters | None = None
         if config.engine.max_loras and not config.engine.only_drafts:
-            self._adapters = WorkerAdapters(self._engine, config.adapters, config.engine.max_loras)
+            self._adapters = WorkerAdapters(self._engine, config.adapters)
         self._beginning: asyncio.Task[None] | None = None  # the adapters of the start are loaded
         figures, self._registry = CollectorRegistry(), CollectorRegistry()
         self._metrics = WorkerMetrics(figures)

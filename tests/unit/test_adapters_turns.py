@@ -128,6 +128,19 @@ def test_a_busy_adapter_takes_no_more_once_another_waits() -> None:
     assert newer.adapter_slot and world.table.on_device == ["a"]
 
 
+def test_an_adapter_that_was_to_make_room_goes_on_if_another_did() -> None:
+    """Else those that came for it meanwhile would wait for ever: nobody is left to take its slot."""
+    world = World(2, "a", "b", "c")
+    running = [world.entered(name) for name in ("a", "b")]
+    other = world.sequence("c")
+    assert not world.turns.enter(other) and world.poll() == []
+    newer = world.sequence("a")
+    assert not world.turns.enter(newer)  # it is to make room
+    world.turns.leave(running[1])
+    assert world.poll() == [other] and world.poll() == [newer] and sorted(world.table.on_device) == ["a", "c"]
+    assert world.turns.enter(world.sequence("a"))
+
+
 def test_pinned_adapters_stay() -> None:
     world = World(2, "a", "b", "c", pinned=("a",))
     world.turns.leave(world.entered("a"))

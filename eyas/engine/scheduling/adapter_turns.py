@@ -58,8 +58,8 @@ class AdapterTurns:
                 self.let_in(seq)  # at once: the slot of an adapter that nobody is in may be taken
                 ready.append(seq)
         self._waiting = [seq for seq in self._waiting if seq not in self._inside]
-        if not self._waiting:
-            self._closing = ""
+        if all(seq.adapter == self._closing for seq in self._waiting):
+            self._closing = ""  # nobody waits for its slot: another's came free, or who waited has left
         return ready
 
     def _is_seated(self, seq: Sequence) -> bool:
