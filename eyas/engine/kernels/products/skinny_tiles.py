@@ -10,6 +10,7 @@ _SHARED_BYTES = 200 * 1024  # of an SM's 227 KiB, the rest for converting layout
 MOST_STRETCHES = 4
 """Of k in exact products: more than `_rule` splits it into, there are none."""
 
+_SMALL_BYTES = 24 << 20  # of a weight that L2 has room for beside what runs
 _NARROWEST = 16  # the side of the smallest matrix instruction
 MOST_SHARES = 32768
 """Columns times split of any product whose k is split: with 128 rows, 16 MiB of partial results."""
@@ -156,7 +157,8 @@ def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) 
 
     Where `tile_for` would leave both stretches to one program, that program takes them side by side, if there
     are few rows; with more, two programs are faster. All stretches of a tile as narrow as a router's are over
-    before programs could tell each other of theirs; L2 is asked for all of its weights before.
+    before programs could tell each other of theirs. Beside few rows L2 is asked for all of a small weight
+    before: a state's heads, or a norm, take as long as reading it.
     """
     tile = table.get((shape.kind, shape.rows, shape.n, shape.k)) or _rule(shape)
     stretches = stretches_of(shape)
@@ -164,7 +166,7 @@ def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) 
     steps, rest = divmod(shape.k, stretches * tile.depth)
     if stretches > 1 and shape.kind == "linear" and tile.columns == _NARROWEST == shape.rows and not rest:
         stages = min(tile.stages, steps)
-        tile = replace(tile, folds=stretches, split=1, stages=stages, ahead=shape.k)
+        tile = replace(tile, folds=stretches, split=1, stages=stages)
     elif side_by_side and shape.rows > _NARROWEST:
         tile = replace(_rule(shape), split=stretches)
     elif side_by_side:
@@ -172,6 +174,8 @@ def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) 
         tile = replace(tile, folds=2, depth=max(tile.depth // 2, _NARROWEST))
     else:
         tile = replace(tile, split=stretches)
+    if shape.rows == _NARROWEST and shape.kind == "linear" and shape.n * shape.k * itemsize <= _SMALL_BYTES:
+        tile = replace(tile, ahead=shape.k)
     return _fitted(tile, shape, itemsize)
 
 
