@@ -17,6 +17,7 @@ import msgspec
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import FinishCause, GenerationRequest, KvHandle, Role, TokenEntry
+from eyas.common.weights import WeightsAnswer, WeightsCall, WeightsCommand, WeightsReply
 from eyas.common.wire.control import ControlCommand
 from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter
 from eyas.engine.ipc.messages import (
@@ -121,6 +122,7 @@ class Worker:
         self.load: EngineLoad | None = None
         self._answers: queue.SimpleQueue[EngineControlled] = queue.SimpleQueue()
         self._calls = itertools.count(1)
+        self.changed: dict[int, queue.SimpleQueue[WeightsReply]] = {}
         self.pulls: dict[int, tuple[KvHandle, int]] = {}
         with unwarmed():
             self.engine = build_engine(config, self.link)
@@ -138,6 +140,21 @@ class Worker:
         answer = self._answers.get(timeout=within_s)
         assert answer.call == call
         return answer
+
+    def begin_change(self, command: WeightsCommand) -> int:
+        """Sends a command about weights; the number by which `change_ended` waits for its answer."""
+        call = next(self._calls)
+        self.changed[call] = queue.SimpleQueue()
+        self.send(WeightsCall(call, command))
+        return call
+
+    def change_ended(self, call: int, within_s: float = 60.0) -> WeightsReply:
+        """The answer."""
+        return self.changed[call].get(timeout=within_s)
+
+    def change(self, command: WeightsCommand, within_s: float = 60.0) -> WeightsReply:
+        """Both."""
+        return self.change_ended(self.begin_change(command), within_s)
 
     def answer(self, event: EngineControlled) -> None:
         """What the engine answers."""
@@ -209,6 +226,8 @@ class Loopback:
                 worker.ready = event
             case EngineLoad():
                 worker.load = event
+            case WeightsAnswer(call, reply):
+                worker.changed[call].put(reply)
             case EngineControlled():
                 worker.answer(event)
             case StepReply(entries):

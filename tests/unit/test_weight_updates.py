@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from loopback import Loopback, Result, Worker, split_configs, wait_all
+from loopback import Loopback, Result, split_configs, wait_all
 from safetensors.torch import load_file, save, save_file
 from tiny import write_tiny_llama, write_tiny_pair
 
@@ -32,12 +31,9 @@ from eyas.common.weights import (
     Running,
     SharedSource,
     Source,
-    WeightsAnswer,
-    WeightsCall,
     WeightsCommand,
     WeightsReply,
 )
-from eyas.engine.ipc.messages import Event
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,28 +44,11 @@ ANSWER_S = 30.0
 class Cluster(Loopback):
     """Engines that are told of weights, and answer."""
 
-    def __init__(self, *configs: EngineConfig) -> None:
-        self._calls_of_weights = itertools.count(1)
-        self._answers: dict[int, queue.SimpleQueue[WeightsReply]] = {}
-        super().__init__(*configs)
-
-    def _handle(self, worker: Worker, event: Event) -> None:
-        if isinstance(event, WeightsAnswer):
-            self._answers[event.call].put(event.reply)
-            return
-        super()._handle(worker, event)
-
     def begin(self, worker: str, command: WeightsCommand) -> int:
-        call = next(self._calls_of_weights)
-        self._answers[call] = queue.SimpleQueue()
-        self.workers[worker].send(WeightsCall(call, command))
-        return call
-
-    def answer(self, call: int) -> WeightsReply:
-        return self._answers[call].get(timeout=ANSWER_S)
+        return self.workers[worker].begin_change(command)
 
     def tell(self, worker: str, command: WeightsCommand) -> WeightsReply:
-        return self.answer(self.begin(worker, command))
+        return self.workers[worker].change(command, ANSWER_S)
 
     def targets(self) -> list[str]:
         return [name for name, worker in self.workers.items() if name != "draft"]
@@ -261,7 +240,7 @@ def test_what_runs_is_waited_for_or_ends(
     refused = cluster.submit(models.requests()[0], split=False)
     assert refused.done.wait(ANSWER_S)
     assert "about to get new weights" in (refused.failure or "")
-    assert cluster.answer(closing).failure is None
+    assert cluster.workers["unified"].change_ended(closing).failure is None
     wait_all([running], 1.0)
     deadline: Result = _until_open(models, cluster)
     assert deadline.failure is None, "it opened again"
