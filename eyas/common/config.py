@@ -25,6 +25,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NANO = ASSETS / "nano"
 NANO_HEAD = ASSETS / "nano-eagle3"
 NANO_EAGLE, NANO_MTP = ASSETS / "nano-eagle", ASSETS / "nano-mtp"  # its other heads
+NANO_PEAGLE, NANO_DFLASH = ASSETS / "nano-peagle", ASSETS / "nano-dflash"  # which draft in one pass
 SHARED_MEMORY = "/dev/shm"  # can be written to where a container's root cannot
 
 MOST_STEPS, MOST_TOPK, MOST_NODES = 32, 32, 256  # per round: steps, rows per step, nodes verified

@@ -13,7 +13,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from eyas.common.config import NANO_EAGLE, NANO_HEAD, NANO_MTP, EngineConfig, SpeculationConfig
+from eyas.common.config import (
+    NANO_DFLASH,
+    NANO_EAGLE,
+    NANO_HEAD,
+    NANO_MTP,
+    NANO_PEAGLE,
+    EngineConfig,
+    SpeculationConfig,
+)
 from tests.e2e.lossless import TOGETHER, Variant, main
 from tests.e2e.lossless_ways import InProcess
 from tests.unit.loopback import split_configs
@@ -26,10 +34,17 @@ SHAPES = {
     "tree 60": SpeculationConfig(7, 8, 60),
 }
 HEADS = {"EAGLE-2": NANO_EAGLE, "EAGLE-3": NANO_HEAD, "MTP": NANO_MTP}
+BLOCKS = {"P-EAGLE": (NANO_PEAGLE, 10), "DFlash": (NANO_DFLASH, 15)}
+"""Heads that draft in one pass, and the drafts of their blocks."""
 
 
 def matrix() -> Iterator[Variant]:
-    """All of it: 48 variants."""
+    """All of it: 64 variants."""
+    for kind, (head, most) in BLOCKS.items():
+        for steps in (3, 7, most):
+            yield from _layouts(f"{kind}, chain {steps}", _engine(SpeculationConfig(steps), str(head)))
+        beside = _engine(SpeculationConfig(most, ngram=True), str(head))
+        yield from _layouts(f"{kind} beside n-grams, chain {most}", beside)
     for shape, spec in SHAPES.items():
         for kind, head in HEADS.items():
             yield from _layouts(f"{kind}, {shape}", _engine(spec, str(head)))

@@ -1,6 +1,6 @@
 """What a head gains by its own acceptance, on one GPU: tokens per second with and without it.
 
-    python -m tests.gpu.real_head --target DIR --draft DIR --prompts FILE --out FILE [--batches 1 8 32]
+    python -m tests.gpu.real_head --target DIR --draft DIR --prompts FILE --out FILE [--chains 3 5]
 
 Plain decoding and chains answer the same questions, greedily and at temperature 1; nothing is synthetic. An
 engine always has as many requests as a batch says, and what is timed are its steps. A line per way,
@@ -27,7 +27,6 @@ from eyas.train.answers import engine_of
 from eyas.train.conversations import ChatTokenizer, read_lines
 from tests.gpu.steady import going_on
 
-CHAINS = (3, 5)
 TEMPERATURES = (0.0, 1.0)
 CONTEXT = 1024
 
@@ -94,6 +93,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--chains", type=int, nargs="+", default=[3, 5], help="drafts of a round (3 5)")
     parser.add_argument("--longest", type=int, default=192, help="tokens of an answer (192)")
     parser.add_argument("--each", type=int, default=4, help="questions per place in a batch (4)")
     given = parser.parse_args()
@@ -101,7 +101,7 @@ def main() -> int:
     asked = [ids for line in read_lines(given.prompts, "prompts") if (ids := speech.question(line))]
     questions = [EnginePrompt(i, ids, given.longest) for i, ids in enumerate(asked)]
     plan = Plan(given.device, given.target, given.draft, questions, given.batches, given.each)
-    for steps in (0, *CHAINS):
+    for steps in (0, *given.chains):
         with going_on(f"chain {steps}" if steps else "plain"):
             for line in measured(plan, steps):
                 append_line(given.out, line)

@@ -28,10 +28,10 @@ HEADS = {
     "eagle": ["--unroll", "1"],
     "mtp": ["--unroll", "4"],
     "eagle3": ["--unroll", "7", "--draft-vocab", "2048"],
-    "peagle": ["--unroll", "6", "--draft-vocab", "2048"],
-    "dflash": ["--unroll", "7"],
+    "peagle": ["--unroll", "10", "--draft-vocab", "2048"],
+    "dflash": ["--unroll", "15"],
 }
-CHAINS = ("peagle", "dflash")  # kinds that draft no trees
+CHAINS = {"peagle": ("5", "10"), "dflash": ("7", "15")}  # of kinds that draft no trees
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ class Stages:
         words = ["--target", target, "--draft", self.out / kind, "--device", self.device]
         fresh = self._dialogues("fresh.jsonl", FRESH, QUESTIONS)
         out = self.out / f"{kind}-speed.jsonl"
-        self._run("tests.gpu.real_head", *words, "--prompts", fresh, "--out", out, *self.scale.speed)
+        words += ["--prompts", fresh, "--out", out, "--chains", *CHAINS.get(kind, ("3", "5", "7"))]
+        self._run("tests.gpu.real_head", *words, *self.scale.speed)
 
     def _run(self, module: str, *words: object) -> None:
         """One command, until the time is over; the others follow whatever comes of it."""
