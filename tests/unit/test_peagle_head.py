@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -26,6 +28,7 @@ from tests.unit.test_device_engine import PROMPT, SIZES, answers, on_device, rou
 from tests.unit.test_engine import _assert_nothing_held, _plain, _requests, _run, patient
 from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_peagle import DEPTHS, MASK, write_tiny_peagle
+from tests.unit.wandering import wander
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -157,25 +160,30 @@ def test_what_does_not_fit_is_refused_by_name(target: Path, tmp_path: Path) -> N
     assert read_head(edit(head, parallel_drafting=True), known, "dummy").algorithm == "peagle"
 
 
-@pytest.mark.slow
-def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path) -> None:
-    """Tokens, and where the rounds end."""
-    small = write_tiny_llama(tmp_path / "target", tied=False, **SIZES)
-    head = write_tiny_eagle3(tmp_path / "head", small)
+def small_config(folder: Path) -> EngineConfig:
+    """A target and a head of one layer that fit an interpreted device."""
+    small = write_tiny_llama(folder / "target", tied=False, **SIZES)
+    head = write_tiny_eagle3(folder / "head", small)
     own = {"mask_hidden": torch.randn(1, 192, generator=torch.Generator().manual_seed(1))}
     captured = {"eagle_aux_hidden_state_layer_ids": [0, 0, 1]}
     edit(head, dict(own), ptd_token_id=3, num_depths=3, eagle_config=captured)
-    plain = EngineConfig(
+    return EngineConfig(
         model=str(small),
         draft=str(head),
         num_pages=32,
         chunk_tokens=16,
         max_running=4,
         context_length=128,
-        pool_dir=str(tmp_path),
+        pool_dir=str(folder),
         worker="unified",
         speculation=SpeculationConfig(3, draft_tokens=4),
     )
+
+
+@pytest.mark.slow
+def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path) -> None:
+    """Tokens, and where the rounds end: by one pass beside rounds alone, by two beside prompts."""
+    plain = small_config(tmp_path)
     asked = [
         GenerationRequest(str(i), PROMPT[: 20 - 9 * i], params) for i, params in enumerate((GREEDY, WARM))
     ]
@@ -183,3 +191,16 @@ def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path) -> None:
     assert tokens(found) == tokens(expected)
     assert [rounds(result) for result in found] == [rounds(result) for result in expected]
     assert any(entry.accepted for result in found for entry in result.entries)
+
+
+@pytest.mark.slow
+def test_a_device_changes_no_token_at_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of every depth follow each other, plain ones too, whose rows wait for the head."""
+    plain = small_config(tmp_path)
+    params = msgspec.structs.replace(WARM, max_tokens=14)
+    asked = [GenerationRequest("two chunks", PROMPT[:20], params)]
+    expected, _ = answers(plain, asked)
+    wander(monkeypatch)
+    spec = replace(plain.speculation, adaptive=True)
+    found, _ = answers(on_device(replace(plain, speculation=spec)), asked)
+    assert tokens(found) == tokens(expected)
