@@ -15,6 +15,8 @@ from torch import Tensor
 
 from eyas.train.heads.base import ChainHead, DraftHead, TrainingBatch
 
+ALIGNED, LONG = 16, 128  # pairs
+
 Made = tuple[Tensor, Tensor]
 """The keys and values of a step in one layer, [batch, heads, rows, dim] each."""
 
@@ -41,8 +43,11 @@ class UnrollBatch:
     possible: Tensor | None = None
 
     def rows(self, unroll: int) -> int:
-        """Pairs per row whose steps all have a token to predict."""
-        return self.learnt.shape[1] - unroll - 1
+        """Pairs per row whose steps all have a token to predict; of long rows a multiple of 16, which a GPU's
+        masks are aligned to.
+        """
+        rows = self.learnt.shape[1] - unroll - 1
+        return rows if rows < LONG else rows - rows % ALIGNED
 
     def counted(self, step: int, rows: int) -> Tensor:
         """Bool [B, rows]: pairs whose token of this step is to be predicted, in the text that they are of."""

@@ -109,7 +109,8 @@ def test_gather_path_with_a_block_behind() -> None:
         case = random_case(seed, WIDTH)
         verdicts, paths, _ = accepted(case, seed)
         batch, tables, each = case.batch, case.tables, DEEPEST + masks
-        features, mask = torch.randn(batch.size * WIDTH, hidden), torch.randn(1, hidden)
+        nodes = batch.size * WIDTH
+        features, mask = (torch.randn(rows, hidden, device=DEVICE) for rows in (nodes, 1))
         plain, found = (new_extension(batch.size, rows, features) for rows in (DEEPEST, each))
         gather_path(batch, verdicts, features, plain)
         gather_path(batch, verdicts, features, found, MaskedRows(masks, 77, mask))

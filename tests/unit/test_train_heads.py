@@ -197,8 +197,9 @@ def test_eagle_has_noise_in_training_alone(teacher: TeacherModel) -> None:
 
 
 def test_losses_of_later_steps_count_less(teacher: TeacherModel) -> None:
-    """By EAGLE-3's discount; of a block of 8 by exp(-1/4); of P-EAGLE alike."""
-    shares = {"eagle3": DISCOUNT, "mtp": DISCOUNT, "peagle": 1.0, "dflash": math.exp(-1 / 4)}
+    """By EAGLE-3's discount; of a block of 8 by exp(-1/4)."""
+    block = math.exp(-1 / 4)
+    shares = {"eagle3": DISCOUNT, "mtp": DISCOUNT, "peagle": block, "dflash": block}
     for kind, share in shares.items():
         head = new_head(kind, teacher)
         course = course_of(kind, teacher, batch_of([texts(2, 1)], LENGTH))

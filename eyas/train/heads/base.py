@@ -6,6 +6,7 @@ next step receives what the pair became instead of a feature.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,6 +137,13 @@ def shape_for(target: ModelConfig) -> LlamaShape:
         rope_theta=layer.attention.rope.theta,
         norm_eps=target.norm_eps,
     )
+
+
+def share_in_block(step: int, drafts: int) -> float:
+    """The weight of a draft's loss beside the first one's: exp(-step / g), where g is 4 for blocks of 8 and
+    7 for 16, the root counted. The first drafts decide whether others count (DFlash, section 4).
+    """
+    return math.exp(-step / (1 + 3 / 8 * (drafts + 1)))
 
 
 def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ Tensors as in z-lab's checkpoints: `fc`, `hidden_norm`, `layers.*` with norms of
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from eyas.train.heads.base import (
     TrainingBatch,
     initialise,
     shape_for,
+    share_in_block,
     soft_cross_entropy,
 )
 from eyas.train.model import GroupedAttention, LlamaShape, SwigluMlp, TrainedNorm, rope_table, rotate
@@ -139,8 +139,8 @@ class DFlashHead(BlockHead):
         return soft_cross_entropy(self.logits(state), lesson.target_logits)
 
     def share(self, step: int, unroll: int) -> float:
-        """exp(-step / g); g is 4 for blocks of 8, 7 for 16: the first drafts decide (section 4)."""
-        return math.exp(-step / (1 + 3 / 8 * (unroll + 1)))
+        """As in its paper."""
+        return share_in_block(step, unroll)
 
 
 def _heads(rows: Tensor, shape: LlamaShape) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads import eagle3
-from eyas.train.heads.base import DraftHead, MaskedHead, SharedTensors, shape_for
+from eyas.train.heads.base import DraftHead, MaskedHead, SharedTensors, shape_for, share_in_block
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
 
@@ -61,5 +61,5 @@ class PEagleHead(Eagle3Head, MaskedHead):
         return state
 
     def share(self, step: int, unroll: int) -> float:
-        """All depths count alike, as in vllm-project/speculators."""
-        return 1.0
+        """As of DFlash; in vllm-project/speculators all depths count alike."""
+        return share_in_block(step, unroll)
