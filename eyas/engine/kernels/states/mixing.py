@@ -72,6 +72,12 @@ def convolved(
         )  # fmt: skip
         factor = tl.load(filters + tap * layout.inputs + column, mask=there, other=0.0)
         acc = tl.fma(x, tl.broadcast_to(factor[None, :], x.shape), acc)
+    return passed_silu(acc, column, there, bias, layout)
+
+
+@triton.jit
+def passed_silu(acc, column, there, bias, layout: tl.constexpr):
+    """silu of columns [n] of sums [rows, n], with their bias."""
     if layout.bias:
         acc += tl.load(bias + column, mask=there, other=0.0)[None, :]
     root = tl.rsqrt(1.0 + tl.exp(-acc))  # a division takes ten instructions

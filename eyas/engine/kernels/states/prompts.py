@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import kernel
-from eyas.engine.kernels.states.mixing import convolved, key_rows, numbers_back
 from eyas.engine.kernels.states.order import (
     COLUMNS,
     STEP,
@@ -30,11 +29,11 @@ from eyas.engine.kernels.states.order import (
     ticks,
     weighed,
 )
+from eyas.engine.kernels.states.prompt_mix import mix_rows
 from eyas.engine.states.rows import StateRows
 from eyas.engine.states.shape import SPAN
 
 _BLOCK = 32  # columns of a value head to a program that walks
-_MIXED = 32  # rows of a program that convolves
 _SOLVERS = 1  # warps of a program that solves: a thread has two columns
 _STAGES, _STAGE_BYTES = (
     3,
@@ -83,9 +82,8 @@ def recur_chunks(
     where = (chunks.chunks, rows.slots, rows.firsts, rows.counts, rows.starts)
     given = (inputs, inputs.stride(0), gates, rule.filters, rule.filters if rule.bias is None else rule.bias)
     heads = 2 * shape.key_heads + shape.value_heads
-    _mix[(heads, count, SPAN // _MIXED)](
+    mix_rows[(heads, count)](
         *(*given, stored.inputs, stored.gates, stored.tails, *where, rows.bounds, mixed, every, layout),
-        _MIXED,
         num_warps=8,
         enable_fp_fusion=False,
     )
@@ -118,81 +116,6 @@ def recur_chunks(
         num_stages=max(1, min(_STAGES, _STAGE_BYTES // (shape.key_size * inputs.element_size()))),
         enable_fp_fusion=False,
     )
-
-
-@kernel
-def _mix(
-    inputs, stride, gates, filters, bias, ring, ring_gates, tails, chunks, slots, firsts, counts, starts,
-    bounds, mixed, every, layout: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Grid (heads of q, k and v, chunks, parts of a chunk): rows that are not there are zeros."""
-    head, chunk, part = tl.program_id(0), tl.program_id(1), tl.program_id(2) * ROWS
-    sequence, base = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
-    slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
-    start, bound = tl.load(starts + sequence), tl.load(bounds + sequence)
-    end = start + tl.load(counts + sequence)
-    if base >= end:  # a chunk of padding, of which a step has room for many
-        return
-    row = part + tl.arange(0, ROWS)
-    number = base + row
-    real = number < end
-    lowest = base + part - layout.kernel + 1
-    numbers = numbers_back(number, real, None, start, layout)
-    at = mixed + chunk.to(tl.int64) * (COLUMNS * layout.inputs) + row[:, None] * layout.inputs
-    inputs += (first + base - start).to(tl.int64) * stride
-    ring += slot * layout.input_stride
-    tails += slot * layout.tail_stride
-    rows = (filters, bias, inputs, stride, base, start, ring, tails, bound)
-    if head < 2 * layout.key_heads:
-        key = tl.arange(0, layout.key_size)
-        q = head * layout.key_size + key
-        x = _convolved(numbers, real, q, key >= 0, lowest, rows, layout)
-        x = tl.where(real[:, None], key_rows(x, layout), 0.0)
-        tl.store(at + q[None, :], x.to(mixed.dtype.element_ty))
-    else:
-        head -= 2 * layout.key_heads
-        value = tl.arange(0, layout.values)
-        there = value < layout.value_size
-        v = 2 * layout.key_heads * layout.key_size + head * layout.value_size + value
-        made = _convolved(numbers, real, v, there, lowest, rows, layout)
-        made = tl.where(real[:, None], made, 0.0)
-        tl.store(at + v[None, :], made.to(mixed.dtype.element_ty), mask=there[None, :])
-        ring_gates += slot * layout.gate_stride + head
-        every += chunk.to(tl.int64) * (COLUMNS * 2 * layout.value_heads) + head
-        _gates_of(number, real, row, gates + head, first, start, ring_gates, every, layout)
-        step = layout.value_heads
-        _gates_of(
-            number, real, row, gates + head + step, first, start, ring_gates + step, every + step, layout
-        )
-
-
-@triton.jit
-def _convolved(numbers, real, column, there, lowest, rows, layout: tl.constexpr):
-    """Columns of a chunk's rows; the ring and the tail are read only where the forward has not all of them:
-    no row is below `lowest`.
-    """
-    filters, bias, inputs, stride, base, start, ring, tails, bound = rows
-    if lowest < start:
-        x = convolved(
-            numbers, real, column, there, filters, bias, inputs, stride, base, start, ring, tails, bound,
-            layout, True,
-        )  # fmt: skip
-    else:
-        x = convolved(
-            numbers, real, column, there, filters, bias, inputs, stride, base, start, ring, tails, bound,
-            layout, False,
-        )  # fmt: skip
-    return x
-
-
-@triton.jit
-def _gates_of(number, real, row, gates, first, start, ring, every, layout: tl.constexpr):
-    """One gate of a chunk's rows, read from the forward or from the ring; zero for missing rows."""
-    place = (first + number - start).to(tl.int64) * (2 * layout.value_heads)
-    new = tl.load(gates + place, mask=real & (number >= start), other=0.0)
-    place = number % layout.ring * (2 * layout.value_heads)
-    old = tl.load(ring + place, mask=real & (number < start), other=0.0)
-    tl.store(every + row * (2 * layout.value_heads), tl.where(number >= start, new, old))
 
 
 @kernel
