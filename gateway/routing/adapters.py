@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ MOST_ADAPTERS = 512
 ASK_S = 1.0
 LOOK_EVERY_S = 0.2  # names that nobody has do not make a gateway ask its workers more often
 REPAIR_S = 5.0  # from one try to bring a worker up to the others to the next
-MOST_TRIES = 3  # of a change, where another gateway made one meanwhile
+MOST_TRIES = 20  # of a change, where another gateway made one meanwhile
+PAUSE_S = 0.1  # between two tries, at most: those that met are not to meet again
 _log = logging.getLogger("eyas.gateway")
 
 
@@ -102,6 +104,7 @@ class ClusterAdapters:
                 loaded = await self._read(adapter)
                 if await self._take(AdapterRoster(roster.revision + 1, (*others, loaded))):
                     return loaded
+                await _pause()
         raise Busy("the adapters of this cluster are being changed by others", param="lora_name")
 
     async def unload(self, name: str, id: str = "") -> Adapter:
@@ -118,6 +121,7 @@ class ClusterAdapters:
                 others = tuple(one for one in roster.adapters if one.name != name)
                 if await self._take(AdapterRoster(roster.revision + 1, others)):
                     return adapter
+                await _pause()
         raise Busy("the adapters of this cluster are being changed by others", param="lora_name")
 
     async def look(self) -> None:
@@ -201,18 +205,21 @@ class ClusterAdapters:
         raise InvalidRequest("its folder has another content on other workers", param="lora_path")
 
     async def _take(self, roster: AdapterRoster) -> bool:
-        """Gives every worker the roster; False if another gateway gave one a newer one meanwhile.
+        """Gives every worker the roster; False if another gateway gave them a newer one meanwhile.
 
-        A worker that is lost meanwhile is brought up to the others when it is back.
+        Of two changes at once the first worker refuses one, before any of it is done elsewhere. A worker that
+        is lost meanwhile is brought up to the others when it is back.
         """
-        targets = self._serving()
-        given = await asyncio.gather(*(self._give(info, roster) for info in targets), return_exceptions=True)
-        failures = [failure for failure in given if isinstance(failure, BaseException)]
-        self._count()
-        if any(isinstance(failure, Busy) for failure in failures):
+        first, *others = sorted(self._serving(), key=lambda info: info.worker)
+        try:
+            await self._give(first, roster)
+        except Busy:
             return False
-        if len(failures) == len(targets):
-            raise failures[0]
+        given = await asyncio.gather(*(self._give(info, roster) for info in others), return_exceptions=True)
+        self._count()
+        for info, failure in zip(others, given, strict=True):
+            if isinstance(failure, BaseException) and not isinstance(failure, Busy):  # it has a newer one
+                _log.warning("worker %s does not have the adapters of the others: %s", info.worker, failure)
         return True
 
     async def _give(self, info: WorkerInfo, roster: AdapterRoster) -> None:
@@ -238,3 +245,7 @@ class ClusterAdapters:
         await asyncio.gather(*map(one, able), return_exceptions=True)
         self._looked_at = time.monotonic()
         self._count()
+
+
+async def _pause() -> None:
+    await asyncio.sleep(random.uniform(0.0, PAUSE_S))

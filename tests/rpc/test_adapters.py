@@ -165,6 +165,19 @@ async def test_every_gateway_knows_at_once_what_one_of_them_loaded_and_unloaded(
     named(await unload(one, "tenant"), 404, "lora_name")
 
 
+async def test_changes_through_two_gateways_at_once_all_happen(rig: Rig) -> None:
+    await rig.worker(BOTH), await rig.worker(BOTH)
+    gateways = [(await rig.gateway())[0] for _ in range(2)]
+    names = [rig.adapter(f"a{number}") for number in range(6)]
+    loads = [load(gateways[number % 2], name) for number, name in enumerate(names)]
+    answers = await asyncio.gather(*loads)
+    assert [answer.status_code for answer in answers] == [200] * 6, [answer.text for answer in answers]
+    assert rig.rosters() == [set(names)] * 2
+    answers = await asyncio.gather(*(unload(gateways[n % 2], name) for n, name in enumerate(names[1:])))
+    assert [answer.status_code for answer in answers] == [200] * 5, [answer.text for answer in answers]
+    await until(lambda: rig.rosters() == [{"a0"}] * 2)
+
+
 async def test_a_worker_that_comes_later_gets_what_the_others_have(rig: Rig) -> None:
     await rig.worker(BOTH)
     late = await rig.worker(BOTH)
