@@ -122,6 +122,8 @@ class WorkerMetrics:
             return Counter(f"eyas_{name}", help, labels, registry=registry)
 
         self.serving = gauge("serving", "1 while health says SERVING")
+        self.paused = gauge("paused", "1 while no step runs, and requests wait")
+        self.asleep = gauge("asleep", "1 while weights or KV have left their memory")
         self.synthetic = gauge("synthetic_acceptance", "1 if drafts are accepted by chance (benchmarks)")
         self.running = gauge("requests_running", "Sequences in the step")
         self.waiting = gauge("requests_waiting", "Sequences queued")

@@ -370,6 +370,8 @@ class WorkerFront:
     def _show(self) -> None:
         """Copies the load to the metrics page. Once per tick is enough: the page is read rarely."""
         load = self._load
+        self._metrics.paused.set(load.paused)
+        self._metrics.asleep.set(bool(load.released))
         self._metrics.running.set(load.running)
         self._metrics.waiting.set(load.waiting)
         self._metrics.queue_age.set(load.oldest_waiting_s)

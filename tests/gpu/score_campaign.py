@@ -44,6 +44,8 @@ class Sums:
     accepted: int = 0
     cached: int = 0
     preempted: int = 0
+    routed: int = 0  # texts whose experts were told
+    routed_otherwise: int = 0  # than when the same text was scored before
 
 
 def main() -> int:
@@ -88,10 +90,11 @@ def play(engine: Engine, bed: Bed, args: argparse.Namespace, number: int, sums: 
     answers = list(engine.flow(requests, most, ends_at))
     again = [with_drafts(*answer) for answer in answers] if args.drafts != "plain" else []
     answers += engine.flow(again, most, ends_at)
-    texts = [scoring(*answer) for answer in answers]
+    texts = [scoring(*answer, args.kind == "experts") for answer in answers]
     random.Random(number).shuffle(texts)
     said = {key_of(request): sampled(result) for request, result in answers}
     found: list[dict[str, Any]] = []
+    routes: dict[str, bytes] = {}  # texts are scored twice, in different company
     compared = differing = cached = 0
     for request, result in engine.flow(texts, most, ends_at + 10.0):
         tokens, logprobs = said[request.id]
@@ -100,6 +103,11 @@ def play(engine: Engine, bed: Bed, args: argparse.Namespace, number: int, sums: 
         ]
         places = [i for i, pair in enumerate(zip(scores, logprobs, strict=True)) if pair[0] != pair[1]]
         compared, differing = compared + len(logprobs), differing + len(places)
+        for entry in result.entries:
+            if entry.prompt is not None and entry.prompt.experts:
+                told = routes.setdefault(request.id.removesuffix("+"), entry.prompt.experts)
+                sums.routed += 1
+                sums.routed_otherwise += told != entry.prompt.experts
         cached += sum(entry.timings.cached_tokens for entry in result.entries if entry.timings is not None)
         found += [
             {"text": request.id, "place": i, "of": len(tokens), "scored": scores[i], "sampled": logprobs[i]}
@@ -145,11 +153,13 @@ def sampled(result: Result) -> tuple[list[int], list[float]]:
     return result.tokens[0], logprobs
 
 
-def scoring(request: GenerationRequest, result: Result) -> GenerationRequest:
-    """Asks for the scores of an answer's tokens, given its prompt."""
+def scoring(request: GenerationRequest, result: Result, experts: bool) -> GenerationRequest:
+    """Asks for the scores of an answer's tokens, given its prompt, and perhaps for the experts of their rows."""
     text = (*request.prompt_ids, *result.tokens[0])
     start = len(request.prompt_ids) - 1
-    params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start)
+    params = SamplingParams(
+        max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start, prompt_experts=experts
+    )
     return GenerationRequest(key_of(request), text, params)
 
 
