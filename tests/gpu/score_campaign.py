@@ -3,7 +3,7 @@
     python -m tests.gpu.score_campaign --out FILE [--drafts "chain 3"] [--tokens 100000] [--seconds 40]
         [--arithmetic exact] [--kind dense] [--device cuda --shape llama-3.1-8b --folder /tmp/eyas-score]
 
-One engine samples: seeded answers with log-probabilities to prompts of many lengths, up to 128 at once, half
+One engine samples: seeded answers with log-probabilities to prompts of many lengths, up to 64 at once, half
 of them with drafts that are accepted. Every text is scored afterwards as a prompt, in chunks, beside others,
 and often with its prefix in the cache. FILE gets a line of JSON per round, with the first differences; the
 last has the sums. `--arithmetic fast` shows that it can fail.
@@ -30,7 +30,8 @@ from eyas.engine.loading.startup import EngineStart
 from tests.gpu.exact_rig import DRAFTS, KINDS, Bed, Engine, Way
 from tests.unit.loopback import Result
 
-RUNNING, PAGES = 128, 2400
+RUNNING, PAGES = 64, 1600
+GRAPHS = (8, RUNNING)  # few: each has kernels of its own
 LENGTHS = (8, 24, 65, 130, 300, 700)
 SHOWN = 5  # differences that are written out
 
@@ -63,7 +64,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/eyas-score"))
     args = parser.parse_args()
     bed = Bed(args.device, args.shape, args.folder / args.kind, args.kind, args.layers)
-    options = {} if args.device == "cpu" else {"cuda_graph_bs": (1, 8, 32, 64, RUNNING)}
+    options = {} if args.device == "cpu" else {"cuda_graph_bs": GRAPHS}
     running = 8 if args.device == "cpu" else RUNNING
     way = Way(args.arithmetic, args.drafts)
     config = bed.config(way, num_pages=PAGES, max_running=running, max_waiting=1024, **options)
@@ -85,7 +86,7 @@ def main() -> int:
 
 def play(engine: Engine, bed: Bed, args: argparse.Namespace, number: int, sums: Sums, ends_at: float) -> None:
     """One round: prompts are answered, the same again with drafts that are accepted, and all is scored."""
-    count, most = (6, 8) if args.device == "cpu" else (96, RUNNING)
+    count, most = (6, 8) if args.device == "cpu" else (128, RUNNING + 16)
     requests = asked(bed, count, number)
     answers = list(engine.flow(requests, most, ends_at))
     again = [with_drafts(*answer) for answer in answers] if args.drafts != "plain" else []
@@ -96,7 +97,7 @@ def play(engine: Engine, bed: Bed, args: argparse.Namespace, number: int, sums: 
     found: list[dict[str, Any]] = []
     routes: dict[str, bytes] = {}  # texts are scored twice, in different company
     compared = differing = cached = 0
-    for request, result in engine.flow(texts, most, ends_at + 10.0):
+    for request, result in engine.flow(texts, most, ends_at + 30.0):
         tokens, logprobs = said[request.id]
         scores = [
             row.logprob for entry in result.entries if entry.prompt is not None for row in entry.prompt.rows()
@@ -154,7 +155,7 @@ def sampled(result: Result) -> tuple[list[int], list[float]]:
 
 
 def scoring(request: GenerationRequest, result: Result, experts: bool) -> GenerationRequest:
-    """Asks for the scores of an answer's tokens, given its prompt, and perhaps for the experts of their rows."""
+    """Asks for the scores of an answer's tokens, given its prompt; perhaps for its rows' experts."""
     text = (*request.prompt_ids, *result.tokens[0])
     start = len(request.prompt_ids) - 1
     params = SamplingParams(

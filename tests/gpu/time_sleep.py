@@ -34,6 +34,7 @@ from eyas.engine.loading.startup import EngineStart
 from eyas.engine.loading.weight_memory import WeightMemory
 from kv_transfer.gpu.cuda import CudaDriver
 from tests.gpu.exact_rig import Bed, Engine, Way
+from tests.gpu.score_campaign import GRAPHS, PAGES, RUNNING
 
 GIB = 2**30
 MATRICES = (4096 * 6144, 4096 * 4096, 4096 * 28672, 14336 * 4096)  # a layer of an 8B model
@@ -136,8 +137,9 @@ def engine(out: Path, device: str) -> None:
     """Pause, sleep, wake and continue of a whole engine under load."""
     shape = "tiny" if device == "cpu" else "llama-3.1-8b"
     bed = Bed(device, shape, Path("/tmp/eyas-sleep") / shape)
-    options = {} if device == "cpu" else {"cuda_graph_bs": (1, 8, 32), "memory_saver": True}
-    config = bed.config(Way("exact", "chain 3"), **options)
+    sizes = {"num_pages": PAGES, "max_running": RUNNING if device != "cpu" else 8, "max_waiting": 1024}
+    options = {} if device == "cpu" else {"cuda_graph_bs": GRAPHS, "memory_saver": True}
+    config = bed.config(Way("exact", "chain 3"), **sizes, **options)  # as of tests.gpu.score_campaign
     EngineStart.of(config).wait_for_kernels()
     rig = Engine(config)
     before = answers(rig, bed, 8)

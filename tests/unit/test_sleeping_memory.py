@@ -92,6 +92,18 @@ def test_weights_come_back_to_their_addresses() -> None:
         assert [ctypes.string_at(each, 4096) for each in addresses] == [bytes([i]) * 4096 for i in (1, 2, 3)]
 
 
+def test_no_copy_reaches_from_one_locked_piece_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver refuses one that does."""
+    monkeypatch.setattr("eyas.engine.loading.weight_memory.PIECE_BYTES", 2 * 4096)
+    blocks, addresses = blocks_of(FakeDriver())
+    blocks.release()
+    assert blocks._host is not None
+    starts = [copy.target - blocks._host.data_ptr() for copy in blocks._copies(out=True)]
+    assert starts == [0, 4096, 8192, 16384]
+    blocks.restore()
+    assert [ctypes.string_at(each, 4096) for each in addresses] == [bytes([i]) * 4096 for i in (1, 2, 3)]
+
+
 def test_weights_without_room_stay_on_the_host_and_come_back_later() -> None:
     driver = FullGpu(refills=2)
     blocks, addresses = blocks_of(driver)

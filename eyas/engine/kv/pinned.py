@@ -10,7 +10,8 @@ import torch
 
 from eyas.common.errors import ConfigError
 
-_PIECE_BYTES = 2**34  # registered at a time: the driver refuses very large pieces
+PIECE_BYTES = 2**34
+"""Registered at a time: the driver refuses very large pieces. No copy may reach from one into the next."""
 
 
 def pin(host: torch.Tensor) -> None:
@@ -62,5 +63,5 @@ def copying_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 def _pieces(host: torch.Tensor) -> Iterator[tuple[int, int]]:
-    for start in range(0, host.nbytes, _PIECE_BYTES):
-        yield host.data_ptr() + start, min(_PIECE_BYTES, host.nbytes - start)
+    for start in range(0, host.nbytes, PIECE_BYTES):
+        yield host.data_ptr() + start, min(PIECE_BYTES, host.nbytes - start)

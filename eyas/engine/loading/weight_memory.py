@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.kv.pinned import host_bytes
+from eyas.engine.kv.pinned import PIECE_BYTES, host_bytes
 from kv_transfer.gpu.driver import CopyBlock, DeviceAllocation, DriverError, GpuDriver
 
 # The forms that torch calls: void *(ssize_t size, int device, stream), void (void *, size_t, int, stream).
@@ -84,11 +84,14 @@ class WeightBlocks:
 
     def _copies(self, *, out: bool) -> list[CopyBlock]:
         assert self._host is not None
-        copies, at = [], self._host.data_ptr()
+        copies, host, at = [], self._host.data_ptr(), 0
         for block in self._blocks.values():
-            source, target = (block.memory.address, at) if out else (at, block.memory.address)
-            copies.append(CopyBlock(source, target, block.memory.size))
-            at += block.memory.size
+            there, left = block.memory.address, block.memory.size
+            while left:
+                size = min(left, PIECE_BYTES - at % PIECE_BYTES)
+                source, target = (there, host + at) if out else (host + at, there)
+                copies.append(CopyBlock(source, target, size))
+                there, at, left = there + size, at + size, left - size
         return copies
 
 
@@ -96,12 +99,12 @@ class WeightMemory:
     """What torch allocates within `filling` comes from blocks, for as long as this lives."""
 
     def __init__(self, driver: GpuDriver, device: torch.device) -> None:
-        self._blocks = WeightBlocks(driver, device)
+        self._blocks = blocks = WeightBlocks(driver, device)
         self._device = device
         # They hold Python's lock while they run; torch's allocator holds its own then, so no other thread may
         # free tensors of this GPU within `filling`.
-        self._take = _TAKE(lambda size, device, stream: self._blocks.take(size))
-        self._give = _GIVE(lambda address, size, device, stream: self._blocks.give(address))
+        self._take = _TAKE(lambda size, device, stream: blocks.take(size))
+        self._give = _GIVE(lambda address, size, device, stream: blocks.give(address))
         take, give = (ctypes.cast(each, ctypes.c_void_p).value or 0 for each in (self._take, self._give))
         self._allocator = torch._C._cuda_customAllocator(take, give)
         self._pool = torch.cuda.MemPool(self._allocator)
