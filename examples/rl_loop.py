@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eyas.client import Client
@@ -37,6 +38,7 @@ TOKENS = 40
 RATE, CLIP = 1e-4, 0.2
 START_S = 120.0
 JSON = "application/json"
+TIED = "lm_head.weight"  # the embeddings, once more
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ def advantages(samples: Sequence[Sample]) -> torch.Tensor:
     return (centred / (rewards.std(1, keepdim=True) + 1e-3)).flatten()
 
 
-def step(policy: Any, optimizer: torch.optim.Optimizer, samples: Sequence[Sample]) -> tuple[float, float]:
-    """One clipped policy-gradient step: the loss, and the largest difference between the log-probability of a
-    token as it was sampled and as it is trained on.
+def step(policy: Any, optimizer: torch.optim.Optimizer, samples: Sequence[Sample]) -> float:
+    """One clipped policy-gradient step. Returns the largest difference between the log-probability of a token
+    as it was sampled and as it is trained on.
     """
     width = max(len(each.prompt) + len(each.tokens) for each in samples)
     ids = torch.zeros(len(samples), width, dtype=torch.long)
@@ -110,12 +112,13 @@ def step(policy: Any, optimizer: torch.optim.Optimizer, samples: Sequence[Sample
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return loss.item(), (own - sampled)[mask].abs().max().item()
+    return (own - sampled)[mask].abs().max().item()
 
 
 def push(policy: Any, http: str, folder: Path, version: int) -> None:
     """The server serves the policy's weights from now on: every worker of it, or none."""
-    policy.save_pretrained(folder)
+    tensors = {name: each for name, each in policy.state_dict().items() if name != TIED}
+    save_file(tensors, folder / "model.safetensors")
     body = json.dumps({"model_path": str(folder), "weight_version": str(version)}).encode()
     request = urllib.request.Request(f"{http}/update_weights_from_disk", body, {"content-type": JSON})
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -201,14 +204,14 @@ def main() -> None:
             began = time.monotonic()
             samples, others = sample(client, trained, update), sample(client, held_out, update)
             wrong = differing(client, samples[:SAMPLES])
-            loss, difference = step(policy, optimizer, samples)
+            difference = step(policy, optimizer, samples)
             push(policy, http, Path(folder), update + 1)
-            line = {"update": update, "trained": mean(samples), "held out": mean(others)}
-            lines.append(line | {"difference": difference})
+            rewards = {"trained": mean(samples), "held out": mean(others)}
+            lines.append({"update": update, "difference": difference, **rewards})
             seconds = time.monotonic() - began
             print(
-                f"{update:3d}  reward {mean(samples):.2f}  held out {mean(others):.2f}  loss {loss:+.3f}  against"
-                f" the trainer {difference:.0e}, a scoring pass {wrong} differ  {seconds:.1f} s",
+                f"{update:3d}  reward {mean(samples):.2f}  held out {mean(others):.2f}  against the trainer"
+                f" {difference:.0e}, against a scoring pass {wrong} differ  {seconds:.1f} s",
                 flush=True,
             )
     if args.plot is not None:
