@@ -43,6 +43,11 @@ class DescriptorGiver:
         self._thread = threading.Thread(target=self._run, name="kv-giver", daemon=True)
         self._thread.start()
 
+    @property
+    def taken(self) -> bool:
+        """Whether some process has the memory mapped, or may map it."""
+        return any(not _ended(taker) for taker in self._takers)
+
     def close(self) -> None:
         """Ends the handover: no process gets the memory any more; those that have it hear of the end."""
         self._closing = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,8 @@ from eyas.common.machine.memory import discard
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.weight_memory import WeightBlocks
-from kv_transfer.gpu.driver import DriverError, GpuMemory
+from kv_transfer.gpu.driver import DeviceAllocation, DriverError, GpuMemory
+from kv_transfer.gpu.handover import DescriptorGiver, take
 from tests.unit.fake_gpu import FakeDriver
 
 FOLDER = Path("/dev/shm")
@@ -119,3 +121,20 @@ def test_a_block_that_is_freed_is_not_moved() -> None:
     blocks, addresses = blocks_of(FakeDriver())
     blocks.give(addresses[1])
     assert blocks.size == 3 * 4096 == blocks.release()
+
+
+def test_a_gpu_s_pool_that_a_peer_has_mapped_stays(tmp_path: Path) -> None:
+    driver = FakeDriver()
+    memory = DeviceAllocation.new(driver, 8192)
+    giver = DescriptorGiver(tmp_path / "giver", memory.memory.size, memory.export)
+    pool = KvPool(SHAPE)
+    pool.attached.append(giver)
+    pool.release()
+    pool.restore()
+    taken = take(str(tmp_path / "giver"))
+    with pytest.raises(ConfigError, match="other workers have its KV pages mapped"):
+        pool.release()
+    taken.giver.close()
+    pool.release()
+    os.close(taken.descriptor)
+    pool.close()

@@ -305,8 +305,11 @@ class KvPool:
     def release(self) -> int:
         """Gives the bytes of all pages back, and keeps their addresses: graphs and mappings stay valid.
 
-        Returns how many left. Nothing may touch the pool before `restore`.
+        Returns how many left. Nothing may touch the pool before `restore`. Raises ConfigError if another
+        process has a GPU's pool mapped: it would go on to hold those bytes, and to read them.
         """
+        if any(isinstance(each, DescriptorGiver) and each.taken for each in self.attached):
+            raise ConfigError("other workers have its KV pages mapped: those of a GPU stay then")
         if self._allocation is not None:
             torch.cuda.synchronize(self.shape.device)
             self._proof = self.pages[-1].cpu()
