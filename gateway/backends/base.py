@@ -9,7 +9,6 @@ import msgspec
 
 from eyas.common.errors import EyasError
 from eyas.common.types import (
-    FIRST_VERSION,
     Adapter,
     AdapterRoster,
     GenerationRequest,
@@ -61,7 +60,7 @@ class GenerationStream(Protocol):
     @property
     def weight_version(self) -> str:
         """The name of the weights that all of its tokens come from; known once one has come."""
-        return FIRST_VERSION
+        ...
 
     def take(self) -> Awaitable[Sequence[TokenEntry]]:
         """Waits for new entries and returns all of them; () at the end.

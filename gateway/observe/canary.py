@@ -227,6 +227,10 @@ class ObservedStream(GenerationStream):
     def tokens(self) -> int:
         return self._stream.tokens
 
+    @property
+    def weight_version(self) -> str:
+        return self._stream.weight_version
+
     def take(self) -> Awaitable[Sequence[TokenEntry]]:
         return self._stream.take() if self._proved else self._observed()
 
