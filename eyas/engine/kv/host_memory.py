@@ -1,14 +1,16 @@
 """Host memory for pages of the pools: slots that hold a page of every pool, and the threads that copy.
 
 It is taken in pieces, page-locked where a pool is a GPU's, by a thread of its own: slots become usable one
-piece after the other while the engine serves. Pages leave and come back on threads and a stream each, so
-that neither waits for the other and a step for none. What a slot holds is the business of its callers.
+piece after the other while the engine serves, with a pause after each, in which steps go on. Pages leave and
+come back on threads and a stream each, so that neither waits for the other and a step for none. What a slot
+holds is the business of its callers.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -19,7 +21,8 @@ from kv_transfer.backends.base import runs
 from kv_transfer.copy_threads import CopyThreads, Then
 from kv_transfer.gpu.driver import CopyBlock
 
-PIECE_BYTES = 2**27  # locked at a time: the driver stops launches of kernels meanwhile
+PIECE_BYTES = 2**25  # taken at a time: launches of kernels wait meanwhile, for some ms
+PAUSE = 1.0  # as many times as long as a piece took, before the next one: steps go on
 GPU_THREADS = 2  # per direction: one launches copies while another waits for its own
 _log = logging.getLogger("eyas.engine")
 
@@ -133,9 +136,10 @@ class HostMemory:
         for first in range(0, slots, self._piece_slots):
             if self._closing:
                 break
-            count = min(self._piece_slots, slots - first)
+            began, count = time.monotonic(), min(self._piece_slots, slots - first)
             self._pieces.append([self._piece(pool, count) for pool in self._pools])
             self.ready += count
+            time.sleep(PAUSE * (time.monotonic() - began))
         return self.ready * self.page_bytes
 
     def _piece(self, pool: torch.Tensor, slots: int) -> torch.Tensor:

@@ -60,7 +60,7 @@ def host_loads(
         raise ConfigError(
             f"--{FLAG}: {config.host_cache_gb:g} GiB hold no page of {page_bytes} bytes", param=FLAG
         )
-    _log.info("host cache: %d KV pages, %d tokens", slots, slots * config.page_size)
+    _log.info("host cache: %d KV pages, %d tokens, which come by and by", slots, slots * config.page_size)
     memory = HostMemory(pools, slots)
     tier = HostTier(pages, cache, memory)
     rate = config.chunk_tokens / max(slowest_step_s, 1e-6)
