@@ -25,12 +25,13 @@ from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import (
     NO_SHAPE,
     Shapes,
+    captures_and_outputs,
+    embedding_and_head,
     flat,
     own_decoder,
     stored_layers,
     stored_shapes,
     stored_token_map,
-    token_embedding,
 )
 from eyas.engine.models.injected import InjectedKv
 from eyas.engine.models.keys import MOST_COLUMNS, Fit
@@ -38,8 +39,6 @@ from eyas.engine.models.layer import load_layers, run_layers
 from eyas.engine.models.ops.machine import Blocks, Machine
 
 NAME = "a DFlash head"
-OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
-"""The tensors of a head with a vocabulary of its own."""
 UNKNOWN = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 """Keys of `dflash_config` for targets of equations unknown here."""
 USUAL_BLOCK = 16
@@ -60,12 +59,11 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         return None
     own, fit = {**raw, **values.section(raw, "dflash_config")}, Fit(folder)
     decoder = own_decoder({**raw, "sliding_window": None}, folder, target, fit)
-    layers, outputs = decoder.layers, values.whole(raw, "draft_vocab_size", target.vocab_size, least=1)
+    layers = decoder.layers
     if dummy:
         usual = dataclasses.replace(layers[0].attention, head_norms=True)
         layers = tuple(dataclasses.replace(layer, attention=usual) for layer in layers)
     else:
-        outputs = shapes.get("lm_head.weight", (target.vocab_size,))[0]
         layers = stored_layers(layers[0], shapes, fit, _READ)
     fit.wants(decoder.hidden_size == target.hidden_size, "its hidden_size is not the target's")
     fit.wants(not any(own.get(key) for key in UNKNOWN), f"{', '.join(UNKNOWN)} are not supported")
@@ -74,12 +72,9 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         folder=folder,
         algorithm="dflash",
         decoder=dataclasses.replace(decoder, layers=layers, load_format=load_format),
-        draft_vocab_size=outputs,
         capture_layers=_capture_layers(own, target.num_layers, len(layers)),
-        captures=shapes.get("fc.weight", NO_SHAPE)[1] // target.hidden_size,
-        dummy_tensors=frozenset() if outputs == target.vocab_size else OWN_HEAD,
-        own_outputs="lm_head.weight" in shapes or outputs != target.vocab_size,
         block=_block(own, target.vocab_size),
+        **captures_and_outputs(raw, shapes, target),
     )
     fit.settle()
     return config
@@ -120,10 +115,7 @@ class DFlashDraft(Generic[ProjectionT]):
         self.token_map = stored_token_map(config, weights)
         self.block = config.block
         self._machine, self._eps = machine, decoder.norm_eps
-        self._embedding, self._lm_head = token_embedding(config, weights, ends.embedding), ends.lm_head
-        if "lm_head.weight" in weights:
-            shape = (config.draft_vocab_size, hidden)
-            self._lm_head = machine.matrix(weights.take_rows("lm_head.weight", shape))
+        self._embedding, self._lm_head = embedding_and_head(config, weights, ends, machine)
         self._layers = list(load_layers(blocks, "layers"))
         self._injected = InjectedKv(blocks, self._layers)
         self._few_rows = machine.most_rows(self._layers)

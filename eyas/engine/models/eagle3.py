@@ -27,20 +27,19 @@ from eyas.engine.models.heads import (
     LastHiddenTap,
     LayeredDraft,
     Shapes,
+    captures_and_outputs,
+    embedding_and_head,
     flat,
     own_decoder,
     stored_layers,
     stored_shapes,
     stored_token_map,
-    token_embedding,
 )
-from eyas.engine.models.keys import MOST_COLUMNS, Fit
+from eyas.engine.models.keys import Fit
 from eyas.engine.models.ops.machine import Blocks, Machine
 from eyas.engine.models.ops.parts import JoinPart
 
 NAME = "an EAGLE-3 head"
-OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
-"""The tensors of a head with a vocabulary of its own."""
 OWN_ENDS = frozenset({"lm_head.weight", "embed_tokens.weight"})
 """What a head of another width than the target's cannot share with it."""
 
@@ -59,22 +58,17 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         return None
     fit = Fit(folder)
     decoder = own_decoder(raw, folder, target, fit)
-    outputs = values.whole(raw, "draft_vocab_size", target.vocab_size, least=1, most=MOST_COLUMNS)
     layers = decoder.layers
     if not dummy:
-        outputs = shapes.get("lm_head.weight", (target.vocab_size,))[0]
         layers = stored_layers(layers[0], shapes, fit, frozenset({_FEATURE_NORM}))
     config = DraftConfig(
         folder=folder,
         algorithm="eagle3",
         decoder=dataclasses.replace(decoder, layers=layers, load_format=load_format),
-        draft_vocab_size=outputs,
         capture_layers=_capture_layers(raw, target.num_layers),
-        captures=shapes.get("fc.weight", NO_SHAPE)[1] // target.hidden_size,
         variants=_variants(raw),
         target_hidden_size=target.hidden_size,
-        dummy_tensors=frozenset() if outputs == target.vocab_size else OWN_HEAD,
-        own_outputs="lm_head.weight" in shapes or outputs != target.vocab_size,
+        **captures_and_outputs(raw, shapes, target),
     )
     _check_widths(raw, config, shapes, fit)
     fit.settle()
@@ -117,10 +111,7 @@ class Eagle3Draft(LayeredDraft[ProjectionT]):
         decoder, hidden = config.decoder, config.decoder.hidden_size
         self.token_map = stored_token_map(config, weights)
         self._variants = config.variants
-        embedding, lm_head = token_embedding(config, weights, ends.embedding), ends.lm_head
-        if "lm_head.weight" in weights:
-            shape = (config.draft_vocab_size, hidden)
-            lm_head = machine.matrix(weights.take_rows("lm_head.weight", shape))
+        embedding, lm_head = embedding_and_head(config, weights, ends, machine)
         names = "layers.0.input_layernorm.weight", _FEATURE_NORM
         gains = weights.take(names[0], (hidden,)), weights.take(names[1], (hidden,))
         self._join, self._feature_gain = JoinPart(embedding, decoder.norm_eps, gains), gains[1]

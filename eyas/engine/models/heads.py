@@ -30,7 +30,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.models import llama
 from eyas.engine.models.base import Drafted, DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import ModelEnds
-from eyas.engine.models.keys import Fit, reading
+from eyas.engine.models.keys import MOST_COLUMNS, Fit, reading
 from eyas.engine.models.layer import head_layers, keep_layers, run_layers
 from eyas.engine.models.ops.machine import Blocks, Machine
 
@@ -171,6 +171,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Of stored tensors, by the names by which a kind's classes ask for them."""
 
 NO_SHAPE = (0, 0)
+OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
+"""The tensors of a head with a vocabulary of its own."""
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _READ = re.compile(
     r"self_attn\.[qkvo]_proj\.(weight|bias)|self_attn\.[qk]_norm\.weight|self_attn\.rotary_emb\.inv_freq"
@@ -183,6 +185,21 @@ def stored_shapes(raw: Raw, folder: Path, spelling: Callable[[str], str]) -> Sha
     """The shape of every stored tensor. Raises ConfigError if the folder holds none."""
     quantized = read_quantized(raw)
     return {spelling(name): shape for name, shape in tensor_shapes(folder, quantized).items()}
+
+
+def captures_and_outputs(raw: Raw, shapes: Shapes, target: ModelConfig) -> dict[str, Any]:
+    """Fields of a `DraftConfig`: how many layers make its feature, and its vocabulary. Tensors say so; where
+    there are none, config.json.
+    """
+    outputs = values.whole(raw, "draft_vocab_size", target.vocab_size, least=1, most=MOST_COLUMNS)
+    if shapes:
+        outputs = shapes.get("lm_head.weight", (target.vocab_size,))[0]
+    return {
+        "draft_vocab_size": outputs,
+        "captures": shapes.get("fc.weight", NO_SHAPE)[1] // target.hidden_size,
+        "dummy_tensors": frozenset() if outputs == target.vocab_size else OWN_HEAD,
+        "own_outputs": "lm_head.weight" in shapes or outputs != target.vocab_size,
+    }
 
 
 def own_decoder(raw: Raw, folder: Path, target: ModelConfig, fit: Fit) -> ModelConfig:
@@ -254,6 +271,17 @@ def token_embedding(config: DraftConfig, weights: WeightSource, target: torch.Te
     if "embed_tokens.weight" not in weights:
         return target
     return weights.take("embed_tokens.weight", (config.decoder.vocab_size, config.decoder.hidden_size))
+
+
+def embedding_and_head(
+    config: DraftConfig, weights: WeightSource, ends: ModelEnds, machine: Machine[ProjectionT]
+) -> tuple[torch.Tensor, Any]:
+    """The head's own embedding and output head, or the target's (`ends`)."""
+    lm_head: Any = ends.lm_head
+    if "lm_head.weight" in weights:
+        shape = (config.draft_vocab_size, config.decoder.hidden_size)
+        lm_head = machine.matrix(weights.take_rows("lm_head.weight", shape))
+    return token_embedding(config, weights, ends.embedding), lm_head
 
 
 class LayeredDraft(ABC, Generic[ProjectionT]):
