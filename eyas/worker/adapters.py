@@ -30,6 +30,7 @@ from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded, Loa
 from eyas.engine.ipc.client import EngineClient
 
 _Answer = AdapterLoaded | AdapterUnloaded
+HEARD_S = 3.0  # by then every gateway has heard of a new roster
 _log = logging.getLogger("eyas.front")
 
 
@@ -44,6 +45,7 @@ class WorkerAdapters(AdapterHost):
         self._config = config
         self.roster = AdapterRoster()
         self._loaded: dict[str, Adapter] = {}  # by id, listed or not
+        self._replaced: dict[str, asyncio.Task[None]] = {}  # by id
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[_Answer]] = {}
         self._turn = asyncio.Lock()
@@ -83,16 +85,36 @@ class WorkerAdapters(AdapterHost):
                     adapters.append(adapter)
                 except EyasError as error:
                     failure = error
-            for id in self._loaded.keys() - {adapter.id for adapter in adapters}:
-                await self._ask(lambda call, id=id: UnloadAdapter(call, id))  # type: ignore[misc]
-                _log.info("adapter %s is unloaded", self._loaded.pop(id).name)
+            names = {adapter.name for adapter in adapters}
+            for id in self._loaded.keys() - {adapter.id for adapter in adapters} - self._replaced.keys():
+                if self._loaded[id].name not in names:
+                    await self._unload(id)
+                    continue
+                task = asyncio.create_task(self._unload_replaced(id), name=f"replaced adapter {id}")
+                self._replaced[id] = task
             revision = self.roster.revision if failure else roster.revision
             self.roster = AdapterRoster(revision, tuple(adapters))
             if failure is not None:
                 raise failure
 
+    async def _unload(self, id: str) -> None:
+        await self._ask(lambda call: UnloadAdapter(call, id))
+        _log.info("adapter %s is unloaded: %s", self._loaded.pop(id).name, id)
+
+    async def _unload_replaced(self, id: str) -> None:
+        """Unloads an adapter whose name has gone to another, a little later: a gateway that has not heard of
+        that yet still sends requests for it.
+        """
+        await asyncio.sleep(HEARD_S)
+        async with self._turn:
+            del self._replaced[id]
+            if id not in self.roster.ids:
+                await self._unload(id)
+
     def fail(self, error: EyasError) -> None:
         """Ends what waits for the engine, which answers no more."""
+        for task in self._replaced.values():
+            task.cancel()
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(error)

@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from eyas.common.cluster.discovery import WorkerRegistry
-from eyas.common.errors import Busy, EyasError, TransferFailed, Unavailable, WeightsChanging
+from eyas.common.errors import Busy, EyasError, ModelNotFound, TransferFailed, Unavailable, WeightsChanging
 from eyas.common.page_names import PageShape
 from eyas.common.types import KvHandle, Role, WorkerInfo
 from eyas.common.wire import rpc
@@ -141,6 +141,11 @@ class Cluster:
         if prefix.adapter in self.adapters.roster.ids:
             infos += [info for info in self.workers() if adapter_state(prefix.adapter, info) is None]
         return [RouterCandidate(msgspec.structs.replace(info, serving=True)) for info in infos]
+
+    def check_adapter(self, prefix: PromptPages) -> None:
+        """Raises ModelNotFound if the prompt's adapter has been unloaded: no worker will have it."""
+        if prefix.adapter and prefix.adapter not in self.adapters.roster.ids:
+            raise ModelNotFound("the request's adapter has been unloaded", param="model")
 
     def sends(self, worker: str, prompt: int, prefix: PromptPages) -> int:
         """Notes that `worker` gets a prompt of `prompt` tokens, and its cache this prefix.
@@ -355,7 +360,7 @@ class WorkerSearch:
 
         Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: meanwhile a
         connection may come back. If the workers that could serve sleep it is raised at once: nothing says
-        that they will wake.
+        that they will wake. Raises ModelNotFound once the request's adapter is unloaded.
         """
         choice = await self._first(choose)
         if choice is not None and await self._turn():
@@ -371,6 +376,7 @@ class WorkerSearch:
                 return choice
             if sleep := router.asleep(workers):
                 raise Unavailable(sleep)
+            self._cluster.check_adapter(self._prefix)
             self.lacks = router.missing(workers)
             if choose([*workers, *self._cluster.returning(self._prefix)]) is not None:
                 expected_at = self._clock()

@@ -17,9 +17,10 @@ from scripted_backend import nano_tokenizer
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.config import AdapterConfig, GatewayConfig
-from eyas.common.errors import Busy, ConfigError
+from eyas.common.errors import Busy, ConfigError, ModelNotFound
 from eyas.common.page_names import salt_of
-from eyas.common.types import Adapter, AdapterRoster, Role
+from eyas.common.params import SamplingParams
+from eyas.common.types import Adapter, AdapterRoster, GenerationRequest, Role
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
 from eyas.engine.ipc.adapter_messages import LoadAdapter, UnloadAdapter
@@ -209,6 +210,19 @@ async def test_a_request_waits_while_no_worker_has_its_adapter_yet(rig: Rig) -> 
     assert (await asked).status_code == 200
 
 
+async def test_a_request_does_not_wait_for_an_adapter_that_is_gone(rig: Rig) -> None:
+    """Not even if it was admitted before: nothing else would tell why it waits."""
+    await rig.worker(BOTH)
+    http, cluster = await rig.gateway()
+    rig.adapter("tenant")
+    id = (await load(http, "tenant")).json()["lora_id"]
+    assert (await unload(http, "tenant")).status_code == 200
+    request = GenerationRequest("r", (5, 6), SamplingParams(max_tokens=3), adapter=id)
+    async with asyncio.timeout(2.0):
+        with pytest.raises(ModelNotFound, match="has been unloaded"):
+            await ClusterBackend(cluster).start(request)
+
+
 async def test_requests_go_to_the_worker_that_has_the_adapter_on_its_device(rig: Rig) -> None:
     first, second = await rig.worker(BOTH), await rig.worker(BOTH)
     http, cluster = await rig.gateway()
@@ -257,15 +271,24 @@ async def test_a_bad_load_names_its_field(rig: Rig) -> None:
     assert rig.rosters() == [{"there"}]
 
 
-async def test_an_adapter_can_take_anothers_place_by_its_name(rig: Rig) -> None:
+async def test_an_adapter_can_take_anothers_place_by_its_name(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that has not heard of it still gets the old one's answers, not a refusal."""
+    monkeypatch.setattr("eyas.worker.adapters.HEARD_S", 1.0)
     worker = await rig.worker(BOTH)
-    http, cluster = await rig.gateway()
+    (http, cluster), (other, _) = await rig.gateway(), await rig.gateway()
     rig.adapter("one"), rig.adapter("two")
     assert (await load(http, "tenant", "one")).status_code == 200
     old = cluster.adapters.roster.named("tenant")
+    assert old is not None and (await ask(other, "tenant")).status_code == 200
     response = await load(http, "tenant", "two", load_inplace=True)
     assert response.status_code == 200
-    assert old is not None and worker.engine.adapters == {response.json()["lora_id"]} != {old.id}
+    for gateway in (http, other):
+        assert (await ask(gateway, "tenant")).status_code == 200
+    asked = [submit.request.adapter for submit in worker.engine.of(SubmitGeneration)]
+    assert asked == [old.id, response.json()["lora_id"], old.id]
+    await until(lambda: worker.engine.adapters == {response.json()["lora_id"]} != {old.id})
     assert [command.id for command in worker.engine.of(UnloadAdapter)] == [old.id]
     named(await unload(http, "tenant", lora_id=old.id), 400, "lora_id")
     assert (await unload(http, "tenant", lora_id=response.json()["lora_id"])).status_code == 200
