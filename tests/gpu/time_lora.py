@@ -1,6 +1,6 @@
 """Adapters on one GPU: what a round costs with them beside one without, and how long they take to load.
 
-    python -m tests.gpu.time_lora --out FILE [--rank 16] [--skip-head]
+    python -m tests.gpu.time_lora --out FILE [--rank 16] [--skip-head | --only-head]
 
 Milliseconds of a round of an 8B shape without weights, all linear modules adapted: one sequence and 32,
 plain, with one adapter, and with 32 of them. Then loads from a disk and from the host's memory into a slot,
@@ -173,7 +173,7 @@ def config_of(device: str, model: Path, slots: int, rank: int, **more: Any) -> E
     """An engine with slots; a graph for each batch that is measured."""
     options: dict[str, Any] = {"model": str(model), "draft": None, "max_loras": slots, "max_lora_rank": rank}
     if device != "cpu":
-        options |= {"cuda_graph_bs": (1, 8, MANY), "context_length": 4096}
+        options |= {"cuda_graph_bs": (1, 8, MANY), "context_length": 4096, "mixed_tokens": 0}
     else:
         options |= {"chunk_tokens": 32, "num_pages": 64}
     made: EngineConfig = engine_config(device, **options | more)
@@ -187,22 +187,30 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--skip-head", action="store_true")
+    parser.add_argument("--only-head", action="store_true")
     options = parser.parse_args()
-    device, sizes = options.device, SIZES[options.device]
+    sizes = SIZES[options.device]
     with tempfile.TemporaryDirectory() as scratch:
         model, head = shape_folders(sizes.shape, Path(scratch))
         folders = write_adapters(Path(scratch) / "adapters", model, options.rank, sizes.many + 2)
-        with clocked(config_of(device, model, sizes.many, options.rank)) as cluster:
-            began = time.perf_counter()
-            ids = [cluster.load_adapter(folder).id for folder in folders[: sizes.many]]
-            print(f"{len(ids)} folders read in {time.perf_counter() - began:.2f} s", flush=True)
-            with going_on("rounds"):
-                time_rounds(cluster, sizes, ids, options.out)
-            with going_on("loads"):
-                time_loads(cluster, sizes, folders[sizes.many :], options.out)
+        if not options.only_head:
+            time_without_head(options, model, folders)
         if not options.skip_head:
             with going_on("head"):
                 time_head(options, model, head, folders[0])
+
+
+def time_without_head(options: argparse.Namespace, model: Path, folders: Sequence[Path]) -> None:
+    """Rounds, and loads beside them."""
+    device, sizes = options.device, SIZES[options.device]
+    with clocked(config_of(device, model, sizes.many, options.rank)) as cluster:
+        began = time.perf_counter()
+        ids = [cluster.load_adapter(folder).id for folder in folders[: sizes.many]]
+        print(f"{len(ids)} folders read in {time.perf_counter() - began:.2f} s", flush=True)
+        with going_on("rounds"):
+            time_rounds(cluster, sizes, ids, options.out)
+        with going_on("loads"):
+            time_loads(cluster, sizes, folders[sizes.many :], options.out)
 
 
 def time_head(options: argparse.Namespace, model: Path, head: Path, folder: Path) -> None:

@@ -33,7 +33,7 @@ class DeviceAdapters:
         dtype = matrices[0].site.placement.dtype
         self._numbers = torch.zeros(slots * self._words, dtype=dtype, device=device)
         self._places = torch.zeros(slots + 1, len(matrices), 2, dtype=torch.int64, device=device)
-        self._stream = torch.cuda.Stream(device) if device != "cpu" else None
+        self._stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
         for number, matrix in enumerate(matrices):
             matrix.numbers = SiteNumbers(
                 self._numbers,

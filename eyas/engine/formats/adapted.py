@@ -93,7 +93,7 @@ class AdaptedProjection(Projection):
         """As the base; what it takes, lower factors take too."""
         left = self.base.folded(gain)
         if left is None:  # what adapters add reads the same rows
-            self.site = replace(self.site, gain=gain.cpu())
+            self.site = replace(self.site, gain=gain)
         return left
 
     def below(self, lower: Projection) -> Self:

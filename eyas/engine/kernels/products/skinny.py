@@ -207,7 +207,7 @@ def linear(
     end.check(source.x.shape[0], plan)
     plan, updates = _with_updates(plan, end.updates)
     read = _read(source.x, weight, plan, (1, 1), [plan.columns])
-    ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained, updates)
+    ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained, *updates)
     args = (*read, out, *ends, launch.partials, launch.tickets)
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 
@@ -239,7 +239,7 @@ def gated(
     _expect("out", out, source.x.shape[0], plan.n // 2)
     plan, added = _with_updates(plan, updates)
     read = _read(source.x, weight, plan, (1, 2), [plan.half])
-    args = (*read, out, source.sums, added, launch.partials, launch.tickets)
+    args = (*read, out, source.sums, *added, launch.partials, launch.tickets)
     _start(gated_kernel, plan, (*args, *_counts(source)), launch)
 
 
@@ -272,7 +272,7 @@ def qkv_rope(
     plan, updates = _with_updates(plan, qkv.updates)
     read = _read(source.x, weight, plan, (plan.n // dim, 2), [1, 2, plan.half])
     gains = None if norms is None else norms.gains
-    inputs = (*read, qkv.bias, gains, updates, q_out, kv.layer, rotation.cos, rotation.sin)
+    inputs = (*read, qkv.bias, gains, *updates, q_out, kv.layer, rotation.cos, rotation.sin)
     rows = (rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
     _start(qkv_rope_kernel, plan, (*inputs, *rows, *_counts(source), heads), launch)
 
@@ -327,9 +327,13 @@ def _plan(
 
 def _with_updates(
     plan: ProductPlan, updates: RowUpdates | None
-) -> tuple[ProductPlan, tuple[torch.Tensor, ...] | None]:
-    """The plan with what adapters add, and the tensors of that."""
-    return (plan, None) if updates is None else (replace(plan, update=updates.plan), updates.tensors)
+) -> tuple[ProductPlan, tuple[torch.Tensor | None, ...]]:
+    """The plan with what adapters add, and the five tensors of that."""
+    if updates is None:
+        return plan, (None,) * 5
+    sizes = updates.sizes
+    updated, ranks, stride = sizes["updated"], sizes["ranks"], sizes["stride"]
+    return replace(plan, updated=updated, ranks=ranks, stride=stride), updates.tensors
 
 
 def _padded(m: int) -> int:

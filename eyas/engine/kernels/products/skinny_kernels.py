@@ -31,7 +31,7 @@ from eyas.engine.kernels.products.rope_store import (
     store_halves,
     store_scaled,
 )
-from eyas.engine.kernels.products.updates import UpdatePlan, updates_of
+from eyas.engine.kernels.products.updates import updates_of
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
@@ -51,7 +51,8 @@ class ProductPlan:
     stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
     `exact`: no sum's order depends on how the product is cut. `form`: of a `PackedWeight`, whose `unit` words
     have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
-    `shares_k`: as of `ProductTile`. `update`: of what adapters add (None: nothing).
+    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`: as of `RowUpdates.sizes`, where adapters
+    add something.
     """
 
     rows: int
@@ -76,7 +77,9 @@ class ProductPlan:
     parts: int = 1
     scaled: int = 0
     shares_k: bool = False
-    update: UpdatePlan | None = None
+    updated: int = 0
+    ranks: int = 0
+    stride: int = 0
 
     @property
     def half(self) -> int:
@@ -165,8 +168,8 @@ class FusedHeads:
 
 @kernel(do_not_specialize=["m", "parts"])
 def linear_kernel(
-    x, weight, weights, scales, beside, out, residual, bias, sums, sums_out, gain, gained, updates, partials,
-    tickets, m, parts, plan: tl.constexpr,
+    x, weight, weights, scales, beside, out, residual, bias, sums, sums_out, gain, gained, shrunk, slots,
+    numbers, places, part_of, partials, tickets, m, parts, plan: tl.constexpr,
 ):  # fmt: skip
     """out [m, n] = normalised x . weight^T, plus `bias` and `residual`; `sums_out`: the squares of its rows,
     by tile; `gained`: its rows times `gain`.
@@ -193,7 +196,8 @@ def linear_kernel(
         y = _total(shares, m, plan, plan.split)
     if out.dtype.element_ty != tl.float32:
         y = _rounded(y, x.dtype, plan)
-    if updates is not None:
+    if plan.updated > 0:
+        updates = (shrunk, slots, numbers, places, part_of)
         y = _updated(y, updates, row, m, column, _parts_of(updates, column, plan), x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
@@ -215,8 +219,9 @@ def linear_kernel(
 
 @kernel(do_not_specialize=["m", "parts"])
 def gated_kernel(
-    x, weight, weights, scales, beside, out, sums, updates, partials, tickets, m, parts, plan: tl.constexpr
-):
+    x, weight, weights, scales, beside, out, sums, shrunk, slots, numbers, places, part_of, partials, tickets,
+    m, parts, plan: tl.constexpr,
+):  # fmt: skip
     """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
     row = tl.arange(0, plan.rows)
     first = tl.program_id(0) * plan.half
@@ -240,7 +245,8 @@ def gated_kernel(
         up = _total(shares + plan.half, m, plan, plan.split)
     scale = _scale(squares, plan)[:, None]
     gate, up = _rounded(gate, x.dtype, plan), _rounded(up, x.dtype, plan)
-    if updates is not None:
+    if plan.updated > 0:
+        updates = (shrunk, slots, numbers, places, part_of)
         of_gate, of_up = first + tl.arange(0, plan.half), first + plan.n // 2 + tl.arange(0, plan.half)
         gate = _updated(gate, updates, row, m, of_gate, _part_of(updates, first), x.dtype, plan)
         up = _updated(up, updates, row, m, of_up, _part_of(updates, first + plan.n // 2), x.dtype, plan)
@@ -252,8 +258,8 @@ def gated_kernel(
 
 @kernel(do_not_specialize=["m", "parts"], do_not_specialize_on_alignment=["positions", "kv_rows"])
 def qkv_rope_kernel(
-    x, weight, weights, scales, beside, bias, gains, updates, q_out, pool, cos, sin, positions, kv_rows,
-    sums, partials, tickets, m, parts, heads: tl.constexpr, plan: tl.constexpr,
+    x, weight, weights, scales, beside, bias, gains, shrunk, slots, numbers, places, part_of, q_out, pool,
+    cos, sin, positions, kv_rows, sums, partials, tickets, m, parts, heads: tl.constexpr, plan: tl.constexpr,
 ):  # fmt: skip
     """Queries go to `q_out`, keys and values to the pool's `kv_rows` (-1: nowhere); q and k are rotated."""
     # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
@@ -287,8 +293,9 @@ def qkv_rope_kernel(
         m = _finisher(tickets, m, plan)
         y = _total(shares, m, plan, plan.split)
     y = _rounded(y, x.dtype, plan)
-    if updates is not None:
-        y = _updated(y, updates, row, m, column, _part_of(updates, lower), x.dtype, plan)
+    if plan.updated > 0:
+        updates = (shrunk, slots, numbers, places, part_of)
+        y = _rounded(y + _added_to_halves(updates, row, m, lower, heads.half, plan), x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
         element_bias = tl.load(bias + column)
@@ -354,7 +361,21 @@ def _rounded(y, dtype: tl.constexpr, plan: tl.constexpr):
 @triton.jit
 def _updated(y, updates, row, m, column, part, dtype: tl.constexpr, plan: tl.constexpr):
     """A product plus what adapters add to it, before the rows' norm scales both."""
-    return _rounded(y + updates_of(updates, row, m, column, part, plan.k, plan.n, plan.update), dtype, plan)
+    added = updates_of(updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride)
+    return _rounded(y + added, dtype, plan)
+
+
+@triton.jit
+def _added_to_halves(updates, row, m, lower, apart: tl.constexpr, plan: tl.constexpr):
+    """What adapters add to a tile's columns from `lower` on, and to those as far `apart`: neighbours are
+    loaded together.
+    """
+    column, part = lower + tl.arange(0, plan.half), _part_of(updates, lower)
+    low = updates_of(updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride)
+    high = updates_of(
+        updates, row, m, column + apart, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride
+    )
+    return tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (plan.rows, plan.columns))
 
 
 @triton.jit
@@ -367,7 +388,7 @@ def _part_of(updates, column):
 @triton.jit
 def _parts_of(updates, column, plan: tl.constexpr):
     """The part of each column, where there are several."""
-    if plan.update.parts > 1:
+    if plan.updated > 1:
         part = _part_of(updates, column)[None, :]
     else:
         part = 0

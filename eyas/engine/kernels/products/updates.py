@@ -8,6 +8,7 @@ In fast arithmetic many rows are multiplied by tiles (`_shrink_tiles`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -66,18 +67,11 @@ class RowUpdates:
         return self.shrunk, self.slots, self.site.numbers, self.site.places, self.site.part_of
 
     @property
-    def plan(self) -> UpdatePlan:
-        """For `with_updates`."""
-        return UpdatePlan(self.site.parts, self.site.ranks, self.site.places.stride(0))
-
-
-@dataclass(frozen=True)
-class UpdatePlan:
-    """Compile-time parameters of `with_updates`; `stride`: of places."""
-
-    parts: int
-    ranks: int
-    stride: int
+    def sizes(self) -> dict[str, int]:
+        """Compile-time parameters of `updates_of`, by their names in plans: parts, the largest rank, and the
+        stride of places.
+        """
+        return {"updated": self.site.parts, "ranks": self.site.ranks, "stride": self.site.places.stride(0)}
 
 
 def shrunk(
@@ -105,10 +99,12 @@ def shrunk(
 def add(made: torch.Tensor, updates: RowUpdates, k: int, pdl: bool = False, exact: bool = False) -> None:
     """Adds the updates of a product [n, k] to its rows made [m, n], contiguous; in place, rounded once."""
     m, n = made.shape
-    sizes = {"K": k, "N": n, "ROWS": _ADD_ROWS, "COLUMNS": min(_ADD_COLUMNS, power_of_2(n)), "PDL": pdl}
+    columns = math.gcd(n, _ADD_COLUMNS)  # so that none is beyond the last, and loads are wide
+    tile = {"ROWS": _ADD_ROWS, "COLUMNS": columns, "PDL": pdl}
+    sizes = {"K": k, "N": n} | {name.upper(): size for name, size in updates.sizes.items()}
     options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not exact}
-    grid = (cdiv(m, _ADD_ROWS), cdiv(n, _ADD_COLUMNS))
-    _add[grid](made, *updates.tensors, m, updates.plan, **sizes, **options)
+    grid = (cdiv(m, _ADD_ROWS), n // columns)
+    _add[grid](made, *updates.tensors, m, **sizes, **tile, **options)
 
 
 @kernel
@@ -174,33 +170,37 @@ def _shrink_tiles(
 
 @kernel(do_not_specialize=["m"])
 def _add(
-    made, shrunk, slots, numbers, places, part_of, m, update: tl.constexpr,
-    K: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    made, shrunk, slots, numbers, places, part_of, m,
+    K: tl.constexpr, N: tl.constexpr, UPDATED: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     after_previous(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    here = (row < m)[:, None] & (column < N)[None, :]
+    here = (row < m)[:, None]
     place = made + row.to(tl.int64)[:, None] * N + column[None, :]
-    part = tl.load(part_of + column, mask=column < N, other=0)[None, :]
+    part = tl.load(part_of + column)[None, :]
     updates = (shrunk, slots, numbers, places, part_of)
     y = tl.load(place, mask=here, other=0.0).to(tl.float32)
-    y += updates_of(updates, row, m, tl.minimum(column, N - 1), part, K, N, update)
+    y += updates_of(updates, row, m, column, part, K, N, UPDATED, RANKS, STRIDE)
     tl.store(place, y.to(made.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def updates_of(updates, row, m, column, part, K: tl.constexpr, N: tl.constexpr, update: tl.constexpr):
+def updates_of(
+    updates, row, m, column, part,
+    K: tl.constexpr, N: tl.constexpr, UPDATED: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
     """What adapters add to columns `column` of the product's `row`s, those below m: float32 [rows, columns].
 
-    `part`: of the columns, one for all, or [1, columns].
+    `part`: of the columns, one for all, or [1, columns]; of `UPDATED` parts.
     """
     shrunk, slots, numbers, places, _ = updates
     slot = tl.load(slots + row, mask=row < m, other=0)
-    entry = places + slot.to(tl.int64) * update.stride
+    entry = places + slot.to(tl.int64) * STRIDE
     rank = tl.where(slot > 0, tl.load(entry + 1), 0).to(tl.int32)
-    upper = tl.multiple_of(tl.load(entry), 16) + rank.to(tl.int64) * (update.parts * K)
-    lower = shrunk + (row.to(tl.int64)[:, None] * update.parts + part) * update.ranks
+    upper = tl.multiple_of(tl.load(entry), 16) + rank.to(tl.int64) * (UPDATED * K)
+    lower = shrunk + (row.to(tl.int64)[:, None] * UPDATED + part) * RANKS
     sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
     for first in range(0, tl.max(rank), _GRAIN):
         there = (first < rank)[:, None]

@@ -1,0 +1,64 @@
+"""The compiler takes what adapters add to products, for Hopper: nothing runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.engine.kernels.launch.warm import KernelWarmup
+from eyas.engine.kernels.products import skinny, updates
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+K, HEADS, KV, DIM = 256, 4, 2, 64
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*sizes, dtype=dtype, device="meta")
+
+
+def site(parts: int, n: int) -> updates.SiteNumbers:
+    places = empty(5, 3, 2, dtype=torch.int64)[:, 1]
+    return updates.SiteNumbers(empty(4096), places, empty(n, dtype=torch.int32), parts, 32)
+
+
+def launches() -> None:
+    """Every kernel that has updates in it, of few rows and of many, fast and exact."""
+    for exact in (False, True):
+        launch = skinny.ProductLaunch.on("meta", pdl=True, exact=exact)
+        for m in (1, 20):
+            products(m, launch)
+        for m in (1, 20, 300):
+            found = updates.shrunk(empty(m, K), empty(m, dtype=torch.int32), site(2, 64), True, exact)
+            updates.add(empty(m, 64), found, K, True, exact)
+
+
+def products(m: int, launch: skinny.ProductLaunch) -> None:
+    """The three of few rows."""
+
+    def found(parts: int, n: int) -> updates.RowUpdates:
+        shrunk = empty(m, parts, 32, dtype=torch.float32)
+        return updates.RowUpdates(shrunk, empty(m, dtype=torch.int32), site(parts, n))
+
+    x, sums = skinny.empty_padded(m, K, like=empty(1)), empty(4, skinny.MAX_ROWS, dtype=torch.float32)
+    source, rows = skinny.SkinnyInput(x, sums, 1e-5), (HEADS + 2 * KV) * DIM
+    for parts in (1, 2):
+        out = skinny.empty_padded(m, K, like=x)
+        skinny.linear(source, empty(K, K), out, launch, skinny.LinearEnd(out, updates=found(parts, K)))
+    inner = skinny.empty_padded(m, 128, like=x)
+    skinny.gated(source, empty(256, K), inner, launch, updates=found(2, 256))
+    angles, places = empty(64, DIM // 2, dtype=torch.float32), empty(m, dtype=torch.int32)
+    weights = skinny.QkvWeights(empty(rows, K), updates=found(3, rows))
+    q = skinny.empty_padded(m, HEADS, DIM, like=x)
+    rotation = skinny.RotaryInput(angles, angles, places)
+    skinny.qkv_rope(source, weights, q, rotation, skinny.KvRows(empty(4, 2, 16, KV, DIM), places), launch)
+
+
+def test_kernels_with_updates_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    report = KernelWarmup("tests.unit.test_updates_code:launches", (), 90, 2).wait()
+    assert report.kernels >= 14
