@@ -18,6 +18,8 @@ from test_cache_events import SPLIT
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import Role
+from eyas.engine.loop.engine import Engine
+from eyas.engine.scheduling.flushes import CacheFlushes
 
 BOTH = (Role.PREFILL, Role.DECODE)
 LAYOUTS = [
@@ -152,6 +154,26 @@ async def test_every_answer_is_wholly_of_one_version(
         text = {"model": "eyas-nano", "prompt": PROMPTS[0], "max_tokens": 2}
         told = (await cluster.http.post("/v1/completions", json=text)).json()
         assert told.get("metadata") == {"weight_version": "v3"}, told
+
+
+@pytest.mark.slow
+async def test_a_worker_that_waits_for_nothing_is_found(
+    config: EngineConfig, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power of the test above: weights that change in the middle of answers."""
+    expected = await alone(config, tmp_path, "default")
+    fresh = await alone(EngineConfig(**{**vars(config), "model": str(new)}), tmp_path, "v1")
+    monkeypatch.setattr(Engine, "_work", lambda self: "")
+    monkeypatch.setattr(CacheFlushes, "flush", lambda self: 0)
+    async with real_cluster(config, tmp_path, (BOTH,)) as cluster:
+        load = Load(cluster)
+        await load.until("default")
+        fields = {"model_path": str(new), "weight_version": "v1"}
+        assert (await post(cluster, "/update_weights_from_disk", **fields))["success"]
+        await load.until("v1")
+        await load.stop()
+        with pytest.raises(AssertionError, match="an answer of default is none"):
+            load.judge(expected | fresh)
 
 
 async def test_what_is_wrong_is_named_and_nothing_changes(

@@ -198,6 +198,11 @@ class AdapterTable:
         self._adapters[name].users -= 1
 
     @property
+    def loaded(self) -> list[str]:
+        """Those that requests may have, on the device or not."""
+        return [name for name, adapter in self._adapters.items() if not adapter.leaving]
+
+    @property
     def on_device(self) -> list[str]:
         """Those that have a slot, the least recently used first."""
         seated = [name for name, adapter in self._adapters.items() if adapter.slot]

@@ -22,7 +22,9 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
 from eyas.engine.checkpoint.weights import StoredFile
+from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.ipc.pulse import Beat, no_pulse
+from eyas.engine.layers.adapted import AdaptedLinear
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.decoder import Decoder
 
@@ -125,6 +127,8 @@ def _parts(whole: Any) -> Mapping[Any, Any] | None:
         return {"code": whole.__code__, **dict(zip(whole.__code__.co_freevars, cells, strict=True))}
     if isinstance(whole, type | types.ModuleType):
         return None
+    if isinstance(whole, AdaptedProjection | AdaptedLinear):
+        return {"base": whole.base, "site": whole.site}  # what adapters add is theirs
     if dataclasses.is_dataclass(whole):
         return {field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)}
     return getattr(whole, "__dict__", None)

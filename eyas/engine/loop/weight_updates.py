@@ -133,6 +133,13 @@ class WeightUpdates:
             raise Busy("another update of the weights is being put in place")
         if command.generation <= self.info.generation:
             raise InvalidRequest(f"generation {command.generation}: this worker has {self.info.generation}")
+        self._check_adapters()
+
+    def _check_adapters(self) -> None:
+        """Raises Busy if adapters are loaded: a device has norms' gains in their factors."""
+        table = self.requests.adapters
+        if table is not None and (table.loaded or table.busy):
+            raise Busy("adapters are loaded for the old weights: unload them first, and load them again then")
 
     def _aside(self, command: object) -> WeightsReply:
         """Runs in the thread beside the engine's."""
@@ -158,6 +165,7 @@ class WeightUpdates:
     def _close(self, call: int, command: CloseForWeights) -> None:
         if self._staged is None or self._staged[1].digest != command.digest:
             raise NotFound(f"no weights {command.digest} are prepared here")
+        self._check_adapters()
         if self.away():
             raise Busy("the memory of its weights has left: it must be resumed first")
         if self._closing is not None:
