@@ -1,6 +1,6 @@
 """Reinforcement learning on Eyas: sample, reward, update in torch, push the weights, sample again.
 
-    python examples/rl_loop.py [--updates 20] [--plot rl.svg]
+    python examples/rl_loop.py [--updates 16] [--plot rl.svg]
 
 The embedded model writes poems about animals, one sort of verse after another; it is rewarded for snow. It
 starts a server of its own, and keeps the weights that it trains in this process (transformers, on the CPU).
@@ -31,11 +31,11 @@ from eyas.client import Client
 from eyas.common.cluster.listening import free_ports
 from eyas.common.config import NANO
 
-ANIMALS = ("a dog", "a cat", "a fox", "a horse", "a mouse", "a sheep")
+ANIMALS = ("a dog", "a cat", "a fox", "a horse")
 HELD_OUT = ("an owl", "a rabbit")  # are not trained on
 SAMPLES = 6  # per prompt and update
-TOKENS = 40
-RATE, CLIP = 1e-4, 0.2
+TOKENS = 32
+RATE, CLIP = 2e-4, 0.2
 START_S = 120.0
 JSON = "application/json"
 TIED = "lm_head.weight"  # the embeddings, once more
@@ -183,7 +183,7 @@ def plot(path: Path, lines: Sequence[dict[str, float]]) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--updates", type=int, default=16)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="an .svg or .png of the rewards")
     args = parser.parse_args()
     torch.manual_seed(0)
