@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eyas.client import Client
@@ -38,7 +37,6 @@ TOKENS = 32
 RATE, CLIP = 2e-4, 0.2
 START_S = 120.0
 JSON = "application/json"
-TIED = "lm_head.weight"  # the embeddings, once more
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,7 @@ def step(policy: Any, optimizer: torch.optim.Optimizer, samples: Sequence[Sample
 
 def push(policy: Any, http: str, folder: Path, version: int) -> None:
     """The server serves the policy's weights from now on: every worker of it, or none."""
-    tensors = {name: each for name, each in policy.state_dict().items() if name != TIED}
-    save_file(tensors, folder / "model.safetensors")
+    policy.save_pretrained(folder)
     body = json.dumps({"model_path": str(folder), "weight_version": str(version)}).encode()
     request = urllib.request.Request(f"{http}/update_weights_from_disk", body, {"content-type": JSON})
     with urllib.request.urlopen(request, timeout=60) as response:

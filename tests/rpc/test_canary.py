@@ -17,7 +17,7 @@ from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gatewa
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import GenerationRequest, Role
-from gateway.backends.base import GenerationBackend, GenerationStream
+from gateway.backends.base import BackendHealth, GenerationBackend, GenerationStream
 from gateway.observe.canary import PARAMS, PROMPT, CanaryBackend, CanarySchedule
 from gateway.observe.metrics import GatewayMetrics
 
@@ -166,6 +166,29 @@ async def test_a_lost_worker_is_a_problem_at_once() -> None:
         await until(lambda: not canary.health().problem)
         await started[0].kill()
         await until(lambda: "no decode worker" in canary.health().problem)
+
+
+class PausedBackend(ScriptedBackend):
+    """One that may say that it has paused."""
+
+    pause = ""
+
+    def health(self) -> BackendHealth:
+        return BackendHealth(paused=self.pause)
+
+
+async def test_a_pause_is_not_broken() -> None:
+    """No canary is sent into one, and one that it catches says nothing."""
+    backend = PausedBackend(nano_tokenizer())
+    async with flying(backend) as (canary, metrics):
+        await until(lambda: runs(metrics, "ok") == 1)
+        backend.pause_s = 5.0  # the next one hangs
+        asked = len(backend.requests)
+        await until(lambda: len(backend.requests) > asked)
+        backend.pause = "generation is paused"
+        await asyncio.sleep(2 * PACE.timeout_s)
+        assert (canary.health().problem, canary.health().paused) == ("", "generation is paused")
+        assert len(backend.requests) == asked + 1 and runs(metrics, "failed") == 0
 
 
 async def test_busy_is_not_broken() -> None:

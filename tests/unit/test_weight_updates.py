@@ -214,7 +214,10 @@ def test_other_models_and_files_are_refused(models: Models, broken: Cluster, tmp
     config = msgspec.json.decode((models.folder / "target" / "config.json").read_bytes())
     other = tmp_path / "other"
     shutil.copytree(models.folder / "new", other)
-    (other / "config.json").write_bytes(msgspec.json.encode(config | {"rms_norm_eps": 0.1}))
+    worded = config | {"attention_dropout": 0.0, "pretraining_tp": 1}  # as libraries store what is a default
+    (other / "config.json").write_bytes(msgspec.json.encode(worded))
+    assert broken.tell("unified", PrepareWeights("good", 1, FolderSource(str(other)), True)).failure is None
+    (other / "config.json").write_bytes(msgspec.json.encode(worded | {"rms_norm_eps": 0.1}))
     assert "rms_norm_eps is 0.1" in refusal(FolderSource(str(other)))
     assert "no folder" in refusal(FolderSource(str(tmp_path / "none")))
     cut = (models.folder / "new" / "model.safetensors").read_bytes()[:-100]

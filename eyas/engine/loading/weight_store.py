@@ -6,6 +6,7 @@ the others, and what was stored of a tensor can be read, though formats have cha
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from safetensors import safe_open
 
 from eyas.common.errors import ConfigError, EyasError, InvalidRequest, NotFound
 from eyas.common.weights import JoinGroup, PrepareWeights
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import read_config, weight_files
 from eyas.engine.checkpoint.host_tensors import DIGEST_BYTES, HostTensors, LayeredFile
 from eyas.engine.checkpoint.weights import StoredFile
@@ -24,6 +26,7 @@ from eyas.engine.ipc.pulse import Beat
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.weight_sources import WeightSources
 from eyas.engine.loop.weight_updates import StagedWeights
+from eyas.engine.models.table import read_model
 
 UNSAID = frozenset(("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"))
 """What config.json of the same model may say otherwise: shapes and equations are not among it."""
@@ -125,20 +128,31 @@ class EngineWeights:
         return _opened(weight_files(self._loaded.target.folder))
 
     def _check_config(self, folder: Path) -> None:
-        """Raises InvalidRequest if the folder's config.json is another model's."""
+        """Raises InvalidRequest if the folder's config.json is another model's. One that says in words what
+        the other leaves to defaults, as libraries store it, is not.
+        """
         if not folder.is_dir():
             raise InvalidRequest(f"{folder} is no folder on this worker's machine", param="model_path")
         if not (folder / "config.json").is_file():
             return
+        both = (self._loaded.target.folder, folder)
         try:
-            own, other = (_said(read_config(each)) for each in (self._loaded.target.folder, folder))
+            own, other = (_said(read_config(each)) for each in both)
+            if own == other or self._meaning(both[0]) == self._meaning(both[1]):
+                return
         except EyasError as error:
             raise InvalidRequest(error.message, param="model_path") from None
-        for key in sorted(own.keys() | other.keys()):
-            if own.get(key) != other.get(key):
-                here, there = (json.dumps(each.get(key))[:80] for each in (own, other))
-                text = f"config.json of {folder} is of another model: its {key} is {there}, and not {here}"
-                raise InvalidRequest(text, param="model_path")
+        said = sorted(own.keys() & other.keys()) + sorted(own.keys() ^ other.keys())  # by both: likelier it
+        key = next(key for key in said if own.get(key) != other.get(key))
+        here, there = (json.dumps(each.get(key))[:80] for each in (own, other))
+        text = f"config.json of {folder} is of another model: its {key} is {there}, and not {here}"
+        raise InvalidRequest(text, param="model_path")
+
+    def _meaning(self, folder: Path) -> ModelConfig:
+        """The model that a folder's config.json describes, but for where it is and what ends its answers."""
+        config = self._loaded.config
+        read = read_model(folder, config.load_format, config.texts, config.model_impl)
+        return dataclasses.replace(read, folder=Path(), eos_token_ids=())
 
 
 def _said(raw: dict[str, Any]) -> dict[str, Any]:
