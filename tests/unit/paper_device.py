@@ -21,6 +21,7 @@ from eyas.common.params import MAX_BAD_WORDS, MAX_TOP_LOGPROBS, SamplingParams
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.step import CatchUp, JoinBatch, StepInput
+from eyas.engine.kernels.drafts.forced import HEAD
 from eyas.engine.kernels.sampling.special import COLUMNS, REPORT_WORDS
 from eyas.engine.sampling.sampler import SampledRow, sample
 from eyas.engine.sampling.scores import TokenScores, score
@@ -75,6 +76,7 @@ class PaperDevice:
         self.kept: dict[tuple[int, int], int] = {}  # by slot and place in the ring: a row that waits
         self.caught_up = self.catch_ups = 0  # sequences; calls
         self.accepted = self.joined = self.waits = self.looked_up = 0
+        self.forced = 0  # drafts that a grammar forced behind a verdict that came
         self.masked_below = 0  # rows of drafts that not every id may follow
         self.special_rows: list[int] = []  # of each step that had some
         self._random = random.Random(seed)
@@ -111,6 +113,12 @@ class PaperDevice:
 
     def begin(self, step: StepInput) -> None:
         self._apply(step.writes)
+        for slot, length, root, *drafts in np.array(step.forced, np.int32).reshape(
+            -1, HEAD + self.tables.drafts.shape[1]
+        ):
+            if (length, root) == (self.tables.length[slot], self.tables.root[slot]):
+                self.tables.drafts[slot] = torch.tensor(drafts)
+                self.forced += 1
         self._held = list(step.drafted_slots)
         part = {
             name: step.data[first : first + count] for name, (first, count) in step.shape.sections.items()

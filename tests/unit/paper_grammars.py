@@ -13,8 +13,9 @@ from paper_device import VOCAB
 
 from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.sequence import Sequence
-from eyas.engine.batch.tree import DraftTree
+from eyas.engine.batch.tree import ROOT, DraftTree
 from eyas.engine.grammar.grammars import GrammarManager
+from eyas.engine.grammar.state import ForcedDrafts
 
 EOS = (23,)
 GRAMMAR = Grammar.regex("paper")
@@ -53,6 +54,18 @@ class PaperState:
         while len(found) < most and (bits := int(allowed_after((*self._output, *found))[0])).bit_count() == 1:
             found.append(bits.bit_length() - 1)
         return found
+
+    def forced_after(self, tree: DraftTree, most: int) -> list[ForcedDrafts]:
+        found = []
+        for node in range(ROOT, len(tree)):
+            path = [tree.tokens[i] for i in tree.path(node)]
+            if not all(_allows((*self._output, *path[:at]), token) for at, token in enumerate(path)):
+                continue
+            here = (*self._output, *path)
+            if (bits := int(allowed_after(here)[0])).bit_count() == 1:
+                token = bits.bit_length() - 1
+                found.append(ForcedDrafts(len(path), token, PaperState((*here, token)).forced(most)))
+        return [one for one in found if one.drafts]
 
 
 class PaperGrammars(GrammarManager):

@@ -16,8 +16,8 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.compiler import GrammarCompiler, library
 from eyas.common.grammars.notations import Grammar
 from eyas.common.params import SamplingParams
-from eyas.engine.batch.tree import DraftTree
-from eyas.engine.grammar.state import GrammarState
+from eyas.engine.batch.tree import ROOT, DraftTree
+from eyas.engine.grammar.state import FEW_ENDS, GrammarState
 
 VOCAB = 4096
 
@@ -165,6 +165,42 @@ def must_follow(grammar: Grammar, output: list[int]) -> bytes:
         return str(matcher.find_jump_forward_string()).encode()
     except UnicodeDecodeError as error:
         return bytes(error.object)
+
+
+def test_what_is_forced_behind_a_round_is_what_is_forced_once_it_is_known() -> None:
+    """Behind every end of it at which few tokens may stand, and behind no other. No state changes."""
+    pick, found = random.Random(5), 0
+    for grammar, _ in CASES:
+        for _ in range(4):
+            output = wander(grammar, pick, pick.randrange(9))
+            here, tree = state(grammar, output), drafted(grammar, output, pick)
+            masks, before = here.masks(tree), here.masks(None)[0]
+            behind = {(one.accepted, one.token): one.drafts for one in here.forced_after(tree, 4)}
+            assert np.array_equal(here.masks(None)[0], before) and np.array_equal(here._mask(0), before)
+            expected = {}
+            for depth, mask in enumerate(masks):
+                few = allowed(mask) if mask is not None else []
+                for token in few if len(few) <= FEW_ENDS else ():
+                    forced = state(grammar, [*output, *tree.tokens[:depth], token]).forced(4)
+                    expected |= {(depth, token): forced} if forced else {}
+            assert behind == expected
+            found += len(behind)
+    assert found > 20
+
+
+def drafted(grammar: Grammar, output: list[int], pick: random.Random) -> DraftTree:
+    """A chain of up to three drafts, the last of which may be wrong."""
+    here = state(grammar, output)
+    tokens: list[int] = []
+    while len(tokens) < 3 and not here._matcher.is_terminated():
+        may = [id for id in allowed(here.masks(None)[0]) if id != EOS]  # type: ignore[arg-type]
+        if not may or pick.random() < 0.2:
+            break
+        tokens.append(pick.choice(may))
+        here.follow([*output, *tokens])
+    if pick.random() < 0.3:
+        tokens = [*tokens[:2], pick.randrange(len(table()))]
+    return DraftTree(tokens, range(ROOT, len(tokens) - 1))
 
 
 def test_a_text_without_a_choice_is_forced_to_its_end() -> None:

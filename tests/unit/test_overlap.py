@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from overlap_world import Setting, World, some_requests
+from paper_device import VOCAB
 from paper_grammars import GRAMMAR, PaperGrammars
 
 from eyas.common.params import SamplingParams
@@ -137,6 +138,8 @@ def test_what_is_held_to_a_grammar_gets_the_same_and_runs_ahead(setting: Setting
     assert world.runner.held_ahead > 25
     if setting.width > 1:
         assert world.device.accepted > 0 and world.device.masked_below > 0, "no mask below a root"
+    if setting == Setting():
+        assert world.device.forced > 0, "nothing was forced behind a step in flight"
 
 
 def test_a_request_with_a_grammar_is_in_every_step_as_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +197,25 @@ def test_what_a_grammar_forces_is_drafted_and_harms_nothing_if_it_is_wrong(
         world.run(some_requests(1, 20, held=1.0))
         rounds.append(world.runner.rounds)
     assert rounds[0] < rounds[1] < rounds[2]
+
+
+@pytest.mark.slow
+def test_so_it_is_behind_a_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what that step gives: what is forced behind another end is no draft."""
+    behind, rounds = PaperGrammars.forced_after, []
+
+    def elsewhere(*given: Any) -> list[Any]:
+        return [one._replace(token=(one.token + 1) % VOCAB) for one in behind(*given)]
+
+    def wrong(*given: Any) -> list[Any]:
+        return [one._replace(drafts=[5, 6, 7][: len(one.drafts)]) for one in behind(*given)]
+
+    for found in (behind, elsewhere, wrong):
+        monkeypatch.setattr(PaperGrammars, "forced_after", found)
+        world = World(1, Setting(width=4))
+        world.run(some_requests(1, 20, held=1.0))
+        rounds.append(world.runner.rounds)
+    assert rounds[0] < min(rounds[1:])
 
 
 def test_drafts_without_masks_of_their_own_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

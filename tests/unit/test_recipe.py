@@ -121,10 +121,10 @@ print(json.dumps(sorted({variant.args[0].__name__ for variant in (found if draft
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
 PLAIN |= {"_land", "_mask", "_process", "_report"}
 PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "_qkv_rope", "linear_kernel", "gated_kernel"}
-DRAFTED = PLAIN | {"_put", "_join", "_gather_path", "_look_up"}
+DRAFTED = PLAIN | {"_put", "_join", "_gather_path", "_look_up", "_draft_forced"}
 SPECULATION = {
     "plain": ((3, 1, 4), PLAIN),
-    "ngram": ((3, 1, 4, (), True), PLAIN | {"_look_up"}),
+    "ngram": ((3, 1, 4, (), True), PLAIN | {"_look_up", "_draft_forced"}),
     "chain": ((3, 1, 4), DRAFTED | {"_propose"}),
     "tree": ((3, 2, 6), DRAFTED | {"_compact", "_couple", "_grow", "_select"}),
     "wide tree": ((4, 30, 100), DRAFTED | {"_compact", "_couple", "_grow", "_select"}),

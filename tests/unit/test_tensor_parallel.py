@@ -264,9 +264,10 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
     held = list(range(2, 2 + chunks))
     new = [ArrivedState(i, 64 * i, 64 * i + 5) for i in range(chunks)]
     step = StepInput(shape, data, writes, spans=spans, scored=chunks == 3, drafted_slots=held, arrived=new)
+    step = replace(step, forced=list(range(6 * chunks)))
     found = calls.step_of(calls.begin(step))
     assert (found.shape, found.spans, found.scored) == (shape, spans, step.scored)
-    assert (found.drafted_slots, found.arrived) == (held, new)
+    assert (found.drafted_slots, found.arrived, found.forced) == (held, new, step.forced)
     assert np.array_equal(found.data, data) and np.array_equal(found.writes, writes)
 
 

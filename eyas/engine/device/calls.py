@@ -29,10 +29,11 @@ FORGET_ADAPTER = "forget_adapter"
 
 def begin(step: StepInput) -> RankCall:
     """The numbers: the step's shape; how many words of `data` are its array, its pokes, its spans, the slots
-    whose drafts are wanted, its new states; and whether it is scored.
+    whose drafts are wanted, its new states, its forced drafts; and whether it is scored.
     """
-    slots, arrived = (np.array(each, np.int32).reshape(-1) for each in (step.drafted_slots, step.arrived))
-    parts = (step.data, step.writes.reshape(-1), _flat(step.spans), slots, arrived)
+    others = (step.drafted_slots, step.arrived, step.forced)
+    slots, arrived, forced = (np.array(each, np.int32).reshape(-1) for each in others)
+    parts = (step.data, step.writes.reshape(-1), _flat(step.spans), slots, arrived, forced)
     sizes = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), step.scored)
     numbers = tuple(map(int, sizes))  # the wire takes no bool for one
     return RankCall(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
@@ -40,10 +41,10 @@ def begin(step: StepInput) -> RankCall:
 
 def step_of(call: RankCall) -> StepInput:
     """Decodes the step that `begin` encoded, on the rank that receives it."""
-    *sizes, headless, adapted, words, writes, spans, slots, _, scored = call.numbers
+    *sizes, headless, adapted, words, writes, spans, slots, new, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
-    parts = np.split(array, np.cumsum([words, writes, spans, slots]))
-    data, poked, spanned, drafted, arrived = parts
+    parts = np.split(array, np.cumsum([words, writes, spans, slots, new]))
+    data, poked, spanned, drafted, arrived, forced = parts
     return StepInput(
         StepShape(*sizes, headless=bool(headless), adapted=bool(adapted)),
         data,
@@ -52,6 +53,7 @@ def step_of(call: RankCall) -> StepInput:
         scored=bool(scored),
         drafted_slots=drafted.tolist(),
         arrived=[ArrivedState(*each) for each in arrived.reshape(-1, 3).tolist()],
+        forced=forced.tolist(),
     )
 
 

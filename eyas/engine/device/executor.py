@@ -27,6 +27,7 @@ from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows, score
 from eyas.engine.device.step import ArrivedState, CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
+from eyas.engine.kernels.drafts.forced import HEAD, draft_forced
 from eyas.engine.kernels.launch.launching import CAPTURE
 from eyas.engine.kernels.states.rings import remake
 from eyas.engine.models.ops.recording import ExpertRecorder
@@ -138,6 +139,8 @@ class StepExecutor:
         self._send(step)
         if step.arrived:
             self._remake(step.arrived)
+        if step.forced:
+            self._draft_forced(step.forced)
         if step.drafted_slots:
             self._read_drafts(step.drafted_slots)
         self._rows = None
@@ -161,6 +164,11 @@ class StepExecutor:
     def _remake(self, arrived: SequenceOf[ArrivedState]) -> None:
         words = _pinned(np.array(arrived, np.int32).T.copy(), self.state.device)
         remake(self.state.state_layers, words.to(self.state.device, non_blocking=True))
+
+    def _draft_forced(self, rows: SequenceOf[int]) -> None:
+        words = np.array(rows, np.int32).reshape(-1, HEAD + self.tables.drafts.shape[1])
+        pinned = _pinned(words, self.state.device)
+        draft_forced(self.tables, pinned.to(self.state.device, non_blocking=True))
 
     def drafts(self) -> np.ndarray:
         """The drafts that the step in progress verifies for each of its `drafted_slots`, and their parents,
@@ -340,6 +348,9 @@ class StepExecutor:
             special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot, self._vocab_size)
             program.sample_special(_pinned(special, self.state.device))
         program.rest(program.choose())
+        if shape.width > 1:
+            padding = [self.tables.padding_slot, *[-1] * (HEAD - 1 + self.tables.drafts.shape[1])]
+            self._draft_forced(padding)  # of a length that no slot has
         if self.state.tap is not None:
             self._certain(program, FeatureRequest(range(min(shape.round_rows, 1)), [0]))
         self.wait()

@@ -85,6 +85,7 @@ class DeviceRunner:
             writes = self._join(joining, writes, buckets.headed)
         self._catch_up(works, buckets)
         shape, placed = self._place(mine, buckets)
+        forced = [rank.forced_rows(own) for rank, own in zip(self._ranks, mine, strict=True)]
         to_score = [score_requests(each.chunks, shape.round_rows) for each in placed]
         grammar_slots = [slots_with_grammar(each, shape) for each in placed]
         certain, features = self._certain(placed[0], shape)
@@ -99,9 +100,11 @@ class DeviceRunner:
                 slots,
                 states,
                 any(one.experts for asked in to_score for _, one in asked),
+                own_forced,
             )
-            for rank, each, own_writes, slots, states in zip(
-                self._ranks, placed, writes, filled(grammar_slots, self._padding_slot), arrived, strict=True
+            for rank, each, own_writes, slots, states, own_forced in zip(
+                *(self._ranks, placed, writes, filled(grammar_slots, self._padding_slot), arrived, forced),
+                strict=True,
             )
         ]
         self._executor.begin(*steps)
@@ -193,12 +196,15 @@ class DeviceRunner:
 
     def _drafts(self, grammar_slots: SequenceOf[SequenceOf[int]], width: int) -> list[dict[int, DraftNodes]]:
         """The drafts, by rank and slot, that the step in progress verifies for outputs with a grammar."""
-        if not any(grammar_slots):
-            return [{} for _ in grammar_slots]
-        return [
-            {slot: DraftNodes.of(drafts, width) for slot, drafts in zip(slots, own, strict=False)}
-            for slots, own in zip(grammar_slots, self._executor.drafts(), strict=True)
-        ]
+        every: list[dict[int, DraftNodes]] = [{} for _ in grammar_slots]
+        if any(grammar_slots):
+            every = [
+                {slot: DraftNodes.of(drafts, width) for slot, drafts in zip(slots, own, strict=False)}
+                for slots, own in zip(grammar_slots, self._executor.drafts(), strict=True)
+            ]
+        for rank, own_drafts in zip(self._ranks, every, strict=True):
+            rank.verified = own_drafts
+        return every
 
     def _sample(self, special: SequenceOf[SpecialRows]) -> list[SpecialReport]:
         if not any(special):

@@ -10,15 +10,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eyas.common.config import MOST_STEPS
-from eyas.engine.batch.sequence import Continuation, GenerationKind, RingPlace, SequenceWork
+from eyas.engine.batch.sequence import Continuation, GenerationKind, RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.program import DeviceState
-from eyas.engine.device.special import occupy_special, reads_text
+from eyas.engine.device.special import DraftNodes, occupy_special, reads_text
 from eyas.engine.device.step import ArrivedState, JoinBatch, PlacedBatch, StepLayout, StepShape, tiles_for
-from eyas.engine.grammar.grammars import GrammarManager
+from eyas.engine.grammar.grammars import NOTHING, GrammarManager
 from eyas.engine.kernels.exchange.mailbox import polls_in
+
+MOST_FORCED_AHEAD = 4
+"""Sequences of a step for which it is looked what their grammars force behind it: up to 0.6 ms each."""
 
 
 @dataclass
@@ -46,13 +49,14 @@ class SlotOccupant:
 
 class SlotTable:
     """The slots of a device. `state`: of any attention rank, as all have the same; `layout`: with the rank's
-    first page.
+    first page. `verified`: by slot the drafts of the step in flight, as far as the host has to know them.
     """
 
     def __init__(self, state: DeviceState, layout: StepLayout, grammars: GrammarManager) -> None:
         self.layout = layout
         self._state = state
         self._grammars = grammars
+        self.verified: dict[int, DraftNodes] = {}
         self._occupants: dict[int, SlotOccupant] = {}  # by slot
 
     def occupant(self, work: SequenceWork) -> SlotOccupant:
@@ -247,12 +251,35 @@ class SlotTable:
         """The tokens that a grammar forces, in place of the drafts of the step before; None: those drafts
         stay, as they do while that step's tokens are on their way.
         """
-        request, ahead = work.seq.generation.request, work.seq.in_flight > 0
-        if request.params.grammar is None or ahead or not (work.round and request.speculative):
+        if work.seq.in_flight or not self._may_force(work):
             return None
+        return self._grammars.forced(work.seq, self._most_forced(work.seq))
+
+    def forced_rows(self, works: SequenceOf[SequenceWork]) -> list[int]:
+        """The drafts that grammars force behind the step in flight, by what that may give: rows of
+        `kernels.drafts.forced`, one after the other.
+
+        Of trees the device would not know which node gave the root: they keep what a head drafts.
+        """
+        if self._state.trees or self._elsewhere:
+            return []
+        ahead, words = [work.seq for work in works if work.seq.in_flight and self._may_force(work)], []
+        drafts = self._state.tables.drafts.shape[1]
+        for seq in ahead[:MOST_FORCED_AHEAD]:
+            nodes = self.verified.get(seq.slot)
+            tree = NOTHING if nodes is None else nodes.tree
+            for one in self._grammars.forced_after(seq, tree, self._most_forced(seq)):
+                chain = [*one.drafts, *[-1] * (drafts - len(one.drafts))]
+                words += [seq.slot, len(seq) + one.accepted, one.token, *chain]
+        return words
+
+    def _may_force(self, work: SequenceWork) -> bool:
+        request = work.seq.generation.request
+        return work.round and request.speculative and request.params.grammar is not None
+
+    def _most_forced(self, seq: Sequence) -> int:
         deepest = self._state.path_rows(self._state.tables.sizes.width) - 1
-        most = min(deepest, request.draft_limits.deepest or deepest)
-        return self._grammars.forced(work.seq, most)
+        return min(deepest, seq.generation.request.draft_limits.deepest or deepest)
 
     def _own(self, pages: SequenceOf[int]) -> SequenceOf[int]:
         first = self.layout.first_page

@@ -191,7 +191,8 @@ class StepInput:
     `scored`: more of its rows will be asked for than those that give a token. `feature_request`: None: no
     features. `drafted_slots`: slots whose drafts the host wants to know, as `StepExecutor.drafts` tells them.
     `arrived`: slots of states that are new to the device, as `kernels.states.rings.remake` takes them.
-    `recorded`: which experts its rows take will be asked for.
+    `recorded`: which experts its rows take will be asked for. `forced`: rows of `kernels.drafts.forced`, one
+    after the other.
     """
 
     shape: StepShape
@@ -203,6 +204,7 @@ class StepInput:
     drafted_slots: SequenceOf[int] = ()
     arrived: SequenceOf[ArrivedState] = ()
     recorded: bool = False
+    forced: SequenceOf[int] = ()
 
 
 @dataclass(frozen=True)

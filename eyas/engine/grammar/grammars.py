@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -24,7 +25,7 @@ from eyas.common.grammars.compiler import GrammarCompiler
 from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.sequence import Generation, Sequence
 from eyas.engine.batch.tree import ROOT, DraftTree
-from eyas.engine.grammar.state import GrammarState
+from eyas.engine.grammar.state import ForcedDrafts, GrammarState
 
 MAX_COMPILED = 256  # compiled grammars
 MAX_COMPILED_BYTES = 512 << 20
@@ -129,9 +130,24 @@ class GrammarManager:
         if self._is_slow(seq):
             return NOTHING
         forced = self.draft(seq, NOTHING, most)
+        return forced if forced and self._are_good(seq, forced.tokens, most) else None
+
+    def forced_after(self, seq: Sequence, tree: DraftTree, most: int) -> list[ForcedDrafts]:
+        """What its grammar forces behind the ends of its round in flight, which verifies `tree`: as `forced`
+        has them, where few tokens may be such an end.
+        """
+        state = None if self._is_slow(seq) else self._state(seq)
+        try:
+            found = [] if state is None else state.forced_after(tree, most)
+        except Exception as error:  # as in `masks`
+            self._fail(seq, error)
+            return []
+        return [one for one in found if self._are_good(seq, one.drafts, most)]
+
+    def _are_good(self, seq: Sequence, forced: SequenceOf[int], most: int) -> bool:
+        """Whether they are better than drafts that are not known."""
         ends = (*self.eos_ids, *seq.generation.request.params.stop_token_ids)
-        good = 2 * len(forced) >= most or any(token in ends for token in forced.tokens)
-        return forced if forced and good else None
+        return 2 * len(forced) >= most or any(token in ends for token in forced)
 
     def take_failed(self) -> dict[Generation, EyasError]:
         """Requests that cannot be followed, since the last call, and why."""
@@ -286,6 +302,10 @@ class PacedState:
     def forced(self, most: int) -> list[int]:
         """The forced tokens, as `GrammarState.forced`."""
         return self._timed(self._state.forced, most)
+
+    def forced_after(self, tree: DraftTree, most: int) -> list[ForcedDrafts]:
+        """Those behind a round, as `GrammarState.forced_after`."""
+        return self._timed(partial(self._state.forced_after, tree), most)
 
     def _see(self, output: SequenceOf[int]) -> float:
         began = self._clock()

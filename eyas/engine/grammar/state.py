@@ -9,10 +9,11 @@ id may stand next.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,17 @@ WALK_S = 0.5
 
 MOST_BEGINNINGS = 32
 """Where more tokens are allowed, they are not looked at: they are hardly beginnings of one text."""
+
+FEW_ENDS = 4
+"""Where more tokens may end a round, it is not looked at what each of them forces."""
+
+
+class ForcedDrafts(NamedTuple):
+    """What a grammar forces behind a round that accepts so many drafts and gives `token` after them."""
+
+    accepted: int
+    token: int
+    drafts: list[int]
 
 
 class GrammarState:
@@ -82,10 +94,42 @@ class GrammarState:
         Where one text must follow, each of its beginnings may be a token; the longest one is taken, as most
         tokenizers would. (Jump-forward decoding as a draft: SGLang, Zheng et al., 2023, section 3.)
         """
+        return self._forced(0, most)
+
+    def forced_after(self, tree: DraftTree, most: int) -> list[ForcedDrafts]:
+        """Looks ahead of a round that verifies `tree`: finds what is forced, as by `forced`, behind each of
+        its ends at which few tokens may stand.
+        """
+        found = []
+        for node in range(ROOT, len(tree)):
+            path = [tree.tokens[above] for above in tree.path(node)]
+            with self._standing_after(path) as allowed:
+                ends = _ids(self._mask(len(path)), FEW_ENDS) if allowed else ()
+            for token in ends:
+                with self._standing_after([*path, token]) as allowed:
+                    drafts = self._forced(len(path) + 1, most) if allowed else []
+                if drafts:
+                    found.append(ForcedDrafts(len(path), token, drafts))
+        return found
+
+    @contextlib.contextmanager
+    def _standing_after(self, tokens: SequenceOf[int]) -> Iterator[bool]:
+        """Stands `tokens` after the output meanwhile; False: they are not allowed, or end it."""
+        taken = 0
+        while taken < len(tokens) and not self._matcher.is_terminated():
+            if not self._matcher.accept_token(tokens[taken]):
+                break
+            taken += 1
+        yield taken == len(tokens) and not self._matcher.is_terminated()
+        if taken:
+            self._matcher.rollback(taken)
+
+    def _forced(self, depth: int, most: int) -> list[int]:
+        """As `forced`, from where the matcher stands: `depth` tokens after the output."""
         tokens: list[int] = []
         until = time.thread_time() + WALK_S
         while len(tokens) < most and not self._matcher.is_terminated() and time.thread_time() < until:
-            token = self._only(self._mask(len(tokens)) if tokens else self._root())
+            token = self._only(self._mask(depth + len(tokens)) if depth or tokens else self._root())
             if token is None or not self._matcher.accept_token(token):
                 break
             tokens.append(token)
@@ -95,9 +139,9 @@ class GrammarState:
 
     def _only(self, mask: np.ndarray) -> int | None:
         """The longest of the allowed ids, if all others begin it."""
-        if int(np.bitwise_count(mask).sum()) > MOST_BEGINNINGS:
+        ids = _ids(mask, MOST_BEGINNINGS)
+        if not ids:
             return None
-        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
         longest: int = max(ids, key=lambda id: len(self._pieces[id]))
         alike = all(self._pieces[longest].startswith(self._pieces[id]) for id in ids)
         return longest if alike and (len(ids) == 1 or self._must(self._pieces[longest])) else None
@@ -170,3 +214,13 @@ class GrammarState:
         for id in ids:
             bits[id // 32] |= np.uint32(1 << id % 32)
         return bits.view(np.int32)
+
+
+def _ids(mask: np.ndarray, most: int) -> list[int]:
+    """The ids that a mask allows; none if there are more than `most`."""
+    if int(np.bitwise_count(mask).sum()) > most:
+        return []
+    words = np.flatnonzero(mask)
+    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
+    rows, places = np.nonzero(bits)
+    return (32 * words[rows] + places).tolist()  # type: ignore[no-any-return]

@@ -30,6 +30,7 @@ from eyas.engine.device.runner import catch_up_sizes
 from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
 from eyas.engine.formats.packed import in_order
+from eyas.engine.kernels.drafts.forced import HEAD, draft_forced
 from eyas.engine.kernels.products.few import MOST_ROWS
 from eyas.engine.kernels.products.rows import put_rows
 from eyas.engine.kernels.products.skinny import MAX_ROWS
@@ -72,6 +73,9 @@ def launches(config: EngineConfig) -> None:
         if shape.sampled:
             program.sample_special(torch.empty(min(shape.sampled, SLICE), columns, dtype=torch.int32))
         program.rest(program.choose())
+    if loaded.width > 1:
+        row = HEAD + state.tables.drafts.shape[1]
+        draft_forced(state.tables, torch.empty(1, row, dtype=torch.int32, device="meta"))
     if state.state_layers:
         remake(state.state_layers[:1], torch.empty(3, 1, dtype=torch.int32, device="meta"))
     if state.head is not None and state.head.taps:  # they may be in layers that are not kept
