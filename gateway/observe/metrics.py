@@ -194,9 +194,8 @@ class GatewayMetrics:
         )
         self.prompt_tokens = Counter("eyas_prompt_tokens", "Tokens of prompts", registry=registry)
         self.generation_tokens = Counter("eyas_generation_tokens", "Tokens generated", registry=registry)
-        self.cached_tokens = Counter(
-            "eyas_cached_prompt_tokens", "Prompt tokens found in a prefix cache", registry=registry
-        )
+        text = "Prompt tokens found in a prefix cache"
+        self.cached_tokens = Counter("eyas_cached_prompt_tokens", text, registry=registry)
         self.accepted = Counter("eyas_draft_tokens_accepted", "Draft tokens accepted", registry=registry)
         self.offered = Counter(
             "eyas_draft_tokens_offered", "Draft tokens offered, in depth", registry=registry
