@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from adapter_rig import write_adapter, write_merged
-from loopback import Loopback, wait_all
+from loopback import Loopback, split_configs, wait_all
 from tiny import write_tiny_pair
 
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.page_names import salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
 PROMPT = tuple(range(1, 60))
+CHAIN = SpeculationConfig(steps=3, draft_tokens=4)
+TREE = SpeculationConfig(steps=3, topk=4, draft_tokens=16)
 MANY = 16
 Answers = list[list[int]]
 
@@ -100,3 +102,64 @@ def test_sixteen_adapters_in_four_slots_answer_as_alone(folder: Path, cluster: L
     assert load is not None
     counts = load.adapters
     assert len(counts.slots) == 4 and counts.loads >= MANY and not counts.waiting
+
+
+@pytest.mark.parametrize("drafts", [CHAIN, pytest.param(TREE, marks=pytest.mark.slow)])
+def test_drafts_change_no_token(folder: Path, cluster: Loopback, drafts: SpeculationConfig) -> None:
+    """The base model's head proposes, the adapter verifies; features are the adapter's."""
+    drafting = Loopback(_config(folder, draft=str(folder / "head"), speculation=drafts))
+    adapter = drafting.load_adapter(folder / "a2").id
+    assert cluster.load_adapter(folder / "a2").id == adapter
+    requests = [_request(number, adapter, params) for number, params in enumerate((GREEDY, SEEDED))]
+    requests.append(_request(2, "", GREEDY))
+    try:
+        assert _answers(drafting, requests) == _alone(cluster, requests)
+        entries = [entry for result in drafting.results.values() for entry in result.entries]
+        assert sum(entry.offered for entry in entries) > 0
+    finally:
+        drafting.close()
+
+
+def test_a_prefix_is_found_by_its_own_adapter_alone(folder: Path, cluster: Loopback) -> None:
+    adapters = [cluster.load_adapter(folder / f"a{seed}").id for seed in (4, 5)]
+    prompt = tuple(range(40, 0, -1))
+    found = []
+    for turn, adapter in enumerate([*adapters, *adapters, ""]):
+        result = cluster.submit(_request(100 + turn, adapter, GREEDY, prompt), split=False)
+        wait_all([result], 60)
+        (timings,) = [entry.timings for entry in result.entries if entry.timings]
+        found.append((timings.cached_tokens > 0, tuple(result.tokens[0])))
+    assert [cached for cached, _ in found] == [False, False, True, True, False]
+    assert found[0][1] == found[2][1] != found[1][1] == found[3][1]
+
+
+@pytest.mark.slow
+def test_a_preempted_answer_goes_on_with_its_adapter(folder: Path, cluster: Loopback) -> None:
+    few = Loopback(_config(folder, num_pages=10, max_loras=2))
+    adapters = [cluster.load_adapter(folder / f"a{seed}").id for seed in (1, 2)]
+    for seed in (1, 2):
+        few.load_adapter(folder / f"a{seed}")
+    long = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+    requests = [_request(number, adapters[number % 2], long) for number in range(4)]
+    try:
+        together = _answers(few, requests)
+        load = few.workers["unified"].load
+        assert load is not None and load.preemptions > 0
+        assert together == _alone(cluster, requests)
+    finally:
+        few.close()
+
+
+@pytest.mark.slow
+def test_prompts_computed_elsewhere_are_decoded_with_their_adapter(folder: Path, cluster: Loopback) -> None:
+    split = Loopback(*split_configs(_config(folder, draft=str(folder / "head"), max_loras=1))[:2])
+    adapters = [split.load_adapter(folder / f"a{seed}").id for seed in (1, 2)]
+    for seed in (1, 2):
+        cluster.load_adapter(folder / f"a{seed}")
+    requests = [
+        _request(number, adapter, SEEDED) for number, adapter in enumerate([*adapters, "", *adapters])
+    ]
+    try:
+        assert _answers(split, requests, split=True) == _alone(cluster, requests)
+    finally:
+        split.close()

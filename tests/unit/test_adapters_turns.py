@@ -149,7 +149,7 @@ def test_pinned_adapters_stay() -> None:
         assert "a" in world.table.on_device
     refused = world.load("c", pinned=True).failure
     assert refused is not None and "leave no slot of 2" in refused.message
-    assert World(1, "a", pinned=("a",)).load("b").failure is not None
+    assert World(1).load("a", pinned=True).failure is not None
 
 
 def test_an_adapter_is_unloaded_once_nobody_needs_it() -> None:

@@ -153,11 +153,10 @@ class AdapterTable:
         return AdapterLoaded(command.call, stored.id, stored.rank, stored.host_bytes)
 
     def _check_pinned(self, name: str, command: LoadAdapter) -> None:
-        """Raises InvalidRequest if pinned adapters would leave no slot for one that is loaded."""
+        """Raises InvalidRequest if pinned adapters would leave no slot for the others."""
         others = [one for known, one in self._adapters.items() if known != name and not one.leaving]
-        pinned = sum(one.pinned for one in others) + command.pinned
-        wants, slots = not (command.pinned and all(one.pinned for one in others)), self.memory.slots
-        if pinned + wants > slots:
+        pinned, slots = sum(one.pinned for one in others) + 1, self.memory.slots
+        if command.pinned and pinned >= slots:
             text = f"{pinned} pinned adapters leave no slot of {slots} for the others (--max-loras)"
             raise InvalidRequest(text, param=LORA_PATH)
 
