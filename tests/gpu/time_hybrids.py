@@ -8,9 +8,10 @@ start does, and whose kernels are compiled before, all ways side by side: `plain
 choices; `exact`, the same in exact arithmetic. Parts: `steps`, milliseconds per token at 1, 32 and 128
 sequences beside the floor, the bytes of the weights that a step touches, and of states read and written,
 over 4.3 TB/s; `prompts`, tokens per second of 4,096 and 32,760, and their products as a share of 700
-TFLOP/s; `agent`, the time to the first token of 40 turns, 95 % of each of which are the turn before, with
-what is cached and without; `profile`, the kernels of steps, and of prompts and of a turn by --loads p4k p32k
-turn. FILE gets a line of JSON whenever something is known, ratios between ways last.
+TFLOP/s, without and with those of attention; `agent`, the time to the first token of 40 turns, 95 % of each
+of which are the turn before, with what is cached and without; `profile`, the kernels of steps, and of
+prompts and of a turn by --loads p4k p32k turn.
+FILE gets a line of JSON whenever something is known, ratios between ways last.
 """
 
 from __future__ import annotations
@@ -133,9 +134,11 @@ def prompts(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Nam
     for load in PROMPTS:
         load = replace(load, prompt=load.prompt // 64, count=2, at_once=2) if args.small else load
         first, figure = (round(engine.measured(load, seed), 1) for seed in (3, 4))
-        share = figure * 2 * numbers / FLOPS
+        pairs = load.prompt / 2 * sum(layer.delta is None for layer in config.layers)  # of a row
+        attention = 4 * shape.sizes.heads * shape.sizes.head_dim * pairs
+        shares = [figure * flops / FLOPS for flops in (2 * numbers, 2 * numbers + attention)]
         line = {"load": load.name, "tokens/s": figure, "the first time": first}
-        yield line | {"share of products": round(share, 3)}
+        yield line | {"share of products": round(shares[0], 3), "with attention": round(shares[1], 3)}
 
 
 def agent(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Namespace) -> Iterator[Any]:
