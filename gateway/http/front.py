@@ -109,7 +109,7 @@ def create_app(
         *ReadEndpoints(config, backend, metrics).endpoints(),
         *LoadEndpoints(backend, metrics).endpoints(),
         *AdminEndpoints(backend).endpoints(),
-        *WeightEndpoints(backend).endpoints(),
+        *WeightEndpoints(backend, keyed=front.keyed).endpoints(),
         *ControlEndpoints(backend).endpoints(),
         *AdapterEndpoints(config, backend).endpoints(),
         *ConsoleEndpoints(metrics).endpoints(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
@@ -167,8 +168,10 @@ class NameBody(RequestBody):
 class WeightEndpoints:
     """The endpoints. Each turns a request into a response."""
 
-    def __init__(self, backend: GenerationBackend) -> None:
+    def __init__(self, backend: GenerationBackend, *, keyed: bool) -> None:
+        """`keyed`: callers need a key. Else they must be of this machine."""
         self._backend = backend
+        self._keyed = keyed
         self._arriving = PendingBodies()
 
     def endpoints(self) -> list[HttpEndpoint]:
@@ -254,11 +257,20 @@ class WeightEndpoints:
         """The request's body. A page of another site may make a browser send one: that is refused."""
         if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
             raise Forbidden("a page of another site must not change the weights")
+        if not (self._keyed or request.client is None or _is_here(request.client.host)):
+            raise Forbidden("without API keys weights change for callers of the server's machine alone")
         raw = await read_body(request, MOST_BYTES, self._arriving)
         request.state.came = asyncio.get_running_loop().time()
         body = parse(kind, raw or b"{}")
         request.state.ignored = ignored(body)
         return body
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def _answered(done: Callable[[], Awaitable[dict[str, Any]]]) -> Response:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import multiprocessing
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 from real_cluster import RealCluster, real_cluster
 from real_worker import tiny_config
 from safetensors.torch import load_file, save, save_file
+from scripted_backend import ScriptedBackend, nano_tokenizer
 from test_cache_events import SPLIT
 
-from eyas.common.config import EngineConfig
+from eyas.common.cluster.listening import free_ports
+from eyas.common.config import EngineConfig, GatewayConfig
+from eyas.common.process_groups import MetGroup
 from eyas.common.types import Role
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling.flushes import CacheFlushes
+from gateway.http.front import create_app
+from gateway.observe.metrics import GatewayMetrics
 
 BOTH = (Role.PREFILL, Role.DECODE)
 LAYOUTS = [
@@ -240,3 +248,64 @@ async def test_tensors_of_a_body_and_what_was_stored(config: EngineConfig, new: 
         assert read == stored[names[0]].flatten()[:7].tolist()
         missing = await cluster.http.post("/get_weights_by_name", json={"name": "nothing"})
         assert missing.status_code == 404
+
+
+def train(port: int, size: int, folder: str, names: list[str]) -> None:
+    """A trainer: rank 0 of the group, which broadcasts tensors of a folder."""
+    group = MetGroup("weights", f"127.0.0.1:{port}", 0, size, "gloo", 30.0)
+    stored = load_file(Path(folder) / "model.safetensors")
+    for name in names:
+        group.broadcast(stored[name])
+    group.leave()
+
+
+@pytest.mark.slow
+async def test_weights_of_a_group(config: EngineConfig, new: Path, tmp_path: Path) -> None:
+    """By gloo: a trainer, and each worker that runs the target."""
+    fresh = await alone(EngineConfig(**{**vars(config), "model": str(new)}), tmp_path, "g")
+    stored = load_file(new / "model.safetensors")
+    names, port = sorted(stored), next(free_ports())
+    async with real_cluster(config, tmp_path, (BOTH,)) as cluster:
+        fields: dict[str, Any] = {"master_address": "127.0.0.1", "master_port": port, "backend": "gloo"}
+        said = await post(
+            cluster,
+            "/init_weights_update_group",
+            **fields,
+            world_size=1 + 1,
+            rank_offset=2,
+            group_name="weights",
+        )
+        assert said["error"]["param"] == "world_size"
+        arguments = (port, 2, str(new), names)
+        trainer = multiprocessing.get_context("spawn").Process(target=train, args=arguments, daemon=True)
+        trainer.start()
+        said = await post(cluster, "/init_weights_update_group", **fields, world_size=2, group_name="weights")
+        assert said["success"], said
+        said = await post(
+            cluster,
+            "/update_weights_from_distributed",
+            names=names,
+            dtypes=[str(stored[name].dtype) for name in names],
+            shapes=[list(stored[name].shape) for name in names],
+            group_name="weights",
+            weight_version="g",
+            whole=True,
+        )
+        assert said["success"], said
+        for number, prompt in enumerate(PROMPTS):
+            assert await generate(cluster, prompt) == ("g", fresh["g", number])
+        assert (await post(cluster, "/destroy_weights_update_group", group_name="weights"))["success"]
+        trainer.join(10)
+        body = {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "weights"}
+        said = await post(cluster, "/update_weights_from_distributed", **body)
+        assert said["error"]["param"] == "group_name"
+
+
+async def test_strangers_may_not_change_weights() -> None:
+    """A server without keys takes them from its own machine."""
+    backend, tokenizer = ScriptedBackend(nano_tokenizer()), nano_tokenizer()
+    app = create_app(GatewayConfig(grpc_port=0), backend, tokenizer, GatewayMetrics(CollectorRegistry()))
+    for host, status in (("10.0.0.7", 403), ("127.0.0.1", 400)):
+        transport = httpx.ASGITransport(app, client=(host, 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+            assert (await http.post("/update_weights_from_disk", json={})).status_code == status

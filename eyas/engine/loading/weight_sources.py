@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.common.machine.gpus import number_of
+from eyas.common.process_groups import MetGroup
 from eyas.common.weights import (
     BytesSource,
     DeviceBuffer,
     DeviceSource,
     FolderSource,
+    GroupSource,
     JoinGroup,
     SharedSource,
     Source,
@@ -29,11 +32,12 @@ from kv_transfer.gpu.driver import CopyBlock, DriverError
 SHARED_MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True)
 class WeightSources:
-    """The sources that an engine on this device can read."""
+    """The sources that an engine on this device can read, and the groups that it is in."""
 
-    device: str
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._groups: dict[str, MetGroup] = {}
 
     def read(self, source: Source) -> HostTensors:
         """A copy of all tensors; page-locked, if a GPU is to read it. Raises EyasError, which says what is
@@ -41,8 +45,8 @@ class WeightSources:
         """
         try:
             read = self._read(source)
-            if self.device != "cpu" and not isinstance(source, DeviceSource):
-                read.lock(self.device)
+            if self._device != "cpu" and not isinstance(source, DeviceSource):
+                read.lock(self._device)
         except (ConfigError, DriverError, OSError) as error:
             raise InvalidRequest(str(error), param=source.param) from None
         return read
@@ -56,18 +60,50 @@ class WeightSources:
             case SharedSource():
                 return _shared(source)
             case DeviceSource(buffers=buffers):
-                if self.device == "cpu":
+                if self._device == "cpu":
                     raise ConfigError("this worker has no GPU that could read another process's")
-                return from_device(buffers, self.device)
-        raise ConfigError(f"{type(source).__name__}: not on this worker")
+                return from_device(buffers, self._device)
+            case GroupSource():
+                return self._received(source)
+
+    def _received(self, source: GroupSource) -> HostTensors:
+        """What rank 0 broadcasts. Raises InvalidRequest if the group is not there, or breaks."""
+        group = self._groups.get(source.group)
+        if group is None:
+            text = f"this worker is not in the group {source.group!r} (/init_weights_update_group)"
+            raise InvalidRequest(text, param="group_name")
+        read = HostTensors(laid_out((meta.name, meta.dtype, meta.shape) for meta in source.tensors))
+        try:
+            for meta in source.tensors:
+                here = read.tensor(meta.name)
+                if group.on_device:
+                    there = torch.empty_like(here, device=self._device)
+                    group.broadcast(there)
+                    here.copy_(there)
+                else:
+                    group.broadcast(here)
+        except RuntimeError as error:
+            raise InvalidRequest(f"the group {source.group!r} broke: {error}", param="group_name") from None
+        return read
 
     def join(self, command: JoinGroup) -> None:
-        """Joins a group of processes, of which rank 0 gives weights."""
-        raise InvalidRequest("groups: not on this worker")
+        """Joins a group whose rank 0 gives weights. Raises InvalidRequest if not all come."""
+        name = command.group
+        if name in self._groups:
+            raise InvalidRequest(f"this worker is in a group {name!r} already", param="group_name")
+        if command.backend == "nccl" and self._device == "cpu":
+            raise InvalidRequest("backend nccl needs a GPU: take gloo", param="backend")
+        ranks = command.rank, command.size
+        try:
+            self._groups[name] = MetGroup(name, command.address, *ranks, command.backend, command.wait_s)
+        except (RuntimeError, ValueError) as error:
+            text = f"the group {name!r} did not meet at {command.address}: {str(error)[:300]}"
+            raise InvalidRequest(text, param="master_address") from None
 
     def leave(self, group: str) -> None:
-        """Leaves it."""
-        raise InvalidRequest("groups: not on this worker")
+        """Leaves a group; nothing if it is in none of that name."""
+        if (met := self._groups.pop(group, None)) is not None:
+            met.leave()
 
 
 def from_device(buffers: Sequence[DeviceBuffer], device: str) -> HostTensors:
