@@ -15,6 +15,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.models.ops.recording import ExpertRecorder
+from tests.unit.families import write_family
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -91,3 +92,28 @@ def test_they_are_the_same_by_every_way(base: EngineConfig, way: str) -> None:
     assert ask(other, "answer", PROMPT, split=split).tokens == answer.tokens
     assert (experts(other, text, split=split) == told).all()
     other.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_device_tells_experts_and_scores_what_it_sampled(tmp_path: Path) -> None:
+    """With exact arithmetic, interpreted: sampled tokens are scored again to the bit there too."""
+    write_family(tmp_path / "model", "qwen3_moe", vocab_size=16, num_hidden_layers=2)
+    names = {"model": str(tmp_path / "model"), "draft": None, "pool_dir": str(tmp_path), "worker": "unified"}
+    triton = {"attention_backend": "triton", "prefill_attention_backend": "triton", "dtype": "float16"}
+    sizes = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
+    cluster = Loopback(EngineConfig(**names, **triton, **sizes, deterministic=True))
+    prompt = tuple(range(1, 12))
+    answer = ask(cluster, "answer", prompt, max_tokens=4, logprobs=0)
+    scoring = {"max_tokens": 0, "prompt_logprobs": 0, "prompt_experts": True}
+    scored = ask(cluster, "scored", (*prompt, *answer.tokens[0]), **scoring).entries[0].prompt
+    config = cluster.workers["unified"].engine._parts.model
+    cluster.close()
+    assert scored is not None
+    sampled = [one.logprob for entry in answer.entries for one in entry.logprobs]
+    assert [row.logprob for row in scored.rows()][-4:] == sampled
+    spec = config.layers[0].feed_forward
+    told = np.frombuffer(scored.experts, np.int16).reshape(len(prompt) + 4 - 1, 2, spec.per_row)
+    assert (told[:, 1] == -1).all()  # a dense layer
+    mixed = told[:, 0].tolist()
+    assert all(len(set(row)) == spec.per_row and set(row) < set(range(spec.experts)) for row in mixed)
