@@ -1,12 +1,14 @@
 """What a grammar costs a token on one GPU: the same batches with one and without, plain and with chains of 3.
 
-    python -m tests.gpu.time_grammar --out FILE [--ways chain plain] [--batches 1 32] [--waits]
+    python -m tests.gpu.time_grammar --out FILE [--ways chain plain lookup] [--batches 1 32] [--waits]
 
 An 8B's shape without weights. Drafts of an EAGLE-3 head are accepted by chance at 3.0 tokens a round,
 whatever the grammar says, so the head drafts what every text may have: invented words. The grammar allows any
 text, so that every round has masks for all of its nodes, and nothing is forced. `--waits`: also with requests
-that take no step before their last one has landed. Every batch is answered twice, the ways in turn, and the
-second time counts. FILE gets a line of JSON whenever something is known. `--device cpu` tries the script out.
+that take no step before their last one has landed. The way `lookup` has no head, drafts that are judged by
+the model, and JSON whose names are forced: there tokens in a round are what differs. Every batch is answered
+twice, the ways in turn, and the second time counts. FILE gets a line of JSON whenever something is known.
+`--device cpu` tries the script out.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -35,9 +38,19 @@ from eyas.engine.speculation.synthetic import resolve
 from tests.gpu.steady import Clocked, clocked, engine_config, going_on, rate, submit, warm
 from tests.unit.loopback import wait_all
 
-CHAIN, PLAIN = "chain", "plain"
+CHAIN, PLAIN, LOOKUP = "chain", "plain", "lookup"
 FREE, HELD, WAITS = "free", "grammar", "grammar, waits"
 ANY_TEXT = Grammar.regex(r"(.|\n)*")
+OBJECT = {
+    "type": "object",
+    "properties": {
+        "temperature": {"enum": ["centigrade", "fahrenheit"]},
+        "description": {"type": "string", "maxLength": 8},
+    },
+    "required": ["temperature", "description"],
+    "additionalProperties": False,
+}
+OBJECTS = Grammar.json_schema({"type": "array", "minItems": 40, "items": OBJECT})
 STEPS, LENGTH = 3, 3.0
 REACH = 1.02
 WAIT_S = 120
@@ -63,6 +76,8 @@ def config_of(plan: Plan, way: str, folders: tuple[Path, Path]) -> EngineConfig:
             "draft": str(folders[1]),
             "speculation": SpeculationConfig(STEPS, 1, STEPS + 1, synthetic_rates=rates),
         }
+    if way == LOOKUP:
+        options["speculation"] = SpeculationConfig(STEPS, 1, STEPS + 1, ngram=True)
     options |= {"chunk_tokens": 32} if plan.device == "cpu" else {"cuda_graph_bs": tuple(plan.batches)}
     most, rows = max(plan.batches), plan.prompt + plan.answer + 64
     config: EngineConfig = engine_config(
@@ -90,14 +105,16 @@ def waiting(kind: str) -> AbstractContextManager[Any]:
     return mock.patch.object(GrammarManager, "holds", waits)
 
 
-def answered(cluster: Clocked, plan: Plan, kind: str, batch: int, seed: int) -> dict[str, float]:
+def answered(
+    cluster: Clocked, plan: Plan, grammar: Grammar | None, batch: int, seed: int
+) -> dict[str, float]:
     """A batch of answers that begin together: its figures while all of them run."""
     dice = random.Random(seed)
-    params = SamplingParams(
-        temperature=0.0, max_tokens=plan.answer, ignore_eos=True, grammar=None if kind == FREE else ANY_TEXT
-    )
+    params = SamplingParams(temperature=0.0, max_tokens=plan.answer, ignore_eos=True, grammar=grammar)
     requests = [
-        GenerationRequest(f"{kind} {seed} {i}", tuple(dice.choices(range(300, 760), k=plan.prompt)), params)
+        GenerationRequest(
+            f"{seed} {i} {time.perf_counter()}", tuple(dice.choices(range(300, 760), k=plan.prompt)), params
+        )
         for i in range(batch)
     ]
     wait_all(submit(cluster, requests), WAIT_S)
@@ -114,8 +131,9 @@ def measured(cluster: Clocked, plan: Plan, way: str) -> Iterator[dict[str, Any]]
     for batch in plan.batches:
         for seed in range(2):
             for kind in plan.kinds:
+                grammar = None if kind == FREE else OBJECTS if way == LOOKUP else ANY_TEXT
                 with waiting(kind):
-                    line = answered(cluster, plan, kind, batch, seed)
+                    line = answered(cluster, plan, grammar, batch, seed)
                 if seed:
                     yield {"way": way, "batch": batch, "kind": kind} | line
 
@@ -126,7 +144,7 @@ def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
         own = {line["kind"]: line for line in lines if (line["way"], line["batch"]) == (way, batch)}
         for kind, line in own.items():
             ratio = line["token_ms"] / own[FREE]["token_ms"]
-            verdict = "" if kind != HELD else "  PASS" if ratio <= REACH else "  FAIL"
+            verdict = "" if kind != HELD or way == LOOKUP else "  PASS" if ratio <= REACH else "  FAIL"
             yield (
                 f"{way} bs{batch} {kind}: {line['token_ms']:.3f} ms a token, {line['round_ms']:.3f} a round "
                 f"of {line['tokens_per_round']:.2f}, {ratio:.3f} of free{verdict}"
@@ -139,7 +157,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--ways", choices=[CHAIN, PLAIN], nargs="+", default=[CHAIN])
+    parser.add_argument("--ways", choices=[CHAIN, PLAIN, LOOKUP], nargs="+", default=[CHAIN])
     parser.add_argument("--waits", action="store_true", help="also requests that wait for their tokens")
     given = parser.parse_args()
     cuda = given.device == "cuda"
