@@ -131,7 +131,7 @@ SPECULATION = {
 }
 OWN = {
     "plain": ["_verdict"],
-    "ngram": ["_look_up"],
+    "ngram": ["_look_up", "_draft_forced"],
     "chain": ["_propose", "_put", "_look_up"],
     "tree": ["_couple", "_select"],
     "wide tree": ["_attend", "_prepare", "_grow", "_select"],  # whose masks have several words
