@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.machine.memory import discard
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.loading import device_build
 from eyas.engine.loading.weight_memory import WeightBlocks
 from kv_transfer.gpu.driver import DeviceAllocation, DriverError, GpuMemory
 from kv_transfer.gpu.handover import DescriptorGiver, take
@@ -121,6 +123,19 @@ def test_a_block_that_is_freed_is_not_moved() -> None:
     blocks, addresses = blocks_of(FakeDriver())
     blocks.give(addresses[1])
     assert blocks.size == 3 * 4096 == blocks.release()
+
+
+@pytest.mark.parametrize(("device", "number"), [("cuda", 0), ("cuda:3", 3)])
+def test_weights_that_sleep_are_on_a_gpu_that_is_named_by_number(
+    monkeypatch: pytest.MonkeyPatch, device: str, number: int
+) -> None:
+    """Torch's pool takes no other."""
+    monkeypatch.setattr(device_build, "CudaDriver", lambda number: number)
+    monkeypatch.setattr(device_build, "WeightMemory", lambda *made: made)
+    loaded = SimpleNamespace(config=SimpleNamespace(memory_saver=True, device=device))
+    assert device_build._weight_memory(loaded) == (number, torch.device("cuda", number))
+    loaded.config.memory_saver = False
+    assert device_build._weight_memory(loaded) is None
 
 
 def test_a_gpu_s_pool_that_a_peer_has_mapped_stays(tmp_path: Path) -> None:

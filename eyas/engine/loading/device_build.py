@@ -268,7 +268,8 @@ def _weight_memory(loaded: EngineSpec) -> WeightMemory | None:
     config = loaded.config
     if not (config.memory_saver and config.device.startswith("cuda")):
         return None
-    return WeightMemory(CudaDriver(number_of(config.device)), torch.device(config.device))
+    number = number_of(config.device)
+    return WeightMemory(CudaDriver(number), torch.device("cuda", number))
 
 
 def _state_layers(model: DecoderModel[ForwardRows], pool: KvPool) -> tuple[DeltaLayer, ...]:
