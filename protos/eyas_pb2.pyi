@@ -48,6 +48,13 @@ class MemoryTag(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MEMORY_TAG_UNSPECIFIED: _ClassVar[MemoryTag]
     MEMORY_TAG_WEIGHTS: _ClassVar[MemoryTag]
     MEMORY_TAG_KV_CACHE: _ClassVar[MemoryTag]
+
+class RunningRequests(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUNNING_REQUESTS_UNSPECIFIED: _ClassVar[RunningRequests]
+    RUNNING_REQUESTS_DRAIN: _ClassVar[RunningRequests]
+    RUNNING_REQUESTS_ABORT: _ClassVar[RunningRequests]
+    RUNNING_REQUESTS_RESTART: _ClassVar[RunningRequests]
 CHAT_ROLE_UNSPECIFIED: ChatRole
 CHAT_ROLE_SYSTEM: ChatRole
 CHAT_ROLE_USER: ChatRole
@@ -72,6 +79,10 @@ PAUSE_MODE_RETRACT: PauseMode
 MEMORY_TAG_UNSPECIFIED: MemoryTag
 MEMORY_TAG_WEIGHTS: MemoryTag
 MEMORY_TAG_KV_CACHE: MemoryTag
+RUNNING_REQUESTS_UNSPECIFIED: RunningRequests
+RUNNING_REQUESTS_DRAIN: RunningRequests
+RUNNING_REQUESTS_ABORT: RunningRequests
+RUNNING_REQUESTS_RESTART: RunningRequests
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "reasoning", "tool_calls", "tool_call_id")
@@ -353,12 +364,14 @@ class PromptLogprobs(_message.Message):
     def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top: _Optional[int] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("usage", "timings")
+    __slots__ = ("usage", "timings", "weight_version")
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     usage: Usage
     timings: Timings
-    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    weight_version: str
+    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., weight_version: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "verify_steps", "cached_tokens", "reasoning_tokens")
@@ -527,3 +540,51 @@ class Adapter(_message.Message):
     id: str
     rank: int
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class TensorFiles(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, files: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SharedTensorFiles(_message.Message):
+    __slots__ = ("paths", "digests")
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    paths: _containers.RepeatedScalarFieldContainer[str]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, paths: _Optional[_Iterable[str]] = ..., digests: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UpdateWeightsRequest(_message.Message):
+    __slots__ = ("folder", "files", "shared", "version", "running", "wait_s", "whole")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    files: TensorFiles
+    shared: SharedTensorFiles
+    version: str
+    running: RunningRequests
+    wait_s: float
+    whole: bool
+    def __init__(self, folder: _Optional[str] = ..., files: _Optional[_Union[TensorFiles, _Mapping]] = ..., shared: _Optional[_Union[SharedTensorFiles, _Mapping]] = ..., version: _Optional[str] = ..., running: _Optional[_Union[RunningRequests, str]] = ..., wait_s: _Optional[float] = ..., whole: _Optional[bool] = ...) -> None: ...
+
+class UpdateWeightsResponse(_message.Message):
+    __slots__ = ("version", "generation", "digest", "requests", "pause_s", "behind")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    generation: int
+    digest: str
+    requests: int
+    pause_s: float
+    behind: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ..., requests: _Optional[int] = ..., pause_s: _Optional[float] = ..., behind: _Optional[_Iterable[str]] = ...) -> None: ...

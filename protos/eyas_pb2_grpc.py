@@ -70,6 +70,11 @@ class EyasStub:
                 request_serializer=protos_dot_eyas__pb2.ResumeMemoryRequest.SerializeToString,
                 response_deserializer=protos_dot_eyas__pb2.ResumeMemoryResponse.FromString,
                 _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/eyas.v1.Eyas/UpdateWeights',
+                request_serializer=protos_dot_eyas__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=protos_dot_eyas__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/eyas.v1.Eyas/LoadAdapter',
                 request_serializer=protos_dot_eyas__pb2.LoadAdapterRequest.SerializeToString,
@@ -136,6 +141,14 @@ class EyasServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateWeights(self, request, context):
+        """New weights for all workers, or for none; answers when they serve. PERMISSION_DENIED without API keys, unless
+        the server listens on its own machine alone. What is wrong with them is the status, and the old ones serve on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadAdapter(self, request, context):
         """Loads a LoRA adapter on all workers, or on none: calls then name it as their `model`. PERMISSION_DENIED for a
         folder that callers may not name, INVALID_ARGUMENT for one that does not fit and for a name that is taken.
@@ -188,6 +201,11 @@ def add_EyasServicer_to_server(servicer, server):
                     servicer.ResumeMemory,
                     request_deserializer=protos_dot_eyas__pb2.ResumeMemoryRequest.FromString,
                     response_serializer=protos_dot_eyas__pb2.ResumeMemoryResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=protos_dot_eyas__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=protos_dot_eyas__pb2.UpdateWeightsResponse.SerializeToString,
             ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
@@ -390,6 +408,33 @@ class Eyas:
             '/eyas.v1.Eyas/ResumeMemory',
             protos_dot_eyas__pb2.ResumeMemoryRequest.SerializeToString,
             protos_dot_eyas__pb2.ResumeMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.v1.Eyas/UpdateWeights',
+            protos_dot_eyas__pb2.UpdateWeightsRequest.SerializeToString,
+            protos_dot_eyas__pb2.UpdateWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,8 +29,10 @@ from eyas.client.types import (
     ToolCall,
     ToolCallDelta,
     Usage,
+    WeightsUpdated,
     WorkerTimings,
 )
+from eyas.client.weights import SharedTensors
 from eyas.common.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -70,6 +72,7 @@ __all__ = [
     "Overloaded",
     "PauseMode",
     "PromptLogprobs",
+    "SharedTensors",
     "Stream",
     "Timings",
     "TokenLogprob",
@@ -79,5 +82,6 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "Usage",
+    "WeightsUpdated",
     "WorkerTimings",
 ]

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 import grpc
+import msgspec
 
 from eyas.client import wire
 from eyas.client.types import (
@@ -33,7 +34,9 @@ from eyas.client.types import (
     ToolCall,
     ToolCallDelta,
     Usage,
+    WeightsUpdated,
 )
+from eyas.client.weights import SharedTensors
 from eyas.client.wire import chat_request
 from eyas.common.errors import Cancelled, EyasError, InvalidRequest, Overloaded, Unavailable
 from eyas.common.security.tls import TO_CALLERS, client_tls
@@ -44,6 +47,7 @@ DEFAULT_TARGET = "127.0.0.1:8001"
 SECURE = "https://"
 DEFAULT_TIMEOUT_S = 7 * 86_400.0  # a week: none, since the server ends a call that brings no tokens
 DEFAULT_RETRIES = 2
+UPDATE_S = 1200.0  # for new weights, beside the wait for what runs
 CONTROL_S = 180.0  # for what an operator asks: much memory may move
 FIRST_PAUSE_S = 0.2  # before the first retry; each further one waits twice as long
 
@@ -113,7 +117,10 @@ class AsyncStream:
             self.prompt_logprobs = wire.prompt_logprobs_from_pb(event.prompt_logprobs)
         elif event.HasField("finished"):
             metadata = await self._call.initial_metadata()
-            self.usage = wire.usage_from_pb(event.finished.usage, metadata)
+            self.usage = msgspec.structs.replace(
+                wire.usage_from_pb(event.finished.usage, metadata),
+                weight_version=event.finished.weight_version,
+            )
             self.timings = wire.timings_from_pb(event.finished.timings)
             self._finished = True
 
@@ -242,6 +249,27 @@ class AsyncClient:
         """Takes memory again that was let go of: weights as they were, KV empty. What has come back."""
         request = eyas_pb2.ResumeMemoryRequest(tags=wire.tags_to_pb(tags))
         return wire.moved_from_pb((await self._call(self._stub.ResumeMemory, request, timeout_s)).moved)
+
+    async def update_weights(
+        self,
+        source: str | SharedTensors | Sequence[bytes],
+        *,
+        version: str = "",
+        running: str = "drain",
+        wait_s: float = 300.0,
+        whole: bool = False,
+    ) -> WeightsUpdated:
+        """Changes the weights of all workers, or of none; returns when the new ones serve.
+
+        `source`: a folder with all of the model's tensors on the workers' machine; `SharedTensors`; or
+        safetensors files as bytes. `running`: "drain", "abort" or "restart", what becomes of calls that run.
+        `whole`: a missing tensor is an error, as it is of a folder; else it stays. Raises EyasError, which
+        names what is wrong: then the old weights serve on.
+        """
+        request = wire.update_to_pb(source, running)
+        request.version, request.wait_s, request.whole = version, wait_s, whole
+        reply = await self._call(self._stub.UpdateWeights, request, wait_s + UPDATE_S)
+        return wire.updated_from_pb(reply)
 
     async def load_adapter(
         self,

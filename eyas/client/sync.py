@@ -37,7 +37,9 @@ from eyas.client.types import (
     PromptLogprobs,
     Timings,
     Usage,
+    WeightsUpdated,
 )
+from eyas.client.weights import SharedTensors
 from eyas.common.errors import Cancelled, InvalidRequest
 
 T = TypeVar("T")
@@ -236,6 +238,21 @@ class Client:
     ) -> list[MovedMemory]:
         """Takes it again; what has come back."""
         return self._portal.wait(self._client.resume_memory(tags, timeout_s=timeout_s))
+
+    def update_weights(
+        self,
+        source: str | SharedTensors | Sequence[bytes],
+        *,
+        version: str = "",
+        running: str = "drain",
+        wait_s: float = 300.0,
+        whole: bool = False,
+    ) -> WeightsUpdated:
+        """Changes the weights of all workers, or of none; returns when the new ones serve."""
+        updating = self._client.update_weights(
+            source, version=version, running=running, wait_s=wait_s, whole=whole
+        )
+        return self._portal.wait(updating)
 
     def load_adapter(
         self,

@@ -143,6 +143,7 @@ class Usage(msgspec.Struct, frozen=True):
     end, its tags too.
 
     `synthetic`: the server accepts drafts by chance, for benchmarks, and the answer means nothing.
+    `weight_version`: the name of the weights that all tokens come from.
     """
 
     prompt_tokens: int = 0
@@ -153,6 +154,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     synthetic: bool = False
     reasoning_tokens: int = 0
+    weight_version: str = ""
 
 
 class WorkerTimings(msgspec.Struct, frozen=True):
@@ -242,6 +244,19 @@ class Model(msgspec.Struct, frozen=True):
     id: str
     context_length: int
     parent: str = ""
+
+
+class WeightsUpdated(msgspec.Struct, frozen=True):
+    """New weights that serve: their name, number and digest. `requests`: that were ended for them. `pause_s`:
+    how long no step could run. `behind`: workers that failed in it.
+    """
+
+    version: str
+    generation: int
+    digest: str
+    requests: int
+    pause_s: float
+    behind: tuple[str, ...] = ()
 
 
 class Adapter(msgspec.Struct, frozen=True):

@@ -24,8 +24,10 @@ from eyas.client.types import (
     Tool,
     ToolCallDelta,
     Usage,
+    WeightsUpdated,
     WorkerTimings,
 )
+from eyas.client.weights import SharedTensors
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.grammars.notations import Grammar, GrammarKind
 from eyas.common.types import TokenLogprob
@@ -196,6 +198,31 @@ def _grammar_to_pb(grammar: Grammar) -> eyas_pb2.Grammar:
     if grammar.kind is GrammarKind.CHOICE:
         return eyas_pb2.Grammar(choice=eyas_pb2.Texts(texts=json.loads(grammar.text)))
     return eyas_pb2.Grammar(**{grammar.kind.value: grammar.text})
+
+
+def update_to_pb(
+    source: str | SharedTensors | Sequence[bytes], running: str
+) -> eyas_pb2.UpdateWeightsRequest:
+    """An update, but for its numbers. Raises InvalidRequest for a `running` that is none."""
+    name = f"RUNNING_REQUESTS_{running.upper()}"
+    if name not in eyas_pb2.RunningRequests.keys():  # noqa: SIM118 (not a dict)
+        raise InvalidRequest(f"running must be drain, abort or restart, not {running!r}", param="running")
+    request = eyas_pb2.UpdateWeightsRequest(running=eyas_pb2.RunningRequests.Value(name))
+    if isinstance(source, str):
+        request.folder = source
+    elif isinstance(source, SharedTensors):
+        request.shared.paths.append(source.path)
+        request.shared.digests.append(source.digest)
+    else:
+        request.files.files.extend(source)
+    return request
+
+
+def updated_from_pb(reply: eyas_pb2.UpdateWeightsResponse) -> WeightsUpdated:
+    """What came of it."""
+    return WeightsUpdated(
+        reply.version, reply.generation, reply.digest, reply.requests, reply.pause_s, tuple(reply.behind)
+    )
 
 
 def adapter_from_pb(adapter: eyas_pb2.Adapter) -> Adapter:

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 import msgspec
 
-from eyas.common.cluster.listening import listen
+from eyas.common.cluster.listening import is_loopback, listen
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import InvalidRequest
+from eyas.common.errors import Forbidden, InvalidRequest
 from eyas.common.logging import request_id, traceparent
 from eyas.common.security.tls import door_context
 from eyas.common.types import GenerationRequest
@@ -30,6 +30,7 @@ from gateway.formats.chat_request import ChatModel, chat_prompt, read_rules, rea
 from gateway.grpc import control as grpc_control
 from gateway.grpc import door as grpc_door
 from gateway.grpc import messages as grpc_messages
+from gateway.grpc import weights as grpc_weights
 from gateway.grpc.messages import GrpcChat, chat_of, delta_to_pb, read_delta_to_pb
 from gateway.grpc.relay import GrpcRelay
 from gateway.limits.keys import KeyRing
@@ -157,6 +158,16 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         await self._backend.control(ContinueGeneration())
         return eyas_pb2.ContinueGenerationResponse()
 
+    async def UpdateWeights(
+        self, request: eyas_pb2.UpdateWeightsRequest, context: Context
+    ) -> eyas_pb2.UpdateWeightsResponse:
+        """Changes the weights of every worker, or of none. Raises what is wrong with them."""
+        keyed = self._config.api_keys or self._config.api_key_file is not None
+        if not (keyed or is_loopback(self._config.host)):
+            raise Forbidden("without API keys weights change where the server listens on 127.0.0.1 alone")
+        change = await self._backend.weights.update(grpc_weights.update_of(request))
+        return grpc_weights.change_to_pb(change)
+
     async def LoadAdapter(
         self, request: eyas_pb2.LoadAdapterRequest, context: Context
     ) -> eyas_pb2.LoadAdapterResponse:
@@ -231,7 +242,9 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                     yield response(delta=message)
             timings = timings_object(began, text.trace, text.usage)
             reasoned = sum(reader.reasoning_tokens for reader in readers)
-            yield response(finished=grpc_messages.finished_to_pb(text.usage, timings, reasoned))
+            finished = grpc_messages.finished_to_pb(text.usage, timings, reasoned)
+            finished.weight_version = text.weight_version
+            yield response(finished=finished)
 
     async def _start(self, request: GenerationRequest, pending: _PendingCall) -> GenerationStream:
         try:

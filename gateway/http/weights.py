@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +17,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from eyas.common.cluster.listening import is_loopback
 from eyas.common.errors import EyasError, Forbidden, InvalidRequest
 from eyas.common.weights import (
     DTYPES,
@@ -257,20 +257,13 @@ class WeightEndpoints:
         """The request's body. A page of another site may make a browser send one: that is refused."""
         if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
             raise Forbidden("a page of another site must not change the weights")
-        if not (self._keyed or request.client is None or _is_here(request.client.host)):
+        if not (self._keyed or request.client is None or is_loopback(request.client.host)):
             raise Forbidden("without API keys weights change for callers of the server's machine alone")
         raw = await read_body(request, MOST_BYTES, self._arriving)
         request.state.came = asyncio.get_running_loop().time()
         body = parse(kind, raw or b"{}")
         request.state.ignored = ignored(body)
         return body
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _answered(done: Callable[[], Awaitable[dict[str, Any]]]) -> Response:

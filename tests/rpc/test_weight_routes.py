@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save, save_file
 from scripted_backend import ScriptedBackend, nano_tokenizer
 from test_cache_events import SPLIT
 
+from eyas.client import AsyncClient, InvalidRequest, SharedTensors
 from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.process_groups import MetGroup
@@ -299,6 +300,25 @@ async def test_weights_of_a_group(config: EngineConfig, new: Path, tmp_path: Pat
         body = {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "weights"}
         said = await post(cluster, "/update_weights_from_distributed", **body)
         assert said["error"]["param"] == "group_name"
+
+
+async def test_the_sdk_changes_weights(config: EngineConfig, new: Path, tmp_path: Path) -> None:
+    """Of shared memory, whose bytes are compared; an answer says its version."""
+    async with real_cluster(config, tmp_path, (BOTH,)) as cluster, AsyncClient(cluster.grpc) as client:
+        before = await client.generate(PROMPTS[0], max_tokens=4, temperature=0.0, ignore_eos=True)
+        assert before.usage.weight_version == "default"
+        with SharedTensors(load_file(new / "model.safetensors")) as shared:
+            done = await client.update_weights(shared, version="sdk", whole=True)
+            assert (done.version, done.generation, done.behind) == ("sdk", 1, ())
+            Path(shared.path).write_bytes(Path(shared.path).read_bytes()[:-1] + b"!")
+            with pytest.raises(InvalidRequest, match="not those of its digest"):
+                await client.update_weights(shared)
+        after = await client.generate(PROMPTS[0], max_tokens=4, temperature=0.0, ignore_eos=True)
+        assert after.usage.weight_version == "sdk"
+        with pytest.raises(InvalidRequest, match="no folder"):
+            await client.update_weights(str(tmp_path / "none"))
+        with pytest.raises(InvalidRequest, match="running must be"):
+            await client.update_weights("x", running="never")
 
 
 async def test_strangers_may_not_change_weights() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import ipaddress
 import itertools
 import random
 import socket
@@ -103,3 +104,11 @@ def _is_free(port: int) -> bool:
         probe.bind(("", port))
         return True
     return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name localhost, is of this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
