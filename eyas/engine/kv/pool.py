@@ -318,6 +318,7 @@ class KvPool:
         held = self.pages[:-1].view(torch.uint8).flatten()
         return discard(held.data_ptr(), held.nbytes, shared=self.path is not None)
 
+    @torch.inference_mode()  # on a thread; the pool may have been made in it
     def restore(self) -> int:
         """Makes the pool as it was when it was new: zeros, and the same proof page. Returns its bytes.
 

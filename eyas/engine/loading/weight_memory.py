@@ -60,7 +60,10 @@ class WeightBlocks:
         size = self.size
         if self._host is None or self._host.nbytes < size:
             self._host = host_bytes(size, self._device)
-        self._driver.copy_host(self._copies(out=True), out=True)
+        try:
+            self._driver.copy_host(self._copies(out=True), out=True)
+        except DriverError as error:
+            raise ConfigError(f"weights cannot be copied to the host: {error}") from None
         for block in self._blocks.values():
             block.empty()
         return size
@@ -68,18 +71,18 @@ class WeightBlocks:
     def restore(self) -> int:
         """New bytes at the same addresses, and in them what was there. Returns how many came back.
 
-        Raises ConfigError if the GPU has no room; then all of them are still on the host.
+        Raises ConfigError if the GPU has no room, or a copy fails; then all of them are still on the host.
         """
         refilled: list[DeviceAllocation] = []
         try:
             for block in self._blocks.values():
                 block.refill()
                 refilled.append(block)
+            self._driver.copy_host(self._copies(out=False), out=False)
         except DriverError as error:
             for block in refilled:
                 block.empty()
             raise ConfigError(f"no room for {self.size / 2**30:.1f} GiB of weights: {error}") from None
-        self._driver.copy_host(self._copies(out=False), out=False)
         return self.size
 
     def _copies(self, *, out: bool) -> list[CopyBlock]:
