@@ -40,7 +40,7 @@ class _MemoryLocation(ctypes.Structure):
 
 
 class _IpcHandle(ctypes.Structure):
-    _fields_ = [("reserved", ctypes.c_char * 64)]
+    _fields_ = [("reserved", ctypes.c_ubyte * 64)]  # of characters a zero would be the last
 
 
 class _AllocFlags(ctypes.Structure):
@@ -200,12 +200,14 @@ class CudaDriver:
 
     def open_handle(self, handle: bytes) -> int:
         """Opens memory that cudaMalloc allocated in another process."""
-        address = ctypes.c_uint64()
+        if len(handle) != ctypes.sizeof(_IpcHandle):
+            raise DriverError(f"a CUDA IPC handle has {ctypes.sizeof(_IpcHandle)} bytes, not {len(handle)}")
+        address, whole = ctypes.c_uint64(), _IpcHandle.from_buffer_copy(handle)
         with self.bound():
             self._call(
                 "cuIpcOpenMemHandle_v2",
                 ctypes.byref(address),
-                _IpcHandle(handle),
+                whole,
                 ctypes.c_uint(OPEN_WITH_PEERS),
             )
         return address.value

@@ -92,6 +92,8 @@ BLOCKS = [CopyBlock(1, 2, 3)] * (STREAMS * BATCH + 1) + [
         lambda driver: driver.read(1, 2),
         lambda driver: driver.register(4096, 8192),
         lambda driver: driver.unregister(4096),
+        lambda driver: driver.open_handle(bytes(64)),
+        lambda driver: driver.close_handle(4096),
     ],
 )
 def test_a_thread_stays_on_the_gpu_that_it_was_on(library: FakeCuda, use: Callable) -> None:
@@ -100,6 +102,23 @@ def test_a_thread_stays_on_the_gpu_that_it_was_on(library: FakeCuda, use: Callab
     assert library.contexts == [TORCH]
     use(driver)
     assert library.contexts == [TORCH]
+
+
+def test_a_handle_is_passed_on_whole(library: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros are bytes of it as any other."""
+    passed: list[bytes] = []
+
+    def do(name: str, arguments: tuple) -> int:
+        if name == "cuIpcOpenMemHandle_v2":
+            passed.append(bytes(arguments[1]))
+        return FakeCuda._do(library, name, arguments)
+
+    monkeypatch.setattr(library, "_do", do)
+    handle = bytes([7, 0, 9, *range(61)])
+    CudaDriver(0).open_handle(handle)
+    assert passed == [handle]
+    with pytest.raises(DriverError, match="64 bytes"):
+        CudaDriver(0).open_handle(handle[:5])
 
 
 def test_memory_is_of_whole_granules(library: FakeCuda) -> None:
