@@ -88,8 +88,9 @@ class RankArithmetic:
         waiting = RING_ROWS if config.speculation.adaptive else 1
         shape, share = loaded.with_pages(1).shape(group), loaded.share(group)
         width, heads = max(loaded.width, config.speculation.topk, waiting), share.num_heads
-        if group is KvKind.DRAFT and loaded.head is not None and loaded.head.block is not None:
-            width += loaded.head.block.width(config.speculation.steps)  # behind certain rows, in one pass
+        block = loaded.head.block if group is KvKind.DRAFT and loaded.head is not None else None
+        if block is not None and block.first < 0:
+            width += block.width(config.speculation.steps)  # behind certain rows, in one pass
         most = RowLimits.of(share, batch + MAX_ENDS, width)
         if self.exact and group is KvKind.TARGET:
             kind = ExactLatents if shape.format.latent else ExactAttention
