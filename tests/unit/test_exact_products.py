@@ -73,20 +73,6 @@ def test_a_product_with_residual_and_sums_too() -> None:
     assert said(found(LINEAR, CUTS, (1, 40))) == []
 
 
-def test_a_routers_row_has_the_same_bits_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 16 rows one program takes all four stretches of k, at more each has one. That it would take k as one
-    is noticed.
-    """
-    router = Product("linear", 48, 512)  # in groups of 16, as its tiles are
-    narrow = [ProductTile(16, 64, 4, 6, split=8)] * 4
-    shapes = [ProductShape("linear", rows, router.n, router.k, router.n) for rows in (16, 32)]
-    tiles = [exact_tile_for(shape, 2, router.table(narrow)) for shape in shapes]
-    assert [(tile.split, tile.folds) for tile in tiles] == [(1, 4), (4, 1)]
-    assert said(found(router, narrow, COUNTS)) == []
-    monkeypatch.setattr(skinny, "exact_tile_for", lambda *given: replace(exact_tile_for(*given), folds=1))
-    assert {difference.other.split()[0] for difference in found(router, narrow, (1, 17))} == {"17"}
-
-
 WIDE = [Product("linear", 128, 64), GATED, QKV, HEADS, TALL_HEADS]
 
 

@@ -433,38 +433,24 @@ def _product(x, weights, plan: tl.constexpr):
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
     if plan.folds == 1:
         for at in range(start, start + plan.chunk, plan.depth):
-            acc = _plus_step(x, weights, first, at, acc)
+            acc = tl.dot(weights.load([first, at]), x.load([0, at]).T, acc, input_precision="ieee")
     else:
-        acc = _side_by_side(x, weights, first, acc, plan)
+        acc = _two_stretches(x, weights, first, acc, plan)
     if plan.pdl:
         gdc_launch_dependents()
     return tl.trans(acc)
 
 
 @triton.jit
-def _side_by_side(x, weights, first, zeros, plan: tl.constexpr):
-    """Two or four stretches of k, each added up as by a program of its own, then they as the last of so many
-    adds them.
-    """
-    tl.static_assert((plan.folds == 2 or plan.folds == 4) and plan.split == 1)
-    a, b, c, d = zeros, zeros, zeros, zeros
+def _two_stretches(x, weights, first, zeros, plan: tl.constexpr):
+    """Both halves of k, each added up as by a program of its own, then they as the last of two adds them."""
+    tl.static_assert(plan.folds == 2 and plan.split == 1)
+    a, b = zeros, zeros
     for at in range(0, plan.stretch, plan.depth):
-        a = _plus_step(x, weights, first, at, a)
-        b = _plus_step(x, weights, first, at + plan.stretch, b)
-        if plan.folds == 4:
-            c = _plus_step(x, weights, first, at + 2 * plan.stretch, c)
-            d = _plus_step(x, weights, first, at + 3 * plan.stretch, d)
-    total = a + b
-    if plan.folds == 4:
-        total = total + c
-        total = total + d
-    return total
-
-
-@triton.jit
-def _plus_step(x, weights, first, at, total):
-    """The total with one step of k."""
-    return tl.dot(weights.load([first, at]), x.load([0, at]).T, total, input_precision="ieee")
+        a = tl.dot(weights.load([first, at]), x.load([0, at]).T, a, input_precision="ieee")
+        then = at + plan.stretch
+        b = tl.dot(weights.load([first, then]), x.load([0, then]).T, b, input_precision="ieee")
+    return a + b
 
 
 @triton.jit

@@ -156,25 +156,21 @@ def exact_tile_for(shape: ProductShape, itemsize: int, table: Table = MEASURED) 
     """The tile of `tile_for`, with k cut into the stretches of `stretches_of`, whatever the number of rows.
 
     Where `tile_for` would leave both stretches to one program, that program takes them side by side, if there
-    are few rows; with more, two programs are faster. All stretches of a tile as narrow as a router's are over
-    before programs could tell each other of theirs. Beside few rows L2 is asked for all of a small weight
-    before: a state's heads, or a norm, take as long as reading it.
+    are few rows; with more, two programs are faster. Beside few rows L2 is asked for all of a small weight
+    before: a state's heads take as long as reading it.
     """
     tile = table.get((shape.kind, shape.rows, shape.n, shape.k)) or _rule(shape)
     stretches = stretches_of(shape)
     side_by_side = stretches == 2 and tile.split == 1 and shape.kind == "linear"
-    steps, rest = divmod(shape.k, stretches * tile.depth)
-    if stretches > 1 and shape.kind == "linear" and tile.columns == _NARROWEST == shape.rows and not rest:
-        stages = min(tile.stages, steps)
-        tile = replace(tile, folds=stretches, split=1, stages=stages)
-    elif side_by_side and shape.rows > _NARROWEST:
+    if side_by_side and shape.rows > _NARROWEST:
         tile = replace(_rule(shape), split=stretches)
     elif side_by_side:
         # A step of both stretches has the bytes of one before.
         tile = replace(tile, folds=2, depth=max(tile.depth // 2, _NARROWEST))
     else:
         tile = replace(tile, split=stretches)
-    if shape.rows == _NARROWEST and shape.kind == "linear" and shape.n * shape.k * itemsize <= _SMALL_BYTES:
+    small = shape.n * shape.k * itemsize <= _SMALL_BYTES and tile.columns > _NARROWEST
+    if small and shape.rows == _NARROWEST and shape.kind == "linear":
         tile = replace(tile, ahead=shape.k)
     return _fitted(tile, shape, itemsize)
 
@@ -247,7 +243,7 @@ def _fitted(tile: ProductTile, shape: ProductShape, itemsize: int) -> ProductTil
         raise ValueError(f"{shape} has a side that is not a multiple of {_NARROWEST}")
     most = _SHARED_BYTES // ((columns + shape.rows) * depth * tile.folds * itemsize)
     stages = min(tile.stages * tile.depth // depth, most)
-    ahead = min(tile.ahead, 1 << (shape.k // tile.split).bit_length() - 1)
+    ahead = min(tile.ahead, 1 << stretch.bit_length() - 1)
     return replace(tile, columns=columns, depth=depth, stages=max(stages, 1), ahead=ahead)
 
 
