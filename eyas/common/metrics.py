@@ -137,6 +137,8 @@ class WorkerMetrics:
         self.adapter_slots_used = gauge("adapter_slots_used", "Slots of the device that an adapter has")
         self.adapter_waiting = gauge("adapter_waiting", "Sequences that wait for a slot for their adapter")
         self.adapter_bytes = gauge("adapter_host_bytes", "Bytes of the host's memory that adapters have")
+        self.weights_generation = gauge("weights_generation", "Updates of the weights since the start")
+        self.weights_pause = gauge("weights_pause_seconds", "How long no step could run for the last of them")
         self.step_seconds = PlainHistogram(
             "eyas_step_seconds", "From the launch of a step to its tokens", STEP_SECONDS, registry
         )

@@ -409,6 +409,8 @@ class WorkerFront:
         self._metrics.states_cached.set(load.states.kept)
         self._metrics.host_pages.set(load.host.pages)
         self._metrics.leases.set(load.leases)
+        self._metrics.weights_generation.set(load.weights.generation)
+        self._metrics.weights_pause.set(load.weights.seconds)
         for path, moved in load.moved.items():
             self._metrics.moved(path, moved.pulls, moved.bytes, moved.seconds)
         for path, refused in load.ways_refused.items():

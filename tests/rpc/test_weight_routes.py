@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import multiprocessing
 import shutil
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.process_groups import MetGroup
 from eyas.common.types import Role
+from eyas.common.weights import CloseForWeights, CommitWeights, FolderSource, PrepareWeights, Running
+from eyas.common.wire.weights_service import WeightsClient
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling.flushes import CacheFlushes
 from gateway.http.front import create_app
@@ -300,6 +303,41 @@ async def test_weights_of_a_group(config: EngineConfig, new: Path, tmp_path: Pat
         body = {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "weights"}
         said = await post(cluster, "/update_weights_from_distributed", **body)
         assert said["error"]["param"] == "group_name"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["closed", "committed"])
+async def test_a_gateway_that_dies_in_the_middle(
+    config: EngineConfig, new: Path, tmp_path: Path, phase: str
+) -> None:
+    """Before the first commit workers open again by themselves; after it another gateway has the others
+    commit too.
+    """
+    fresh = await alone(EngineConfig(**{**vars(config), "model": str(new)}), tmp_path, "x")
+    expected = await alone(config, tmp_path, "default")
+    async with (
+        real_cluster(config, tmp_path, (BOTH, BOTH)) as cluster,
+        contextlib.AsyncExitStack() as channels,
+    ):
+        clients = []
+        for worker in cluster.workers:
+            channel = await channels.enter_async_context(worker.dial(worker.address))
+            clients.append(WeightsClient(channel))
+        prepare = PrepareWeights("x", 1, FolderSource(str(new)), whole=True)
+        (digest,) = {(await client.change(prepare, 30.0)).digest for client in clients}
+        for client in clients:
+            await client.change(CloseForWeights(digest, Running.DRAIN, 5.0, 3.0), 30.0)
+        if phase == "committed":
+            await clients[0].change(CommitWeights(digest), 30.0)
+        load = Load(cluster)
+        await load.until("x" if phase == "committed" else "default")
+        async with asyncio.timeout(20):
+            while any(info.weights.closed or not info.serving for info in cluster.cluster.workers()):
+                await asyncio.sleep(0.05)
+        await load.stop()
+        assert not load.failed
+        assert load.judge(expected | fresh) == {"x" if phase == "committed" else "default"}
+        assert {info.weights.version for info in cluster.cluster.workers()} == {load.seen[0][0]}
 
 
 async def test_the_sdk_changes_weights(config: EngineConfig, new: Path, tmp_path: Path) -> None:
