@@ -291,9 +291,8 @@ class Engine:
         """Seconds to wait for commands, or until a bell rings."""
         if self._busy:
             return 0.0
-        looks = self._parts.grammars.awaited() or self._copying or self._untold or self._updates.looks
-        adapters = self._adapters.busy
-        looks = self._parts.grammars.awaited() or self._copying or self._untold or adapters
+        others = self._untold or self._updates.looks or self._adapters.busy
+        looks = self._parts.grammars.awaited() or self._copying or others
         return COPYING_S if looks else IDLE_S
 
     def _listen(self, timeout_s: float) -> None:
