@@ -192,7 +192,7 @@ GATEWAY = (
     FlagRow(
         SGLANG,
         ("--weight-version",),
-        RefusedFlag("leave it out: a model is named by `--served-model-name`"),
+        RefusedFlag("leave it out: weights are `default` until an update names new ones (docs/weights.md)"),
         example="v",
     ),
 )

@@ -29,6 +29,7 @@ STUB_USERS = (
     "gateway/grpc/control.py",
     "gateway/grpc/front.py",
     "gateway/grpc/messages.py",
+    "gateway/grpc/weights.py",
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
