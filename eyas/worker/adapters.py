@@ -7,9 +7,7 @@ it or none. The engine knows adapters by their ids; names, and which ones are li
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,18 +16,15 @@ from eyas.common.config import AdapterConfig
 from eyas.common.errors import (
     Busy,
     ConfigError,
-    DeadlineExceeded,
     EyasError,
     Forbidden,
     NotFound,
 )
 from eyas.common.types import Adapter, AdapterRoster
-from eyas.common.wire.clients import ADAPTER_S
 from eyas.common.wire.info import AdapterHost
-from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, UnloadAdapter
 from eyas.engine.ipc.client import EngineClient
+from eyas.worker.engine_calls import load_adapter, unload_adapter
 
-_Answer = AdapterLoaded | AdapterUnloaded
 HEARD_S = 3.0  # by then every gateway has heard of a new roster
 _log = logging.getLogger("eyas.front")
 
@@ -37,7 +32,7 @@ _log = logging.getLogger("eyas.front")
 class WorkerAdapters(AdapterHost):
     """`begin` loads those of the start; `load` and `set` are a gateway's. One of them runs at a time.
 
-    `roster`: what requests may have. `fail` ends what runs.
+    `roster`: what requests may have.
     """
 
     def __init__(self, engine: EngineClient, config: AdapterConfig) -> None:
@@ -46,11 +41,7 @@ class WorkerAdapters(AdapterHost):
         self.roster = AdapterRoster()
         self._loaded: dict[str, Adapter] = {}  # by id, listed or not
         self._replaced: dict[str, asyncio.Task[None]] = {}  # by id
-        self._numbers = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[_Answer]] = {}
         self._turn = asyncio.Lock()
-        engine.on(AdapterLoaded, self._answered)
-        engine.on(AdapterUnloaded, self._answered)
 
     async def begin(self) -> None:
         """Loads the adapters of the start. Raises ConfigError for one that cannot be loaded."""
@@ -98,7 +89,7 @@ class WorkerAdapters(AdapterHost):
                 raise failure
 
     async def _unload(self, id: str) -> None:
-        await self._ask(lambda call: UnloadAdapter(call, id))
+        await unload_adapter(self._engine, id)
         _log.info("adapter %s is unloaded: %s", self._loaded.pop(id).name, id)
 
     async def _unload_replaced(self, id: str) -> None:
@@ -111,13 +102,10 @@ class WorkerAdapters(AdapterHost):
             if id not in self.roster.ids:
                 await self._unload(id)
 
-    def fail(self, error: EyasError) -> None:
-        """Ends what waits for the engine, which answers no more."""
+    def close(self) -> None:
+        """Begins nothing more."""
         for task in self._replaced.values():
             task.cancel()
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(error)
 
     async def _have(self, adapter: Adapter) -> None:
         known = self._loaded.get(adapter.id)
@@ -128,33 +116,11 @@ class WorkerAdapters(AdapterHost):
 
     async def _load(self, adapter: Adapter) -> Adapter:
         """Has the engine read the folder. Raises what is wrong with it."""
-        name, path, id, pinned = adapter.name, adapter.path, adapter.id, adapter.pinned
-        answer = await self._ask(lambda call: LoadAdapter(call, path, name, id, pinned))
-        assert isinstance(answer, AdapterLoaded)
-        if answer.failure is not None:
-            raise answer.failure.error()
-        adapter = msgspec.structs.replace(adapter, id=answer.id, rank=answer.rank)
-        _log.info("adapter %s is loaded: %s, of rank %d, from %s", name, answer.id, answer.rank, path)
-        self._loaded[answer.id] = adapter
-        return adapter
-
-    async def _ask(self, command: Callable[[int], LoadAdapter | UnloadAdapter]) -> _Answer:
-        number = next(self._numbers)
-        call: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        self._calls[number] = call
-        self._engine.send(command(number))
-        try:
-            async with asyncio.timeout(ADAPTER_S):
-                return await call
-        except TimeoutError:
-            raise DeadlineExceeded(f"the engine said nothing of an adapter within {ADAPTER_S:g} s") from None
-        finally:
-            del self._calls[number]
-
-    def _answered(self, answer: _Answer) -> None:
-        call = self._calls.get(answer.call)
-        if call is not None and not call.done():
-            call.set_result(answer)
+        loaded = await load_adapter(self._engine, adapter)
+        what = f"{loaded.id}, of rank {loaded.rank}, from {adapter.path}"
+        _log.info("adapter %s is loaded: %s", adapter.name, what)
+        self._loaded[loaded.id] = loaded
+        return loaded
 
     # --- what callers may name ---------------------------------------------------------------------------
 

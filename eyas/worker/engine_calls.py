@@ -6,10 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from eyas.common.errors import Unavailable
+from eyas.common.types import Adapter
 from eyas.common.weights import WeightsCall, WeightsCommand, WeightsReply
 from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.clients import ADAPTER_S
 from eyas.common.wire.control import ControlCommand, ControlOutcome, ReleaseMemory
+from eyas.engine.ipc.adapter_messages import LoadAdapter, UnloadAdapter
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, ControlEngine, EngineStopped, FlushCache
 
@@ -49,11 +54,33 @@ async def control(engine: EngineClient, command: ControlCommand) -> ControlOutco
     return outcome
 
 
-async def _asked(engine: EngineClient, command: Callable[[int], Command], wait_s: float) -> Any:
-    """The event that answers the command of a call. Raises what the engine has stopped with."""
+async def load_adapter(engine: EngineClient, adapter: Adapter) -> Adapter:
+    """The adapter as the engine read it, which may not serve yet. Raises what is wrong with its folder, and
+    DeadlineExceeded if no answer comes.
+    """
+    name, path, id, pinned = adapter.name, adapter.path, adapter.id, adapter.pinned
+    answer = await _asked(
+        engine, lambda call: LoadAdapter(call, path, name, id, pinned), ADAPTER_S, early=True
+    )
+    if answer.failure is not None:
+        raise answer.failure.error()
+    return msgspec.structs.replace(adapter, id=answer.id, rank=answer.rank)
+
+
+async def unload_adapter(engine: EngineClient, id: str) -> None:
+    """Has the engine take no more requests for an adapter."""
+    await _asked(engine, lambda call: UnloadAdapter(call, id), ADAPTER_S, early=True)
+
+
+async def _asked(
+    engine: EngineClient, command: Callable[[int], Command], wait_s: float, *, early: bool = False
+) -> Any:
+    """The event that answers the command of a call. `early`: the engine need not serve yet. Raises what it
+    has stopped with.
+    """
     deadline = asyncio.get_running_loop().time() + wait_s + ANSWER_S
     answer: StreamBuffer[Any] = StreamBuffer(2, deadline)
-    call = engine.open(answer.put)
+    call = engine.adopt(answer.put) if early else engine.open(answer.put)
     try:
         engine.send(command(call))
         event = await answer.get()

@@ -158,6 +158,8 @@ class WorkerFront:
         self._leaving = True
         if self._beginning is not None:
             self._beginning.cancel()
+        if self._adapters is not None:
+            self._adapters.close()
         await self._refresh()
         self._send([ShutdownEngine()])
         await self._membership.close()
@@ -296,10 +298,7 @@ class WorkerFront:
         silence = f"its engine made no progress for {self._liveness.stall_s:.1f} s"
         reason = silence if self._stalled else "it is leaving"
         _log.log(logging.WARNING if self._stalled else logging.INFO, "not serving: %s", reason)
-        error = Unavailable(f"worker {self._address} stopped serving: {reason}")
-        self._engine.fail(error)
-        if self._adapters is not None:
-            self._adapters.fail(error)
+        self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
 
     def _defer(self, lagging: bool) -> None:
         """Refuses new requests while the engine is late, and leaves those alone that it has."""

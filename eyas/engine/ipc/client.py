@@ -14,6 +14,7 @@ from typing import Any
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import KvKind, TokenEntry
 from eyas.common.weights import WeightsAnswer
+from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded
 from eyas.engine.ipc.messages import (
     CacheFlushed,
     Command,
@@ -116,6 +117,10 @@ class EngineClient:
     def open(self, owner: Sink) -> int:
         """A new number; events with it go to `owner`. Raises Unavailable while the engine cannot serve."""
         self.check()
+        return self.adopt(owner)
+
+    def adopt(self, owner: Sink) -> int:
+        """A new number as `open` gives, also before the engine serves."""
         number = next(self._numbers)
         self._owners[number] = owner
         return number
@@ -165,6 +170,8 @@ class EngineClient:
                     | PagesStaged()
                     | LinkProbed()
                     | CacheFlushed()
+                    | AdapterLoaded()
+                    | AdapterUnloaded()
                     | EngineControlled()
                     | WeightsAnswer()
                 ):
