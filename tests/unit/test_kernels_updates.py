@@ -74,7 +74,9 @@ def test_rows_get_what_their_own_adapter_adds(dtype: torch.dtype, m: int, parts:
     site, x = Site(dtype, parts, rows), torch.randn(m, K).to(dtype).to(DEVICE)
     slots = [2] if m == 1 else _slots(m)
     expected = site.expected(x, slots)
-    torch.testing.assert_close(_added(site, x, slots).double(), expected, rtol=2e-5, atol=2e-5)
+    rounded = m > updates.MANY and dtype == torch.float16  # rows times lower factors, for the matrix unit
+    added = _added(site, x, slots).double()
+    torch.testing.assert_close(added, expected, rtol=2e-5, atol=1e-2 if rounded else 2e-5)
     assert (expected.abs().amax(1) > 0).tolist() == [RANKS[slot] > 0 for slot in slots]
 
 

@@ -18,6 +18,7 @@ from eyas.common.errors import InvalidRequest
 from eyas.engine.adapters.peft import LowRankUpdate, PeftAdapter
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.ipc.adapter_messages import LORA_PATH
+from eyas.engine.kv.pinned import host_bytes
 
 GRAIN = 16
 """Ranks are filled up to a multiple of it with zeros, as products and kernels need."""
@@ -88,22 +89,21 @@ class AdapterSite:
         return (len(self.parts) * k + n) * rank
 
     def write(self, adapter: PeftAdapter, room: torch.Tensor) -> None:
-        """Writes both factors into `room` [words]: the lower one of each part [parts, rank, k], then the
-        upper one of all rows, transposed, [rank, n].
+        """Writes both factors into `room` [words], zeros: the lower one of each part [parts, rank, k], then
+        the upper one of all rows, transposed, [rank, n].
         """
         (n, k), rank = self.shape, self.rank(adapter)
         downs = room[: len(self.parts) * rank * k].view(len(self.parts), rank, k)
         ups = room[downs.numel() :].view(rank, n)
-        room.zero_()
         whole, first = ups if self.order is None else torch.zeros_like(ups), 0
         for part, down in zip(self.parts, downs, strict=True):
             rows, _ = part.own(self.placement)
             update = adapter.updates.get(part.name)
             if update is not None:
                 own = self._share(part, update)
-                scaled = own.down if self.gain is None else own.down.float() * self.gain.float().cpu()
+                scaled = own.down if self.gain is None else own.down.float() * self.gain
                 down[: update.rank].copy_(scaled)
-                whole[: update.rank, first : first + rows].copy_(own.up.t())
+                whole[: update.rank, first : first + rows].copy_(own.up.to(room.dtype).t())
             first += rows
         if self.order is not None:
             torch.index_select(whole, 1, self.order, out=ups)
@@ -154,8 +154,8 @@ class AdapterSites:
         """The most numbers of an adapter of that rank."""
         return sum(site.words(self.filled(rank)) for site in self.sites)
 
-    def packed(self, adapter: PeftAdapter, folder: Path, *, pinned: bool = False) -> PackedAdapter:
-        """`folder`: where it was read. `pinned`: in memory from which a GPU copies by itself.
+    def packed(self, adapter: PeftAdapter, folder: Path) -> PackedAdapter:
+        """`folder`: where it was read.
 
         Raises InvalidRequest for an update of what is updated nowhere, or of another shape.
         """
@@ -163,16 +163,24 @@ class AdapterSites:
         dtype = self.sites[0].placement.dtype
         ranks = [site.rank(adapter) for site in self.sites]
         counts = [site.words(rank) for site, rank in zip(self.sites, ranks, strict=True)]
-        numbers = torch.empty(sum(counts), dtype=dtype, pin_memory=pinned)
+        numbers = host_bytes(sum(counts) * dtype.itemsize, torch.device("cpu")).view(dtype)
         first, places = 0, []
-        for site, rank, count in zip(self.sites, ranks, counts, strict=True):
+        for site, rank, count in zip(self._on_host(), ranks, counts, strict=True):
             if rank:
                 site.write(adapter, numbers[first : first + count])
             places.append((first, rank))
             first += count
-        if not torch.stack(torch.aminmax(numbers)).isfinite().all():
+        if dtype == torch.float16 and not torch.stack(torch.aminmax(numbers)).isfinite().all():
             raise InvalidRequest(f"its numbers are too large for {dtype}", param=LORA_PATH)
         return PackedAdapter(adapter.id, adapter.rank, folder, numbers, torch.tensor(places))
+
+    def _on_host(self) -> list[AdapterSite]:
+        """The sites with their gains in the host's memory, float32: one copy, since each waits for a GPU."""
+        gains = [site.gain for site in self.sites if site.gain is not None]
+        if not gains:
+            return list(self.sites)
+        copied = iter(torch.cat(gains).float().cpu().split([len(gain) for gain in gains]))
+        return [site if site.gain is None else replace(site, gain=next(copied)) for site in self.sites]
 
     def _check(self, adapter: PeftAdapter) -> None:
         for name, update in adapter.updates.items():

@@ -6,6 +6,7 @@ in its slot; those that are launched meanwhile go on with the other slots.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from eyas.engine.adapters.sites import AdapterSites, PackedAdapter
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.kernels.products.updates import SiteNumbers
+from eyas.engine.kv.pinned import pin, unpin
 
 
 class DeviceAdapters:
@@ -44,9 +46,18 @@ class DeviceAdapters:
             )
 
     def read(self, folder: Path) -> PackedAdapter:
-        """The adapter in a folder, in pinned memory."""
+        """The adapter in a folder, in memory that is page-locked as long as it lives. Called by a thread of
+        its own, which takes one core: more would spin, and hold up the steps.
+        """
+        torch.set_num_threads(1)
         adapter = read_adapter(folder, self._config, self._rank)
-        return self._sites.packed(adapter, folder, pinned=self._stream is not None)
+        with torch.cuda.stream(self._stream):  # what the gains are copied by waits for no step
+            packed = self._sites.packed(adapter, folder)
+        if self._stream is not None:
+            with torch.cuda.device(self._stream.device):
+                pin(packed.numbers)
+            weakref.finalize(packed, _unlock, packed.numbers, self._stream)
+        return packed
 
     @torch.inference_mode()
     def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
@@ -90,3 +101,9 @@ class FollowerAdapters:
     def forget(self, folder: Path) -> None:
         """What was read there is not needed any more."""
         self._read.pop(folder, None)
+
+
+def _unlock(numbers: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Memory that nobody has any more, behind the copies that read it."""
+    stream.synchronize()
+    unpin(numbers)

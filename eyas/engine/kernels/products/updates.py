@@ -100,11 +100,13 @@ def add(made: torch.Tensor, updates: RowUpdates, k: int, pdl: bool = False, exac
     """Adds the updates of a product [n, k] to its rows made [m, n], contiguous; in place, rounded once."""
     m, n = made.shape
     columns = math.gcd(n, _ADD_COLUMNS)  # so that none is beyond the last, and loads are wide
-    tile = {"ROWS": _ADD_ROWS, "COLUMNS": columns, "PDL": pdl}
+    tiles = m > MANY and not exact and columns >= _GRAIN.value
+    rows = _TILE if tiles else _ADD_ROWS
+    tile = {"ROWS": rows, "COLUMNS": columns, "PDL": pdl}
     sizes = {"K": k, "N": n} | {name.upper(): size for name, size in updates.sizes.items()}
     options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not exact}
-    grid = (cdiv(m, _ADD_ROWS), n // columns)
-    _add[grid](made, *updates.tensors, m, **sizes, **tile, **options)
+    grid = (cdiv(m, rows), n // columns)
+    (_add_tiles if tiles else _add)[grid](made, *updates.tensors, m, **sizes, **tile, **options)
 
 
 @kernel
@@ -184,6 +186,38 @@ def _add(
     y = tl.load(place, mask=here, other=0.0).to(tl.float32)
     y += updates_of(updates, row, m, column, part, K, N, UPDATED, RANKS, STRIDE)
     tl.store(place, y.to(made.dtype.element_ty), mask=here)
+
+
+@kernel(do_not_specialize=["m"])
+def _add_tiles(
+    made, shrunk, slots, numbers, places, part_of, m,
+    K: tl.constexpr, N: tl.constexpr, UPDATED: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """As `_add`, by a product for each slot that any of some rows has, and each part of the columns."""
+    after_previous(PDL)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column, ranks = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, _GRAIN)
+    place = made + row.to(tl.int64)[:, None] * N + column[None, :]
+    own, part = tl.load(slots + row, mask=row < m, other=0), tl.load(part_of + column)
+    y = tl.load(place, mask=(row < m)[:, None], other=0.0).to(tl.float32)
+    slot = tl.min(tl.where(own > 0, own, _NO_SLOT))
+    while slot < _NO_SLOT:
+        entry = places + slot.to(tl.int64) * STRIDE
+        rank = tl.load(entry + 1)
+        upper = numbers + tl.multiple_of(tl.load(entry), 16) + rank * (UPDATED * K)
+        for first in range(0, rank, _GRAIN):
+            rows_of_upper = upper + (first + ranks)[:, None] * N + column[None, :]
+            number = tl.load(rows_of_upper)
+            for turn in range(tl.min(part), tl.max(part) + 1):
+                lower = (
+                    shrunk + (row.to(tl.int64) * UPDATED + turn)[:, None] * RANKS + (first + ranks)[None, :]
+                )
+                times = tl.load(lower, mask=(own == slot)[:, None], other=0.0).to(number.dtype)
+                of_part = tl.where((part == turn)[None, :], number, 0.0).to(number.dtype)
+                y = tl.dot(times, of_part, y, input_precision="ieee")
+        slot = tl.min(tl.where(own > slot, own, _NO_SLOT))
+    tl.store(place, y.to(made.dtype.element_ty), mask=(row < m)[:, None])
 
 
 @triton.jit
