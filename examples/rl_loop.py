@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,6 @@ SAMPLES = 6  # per prompt and update
 TOKENS = 32
 RATE, CLIP = 2e-4, 0.2
 START_S = 120.0
-JSON = "application/json"
 
 
 @dataclass(frozen=True)
@@ -113,13 +111,10 @@ def step(policy: Any, optimizer: torch.optim.Optimizer, samples: Sequence[Sample
     return (own - sampled)[mask].abs().max().item()
 
 
-def push(policy: Any, http: str, folder: Path, version: int) -> None:
+def push(policy: Any, client: Client, folder: Path, version: int) -> None:
     """The server serves the policy's weights from now on: every worker of it, or none."""
     policy.save_pretrained(folder)
-    body = json.dumps({"model_path": str(folder), "weight_version": str(version)}).encode()
-    request = urllib.request.Request(f"{http}/update_weights_from_disk", body, {"content-type": JSON})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        assert response.status == 200
+    client.update_weights(str(folder), version=str(version))
 
 
 def mean(samples: Sequence[Sample]) -> float:
@@ -128,8 +123,8 @@ def mean(samples: Sequence[Sample]) -> float:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[tuple[str, Client]]:
-    """A server of the embedded model: its address by HTTP, and a client of it."""
+def server() -> Iterator[Client]:
+    """A server of the embedded model, and a client of it."""
     ports = free_ports()
     http, grpc = next(ports), next(ports)
     words = ["serve", "--layout", "unified", "--port", str(http), "--grpc-port", str(grpc)]
@@ -142,7 +137,7 @@ def server() -> Iterator[tuple[str, Client]]:
                 raise SystemExit("the server did not start")
             time.sleep(0.2)
         with Client(f"127.0.0.1:{grpc}") as client:
-            yield f"http://127.0.0.1:{http}", client
+            yield client
     finally:
         process.terminate()
         process.wait(30)
@@ -196,13 +191,13 @@ def main() -> None:
 
     trained, held_out = prompts(ANIMALS), prompts(HELD_OUT)
     lines = []
-    with tempfile.TemporaryDirectory() as folder, server() as (http, client):
+    with tempfile.TemporaryDirectory() as folder, server() as client:
         for update in range(args.updates + 1):
             began = time.monotonic()
             samples, others = sample(client, trained, update), sample(client, held_out, update)
             wrong = differing(client, samples[:SAMPLES])
             difference = step(policy, optimizer, samples)
-            push(policy, http, Path(folder), update + 1)
+            push(policy, client, Path(folder), update + 1)
             rewards = {"trained": mean(samples), "held out": mean(others)}
             lines.append({"update": update, "difference": difference, **rewards})
             seconds = time.monotonic() - began
