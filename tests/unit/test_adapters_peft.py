@@ -94,6 +94,8 @@ def test_an_id_is_the_contents(tmp_path: Path, model: Path) -> None:
         ({"lora_alpha": "16"}, "lora_alpha '16'"),
         ({"use_rslora": 1}, "use_rslora 1"),
         ({"rank_pattern": [3]}, "rank_pattern"),
+        ({"rank_pattern": {"q_proj(": 3}}, r"rank_pattern 'q_proj\('"),
+        ({"alpha_pattern": {"*": 3}}, r"alpha_pattern '\*'"),
     ],
 )
 def test_what_is_not_served_is_named(tmp_path: Path, model: Path, said: dict[str, Any], named: str) -> None:

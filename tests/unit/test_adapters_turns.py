@@ -43,6 +43,8 @@ class HandMemory:
     def read(self, folder: Path) -> Stored:
         if folder.name == "wrong":
             raise InvalidRequest("it is wrong", param="lora_path")
+        if folder.name == "odd":
+            raise KeyError("odd")
         return Stored(folder.name)
 
     def fill(self, slot: int, adapter: Any) -> Callable[[], bool]:
@@ -179,6 +181,8 @@ def test_a_folder_that_is_refused_changes_nothing() -> None:
     world = World(1, "a")
     failure = world.load("wrong").failure
     assert failure is not None and failure.param == "lora_path"
+    failure = world.load("odd").failure  # what nobody thought of ends no engine
+    assert failure is not None and "KeyError" in failure.message
     world.table.load(LoadAdapter(1, "/adapters/b", "b", id="another"))
     world.table._reading[-1][1].exception()
     (answer,) = world.table.poll()

@@ -101,7 +101,7 @@ class PeftConfig:
         try:
             raw = read_json_object(folder / CONFIG)
             _check_served(raw)
-            ranks, alphas = values.section(raw, "rank_pattern"), values.section(raw, "alpha_pattern")
+            ranks, alphas = (_patterns(raw, name) for name in ("rank_pattern", "alpha_pattern"))
             return cls(
                 values.whole(raw, "r", least=1),
                 values.number(raw, "lora_alpha"),
@@ -226,11 +226,25 @@ def _check_served(raw: Mapping[str, Any]) -> None:
         raise ValueError(f"init_lora_weights {start} changes the base model: convert the adapter to its own")
 
 
+def _patterns(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A field that says something by patterns. Raises ValueError for one that is no regular expression."""
+    patterns = values.section(raw, name)
+    for key in patterns:
+        try:
+            re.compile(_matcher(key))
+        except re.error as error:
+            raise ValueError(f"{name} {values.said(key)}: {error}") from None
+    return patterns
+
+
+def _matcher(key: str) -> str:
+    return key if key.startswith("^") else rf"(.*\.)?({key})$"
+
+
 def _by_pattern(patterns: Mapping[str, ValueT], module: str, default: ValueT) -> ValueT:
     """The value of the first pattern that names the module, as PEFT's `get_pattern_key` finds it."""
     for key, value in patterns.items():
-        pattern = key if key.startswith("^") else rf"(.*\.)?({key})$"
-        if re.match(pattern, module):
+        if re.match(_matcher(key), module):
             return value
     return default
 

@@ -7,6 +7,7 @@ not pinned. Folders are read, and slots filled, beside steps: nothing here waits
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,8 @@ from eyas.engine.ipc.adapter_messages import (
     LoadAdapter,
     UnloadAdapter,
 )
+
+_log = logging.getLogger("eyas.engine")
 
 
 class StoredAdapter(Protocol):
@@ -148,6 +151,10 @@ class AdapterTable:
         except (MemoryError, RuntimeError) as error:  # RuntimeError: of pinned memory
             failure = Overloaded(f"no memory for the adapter in {command.path}: {error}")
             return AdapterLoaded(command.call, failure=WireFailure.of(failure))
+        except Exception as error:  # nothing in a folder may end the engine
+            _log.exception("the adapter in %s could not be read", command.path)
+            unread = EyasError(f"{type(error).__name__}: {error}")
+            return AdapterLoaded(command.call, failure=WireFailure.of(unread))
         adapter = self._adapters.setdefault(stored.id, HostAdapter(stored))
         adapter.pinned, adapter.leaving = command.pinned, False
         return AdapterLoaded(command.call, stored.id, stored.rank, stored.host_bytes)
