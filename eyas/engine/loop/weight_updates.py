@@ -7,7 +7,6 @@ worker: a worker that is closed and hears nothing more opens again with the weig
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,13 +74,16 @@ class WeightStore(Protocol):
 
 @dataclass(frozen=True)
 class _Closing:
-    """A call that waits for the end of what runs; once it is answered, the engine stays closed until then."""
+    """A call that waits for the end of what runs; once it is answered, the engine stays closed until then.
+    `commit`: the call that has the new weights put in place, if it has come.
+    """
 
     call: int
     until: float  # monotonic seconds
     command: CloseForWeights
     requests: int
     quiet: bool = False
+    commit: int | None = None
 
 
 @dataclass
@@ -100,7 +102,7 @@ class WeightUpdates:
     away: Callable[[], bool]
     info: WeightsInfo = WeightsInfo()
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
-    _running: list[tuple[int, Future[WeightsReply]]] = field(default_factory=list)
+    _running: list[tuple[WeightsCall, Future[WeightsReply]]] = field(default_factory=list)
     _staged: tuple[PrepareWeights, StagedWeights] | None = None
     _closing: _Closing | None = None
 
@@ -124,9 +126,9 @@ class WeightUpdates:
                 case PrepareWeights():
                     self._check(command)
         except EyasError as error:
-            self._answer(call.call, WeightsReply(failure=WireFailure.of(error)))
+            self._refuse(call.call, error)
             return
-        self._running.append((call.call, self._thread.submit(self._aside, command)))
+        self._running.append((call, self._thread.submit(self._aside, command)))
 
     def _check(self, command: PrepareWeights) -> None:
         if self._closing is not None:
@@ -140,6 +142,12 @@ class WeightUpdates:
         table = self.requests.adapters
         if table is not None and (table.loaded or table.busy):
             raise Busy("adapters are loaded for the old weights: unload them first, and load them again then")
+
+    def _check_writable(self) -> None:
+        """Raises Busy if the weights cannot be written just now."""
+        self._check_adapters()
+        if self.away():
+            raise Busy("the memory of its weights has left: it must be resumed first")
 
     def _aside(self, command: object) -> WeightsReply:
         """Runs in the thread beside the engine's."""
@@ -165,11 +173,10 @@ class WeightUpdates:
     def _close(self, call: int, command: CloseForWeights) -> None:
         if self._staged is None or self._staged[1].digest != command.digest:
             raise NotFound(f"no weights {command.digest} are prepared here")
-        self._check_adapters()
-        if self.away():
-            raise Busy("the memory of its weights has left: it must be resumed first")
-        if self._closing is not None:
-            raise Busy("another update of the weights is being put in place")
+        self._check_writable()
+        reading = any(isinstance(other.command, PrepareWeights) for other, _ in self._running)
+        if reading or self._closing is not None:
+            raise Busy("another update of the weights is under way")
         self.requests.closed = WeightsChanging("the worker is about to get new weights")
         ended = 0
         if command.running is not Running.DRAIN:
@@ -182,13 +189,18 @@ class WeightUpdates:
         closing = self._closing
         if closing is None or not closing.quiet or closing.command.digest != command.digest:
             raise NotFound(f"this worker is not closed for weights {command.digest}")
-        self._closing = replace(closing, until=math.inf)
+        if closing.commit is not None:
+            raise Busy("these weights are being put in place")
+        until = time.monotonic() + closing.command.hold_s
+        self._closing = replace(closing, commit=call, until=until)
         self.between(lambda: self._write(call))
 
     def _drop(self, digest: str) -> None:
         other = self._closing is not None and self._closing.command.digest != digest
         if other or (self._staged is not None and digest != self._staged[1].digest):
             return
+        if self._closing is not None and self._closing.commit is not None:
+            raise Busy("these weights are being put in place")
         self._staged = None
         self.store.drop()
         self._open()
@@ -201,19 +213,21 @@ class WeightUpdates:
             ended = [(call, done) for call, done in self._running if done.done()]
             self._running = [each for each in self._running if each not in ended]
             for call, done in ended:
-                self._answer(call, _result(done))
+                self._answer(call.call, _result(done))
         closing = self._closing
         if closing is None:
             return
         if closing.quiet:
             if now >= closing.until:
+                if closing.commit is not None:
+                    self._refuse(closing.commit, Busy("pages are still in use"))
                 _log.warning("no word of the new weights: this worker serves the old ones again")
                 self._open()
         elif not (work := self.work()):
             self._closing = replace(closing, quiet=True, until=now + closing.command.hold_s)
             self._answer(closing.call, WeightsReply(requests=closing.requests))
         elif now >= closing.until:
-            self._answer(closing.call, WeightsReply(failure=WireFailure.of(Busy(f"it still has {work}"))))
+            self._refuse(closing.call, Busy(f"it still has {work}"))
             self._open()
 
     @property
@@ -222,6 +236,14 @@ class WeightUpdates:
         return bool(self._running) or (self._closing is not None and not self._closing.quiet)
 
     def _write(self, call: int) -> None:
+        if self._closing is None or self._closing.commit != call:
+            return  # it took too long
+        try:
+            self._check_writable()
+        except EyasError as error:  # of what came after it was closed
+            self._refuse(call, error)
+            self._open()
+            return
         if self.forget() is None:
             self.between(lambda: self._write(call))
             return
@@ -246,6 +268,9 @@ class WeightUpdates:
 
     def _answer(self, call: int, reply: WeightsReply) -> None:
         self.outbox.add(WeightsAnswer(call, reply))
+
+    def _refuse(self, call: int, error: EyasError) -> None:
+        self._answer(call, WeightsReply(failure=WireFailure.of(error)))
 
     def close(self) -> None:
         """Waits for nothing: the thread ends with the process."""

@@ -1,0 +1,172 @@
+"""The steps of an update on one worker, whatever comes between them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from eyas.common.weights import (
+    BytesSource,
+    CloseForWeights,
+    CommitWeights,
+    DropWeights,
+    JoinGroup,
+    PrepareWeights,
+    Running,
+    WeightsAnswer,
+    WeightsCall,
+    WeightsCommand,
+    WeightsReply,
+)
+from eyas.engine.ipc.pulse import Beat, no_pulse
+from eyas.engine.loop.weight_updates import StagedWeights, WeightUpdates
+
+
+@dataclass
+class HandStore:
+    """Weights that are their version's name; `reads` lets them be read."""
+
+    served: str = "start"
+    staged: str = ""
+    reads: threading.Event = field(default_factory=threading.Event)
+
+    def stage(self, update: PrepareWeights) -> StagedWeights:
+        assert self.reads.wait(5.0)
+        self.staged = update.version
+        return StagedWeights(update.version, 1, 1)
+
+    def drop(self) -> None:
+        self.staged = ""
+
+    def write(self, beat: Beat) -> None:
+        self.served, self.staged = self.staged, ""
+
+    def read(self, name: str, count: int) -> tuple[float, ...]:
+        raise AssertionError
+
+    def join(self, command: JoinGroup) -> None:
+        raise AssertionError
+
+    def leave(self, group: str) -> None:
+        raise AssertionError
+
+
+class Worker:
+    """Its loop runs when the test says so."""
+
+    def __init__(self) -> None:
+        self.store = HandStore()
+        self.store.reads.set()
+        self.adapters = SimpleNamespace(loaded=[], busy=False)
+        self.away = False
+        self.free = True  # no page is in use
+        self._answers: dict[int, WeightsReply] = {}
+        self._between: list[Callable[[], None]] = []
+        self._calls = 0
+        requests: Any = SimpleNamespace(adapters=self.adapters, closed=None, weights="")
+        outbox: Any = SimpleNamespace(add=self._add)
+        self.updates = WeightUpdates(
+            self.store,
+            requests,
+            outbox,
+            work=str,
+            forget=lambda: 0 if self.free else None,
+            between=self._between.append,
+            beat=no_pulse,
+            away=lambda: self.away,
+        )
+
+    def _add(self, answer: WeightsAnswer) -> None:
+        self._answers[answer.call] = answer.reply
+
+    def send(self, command: WeightsCommand) -> int:
+        self._calls += 1
+        self.updates.receive(WeightsCall(self._calls, command))
+        return self._calls
+
+    def loop(self, after_s: float = 0.0) -> None:
+        calls, self._between[:] = list(self._between), []
+        for call in calls:
+            call()
+        self.updates.poll(time.monotonic() + after_s)
+
+    def answer(self, call: int) -> WeightsReply:
+        for _ in range(500):
+            self.loop()
+            if call in self._answers:
+                return self._answers[call]
+            time.sleep(0.01)
+        raise AssertionError("no answer")
+
+    def tell(self, command: WeightsCommand) -> WeightsReply:
+        return self.answer(self.send(command))
+
+    def closed_for(self, version: str) -> None:
+        for command in (prepare(version), close(version)):
+            assert self.tell(command).failure is None
+
+
+def prepare(version: str, generation: int = 1) -> PrepareWeights:
+    return PrepareWeights(version, generation, BytesSource(()), True)
+
+
+def close(version: str) -> CloseForWeights:
+    return CloseForWeights(version, Running.DRAIN, 5.0, 5.0)
+
+
+def test_weights_that_are_being_written_cannot_be_dropped() -> None:
+    """A gateway that gave the commit up may say so before it is done."""
+    worker = Worker()
+    worker.closed_for("new")
+    worker.free = False
+    commit = worker.send(CommitWeights("new"))
+    worker.loop()
+    assert worker.tell(DropWeights("new")).failure is not None
+    worker.free = True
+    assert worker.answer(commit).failure is None
+    assert (worker.store.served, worker.updates.info.version) == ("new", "new")
+
+
+def test_a_commit_that_finds_pages_in_use_ends() -> None:
+    worker = Worker()
+    worker.closed_for("new")
+    worker.free = False
+    commit = worker.send(CommitWeights("new"))
+    worker.loop(after_s=6.0)
+    failure = worker.answer(commit).failure
+    assert failure is not None and "pages" in failure.message
+    worker.loop()
+    assert (worker.store.served, worker.updates.info.closed) == ("start", False)
+
+
+def test_no_worker_closes_while_other_weights_are_read() -> None:
+    """Those would take the place of the ones that it closes for."""
+    worker = Worker()
+    assert worker.tell(prepare("new")).failure is None
+    worker.store.reads.clear()
+    other = worker.send(prepare("other"))
+    assert worker.tell(close("new")).failure is not None
+    worker.store.reads.set()
+    assert worker.answer(other).failure is None
+
+
+def test_a_commit_writes_to_no_memory_that_has_left() -> None:
+    worker = Worker()
+    worker.closed_for("new")
+    worker.away = True
+    failure = worker.tell(CommitWeights("new")).failure
+    assert failure is not None and "resumed first" in failure.message
+    assert (worker.store.served, worker.updates.info.closed) == ("start", False)
+
+
+def test_a_commit_leaves_no_adapter_of_the_old_weights() -> None:
+    worker = Worker()
+    worker.closed_for("new")
+    worker.adapters.busy = True  # one is loaded meanwhile
+    failure = worker.tell(CommitWeights("new")).failure
+    assert failure is not None and "unload them first" in failure.message
+    assert worker.store.served == "start"
