@@ -22,6 +22,7 @@ import torch
 
 from eyas.common import weights
 from eyas.common.errors import ConfigError, InvalidRequest
+from eyas.common.machine.memory import GIB, memory
 from eyas.engine.kv.pinned import pin, unpin
 
 ALIGNED = 64  # bytes: as kernels and copies like tensors to begin
@@ -73,10 +74,15 @@ class HostTensors:
     """The memory, and where each tensor is. A `StoredFile`."""
 
     def __init__(self, places: Mapping[str, TensorPlace], path: str = "") -> None:
-        """New memory, whose content is zeros; `path`: that of another process, which is mapped."""
+        """New memory, whose content is zeros; `path`: that of another process, which is mapped. Raises
+        ConfigError for more than the host has left.
+        """
         self.places = dict(places)
         self._locked: torch.Tensor | None = None
         size = max((place.start + place.nbytes for place in places.values()), default=0) or 1
+        if not path and size > (host := memory()).free:
+            left = f"the {host.holder} has {host.free_gib:.1f} GiB left"
+            raise ConfigError(f"no room for {size / GIB:.1f} GiB of tensors: {left}")
         self._file = os.open(path, os.O_RDWR) if path else os.memfd_create("eyas-weights")
         try:
             if not path:
@@ -170,11 +176,13 @@ class HostSlice:
 
 
 class LayeredFile:
-    """Files as one, a `StoredFile`: the first that has a tensor gives it."""
+    """Files as one, a `StoredFile`: the first that has a tensor gives it. One that gives none is let go."""
 
     def __init__(self, *files: Any) -> None:
-        self._files = files
-        self._home = {name: file for file in reversed(files) for name in file.keys()}  # noqa: SIM118
+        self._home: dict[str, Any] = {}
+        for file in reversed(files):
+            own = file._home if isinstance(file, LayeredFile) else dict.fromkeys(file.keys(), file)
+            self._home |= own
 
     def keys(self) -> Iterable[str]:
         """The names of all tensors."""
@@ -234,7 +242,9 @@ Header = dict[str, tuple[str, tuple[int, ...], int]]
 
 
 def _header(path: Path) -> Header:
-    """The tensors of a file. Raises ConfigError."""
+    """The tensors of a file. Raises ConfigError: also for a pipe, which might never say a word."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file")
     try:
         with path.open("rb") as file:
             return _read_header(file, os.fstat(file.fileno()).st_size, str(path))
@@ -247,8 +257,11 @@ def _read_header(file: BinaryIO, size: int, name: str) -> Header:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if not 0 < length <= min(_MOST_HEADER, size):
             raise ValueError("its header is longer than the file")
-        return dict(_tensors(json.loads(file.read(length)), _LENGTH_BYTES + length, size))
-    except (ValueError, KeyError, TypeError) as error:
+        header = json.loads(file.read(length))
+        if not isinstance(header, dict):
+            raise TypeError("its header is no object")
+        return dict(_tensors(header, _LENGTH_BYTES + length, size))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{name} is not a readable safetensors file: {error}") from None
 
 
@@ -258,6 +271,8 @@ def _tensors(header: Mapping[str, Any], first: int, size: int) -> Iterator[tuple
             continue
         dtype, shape, (start, end) = stored["dtype"], tuple(stored["shape"]), stored["data_offsets"]
         place = TensorPlace(dtype, shape, 0)
+        if not all(type(number) is int for number in (*shape, start, end)):
+            raise ValueError(f"tensor {name} of {dtype} {list(shape)} has a size that is no whole number")
         if dtype not in DTYPES or place.nbytes != end - start or not 0 <= start <= end <= size - first:
             raise ValueError(f"tensor {name} of {dtype} {list(shape)} is not at bytes {start} to {end}")
         yield name, (dtype, shape, first + start)

@@ -47,7 +47,9 @@ class WeightSources:
             read = self._read(source)
             if self._device != "cpu" and not isinstance(source, DeviceSource):
                 read.lock(self._device)
-        except (ConfigError, DriverError, OSError) as error:
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param=error.param or source.param) from None
+        except (ConfigError, DriverError, OSError, ValueError) as error:  # ValueError: of a path, or a UUID
             raise InvalidRequest(str(error), param=source.param) from None
         return read
 
@@ -142,6 +144,8 @@ def _shared(source: SharedSource) -> HostTensors:
     for path in paths:
         if not path.is_relative_to(SHARED_MEMORY):
             raise InvalidRequest(f"{path} is not in {SHARED_MEMORY}", param=source.param)
+    if len(source.digests) not in (0, len(paths)):
+        raise InvalidRequest("digests must have one of each file, or none", param="digests")
     for path, digest in zip(paths, source.digests, strict=False):
         if digest and _digest(path) != digest:
             raise InvalidRequest(f"the bytes of {path} are not those of its digest", param=source.param)
