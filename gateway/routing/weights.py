@@ -205,7 +205,7 @@ class ClusterWeights:
             seconds = max(reply.seconds for reply in done.answers.values())
             self._count(WeightsInfo(version, generation, digest, folder, seconds=seconds))
             await self._refresh()
-            sizes = next(iter(done.answers.values()))
+            sizes = next(iter(prepared.answers.values()))
             return WeightsChange(
                 weights=self.newest,
                 tensors=sizes.tensors,

@@ -170,3 +170,14 @@ def test_a_commit_leaves_no_adapter_of_the_old_weights() -> None:
     failure = worker.tell(CommitWeights("new")).failure
     assert failure is not None and "unload them first" in failure.message
     assert worker.store.served == "start"
+
+
+def test_two_gateways_commit_the_same_weights() -> None:
+    """One repairs what the other has not finished: both hear that the weights are in place."""
+    worker = Worker()
+    worker.closed_for("new")
+    calls = [worker.send(CommitWeights("new")) for _ in range(2)]
+    assert [worker.answer(call).failure for call in calls] == [None, None]
+    assert worker.tell(CommitWeights("new")).failure is None
+    assert worker.tell(CommitWeights("other")).failure is not None
+    assert (worker.store.served, worker.updates.info.closed) == ("new", False)
