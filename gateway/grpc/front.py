@@ -147,6 +147,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.PauseGenerationRequest, context: Context
     ) -> eyas_pb2.PauseGenerationResponse:
         """Pauses every worker; how many requests that ended, or sent back to a queue."""
+        self._check_operator()
         outcomes = await self._backend.control(grpc_control.pause_of(request))
         count = sum(outcome.requests for outcome in outcomes.values())
         return eyas_pb2.PauseGenerationResponse(requests=count)
@@ -155,6 +156,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.ContinueGenerationRequest, context: Context
     ) -> eyas_pb2.ContinueGenerationResponse:
         """Lets every worker go on. Raises Busy while one's memory is away."""
+        self._check_operator()
         await self._backend.control(ContinueGeneration())
         return eyas_pb2.ContinueGenerationResponse()
 
@@ -162,9 +164,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.UpdateWeightsRequest, context: Context
     ) -> eyas_pb2.UpdateWeightsResponse:
         """Changes the weights of every worker, or of none. Raises what is wrong with them."""
-        keyed = self._config.api_keys or self._config.api_key_file is not None
-        if not (keyed or is_loopback(self._config.host)):
-            raise Forbidden("without API keys weights change where the server listens on 127.0.0.1 alone")
+        self._check_operator()
         change = await self._backend.weights.update(grpc_weights.update_of(request))
         return grpc_weights.change_to_pb(change)
 
@@ -187,6 +187,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.ReleaseMemoryRequest, context: Context
     ) -> eyas_pb2.ReleaseMemoryResponse:
         """Lets memory go on every worker. Raises Busy if requests still use it."""
+        self._check_operator()
         outcomes = await self._backend.control(ReleaseMemory(grpc_control.tags_of(request.tags)))
         return eyas_pb2.ReleaseMemoryResponse(moved=grpc_control.moved_to_pb(outcomes))
 
@@ -194,8 +195,15 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.ResumeMemoryRequest, context: Context
     ) -> eyas_pb2.ResumeMemoryResponse:
         """Takes it again."""
+        self._check_operator()
         outcomes = await self._backend.control(ResumeMemory(grpc_control.tags_of(request.tags)))
         return eyas_pb2.ResumeMemoryResponse(moved=grpc_control.moved_to_pb(outcomes))
+
+    def _check_operator(self) -> None:
+        """Raises Forbidden where strangers could change weights, or control the server."""
+        keyed = self._config.api_keys or self._config.api_key_file is not None
+        if not (keyed or is_loopback(self._config.host)):
+            raise Forbidden("without API keys this is done where the server listens on 127.0.0.1 alone")
 
     async def _check(
         self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context

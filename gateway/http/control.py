@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from eyas.common.errors import Forbidden
 from eyas.common.wire.control import (
     ALL_TAGS,
     ContinueGeneration,
@@ -25,7 +24,7 @@ from eyas.common.wire.control import (
 from gateway.backends.base import GenerationBackend
 from gateway.formats.fields import RequestBody, ignored, parse
 from gateway.http.openapi import HttpEndpoint
-from gateway.http.pages import OWN_PAGES, json_response
+from gateway.http.pages import check_operator, json_response
 from gateway.http.wire import PendingBodies, read_body
 
 MOST_BYTES = 65_536
@@ -58,8 +57,10 @@ class MemoryBody(RequestBody):
 class ControlEndpoints:
     """The endpoints. Each turns a request into a response; `wire` maps what they raise."""
 
-    def __init__(self, backend: GenerationBackend) -> None:
+    def __init__(self, backend: GenerationBackend, *, keyed: bool) -> None:
+        """`keyed`: callers need a key. Else they must be of this machine."""
         self._backend = backend
+        self._keyed = keyed
         self._arriving = PendingBodies()
 
     def endpoints(self) -> list[HttpEndpoint]:
@@ -115,9 +116,8 @@ class ControlEndpoints:
         return _moved(await self._backend.control(ResumeMemory(body.named)))
 
     async def _body(self, kind: type[B], request: Request) -> B:
-        """The request's body, which may be empty. A page of another site may make a browser send one."""
-        if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
-            raise Forbidden("a page of another site must not control the server")
+        """The request's body, which may be empty. Raises Forbidden for who may not send one."""
+        check_operator(request, keyed=self._keyed, what="control the server")
         raw = await read_body(request, MOST_BYTES, self._arriving)
         request.state.came = asyncio.get_running_loop().time()
         body = parse(kind, raw or b"{}")

@@ -110,7 +110,7 @@ def create_app(
         *LoadEndpoints(backend, metrics).endpoints(),
         *AdminEndpoints(backend).endpoints(),
         *WeightEndpoints(backend, keyed=front.keyed).endpoints(),
-        *ControlEndpoints(backend).endpoints(),
+        *ControlEndpoints(backend, keyed=front.keyed).endpoints(),
         *AdapterEndpoints(config, backend).endpoints(),
         *ConsoleEndpoints(metrics).endpoints(),
     ]

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import eyas
+from eyas.common.cluster.listening import is_loopback
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden, InvalidRequest, Unavailable
 from gateway.backends.admission import ServedModel, arithmetic_of, called, serving
@@ -21,6 +22,18 @@ from gateway.text.sampling_defaults import with_file_names
 FLUSH_WAIT_S = 1.0  # for what has just been answered to leave the workers, and a canary to end
 MOST_FLUSH_WAIT_S = 600.0
 OWN_PAGES = ("none", "same-origin")
+
+
+def check_operator(request: Request, *, keyed: bool, what: str) -> None:
+    """Raises Forbidden for who must not do `what` (say, "change the weights") to the whole server.
+
+    A page of another site may make a browser ask for it. `keyed`: callers need a key; else they must be of
+    this machine.
+    """
+    if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
+        raise Forbidden(f"a page of another site must not {what}")
+    if not (keyed or request.client is None or is_loopback(request.client.host)):
+        raise Forbidden(f"without API keys callers of the server's machine alone may {what}")
 
 
 class AdminEndpoints:

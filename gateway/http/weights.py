@@ -17,8 +17,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from eyas.common.cluster.listening import is_loopback
-from eyas.common.errors import EyasError, Forbidden, InvalidRequest
+from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.weights import (
     DTYPES,
     BytesSource,
@@ -36,7 +35,7 @@ from gateway.backends.base import GenerationBackend
 from gateway.formats.fields import RequestBody, ignored, parse
 from gateway.formats.openai_reply import error_body
 from gateway.http.openapi import JSON, Answerer, HttpEndpoint
-from gateway.http.pages import OWN_PAGES, json_response
+from gateway.http.pages import check_operator, json_response
 from gateway.http.wire import PendingBodies, read_body
 from gateway.routing.weights import WeightsChange, WeightUpdate
 
@@ -254,11 +253,8 @@ class WeightEndpoints:
         return await _answered(done)
 
     async def _body(self, kind: type[B], request: Request) -> B:
-        """The request's body. A page of another site may make a browser send one: that is refused."""
-        if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
-            raise Forbidden("a page of another site must not change the weights")
-        if not (self._keyed or request.client is None or is_loopback(request.client.host)):
-            raise Forbidden("without API keys weights change for callers of the server's machine alone")
+        """The request's body. Raises Forbidden, before it is read, for who may not send one."""
+        check_operator(request, keyed=self._keyed, what="change the weights")
         raw = await read_body(request, MOST_BYTES, self._arriving)
         request.state.came = asyncio.get_running_loop().time()
         body = parse(kind, raw or b"{}")

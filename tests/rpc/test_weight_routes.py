@@ -359,11 +359,15 @@ async def test_the_sdk_changes_weights(config: EngineConfig, new: Path, tmp_path
             await client.update_weights("x", running="never")
 
 
-async def test_strangers_may_not_change_weights() -> None:
-    """A server without keys takes them from its own machine."""
+async def test_strangers_may_not_change_weights_nor_pause() -> None:
+    """A server without keys takes such words from its own machine."""
     backend, tokenizer = ScriptedBackend(nano_tokenizer()), nano_tokenizer()
     app = create_app(GatewayConfig(grpc_port=0), backend, tokenizer, GatewayMetrics(CollectorRegistry()))
     for host, status in (("10.0.0.7", 403), ("127.0.0.1", 400)):
         transport = httpx.ASGITransport(app, client=(host, 5))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
             assert (await http.post("/update_weights_from_disk", json={})).status_code == status
+            wrong = {"mode": "gently"}
+            assert (await http.post("/pause_generation", json=wrong)).status_code == status
+            for path in ("/continue_generation", "/release_memory_occupation", "/resume_memory_occupation"):
+                assert (await http.post(path, content="[]")).status_code == status
