@@ -82,8 +82,7 @@ class InProcess(Way):
 
     def serve(self, task: Task) -> Answers:
         with self._drafting(task), contextlib.closing(Loopback(*self.configs)) as cluster:
-            for request in self.before:
-                self._ask(cluster, request)
+            self._begin(cluster)
 
             def ask(request: GenerationRequest) -> list[Result]:
                 if self.foretold:
@@ -103,6 +102,11 @@ class InProcess(Way):
             preemptions=sum(worker.load.preemptions for worker in workers if worker.load),
             resumed=sum(worker.load.states.hits for worker in workers if worker.load),
         )
+
+    def _begin(self, cluster: Loopback) -> None:
+        """What is done before the requests come."""
+        for request in self.before:
+            self._ask(cluster, request)
 
     def _ask(self, cluster: Loopback, request: GenerationRequest) -> list[Result]:
         """The parts of its answer, one after the other."""

@@ -61,7 +61,7 @@ class Worker:
     def __init__(self) -> None:
         self.store = HandStore()
         self.store.reads.set()
-        self.adapters = SimpleNamespace(loaded=[], busy=False)
+        self.adapters = SimpleNamespace(busy=False, renew=lambda beat: None)
         self.away = False
         self.free = True  # no page is in use
         self._answers: dict[int, WeightsReply] = {}
@@ -163,13 +163,20 @@ def test_a_commit_writes_to_no_memory_that_has_left() -> None:
     assert (worker.store.served, worker.updates.info.closed) == ("start", False)
 
 
-def test_a_commit_leaves_no_adapter_of_the_old_weights() -> None:
-    worker = Worker()
+def test_a_commit_renews_adapters_once_none_is_read() -> None:
+    """What is being read takes numbers of the old weights."""
+    worker, renewed = Worker(), list[str]()
+    worker.adapters.renew = lambda beat: renewed.append(worker.store.served)
     worker.closed_for("new")
     worker.adapters.busy = True  # one is loaded meanwhile
-    failure = worker.tell(CommitWeights("new")).failure
-    assert failure is not None and "unload them first" in failure.message
-    assert worker.store.served == "start"
+    commit = worker.send(CommitWeights("new"))
+    worker.loop()
+    worker.loop()
+    assert (worker.store.served, renewed) == ("start", [])
+    worker.adapters.busy = False
+    assert worker.answer(commit).failure is None
+    assert renewed == ["new"]
+
 
 
 def test_two_gateways_commit_the_same_weights() -> None:

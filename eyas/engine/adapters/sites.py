@@ -7,15 +7,15 @@ rows once for all parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 import torch
 
 from eyas.common.errors import InvalidRequest
-from eyas.engine.adapters.peft import LowRankUpdate, PeftAdapter
+from eyas.engine.adapters.peft import PeftAdapter
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.ipc.adapter_messages import LORA_PATH
 from eyas.engine.kv.pinned import host_bytes
@@ -93,37 +93,49 @@ class AdapterSite:
         the upper one of all rows, transposed, [rank, n].
         """
         (n, k), rank = self.shape, self.rank(adapter)
-        downs = room[: len(self.parts) * rank * k].view(len(self.parts), rank, k)
-        ups = room[downs.numel() :].view(rank, n)
+        self.write_lower({name: update.down for name, update in adapter.updates.items()}, room, rank)
+        ups = room[len(self.parts) * rank * k :].view(rank, n)
         whole, first = ups if self.order is None else torch.zeros_like(ups), 0
-        for part, down in zip(self.parts, downs, strict=True):
+        for part in self.parts:
             rows, _ = part.own(self.placement)
             update = adapter.updates.get(part.name)
             if update is not None:
-                own = self._share(part, update)
-                scaled = own.down if self.gain is None else own.down.float() * self.gain
-                down[: update.rank].copy_(scaled)
-                whole[: update.rank, first : first + rows].copy_(own.up.to(room.dtype).t())
+                up = self._own_rows(part, update.up)
+                whole[: update.rank, first : first + rows].copy_(up.to(room.dtype).t())
             first += rows
         if self.order is not None:
             torch.index_select(whole, 1, self.order, out=ups)
 
-    def _share(self, part: SitePart, update: LowRankUpdate) -> LowRankUpdate:
-        """This rank's share of an update."""
-        rows, columns = part.own(self.placement)
-        rank = self.placement.rank
-        if part.divided == 0:
-            return replace(update, up=update.up[rank * rows : (rank + 1) * rows])
-        if part.divided == 1:
-            return replace(update, down=update.down[:, rank * columns : (rank + 1) * columns])
-        return update
+    def write_lower(self, lower: Mapping[str, torch.Tensor], room: torch.Tensor, rank: int) -> None:
+        """Writes the lower factors alone, with the gain as it is now. `lower`: as they are stored, by the
+        names of parts; `rank`: that of the factors in `room`.
+        """
+        downs = room[: len(self.parts) * rank * self.shape[1]].view(len(self.parts), rank, -1)
+        for part, down in zip(self.parts, downs, strict=True):
+            if (stored := lower.get(part.name)) is not None:
+                own = self._own_columns(part, stored)
+                scaled = own if self.gain is None else own.float() * self.gain
+                down[: len(own)].copy_(scaled)
+
+    def _own_rows(self, part: SitePart, up: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of an upper factor."""
+        rows, _ = part.own(self.placement)
+        first = self.placement.rank * rows
+        return up[first : first + rows] if part.divided == 0 else up
+
+    def _own_columns(self, part: SitePart, down: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of a lower factor."""
+        _, columns = part.own(self.placement)
+        first = self.placement.rank * columns
+        return down[:, first : first + columns] if part.divided == 1 else down
 
 
 @dataclass(frozen=True)
 class PackedAdapter:
     """An adapter as the products of one rank read it, in the host's memory. `numbers` [words]: the factors of
     all sites, as `AdapterSite.write` has them. `places` int64 [sites, 2]: where those of a site begin, and
-    their rank. `folder`: where it was read.
+    their rank. `folder`: where it was read. `lower`: the factors that have taken a gain, as they are stored,
+    by the names of their parts: a gain may change.
     """
 
     id: str
@@ -131,11 +143,12 @@ class PackedAdapter:
     folder: Path
     numbers: torch.Tensor
     places: torch.Tensor
+    lower: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def host_bytes(self) -> int:
         """Bytes of the host's memory."""
-        return self.numbers.nbytes
+        return self.numbers.nbytes + sum(factor.nbytes for factor in self.lower.values())
 
 
 class AdapterSites:
@@ -170,9 +183,20 @@ class AdapterSites:
                 site.write(adapter, numbers[first : first + count])
             places.append((first, rank))
             first += count
-        if dtype == torch.float16 and not torch.stack(torch.aminmax(numbers)).isfinite().all():
-            raise InvalidRequest(f"its numbers are too large for {dtype}", param=LORA_PATH)
-        return PackedAdapter(adapter.id, adapter.rank, folder, numbers, torch.tensor(places))
+        _check_finite(numbers)
+        gained = {part.name for site in self.sites if site.gain is not None for part in site.parts}
+        lower = {name: update.down for name, update in adapter.updates.items() if name in gained}
+        return PackedAdapter(adapter.id, adapter.rank, folder, numbers, torch.tensor(places), lower)
+
+    def renew(self, adapter: PackedAdapter) -> None:
+        """Makes the numbers in place what `packed` makes with the gains as they are now.
+
+        Raises InvalidRequest if they have become too large.
+        """
+        for site, (first, rank) in zip(self._on_host(), adapter.places.tolist(), strict=True):
+            if rank and site.gain is not None:
+                site.write_lower(adapter.lower, adapter.numbers[first : first + site.words(rank)], rank)
+        _check_finite(adapter.numbers)
 
     def _on_host(self) -> list[AdapterSite]:
         """The sites with their gains in the host's memory, float32: one copy, since each waits for a GPU."""
@@ -190,3 +214,9 @@ class AdapterSites:
             if self._shapes[name] != shape:
                 text = f"an update of {module} is {shape}, and the matrix is {self._shapes[name]}"
                 raise InvalidRequest(f"{text}: it is another model's", param=LORA_PATH)
+
+
+def _check_finite(numbers: torch.Tensor) -> None:
+    """Raises InvalidRequest for what a narrow type could not hold."""
+    if numbers.dtype == torch.float16 and not torch.stack(torch.aminmax(numbers)).isfinite().all():
+        raise InvalidRequest(f"its numbers are too large for {numbers.dtype}", param=LORA_PATH)

@@ -25,6 +25,9 @@ from eyas.engine.ipc.adapter_messages import (
     LoadAdapter,
     UnloadAdapter,
 )
+from eyas.engine.ipc.pulse import Beat, no_pulse
+
+_log = logging.getLogger("eyas.engine")
 
 _log = logging.getLogger("eyas.engine")
 
@@ -59,6 +62,11 @@ class AdapterMemory(Protocol):
         """The adapter in a folder, in the host's memory; called by a thread of its own.
 
         Raises an EyasError for what cannot be served.
+        """
+
+    def renew(self, adapter: Any) -> None:
+        """The model's weights have changed: makes an adapter, as `read` gave it, what it would read now. No
+        step runs, and no copy. Raises an EyasError for what cannot be served any more.
         """
 
     def forget(self, adapter: Any) -> None:
@@ -167,6 +175,21 @@ class AdapterTable:
             text = f"{pinned} pinned adapters leave no slot of {slots} for the others (--max-loras)"
             raise InvalidRequest(text, param=LORA_PATH)
 
+    def renew(self, beat: Beat = no_pulse) -> None:
+        """The model's weights have changed: renews all adapters, and fills their slots again. Nothing is
+        `busy`, and no sequence is in. `beat`: is called after each.
+        """
+        for name, adapter in self._adapters.items():
+            try:
+                self.memory.renew(adapter.stored)
+            except EyasError as error:
+                _log.warning("adapter %s is served no more, by the new weights: %s", name, error)
+                adapter.leaving = True
+            else:
+                if adapter.slot:
+                    self._fill(adapter)
+            beat()
+
     # --- sequences -------------------------------------------------------------------------------------
 
     def check(self, name: str) -> None:
@@ -182,10 +205,8 @@ class AdapterTable:
             return True
         if not self._free and not self._evict():
             return False
-        adapter.slot, adapter.began = self._free.pop(), time.monotonic()
-        adapter.used = next(self._uses)
-        adapter.filled = self.memory.fill(adapter.slot, adapter.stored)
-        self._look(adapter)
+        adapter.slot, adapter.used = self._free.pop(), next(self._uses)
+        self._fill(adapter)
         return True
 
     def ready(self, name: str) -> bool:
@@ -227,6 +248,12 @@ class AdapterTable:
     def close(self) -> None:
         """Reads no more."""
         self._reader.shutdown(wait=False, cancel_futures=True)
+
+    def _fill(self, adapter: HostAdapter) -> None:
+        """Begins to copy it into its slot."""
+        adapter.began = time.monotonic()
+        adapter.filled = self.memory.fill(adapter.slot, adapter.stored)
+        self._look(adapter)
 
     def _look(self, adapter: HostAdapter) -> None:
         """Looks whether its copy has ended."""

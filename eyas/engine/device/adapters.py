@@ -59,6 +59,10 @@ class DeviceAdapters:
             weakref.finalize(packed, _unlock, packed.numbers, self._stream)
         return packed
 
+    def renew(self, adapter: PackedAdapter) -> None:
+        """Multiplies its lower factors by the gains as they are now; in its own memory."""
+        self._sites.renew(adapter)
+
     @torch.inference_mode()
     def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
         """Begins the copy."""

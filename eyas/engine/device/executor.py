@@ -296,6 +296,11 @@ class StepExecutor:
         assert self.state.adapters is not None
         return self.state.adapters.fill(slot, adapter)
 
+    def renew(self, adapter: PackedAdapter) -> None:
+        """The weights have changed: makes an adapter what would be read now."""
+        assert self.state.adapters is not None
+        self.state.adapters.renew(adapter)
+
     def forget(self, adapter: PackedAdapter) -> None:
         """An adapter that was read is not needed any more."""
 

@@ -96,6 +96,9 @@ class PlainAdapters:
     def announce(self, folder: Path) -> None:
         """Does nothing: there is one rank."""
 
+    def renew(self, adapter: PackedAdapter) -> None:
+        """Does nothing: no factor has a number of the weights in it."""
+
     def forget(self, adapter: PackedAdapter) -> None:
         """Does nothing: whoever has it drops it."""
 

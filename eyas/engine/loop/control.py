@@ -147,6 +147,8 @@ class EngineControl:
         """What still uses the memory, as words; empty: nothing, and where KV leaves the cache is empty."""
         if not leaving:
             return ""
+        if MemoryTag.WEIGHTS in leaving and (table := self.requests.adapters) is not None and table.busy:
+            return "an adapter that is read or copied"
         if not self.paused and (work := self.work()):
             return work
         if MemoryTag.KV_CACHE not in leaving:

@@ -129,7 +129,7 @@ class Engine:
         spec, width = parts.config.speculation, parts.ready.draft_width
         self._drafting = DraftCoordinator(parts.drafter, width, nodes, spec, parts.pacing, parts.grammars)
         self._requests = self._new_requests()
-        self._adapters = AdapterCommands(parts.adapters, parts.outbox)
+        self._adapters = AdapterCommands(parts.adapters, parts.outbox, self._weights_away)
         self._flushes = CacheFlushes(parts.scheduler, parts.outbox, self._work, self._drafting.forget_answers)
         self._updates = self._new_updates()
         self._loop = self._new_loop()
@@ -211,7 +211,7 @@ class Engine:
             forget=self._flushes.flush,
             between=self.between_steps,
             beat=self._pulse,
-            away=lambda: MemoryTag.WEIGHTS in self._control.released,
+            away=self._weights_away,
         )
 
     def _routes(self) -> dict[type, Callable[..., None]]:
@@ -321,7 +321,7 @@ class Engine:
         for pulls in self._pulls:
             pulls.poll(now)
         self._adapters.poll()
-        seated = self._scheduler.seat_adapters()
+        seated = not self._weights_away() and self._scheduler.seat_adapters()
         self._requests.join(now)
         self._requests.expire(now)
         for generation, error in self._parts.grammars.take_failed().items():
@@ -333,6 +333,10 @@ class Engine:
         self._updates.poll(now)
         freed = self._scheduler.pool.used < used and self._scheduler.waiting
         return bool(back or freed or seated) or self._requests.joins > joins
+
+    def _weights_away(self) -> bool:
+        """Whether the memory of weights, and of adapters' slots, has left, or leaves."""
+        return MemoryTag.WEIGHTS in self._control.released
 
     def _work(self) -> str:
         """The work that the engine still has, in words; empty: nothing."""

@@ -135,17 +135,9 @@ class WeightUpdates:
             raise Busy("another update of the weights is being put in place")
         if command.generation <= self.info.generation:
             raise InvalidRequest(f"generation {command.generation}: this worker has {self.info.generation}")
-        self._check_adapters()
-
-    def _check_adapters(self) -> None:
-        """Raises Busy if adapters are loaded: a device has norms' gains in their factors."""
-        table = self.requests.adapters
-        if table is not None and (table.loaded or table.busy):
-            raise Busy("adapters are loaded for the old weights: unload them first, and load them again then")
 
     def _check_writable(self) -> None:
         """Raises Busy if the weights cannot be written just now."""
-        self._check_adapters()
         if self.away():
             raise Busy("the memory of its weights has left: it must be resumed first")
 
@@ -224,7 +216,7 @@ class WeightUpdates:
         if closing.quiet:
             if now >= closing.until:
                 if closing.commit is not None:
-                    self._refuse(closing.commit, Busy("pages are still in use"))
+                    self._refuse(closing.commit, Busy("pages or adapters are still in use"))
                 _log.warning("no word of the new weights: this worker serves the old ones again")
                 self._open()
         elif not (work := self.work()):
@@ -248,12 +240,15 @@ class WeightUpdates:
             self._refuse(call, error)
             self._open()
             return
-        if self.forget() is None:
+        adapters = self.requests.adapters
+        if (adapters is not None and adapters.busy) or self.forget() is None:  # busy: gains are read
             self.between(lambda: self._write(call))
             return
         assert self._staged is not None
         began, (update, staged) = time.monotonic(), self._staged
         self.store.write(self.beat)
+        if adapters is not None:
+            adapters.renew(self.beat)
         seconds = time.monotonic() - began
         folder = update.source.path if isinstance(update.source, FolderSource) else ""
         self.info = WeightsInfo(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from eyas.common.errors import InvalidRequest
+from eyas.common.errors import Busy, EyasError, InvalidRequest
 from eyas.common.wire.message import WireFailure
 from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.ipc.adapter_messages import (
@@ -20,18 +21,23 @@ from eyas.engine.ipc.outbox import EventOutbox
 
 @dataclass(frozen=True)
 class AdapterCommands:
-    """`table`: None where no adapter can be loaded."""
+    """`table`: None where no adapter can be loaded. `away`: the memory of weights and slots has left."""
 
     table: AdapterTable | None
     outbox: EventOutbox
+    away: Callable[[], bool]
 
     def load(self, command: LoadAdapter) -> None:
         """Begins to read a folder; one `AdapterLoaded` follows."""
+        refusal: EyasError | None = None
         if self.table is None:
             refusal = InvalidRequest("no adapter can be loaded here (--max-loras 0)", param=LORA_PATH)
-            self.outbox.add(AdapterLoaded(command.call, failure=WireFailure.of(refusal)))
+        elif self.away():  # its factors take gains of the weights
+            refusal = Busy("it sleeps: its weights must be resumed first (/resume_memory_occupation)")
         else:
             self.table.load(command)
+        if refusal is not None:
+            self.outbox.add(AdapterLoaded(command.call, failure=WireFailure.of(refusal)))
 
     def unload(self, command: UnloadAdapter) -> None:
         """Answered at once."""
