@@ -178,7 +178,6 @@ def test_a_commit_renews_adapters_once_none_is_read() -> None:
     assert renewed == ["new"]
 
 
-
 def test_two_gateways_commit_the_same_weights() -> None:
     """One repairs what the other has not finished: both hear that the weights are in place."""
     worker = Worker()
