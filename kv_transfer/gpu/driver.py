@@ -125,12 +125,13 @@ class GpuDriver(Protocol):
 
 @dataclass
 class DeviceAllocation:
-    """Memory of our own, and the driver that it came from. Its addresses stay until `free`; its bytes may
-    leave the GPU meanwhile.
+    """Memory that was allocated or mapped, and the driver that it came from. Its addresses stay until `free`;
+    its bytes may leave the GPU meanwhile. `away`: they have.
     """
 
     driver: GpuDriver
     memory: GpuMemory
+    away: bool = False
 
     @classmethod
     def new(cls, driver: GpuDriver, size: int) -> DeviceAllocation:
@@ -144,12 +145,14 @@ class DeviceAllocation:
     def empty(self) -> None:
         """Gives the bytes back and keeps the addresses; peers that have them mapped keep theirs."""
         self.memory = self.driver.empty(self.memory)
+        self.away = True
 
     def refill(self) -> None:
         """New bytes behind the same addresses, not initialised. Raises DriverError if there is no room."""
         self.memory = self.driver.refill(self.memory)
+        self.away = False
 
     def free(self) -> None:
         """Gives the memory back; peers that have it mapped keep theirs."""
-        if self.memory.handle:  # else its bytes are away already, and the process ends
+        if not self.away:  # else only addresses are left, which end with the process
             self.driver.unmap(self.memory)

@@ -315,7 +315,7 @@ async def test_health_follows_the_backend(client: httpx.AsyncClient, backend: Sc
 
 async def test_the_cluster_is_described(client: httpx.AsyncClient) -> None:
     told = (await client.get("/cluster")).json()
-    assert told["model"] == "eyas-nano" and told["health"] == {"problem": "", "degraded": ""}
+    assert told["model"] == "eyas-nano" and told["health"] == {"problem": "", "degraded": "", "paused": ""}
     (worker,) = told["workers"]
     assert (worker["worker"], worker["roles"]) == (INFO.worker, ["prefill", "decode"])
     assert (worker["epoch"], worker["connected"], worker["in_flight"]) == ("1", True, 0)

@@ -133,6 +133,7 @@ BY_OTHERS = (
     "bad_words",
     "prompt_logprobs",
     "prompt_logprobs_start",
+    "prompt_experts",
     "grammar",
 )
 

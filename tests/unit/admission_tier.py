@@ -77,6 +77,7 @@ class FakeModel:
     """Model, runner and pool in one. It computes no token, but looks at the pages that it would write."""
 
     vocab_size, eos_token_ids = VOCAB, ()
+    layers, foreign = (), None  # none has experts
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
@@ -150,9 +151,11 @@ class Tier:
             copiers=(copier,),  # type: ignore[arg-type]
             bell=CopyBell(),
             travels=True,
+            memory={},
             outbox=outbox,
             grammars=NoGrammars(),  # type: ignore[arg-type]
             ready=ready,
+            store=None,  # type: ignore[arg-type]
         )
         self.engine = Engine(parts, self)
         self.engine._loop._clock = StepClock(_standing)  # a world can be stored

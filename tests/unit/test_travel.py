@@ -86,7 +86,7 @@ def test_staging_is_a_number_of_bytes_and_no_part_of_the_pool(
 ) -> None:
     page = spec.shape(KvKind.TARGET).page_bytes
     monkeypatch.setattr("eyas.engine.loading.travel.STAGED_BYTES", 10 * page)
-    for window, slots in ((1, 10), (2, 2 * AT_ONCE), (8, 8 * AT_ONCE)):
+    for window, slots in ((1, 10), (3, 3 * AT_ONCE), (8, 8 * AT_ONCE)):
         monkeypatch.setattr(layout, "WINDOW_BYTES", window * page)
         made.append(Made(spec, num_pages=300))
         assert made[-1].slots == (slots, slots)
