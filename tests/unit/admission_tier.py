@@ -117,6 +117,13 @@ def _leased(lease: Any) -> tuple[int, ...]:
     return pages
 
 
+class NoThread:
+    """In the place of an executor, whose queue cannot be stored: no world here changes weights or sleeps."""
+
+    def shutdown(self, **options: bool) -> None:
+        pass
+
+
 class Tier:
     """An engine that runs one turn of its loop when told to, and the commands that wait for it."""
 
@@ -159,6 +166,7 @@ class Tier:
         )
         self.engine = Engine(parts, self)
         self.engine._loop._clock = StepClock(_standing)  # a world can be stored
+        self.engine._updates._thread = self.engine._control._thread = NoThread()  # type: ignore[assignment]
         self.gave_way = False  # somebody, to another call, so far
         self.scheduler._take_from_richer = self._take_from_richer  # type: ignore[method-assign]
         self.requests = self.engine._requests
