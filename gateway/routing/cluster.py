@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from eyas.common.cluster.discovery import WorkerRegistry
-from eyas.common.errors import Busy, EyasError, ModelNotFound, TransferFailed, Unavailable, WeightsChanging
+from eyas.common.errors import EyasError, ModelNotFound, TransferFailed, Unavailable, WeightsChanging
 from eyas.common.page_names import PageShape
 from eyas.common.types import KvHandle, Role, WorkerInfo
 from eyas.common.wire import rpc
@@ -33,6 +33,7 @@ from gateway.routing.breakers import WorkerBreakers
 from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
 from gateway.routing.prefix_caches import CachedPrefixes, CacheWatch, PrefixIndex, PromptPages
 from gateway.routing.router import RouterCandidate, adapter_state, affinity
+from gateway.routing.targets import TargetWorkers
 from gateway.routing.weights import ClusterWeights
 
 FOLLOW_S = 0.25
@@ -46,7 +47,6 @@ _log = logging.getLogger("eyas.gateway")
 PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or is expected
 
 Choice = TypeVar("Choice")
-Answer = TypeVar("Answer")
 
 
 class Cluster:
@@ -77,8 +77,9 @@ class Cluster:
         self.retry_budget = RetryBudget(time.monotonic())
         self._holdings = CachedPrefixes()
         self._watch = CacheWatch(self._channels, self._holdings)
-        self.adapters = ClusterAdapters(self._own_workers, self._channels)
-        self.weights = ClusterWeights(self._own_workers, self._channels, registry.refresh)
+        self._targets = TargetWorkers(self._own_workers, self._channels, registry.refresh)
+        self.adapters = ClusterAdapters(self._targets)
+        self.weights = ClusterWeights(self._targets)
         self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
         self._fingerprint = self._arithmetic = ""
         self._synthetic: bool | None = None
@@ -103,13 +104,14 @@ class Cluster:
         await self._watch.aclose()
         await self.adapters.aclose()
         await self.weights.aclose()
+        await self._targets.aclose()
         await asyncio.gather(*(session.aclose() for session in self._sessions.values()))
         await self._registry.aclose()
         await self._channels.close()
 
     def workers(self) -> list[WorkerInfo]:
         """The workers that may get requests, from the last snapshot."""
-        return [self.weights.seen(self.adapters.seen(info)) for info in self._own_workers()]
+        return [self.weights.seen(info) for info in self._own_workers()]
 
     def _own_workers(self) -> list[WorkerInfo]:
         return [info for info in self._registry.workers() if self._is_ours(info)]
@@ -137,8 +139,8 @@ class Cluster:
         adapter yet, as the router will see them once they serve it.
         """
         infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
-        infos += [info for info in self.workers() if self.weights.comes(info)]
-        if prefix.adapter in self.adapters.roster.ids:
+        infos += [info for info in self._own_workers() if self.weights.comes(info)]
+        if prefix.adapter and prefix.adapter in self.adapters.roster.ids:
             infos += [info for info in self.workers() if adapter_state(prefix.adapter, info) is None]
         return [RouterCandidate(msgspec.structs.replace(info, serving=True)) for info in infos]
 
@@ -218,7 +220,7 @@ class Cluster:
         async def one(worker: str) -> int:
             return await InfoClient(self._channels.get(worker)).flush_cache(wait_s)
 
-        return await self._by_all(one, "flushed their caches")
+        return (await self._targets.ask(self._targets.names(), one)).whole("flushed their caches")
 
     async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
         """Has every target worker carry the command out; what each did. This gateway knows it from then on.
@@ -229,32 +231,9 @@ class Cluster:
         async def one(worker: str) -> ControlOutcome:
             return await ControlClient(self._channels.get(worker)).control(command)
 
-        try:
-            return await self._by_all(one, "did as they were asked")
-        finally:
-            await self._registry.refresh()
-
-    async def _by_all(self, ask: Callable[[str], Awaitable[Answer]], what: str) -> dict[str, Answer]:
-        """What each target worker answers. Raises the first failure that is worse than Busy, if one fails."""
-        workers = [info.worker for info in self.workers() if info.runs_target and not info.starting]
-        if not workers:
-            raise Unavailable("no worker is known that could be asked")
-        answers: dict[str, Answer] = {}
-        refused: dict[str, EyasError] = {}
-
-        async def one(worker: str) -> None:
-            try:
-                answers[worker] = await ask(worker)
-            except EyasError as error:
-                refused[worker] = error
-
-        await asyncio.gather(*map(one, workers))
-        if refused:
-            worst = next((why for why in refused.values() if not isinstance(why, Busy)), None)
-            said = "; ".join(f"{worker}: {why.message}" for worker, why in refused.items())
-            kind = Busy if worst is None else type(worst)
-            raise kind(f"{len(answers)} of {len(workers)} workers {what}, but not {said}")
-        return answers
+        outcomes = await self._targets.ask(self._targets.names(), one)
+        await self._targets.refresh()
+        return outcomes.whole("did as they were asked")
 
     def occupy(self, worker: str, part: UnderWay) -> LegLoad:
         """Counts a leg that starts on `worker`, at once, so that the next request is routed with it in mind.

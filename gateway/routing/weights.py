@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 import msgspec
 
@@ -38,17 +37,15 @@ from eyas.common.weights import (
     WeightsCommand,
     WeightsReply,
 )
-from eyas.common.wire.rpc import ChannelPool
 from eyas.common.wire.weights_service import WeightsClient
+from gateway.routing.targets import TargetWorkers, WorkerAnswers, WorkerRepairs
 
 PREPARE_S = 900.0  # to read and rehearse the weights of a large model
 COMMIT_S = 120.0
 HOLD_S = 30.0  # a closed worker that hears nothing for so long opens again with the old weights
 ASK_S = 30.0
-REPAIR_S = 5.0  # from one try to bring a worker up to the others to the next
-LOOK_EVERY_S = 0.2
+SERVE_ON = "; the old weights serve on"
 _log = logging.getLogger("eyas.gateway")
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -80,45 +77,22 @@ class WeightsChange:
 
 
 class ClusterWeights:
-    """Satisfies `WeightControl` (`gateway.backends.base`). Its owner calls `follow` now and then.
+    """Satisfies `WeightControl` (`gateway.backends.base`). Its owner calls `follow` now and then."""
 
-    `workers`: those that run the target, as last heard of; `refresh` asks them anew. `channels`: to them.
-    """
-
-    def __init__(
-        self,
-        workers: Callable[[], Sequence[WorkerInfo]],
-        channels: ChannelPool,
-        refresh: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._workers = workers
-        self._channels = channels
-        self._refresh = refresh
+    def __init__(self, targets: TargetWorkers) -> None:
+        self._targets = targets
         self.newest = WeightsInfo()  # of all that a worker had, however many have left since
         self._change = asyncio.Lock()
-        self._looked_at = 0.0
-        self._repairs: dict[str, asyncio.Task[None]] = {}
-        self._repaired_at: dict[str, float] = {}
+        self._repairs = WorkerRepairs("weights")
 
     # --- what workers have -----------------------------------------------------------------------------
 
     def follow(self) -> None:
         """Takes what workers said of late, and begins to bring those up to date that are behind."""
-        for info in self._targets():
-            self._count(info.weights)
-        now = time.monotonic()
-        for info in self._targets():
-            late = now - self._repaired_at.get(info.worker, -REPAIR_S) >= REPAIR_S
-            if (
-                self.is_behind(info)
-                and late
-                and info.worker not in self._repairs
-                and not self._change.locked()
-            ):
-                self._repaired_at[info.worker] = now
-                task = asyncio.create_task(self._repair(info.worker), name=f"weights of {info.worker}")
-                self._repairs[info.worker] = task
-                task.add_done_callback(lambda _, worker=info.worker: self._repairs.pop(worker))  # type: ignore[misc]
+        infos = self._count_all()
+        for info in infos:
+            if self.is_behind(info) and not self._change.locked():
+                self._repairs.begin(info.worker, partial(self._repair, info.worker))
 
     def is_behind(self, info: WorkerInfo) -> bool:
         """Whether the worker has others than the newest weights: it gets no requests."""
@@ -143,31 +117,31 @@ class ClusterWeights:
         """That workers are behind which cannot be brought up to date, as half a sentence; empty: none is."""
         if self.newest.folder:
             return ""
-        behind = [info.worker for info in self._targets() if self.is_behind(info) and not self.comes(info)]
+        infos = self._targets.infos()
+        behind = [info.worker for info in infos if self.is_behind(info) and not self.comes(info)]
         if not behind:
             return ""
         return f"{', '.join(behind)} lost the weights {self.newest.version!r}: update them again"
 
     async def look(self) -> None:
         """Asks all workers anew, so that what another gateway changed is known here."""
-        if time.monotonic() - self._looked_at >= LOOK_EVERY_S:
-            self._looked_at = time.monotonic()
-            await self._refresh()
-            self.follow()
+        await self._targets.look()
+        self.follow()
 
     def forget(self, worker: str) -> None:
         """Drops what is known of a worker that is gone for good."""
-        self._repaired_at.pop(worker, None)
+        self._repairs.forget(worker)
 
     async def aclose(self) -> None:
         """Ends the repairs."""
-        repairs = list(self._repairs.values())
-        for repair in repairs:
-            repair.cancel()
-        await asyncio.gather(*repairs, return_exceptions=True)
+        await self._repairs.aclose()
 
-    def _targets(self) -> list[WorkerInfo]:
-        return [info for info in self._workers() if info.runs_target and not info.starting]
+    def _count_all(self) -> list[WorkerInfo]:
+        """Takes what workers said of late: their descriptions."""
+        infos = self._targets.infos()
+        for info in infos:
+            self._count(info.weights)
+        return infos
 
     def _count(self, weights: WeightsInfo) -> None:
         if (weights.generation, weights.digest) > (self.newest.generation, self.newest.digest):
@@ -183,20 +157,18 @@ class ClusterWeights:
 
     async def _update(self, update: WeightUpdate) -> WeightsChange:
         async with self._change:
-            await self._refresh()
-            for info in self._targets():
-                self._count(info.weights)
-            workers = [info.worker for info in self._targets()]
-            if not workers:
-                raise Unavailable("no worker is known whose weights could change")
+            await self._targets.refresh()
+            self._count_all()
+            workers = self._targets.names()
             generation = self.newest.generation + 1
             version = update.version or str(generation)
             command = PrepareWeights(version, generation, update.source, update.whole)
             prepared = await self._ask(workers, command, PREPARE_S)
             try:
-                digest = _agreed(_whole(prepared, "prepared the weights"))
+                digest = _agreed(prepared.whole("prepared the weights", SERVE_ON))
                 close = CloseForWeights(digest, update.running, update.wait_s, HOLD_S)
-                closed = _whole(await self._ask(workers, close, update.wait_s + ASK_S), "ended what runs")
+                closing = await self._ask(workers, close, update.wait_s + ASK_S)
+                closed = closing.whole("ended what runs", SERVE_ON)
                 done = await self._commit(workers, digest)
             except EyasError:
                 await self._drop(prepared.answers)
@@ -204,7 +176,7 @@ class ClusterWeights:
             folder = update.source.path if isinstance(update.source, FolderSource) else ""
             seconds = max(reply.seconds for reply in done.answers.values())
             self._count(WeightsInfo(version, generation, digest, folder, seconds=seconds))
-            await self._refresh()
+            await self._targets.refresh()
             sizes = next(iter(prepared.answers.values()))
             return WeightsChange(
                 weights=self.newest,
@@ -216,7 +188,7 @@ class ClusterWeights:
                 behind={worker: error.message for worker, error in done.failed.items()},
             )
 
-    async def _commit(self, workers: Sequence[str], digest: str) -> _Answers:
+    async def _commit(self, workers: Iterable[str], digest: str) -> WorkerAnswers[WeightsReply]:
         """Raises the first failure if no worker has done it: then it has not begun."""
         done = await self._ask(workers, CommitWeights(digest), COMMIT_S)
         if not done.answers:
@@ -230,18 +202,18 @@ class ClusterWeights:
         for worker, reply in prepared.items():
             with contextlib.suppress(EyasError):  # it opens by itself
                 await self._client(worker).change(DropWeights(reply.digest), ASK_S)
-        await self._refresh()
+        await self._targets.refresh()
 
     async def read(self, name: str, count: int) -> tuple[float, ...]:
         """As `WeightControl` says."""
-        info = next((info for info in self._targets() if not self.is_behind(info)), None)
+        info = next((info for info in self._targets.infos() if not self.is_behind(info)), None)
         if info is None:
             raise Unavailable("no worker is known that could be asked")
         return (await self._client(info.worker).change(ReadWeight(name, count), ASK_S)).numbers
 
     async def join(self, command: JoinGroup) -> tuple[str, ...]:
         """As `WeightControl` says: worker after worker, by name, from `command.rank` on."""
-        workers = sorted(info.worker for info in self._targets())
+        workers = sorted(info.worker for info in self._targets.infos())
         if command.rank + len(workers) > command.size:
             text = f"{len(workers)} workers from rank {command.rank} on need a larger group"
             raise InvalidRequest(f"{text} than one of {command.size}", param="world_size")
@@ -260,8 +232,8 @@ class ClusterWeights:
 
     async def leave(self, group: str) -> None:
         """As `WeightControl` says."""
-        workers = [info.worker for info in self._targets()]
-        _whole(await self._ask(workers, LeaveGroup(group), ASK_S), f"left the group {group!r}")
+        workers = [info.worker for info in self._targets.infos()]
+        (await self._ask(workers, LeaveGroup(group), ASK_S)).whole(f"left the group {group!r}")
 
     async def _repair(self, worker: str) -> None:
         """Brings a worker that is behind up to the newest weights, if it can be."""
@@ -283,49 +255,25 @@ class ClusterWeights:
                 await client.change(close, 2 * ASK_S)
                 await client.change(CommitWeights(newest.digest), COMMIT_S)
             _log.info("worker %s has the weights %r too", worker, newest.version)
-            await self._refresh()
+            await self._targets.refresh()
         except EyasError as error:
             _log.warning("worker %s stays behind: %s", worker, error)
 
     # --- words to workers ------------------------------------------------------------------------------
 
     def _client(self, worker: str) -> WeightsClient:
-        return WeightsClient(self._channels.get(worker))
+        return WeightsClient(self._targets.channel(worker))
 
-    async def _ask(self, workers: Sequence[str], command: WeightsCommand, wait_s: float) -> _Answers:
-        answers: dict[str, WeightsReply] = {}
-        failed: dict[str, EyasError] = {}
-
-        async def one(worker: str) -> None:
-            try:
-                answers[worker] = await self._client(worker).change(command, wait_s)
-            except EyasError as error:
-                failed[worker] = error
-
-        await asyncio.gather(*map(one, workers))
-        return _Answers(answers, failed)
-
-
-@dataclass(frozen=True)
-class _Answers:
-    answers: dict[str, WeightsReply]
-    failed: dict[str, EyasError]
-
-
-def _whole(asked: _Answers, what: str) -> dict[str, WeightsReply]:
-    """What each worker answered. Raises the first failure, in which all are named, if one failed."""
-    if not asked.failed:
-        return asked.answers
-    said = "; ".join(f"{worker}: {error.message}" for worker, error in asked.failed.items())
-    first, count = next(iter(asked.failed.values())), len(asked.answers) + len(asked.failed)
-    text = f"{len(asked.answers)} of {count} workers {what}, but not {said}; the old weights serve on"
-    raise type(first)(text, param=first.param)
+    async def _ask(
+        self, workers: Iterable[str], command: WeightsCommand, wait_s: float
+    ) -> WorkerAnswers[WeightsReply]:
+        return await self._targets.ask(workers, lambda worker: self._client(worker).change(command, wait_s))
 
 
 def _agreed(prepared: dict[str, WeightsReply]) -> str:
-    """The digest that all workers found. Raises InvalidRequest if they read different weights."""
+    """The digest that all workers report. Raises InvalidRequest if they read different weights."""
     digests = {worker: reply.digest for worker, reply in prepared.items()}
     if len(set(digests.values())) > 1:
-        said = ", ".join(f"{worker}: {digest}" for worker, digest in digests.items())
-        raise InvalidRequest(f"the workers read different weights ({said}); the old weights serve on")
+        each = ", ".join(f"{worker}: {digest}" for worker, digest in digests.items())
+        raise InvalidRequest(f"the workers read different weights ({each}){SERVE_ON}")
     return next(iter(digests.values()))
