@@ -187,5 +187,7 @@ def test_a_folder_that_is_refused_changes_nothing() -> None:
     world.table._reading[-1][1].exception()
     (answer,) = world.table.poll()
     assert answer.failure is not None and "another was to be loaded" in answer.failure.message
+    assert world.memory.forgotten == ["b"]  # by other ranks too
+    assert world.load("a").failure is None and world.memory.forgotten == ["b", "a"]  # the second of two
     with pytest.raises(NotFound):
         world.table.check("b")

@@ -29,8 +29,6 @@ from eyas.engine.ipc.pulse import Beat, no_pulse
 
 _log = logging.getLogger("eyas.engine")
 
-_log = logging.getLogger("eyas.engine")
-
 
 class StoredAdapter(Protocol):
     """An adapter in the host's memory, as the memory of slots has read it."""
@@ -150,10 +148,6 @@ class AdapterTable:
     def _loaded(self, command: LoadAdapter, future: Future[StoredAdapter]) -> AdapterLoaded:
         try:
             stored = future.result()
-            if command.id and command.id != stored.id:
-                text = f"the adapter in {command.path} is {stored.id}, and {command.id} was to be loaded"
-                raise InvalidRequest(text, param=LORA_PATH)
-            self._check_pinned(stored.id, command)
         except EyasError as error:
             return AdapterLoaded(command.call, failure=WireFailure.of(error))
         except (MemoryError, RuntimeError) as error:  # RuntimeError: of pinned memory
@@ -163,7 +157,21 @@ class AdapterTable:
             _log.exception("the adapter in %s could not be read", command.path)
             unread = EyasError(f"{type(error).__name__}: {error}")
             return AdapterLoaded(command.call, failure=WireFailure.of(unread))
+        return self._added(command, stored)
+
+    def _added(self, command: LoadAdapter, stored: StoredAdapter) -> AdapterLoaded:
+        """Takes what was read, unless it is refused or there already."""
+        try:
+            if command.id and command.id != stored.id:
+                text = f"the adapter in {command.path} is {stored.id}, and {command.id} was to be loaded"
+                raise InvalidRequest(text, param=LORA_PATH)
+            self._check_pinned(stored.id, command)
+        except InvalidRequest as error:
+            self.memory.forget(stored)
+            return AdapterLoaded(command.call, failure=WireFailure.of(error))
         adapter = self._adapters.setdefault(stored.id, HostAdapter(stored))
+        if adapter.stored is not stored:
+            self.memory.forget(stored)
         adapter.pinned, adapter.leaving = command.pinned, False
         return AdapterLoaded(command.call, stored.id, stored.rank, stored.host_bytes)
 

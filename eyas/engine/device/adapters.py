@@ -84,27 +84,39 @@ class DeviceAdapters:
 
 
 class FollowerAdapters:
-    """What a rank above 0 has of adapters: it reads what rank 0 reads, at about the same time."""
+    """What a rank above 0 has of adapters: it reads what rank 0 reads, at about the same time.
+
+    A folder may hold another adapter each time that it is read, and the one before may still serve.
+    """
 
     def __init__(self, own: DeviceAdapters) -> None:
         self._own = own
         self._reader = ThreadPoolExecutor(1, "adapters")
-        self._read: dict[Path, Future[PackedAdapter]] = {}
+        self._reads: list[tuple[Path, Future[PackedAdapter]]] = []
 
     def announce(self, folder: Path) -> None:
         """Begins to read a folder."""
-        self._read[folder] = self._reader.submit(self._own.read, folder)
+        self._reads = [each for each in self._reads if not (each[1].done() and each[1].exception())]
+        self._reads.append((folder, self._reader.submit(self._own.read, folder)))
 
     def fill(self, slot: int, folder: Path, name: str) -> None:
-        """Begins to fill a slot with what was read there. Raises RuntimeError if that is not `name`."""
-        adapter = self._read[folder].result()
-        if adapter.id != name:
-            raise RuntimeError(f"{folder} has changed: it holds the adapter {adapter.id}, not {name}")
-        self._own.fill(slot, adapter)
+        """Begins to fill a slot with the adapter `name`, read there. Raises RuntimeError if none was it."""
+        place = self._place(folder, name)
+        if place is None:
+            raise RuntimeError(f"{folder} has changed: it was not the adapter {name} that was read there")
+        self._own.fill(slot, self._reads[place][1].result())
 
-    def forget(self, folder: Path) -> None:
-        """What was read there is not needed any more."""
-        self._read.pop(folder, None)
+    def forget(self, folder: Path, name: str) -> None:
+        """The adapter `name`, read there, is not needed any more; another one may be."""
+        place = self._place(folder, name)
+        if place is not None:
+            del self._reads[place]
+
+    def _place(self, folder: Path, name: str) -> int | None:
+        for place, (other, read) in enumerate(self._reads):
+            if other == folder and read.exception() is None and read.result().id == name:
+                return place
+        return None
 
 
 def _unlock(numbers: torch.Tensor, stream: torch.cuda.Stream) -> None:

@@ -138,20 +138,20 @@ def fill_adapter(slot: int, folder: Path, name: str) -> RankCall:
     return RankCall(FILL_ADAPTER, (slot,), f"{name} {folder}".encode())
 
 
-def filled_of(call: RankCall) -> tuple[int, Path, str]:
-    """Decodes what `fill_adapter` encoded: the slot, the folder and the id."""
-    name, _, folder = call.data.decode().partition(" ")
-    return call.numbers[0], Path(folder), name
-
-
-def forget_adapter(folder: Path) -> RankCall:
-    """What was read there is not needed any more."""
-    return RankCall(FORGET_ADAPTER, (), str(folder).encode())
+def forget_adapter(folder: Path, name: str) -> RankCall:
+    """What was read there, the adapter of this id, is not needed any more."""
+    return RankCall(FORGET_ADAPTER, (), f"{name} {folder}".encode())
 
 
 def folder_of(call: RankCall) -> Path:
-    """Decodes the folder of a call that has nothing else."""
+    """Decodes what `read_adapter` encoded."""
     return Path(call.data.decode())
+
+
+def adapter_of(call: RankCall) -> tuple[Path, str]:
+    """Decodes what `fill_adapter` and `forget_adapter` encoded: the folder and the id."""
+    name, _, folder = call.data.decode().partition(" ")
+    return Path(folder), name
 
 
 def _flat(spans: SequenceOf[QuerySpan]) -> np.ndarray:

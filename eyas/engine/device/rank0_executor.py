@@ -99,7 +99,7 @@ class Rank0Executor(StepExecutor):
 
     def forget(self, adapter: PackedAdapter) -> None:
         with self._leader.together():
-            self._leader.tell(calls.forget_adapter(adapter.folder))
+            self._leader.tell(calls.forget_adapter(adapter.folder, adapter.id))
 
     def wait(self) -> None:
         if self.state.device != "cpu":

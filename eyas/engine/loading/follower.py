@@ -89,8 +89,8 @@ class FollowerRank:
 
     def _fill_adapter(self, call: RankCall) -> None:
         assert self._adapters is not None
-        self._adapters.fill(*calls.filled_of(call))
+        self._adapters.fill(call.numbers[0], *calls.adapter_of(call))
 
     def _forget_adapter(self, call: RankCall) -> None:
         assert self._adapters is not None
-        self._adapters.forget(calls.folder_of(call))
+        self._adapters.forget(*calls.adapter_of(call))
