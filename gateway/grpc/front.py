@@ -16,7 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 import msgspec
 
-from eyas.common.cluster.listening import is_loopback, listen
+from eyas.common.cluster.listening import listen
+from eyas.common.cluster.names import is_loopback
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden, InvalidRequest
 from eyas.common.logging import request_id, traceparent

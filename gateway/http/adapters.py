@@ -9,11 +9,10 @@ from eyas.common.config import GatewayConfig
 from eyas.common.types import Adapter
 from gateway.backends.admission import new_adapter
 from gateway.backends.base import GenerationBackend
-from gateway.formats.fields import ignored, parse
 from gateway.formats.schema import LoadAdapterBody, UnloadAdapterBody
 from gateway.http.openapi import HttpEndpoint
+from gateway.http.operators import EndpointBodies
 from gateway.http.pages import json_response
-from gateway.http.wire import PendingBodies, read_body
 
 MOST_BYTES = 1 << 16
 
@@ -24,7 +23,7 @@ class AdapterEndpoints:
     def __init__(self, config: GatewayConfig, backend: GenerationBackend) -> None:
         self._config = config
         self._backend = backend
-        self._arriving = PendingBodies()
+        self._bodies = EndpointBodies(MOST_BYTES)
 
     def endpoints(self) -> list[HttpEndpoint]:
         """The rows of the route table that this class answers."""
@@ -40,19 +39,17 @@ class AdapterEndpoints:
 
     async def load(self, request: Request) -> Response:
         """Loads an adapter on every worker, or on none. Raises what is wrong with its name or its folder."""
-        body = parse(LoadAdapterBody, await read_body(request, MOST_BYTES, self._arriving))
-        request.state.ignored = ignored(body)
+        body = await self._bodies.read(LoadAdapterBody, request)
         adapter = new_adapter(self._config, body.lora_name, body.lora_path, pinned=body.pinned)
-        return self._told(await self._backend.adapters.load(adapter, replace=body.load_inplace))
+        return self._answer(await self._backend.adapters.load(adapter, replace=body.load_inplace))
 
     async def unload(self, request: Request) -> Response:
         """Unloads an adapter on every worker. Raises ModelNotFound if no adapter has the name."""
-        body = parse(UnloadAdapterBody, await read_body(request, MOST_BYTES, self._arriving))
-        request.state.ignored = ignored(body)
-        return self._told(await self._backend.adapters.unload(body.lora_name, body.lora_id or ""))
+        body = await self._bodies.read(UnloadAdapterBody, request)
+        return self._answer(await self._backend.adapters.unload(body.lora_name, body.lora_id or ""))
 
-    def _told(self, adapter: Adapter) -> Response:
+    def _answer(self, adapter: Adapter) -> Response:
         """What was done, and what is loaded now, in SGLang's fields."""
         loaded = {one.name: one.path for one in self._backend.adapters.roster.adapters}
-        told = {"lora_name": adapter.name, "lora_id": adapter.id, "rank": adapter.rank}
-        return json_response({"success": True, "error_message": "", **told, "loaded_adapters": loaded})
+        changed = {"lora_name": adapter.name, "lora_id": adapter.id, "rank": adapter.rank}
+        return json_response({"success": True, "error_message": "", **changed, "loaded_adapters": loaded})

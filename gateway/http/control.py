@@ -5,8 +5,7 @@ They read small bodies, or none. What each worker did is in the answer.
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,13 +21,12 @@ from eyas.common.wire.control import (
     ResumeMemory,
 )
 from gateway.backends.base import GenerationBackend
-from gateway.formats.fields import RequestBody, ignored, parse
+from gateway.formats.fields import RequestBody
 from gateway.http.openapi import HttpEndpoint
-from gateway.http.pages import check_operator, json_response
-from gateway.http.wire import PendingBodies, read_body
+from gateway.http.operators import OperatorBodies
+from gateway.http.pages import json_response
 
 MOST_BYTES = 65_536
-B = TypeVar("B", bound=RequestBody)
 
 
 class PauseBody(RequestBody):
@@ -60,8 +58,7 @@ class ControlEndpoints:
     def __init__(self, backend: GenerationBackend, *, keyed: bool) -> None:
         """`keyed`: callers need a key. Else they must be of this machine."""
         self._backend = backend
-        self._keyed = keyed
-        self._arriving = PendingBodies()
+        self._bodies = OperatorBodies(MOST_BYTES, "control the server", keyed=keyed)
 
     def endpoints(self) -> list[HttpEndpoint]:
         """The rows of the route table that this class answers."""
@@ -94,35 +91,26 @@ class ControlEndpoints:
 
     async def pause(self, request: Request) -> Response:
         """Pauses every worker. Requests that come meanwhile wait, each until its deadline."""
-        body = await self._body(PauseBody, request)
+        body = await self._bodies.read(PauseBody, request)
         outcomes = await self._backend.control(PauseGeneration(PauseMode(body.mode)))
         count = sum(outcome.requests for outcome in outcomes.values())
         return json_response({"status": "ok", "message": "Generation paused.", "requests": count})
 
     async def go_on(self, request: Request) -> Response:
         """Lets every worker go on. Raises Busy while one's memory is away."""
-        await self._body(ContinueBody, request)
+        await self._bodies.read(ContinueBody, request)
         await self._backend.control(ContinueGeneration())
         return json_response({"status": "ok", "message": "Generation goes on."})
 
     async def release(self, request: Request) -> Response:
         """Lets memory go on every worker. Raises Busy if requests still use it."""
-        body = await self._body(MemoryBody, request)
+        body = await self._bodies.read(MemoryBody, request)
         return _moved(await self._backend.control(ReleaseMemory(body.named)))
 
     async def resume(self, request: Request) -> Response:
         """Takes it again."""
-        body = await self._body(MemoryBody, request)
+        body = await self._bodies.read(MemoryBody, request)
         return _moved(await self._backend.control(ResumeMemory(body.named)))
-
-    async def _body(self, kind: type[B], request: Request) -> B:
-        """The request's body, which may be empty. Raises Forbidden for who may not send one."""
-        check_operator(request, keyed=self._keyed, what="control the server")
-        raw = await read_body(request, MOST_BYTES, self._arriving)
-        request.state.came = asyncio.get_running_loop().time()
-        body = parse(kind, raw or b"{}")
-        request.state.ignored = ignored(body)
-        return body
 
 
 def _moved(outcomes: dict[str, ControlOutcome]) -> Response:

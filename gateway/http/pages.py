@@ -10,30 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import eyas
-from eyas.common.cluster.listening import is_loopback
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import Forbidden, InvalidRequest, Unavailable
+from eyas.common.errors import InvalidRequest, Unavailable
 from gateway.backends.admission import ServedModel, arithmetic_of, called, serving
 from gateway.backends.base import GenerationBackend
 from gateway.http.openapi import JSON, HttpEndpoint
+from gateway.http.operators import check_page
 from gateway.observe.metrics import GatewayMetrics
 from gateway.text.sampling_defaults import with_file_names
 
 FLUSH_WAIT_S = 1.0  # for what has just been answered to leave the workers, and a canary to end
 MOST_FLUSH_WAIT_S = 600.0
-OWN_PAGES = ("none", "same-origin")
-
-
-def check_operator(request: Request, *, keyed: bool, what: str) -> None:
-    """Raises Forbidden for who must not do `what` (say, "change the weights") to the whole server.
-
-    A page of another site may make a browser ask for it. `keyed`: callers need a key; else they must be of
-    this machine.
-    """
-    if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
-        raise Forbidden(f"a page of another site must not {what}")
-    if not (keyed or request.client is None or is_loopback(request.client.host)):
-        raise Forbidden(f"without API keys callers of the server's machine alone may {what}")
 
 
 class AdminEndpoints:
@@ -51,12 +38,8 @@ class AdminEndpoints:
         ]
 
     async def flush(self, request: Request) -> Response:
-        """Drops the prefix cache of every worker; the pages that each had. Raises Busy if something runs.
-
-        A page of another site may make a browser send a GET, with the key that it knows: that is refused.
-        """
-        if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
-            raise Forbidden("a page of another site must not flush the cache")
+        """Drops the prefix cache of every worker; the pages that each had. Raises Busy if something runs."""
+        check_page(request, "flush the cache")
         return json_response({"flushed": await self._backend.flush(_wait_s(request))})
 
 

@@ -6,11 +6,10 @@ have SGLang's fields; `running`, `timeout` and `whole` are extensions.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from pydantic import Field
@@ -32,17 +31,16 @@ from eyas.common.weights import (
     TensorMeta,
 )
 from gateway.backends.base import GenerationBackend
-from gateway.formats.fields import RequestBody, ignored, parse
+from gateway.formats.fields import RequestBody
 from gateway.formats.openai_reply import error_body
 from gateway.http.openapi import JSON, Answerer, HttpEndpoint
-from gateway.http.pages import check_operator, json_response
-from gateway.http.wire import PendingBodies, read_body
+from gateway.http.operators import OperatorBodies
+from gateway.http.pages import json_response
 from gateway.routing.weights import WeightsChange, WeightUpdate
 
 MOST_BYTES = 32 * 2**20
 MOST_INLINE = 15 * 2**20  # bytes of tensors in a body, as they travel to workers
 JOIN_S = 120.0
-B = TypeVar("B", bound=RequestBody)
 
 
 class UpdateBody(RequestBody):
@@ -170,8 +168,7 @@ class WeightEndpoints:
     def __init__(self, backend: GenerationBackend, *, keyed: bool) -> None:
         """`keyed`: callers need a key. Else they must be of this machine."""
         self._backend = backend
-        self._keyed = keyed
-        self._arriving = PendingBodies()
+        self._bodies = OperatorBodies(MOST_BYTES, "change the weights", keyed=keyed)
 
     def endpoints(self) -> list[HttpEndpoint]:
         """The rows of the route table that this class answers."""
@@ -194,22 +191,22 @@ class WeightEndpoints:
 
     async def from_disk(self, request: Request) -> Response:
         """New weights from a folder."""
-        body = await self._body(DiskBody, request)
+        body = await self._bodies.read(DiskBody, request)
         return await self._update(lambda: body.update(FolderSource(body.model_path), whole=True))
 
     async def from_tensor(self, request: Request) -> Response:
         """New weights from a body, from shared memory, or from a GPU of the workers' machine."""
-        body = await self._body(TensorBody, request)
+        body = await self._bodies.read(TensorBody, request)
         return await self._update(lambda: body.update(body.source, whole=body.whole))
 
     async def from_group(self, request: Request) -> Response:
         """New weights that rank 0 of a group broadcasts."""
-        body = await self._body(DistributedBody, request)
+        body = await self._bodies.read(DistributedBody, request)
         return await self._update(lambda: body.update(body.source, whole=body.whole))
 
     async def join(self, request: Request) -> Response:
         """Workers join a group; answers when all have."""
-        body = await self._body(GroupBody, request)
+        body = await self._bodies.read(GroupBody, request)
         address = f"{body.master_address}:{body.master_port}"
         name, size = body.group_name, body.world_size
         command = JoinGroup(name, address, body.rank_offset, size, body.backend, JOIN_S)
@@ -222,7 +219,7 @@ class WeightEndpoints:
 
     async def leave(self, request: Request) -> Response:
         """Workers leave a group."""
-        body = await self._body(LeaveBody, request)
+        body = await self._bodies.read(LeaveBody, request)
 
         async def left() -> dict[str, Any]:
             await self._backend.weights.leave(body.group_name)
@@ -232,7 +229,7 @@ class WeightEndpoints:
 
     async def read(self, request: Request) -> Response:
         """The first numbers of a tensor, as a list. Raises NotFound for one that is not there."""
-        body = await self._body(NameBody, request)
+        body = await self._bodies.read(NameBody, request)
         return json_response(await self._backend.weights.read(body.name, body.truncate_size))
 
     async def version(self, _: Request) -> Response:
@@ -248,18 +245,9 @@ class WeightEndpoints:
 
     async def _update(self, update: Callable[[], WeightUpdate]) -> Response:
         async def done() -> dict[str, Any]:
-            return _told(await self._backend.weights.update(update()))
+            return _described(await self._backend.weights.update(update()))
 
         return await _answered(done)
-
-    async def _body(self, kind: type[B], request: Request) -> B:
-        """The request's body. Raises Forbidden, before it is read, for who may not send one."""
-        check_operator(request, keyed=self._keyed, what="change the weights")
-        raw = await read_body(request, MOST_BYTES, self._arriving)
-        request.state.came = asyncio.get_running_loop().time()
-        body = parse(kind, raw or b"{}")
-        request.state.ignored = ignored(body)
-        return body
 
 
 async def _answered(done: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
@@ -271,7 +259,7 @@ async def _answered(done: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
         return Response(msgspec.json.encode(body), error.http_status, media_type=JSON)
 
 
-def _told(change: WeightsChange) -> dict[str, Any]:
+def _described(change: WeightsChange) -> dict[str, Any]:
     weights = change.weights
     text = f"the weights are {weights.version!r} on {len(change.workers)} workers"
     if change.behind:

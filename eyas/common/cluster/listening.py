@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import ipaddress
 import itertools
 import random
 import socket
@@ -104,11 +103,3 @@ def _is_free(port: int) -> bool:
         probe.bind(("", port))
         return True
     return False
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address, or the name localhost, is of this machine alone."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,0 +1,55 @@
+"""Who may do something to the whole server, and the small bodies by which it is asked for."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from eyas.common.cluster.names import is_loopback
+from eyas.common.errors import Forbidden
+from gateway.formats.fields import RequestBody, ignored, parse
+from gateway.http.wire import PendingBodies, read_body
+
+OWN_PAGES = ("none", "same-origin")
+B = TypeVar("B", bound=RequestBody)
+
+
+def check_page(request: Request, what: str) -> None:
+    """Raises Forbidden for a page of another site, which may make a browser ask for `what` (say, "flush the
+    cache") with a key that it knows.
+    """
+    if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
+        raise Forbidden(f"a page of another site must not {what}")
+
+
+class EndpointBodies:
+    """Reads the bodies of a few endpoints, each of at most `most` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._arriving = PendingBodies()
+
+    async def read(self, kind: type[B], request: Request) -> B:
+        """The body as `kind`; the response's headers will name its ignored fields."""
+        body = parse(kind, await read_body(request, self._most, self._arriving) or b"{}")
+        request.state.ignored = ignored(body)
+        return body
+
+
+class OperatorBodies(EndpointBodies):
+    """Those by which an operator does `what` (say, "change the weights"). `keyed`: callers need a key; else
+    they must be of this machine.
+    """
+
+    def __init__(self, most: int, what: str, *, keyed: bool) -> None:
+        super().__init__(most)
+        self._what = what
+        self._keyed = keyed
+
+    async def read(self, kind: type[B], request: Request) -> B:
+        """As `EndpointBodies` does. Raises Forbidden, before a byte is read, for who may not send one."""
+        check_page(request, self._what)
+        if not (self._keyed or request.client is None or is_loopback(request.client.host)):
+            raise Forbidden(f"without API keys callers of the server's machine alone may {self._what}")
+        return await super().read(kind, request)
