@@ -139,8 +139,8 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
 def _adapter_slots(args: argparse.Namespace) -> int:
     """Slots for adapters: none where none are loaded and none may be, as in benchmarks."""
     adapters = adapter_config(args)
-    asked = getattr(args, "max_loras", None)
-    return int(asked or (LORA_SLOTS if adapters.loras or adapters.dirs else 0))
+    slots = getattr(args, "max_loras", None)
+    return int(slots or (LORA_SLOTS if adapters.loras or adapters.dirs else 0))
 
 
 def adapter_config(args: argparse.Namespace) -> AdapterConfig:

@@ -66,8 +66,8 @@ def _buffer(name: str, tensor: Any) -> DeviceBuffer:
         raise ConfigError(f"tensor {name} is not contiguous")
     cuda, address = ctypes.CDLL("libcuda.so.1"), tensor.data_ptr()
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.create_string_buffer(HANDLE_BYTES)
-    found = cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
-    if found or cuda.cuIpcGetMemHandle(handle, base):
+    status = cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    if status or cuda.cuIpcGetMemHandle(handle, base):
         raise ConfigError(f"the memory of tensor {name} cannot be shared (expandable segments cannot be)")
     gpu = cuda_uuid(cuda, tensor.get_device())
     meta = TensorMeta(name, DTYPES[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape))

@@ -57,7 +57,7 @@ class WorkerAdapters(AdapterHost):
         """Reads an adapter in a folder that callers may name, and lists it nowhere."""
         self._check_allowed()
         async with self._turn:
-            return await self._load(msgspec.structs.replace(adapter, path=self._found(adapter.path)))
+            return await self._load(msgspec.structs.replace(adapter, path=self._folder(adapter.path)))
 
     async def set(self, roster: AdapterRoster) -> None:
         """Has what the roster has. Where some of it cannot be loaded, this worker has the rest, and its older
@@ -110,7 +110,7 @@ class WorkerAdapters(AdapterHost):
     async def _have(self, adapter: Adapter) -> None:
         known = self._loaded.get(adapter.id)
         if known is None:
-            await self._load(msgspec.structs.replace(adapter, path=self._found(adapter.path)))
+            await self._load(msgspec.structs.replace(adapter, path=self._folder(adapter.path)))
         elif known.pinned != adapter.pinned:
             await self._load(msgspec.structs.replace(adapter, path=known.path))
 
@@ -131,7 +131,7 @@ class WorkerAdapters(AdapterHost):
                 param="lora_path",
             )
 
-    def _found(self, path: str) -> str:
+    def _folder(self, path: str) -> str:
         """The folder of this path, which is absolute or below one of --lora-dir. Links are followed first.
 
         Raises Forbidden for one elsewhere, and NotFound for one that is not there.

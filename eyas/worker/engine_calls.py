@@ -27,7 +27,7 @@ async def flush(engine: EngineClient, wait_s: float) -> int:
 
     Raises Busy if requests still run after `wait_s`, and Unavailable while the engine cannot serve.
     """
-    answer = await _asked(engine, lambda call: FlushCache(call, wait_s), wait_s)
+    answer = await _answer(engine, lambda call: FlushCache(call, wait_s), wait_s)
     if answer.failure is not None:
         raise answer.failure.error()
     return int(answer.pages)
@@ -37,7 +37,7 @@ async def change_weights(engine: EngineClient, command: WeightsCommand, wait_s: 
     """The engine's answer to a command about its weights. Raises Unavailable while it cannot serve, and
     DeadlineExceeded if none comes.
     """
-    answer = await _asked(engine, lambda call: WeightsCall(call, command), wait_s)
+    answer = await _answer(engine, lambda call: WeightsCall(call, command), wait_s)
     reply: WeightsReply = answer.reply
     return reply
 
@@ -47,7 +47,7 @@ async def control(engine: EngineClient, command: ControlCommand) -> ControlOutco
     serve.
     """
     wait_s = command.wait_s if isinstance(command, ReleaseMemory) else 0.0
-    answer = await _asked(engine, lambda call: ControlEngine(call, command), wait_s + MOVES_S)
+    answer = await _answer(engine, lambda call: ControlEngine(call, command), wait_s + MOVES_S)
     if answer.failure is not None:
         raise answer.failure.error()
     outcome: ControlOutcome = answer.outcome
@@ -59,7 +59,7 @@ async def load_adapter(engine: EngineClient, adapter: Adapter) -> Adapter:
     DeadlineExceeded if no answer comes.
     """
     name, path, id, pinned = adapter.name, adapter.path, adapter.id, adapter.pinned
-    answer = await _asked(
+    answer = await _answer(
         engine, lambda call: LoadAdapter(call, path, name, id, pinned), ADAPTER_S, early=True
     )
     if answer.failure is not None:
@@ -69,10 +69,10 @@ async def load_adapter(engine: EngineClient, adapter: Adapter) -> Adapter:
 
 async def unload_adapter(engine: EngineClient, id: str) -> None:
     """Has the engine take no more requests for an adapter."""
-    await _asked(engine, lambda call: UnloadAdapter(call, id), ADAPTER_S, early=True)
+    await _answer(engine, lambda call: UnloadAdapter(call, id), ADAPTER_S, early=True)
 
 
-async def _asked(
+async def _answer(
     engine: EngineClient, command: Callable[[int], Command], wait_s: float, *, early: bool = False
 ) -> Any:
     """The event that answers the command of a call. `early`: the engine need not serve yet. Raises what it

@@ -39,24 +39,24 @@ async def with_experts(
         )
         for i, choice in enumerate(choices)
     ]
-    told = await asyncio.gather(*(_experts(backend, text) for text in texts))
-    pairs = zip(choices, told, strict=True)
-    return [msgspec.structs.replace(choice, experts=experts) for choice, experts in pairs]
+    experts = await asyncio.gather(*(_experts(backend, text) for text in texts))
+    pairs = zip(choices, experts, strict=True)
+    return [msgspec.structs.replace(choice, experts=own) for choice, own in pairs]
 
 
 async def _experts(backend: GenerationBackend, text: GenerationRequest) -> bytes:
     """int32 little-endian [tokens - 1, layers, experts of a row]; -1: none."""
-    told = b""
+    narrow = b""
     async with contextlib.aclosing(await backend.start(text)) as stream:
         while entries := await stream.take():
-            told = next((entry.prompt.experts for entry in entries if entry.prompt is not None), told)
-    if not told and len(text.prompt_ids) > 1:
+            narrow = next((entry.prompt.experts for entry in entries if entry.prompt is not None), narrow)
+    if not narrow and len(text.prompt_ids) > 1:
         raise EyasError("a worker did not say which experts were taken")
-    return await asyncio.to_thread(_widened, told)
+    return await asyncio.to_thread(_widened, narrow)
 
 
-def _widened(told: bytes) -> bytes:
+def _widened(experts: bytes) -> bytes:
     """int16 as int32."""
     narrow = array("h")
-    narrow.frombytes(told)
+    narrow.frombytes(experts)
     return array("i", narrow).tobytes()

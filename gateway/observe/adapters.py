@@ -25,7 +25,7 @@ class AdapterMetrics:
         self.loaded = Gauge("eyas_adapters", "Adapters that requests may have", registry=registry)
         self._labels: set[str] = set()
 
-    def asked(self, name: str) -> str:
+    def count_request(self, name: str) -> str:
         """Counts a request; the label of its adapter."""
         known = name in self._labels or len(self._labels) < MOST_LABELS
         label = name if known else OTHERS
@@ -33,7 +33,7 @@ class AdapterMetrics:
         self._requests.labels(label).inc()
         return label
 
-    def answered(self, label: str, tokens: int) -> None:
+    def count_tokens(self, label: str, tokens: int) -> None:
         """Counts the tokens of a request that has ended."""
         self._tokens.labels(label).inc(tokens)
 
@@ -52,6 +52,6 @@ class AdapterMeter(PassingBackend):
             return await self._backend.start(request)
         adapters = self._backend.adapters.roster.adapters
         names = (adapter.name for adapter in adapters if adapter.id == request.adapter)
-        label = self._metrics.asked(next(names, request.adapter))  # the id of one that just left
+        label = self._metrics.count_request(next(names, request.adapter))  # the id of one that just left
         stream = await self._backend.start(request)
-        return WatchedStream(stream, lambda watched: self._metrics.answered(label, watched.tokens))
+        return WatchedStream(stream, lambda watched: self._metrics.count_tokens(label, watched.tokens))
