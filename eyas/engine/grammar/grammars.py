@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -138,11 +137,11 @@ class GrammarManager:
         """
         state = None if self._is_slow(seq) else self._state(seq)
         try:
-            found = [] if state is None else state.forced_after(tree, most)
+            behind = [] if state is None else state.forced_after(tree, most)
         except Exception as error:  # as in `masks`
             self._fail(seq, error)
             return []
-        return [one for one in found if self._are_good(seq, one.drafts, most)]
+        return [one for one in behind if self._are_good(seq, one.drafts, most)]
 
     def _are_good(self, seq: Sequence, forced: SequenceOf[int], most: int) -> bool:
         """Whether they are better than drafts that are not known."""
@@ -305,7 +304,7 @@ class PacedState:
 
     def forced_after(self, tree: DraftTree, most: int) -> list[ForcedDrafts]:
         """Those behind a round, as `GrammarState.forced_after`."""
-        return self._timed(partial(self._state.forced_after, tree), most)
+        return self._timed(self._state.forced_after, tree, most)
 
     def _see(self, output: SequenceOf[int]) -> float:
         began = self._clock()
@@ -321,9 +320,9 @@ class PacedState:
             self._looks_left = QUICK_LOOKS if seconds > SLOW_S else max(self._looks_left - 1, 0)
             self._spend(seconds)
 
-    def _timed(self, call: Callable[[Any], T], argument: Any) -> T:
+    def _timed(self, call: Callable[..., T], *args: Any) -> T:
         began = self._clock()
-        result = call(argument)
+        result = call(*args)
         seconds = self._clock() - began
         if seconds > SLOW_S:
             self._looks_left = QUICK_LOOKS

@@ -9,9 +9,8 @@ id may stand next.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
@@ -100,29 +99,18 @@ class GrammarState:
         """Looks ahead of a round that verifies `tree`: finds what is forced, as by `forced`, behind each of
         its ends at which few tokens may stand.
         """
-        found = []
-        for node in range(ROOT, len(tree)):
-            path = [tree.tokens[above] for above in tree.path(node)]
-            with self._standing_after(path) as allowed:
-                ends = _ids(self._mask(len(path)), FEW_ENDS) if allowed else ()
+        matcher, path, drafts = self._matcher, list[int](), list[ForcedDrafts]()
+        for node, mask in enumerate(self.masks(tree), ROOT):
+            if mask is None or not (ends := _ids(mask, FEW_ENDS)):
+                continue
+            path = self._go(path, tree.path(node), tree.tokens)
             for token in ends:
-                with self._standing_after([*path, token]) as allowed:
-                    drafts = self._forced(len(path) + 1, most) if allowed else []
-                if drafts:
-                    found.append(ForcedDrafts(len(path), token, drafts))
-        return found
-
-    @contextlib.contextmanager
-    def _standing_after(self, tokens: SequenceOf[int]) -> Iterator[bool]:
-        """Stands `tokens` after the output meanwhile; False: they are not allowed, or end it."""
-        taken = 0
-        while taken < len(tokens) and not self._matcher.is_terminated():
-            if not self._matcher.accept_token(tokens[taken]):
-                break
-            taken += 1
-        yield taken == len(tokens) and not self._matcher.is_terminated()
-        if taken:
-            self._matcher.rollback(taken)
+                if matcher.accept_token(token):
+                    if forced := self._forced(len(path) + 1, most):
+                        drafts.append(ForcedDrafts(len(path), token, forced))
+                    matcher.rollback(1)
+        self._go(path, [], ())
+        return drafts
 
     def _forced(self, depth: int, most: int) -> list[int]:
         """As `forced`, from where the matcher stands: `depth` tokens after the output."""
