@@ -85,9 +85,12 @@ class DeviceRunner:
             writes = self._join(joining, writes, buckets.headed)
         self._catch_up(works, buckets)
         shape, placed = self._place(mine, buckets)
-        forced = [rank.forced_rows(own) for rank, own in zip(self._ranks, mine, strict=True)]
         to_score = [score_requests(each.chunks, shape.round_rows) for each in placed]
         grammar_slots = [slots_with_grammar(each, shape) for each in placed]
+        forced = [
+            rank.forced_rows(own) if slots else []
+            for rank, own, slots in zip(self._ranks, mine, grammar_slots, strict=True)
+        ]
         certain, features = self._certain(placed[0], shape)
         steps = [
             StepInput(
