@@ -95,6 +95,11 @@ def salt_of(text: str, adapter: str = "") -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=NAME_BYTES, person=person).digest() if text else b""
 
 
+def salt_of_weights(salt: bytes, digest: str) -> bytes:
+    """The same where weights of this digest compute the pages, from what `salt_of` returns."""
+    return hashlib.blake2b(digest.encode() + salt, digest_size=NAME_BYTES, person=b"weights").digest()
+
+
 def packed(tokens: Sequence[int]) -> bytes:
     """Token ids as they are digested, and as they travel: `ID_BYTES` each, little-endian."""
     return (tokens if isinstance(tokens, array) else array(_ID, tokens)).tobytes()

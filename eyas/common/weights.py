@@ -9,14 +9,11 @@ everything is as it was.
 from __future__ import annotations
 
 import enum
-import hashlib
 from typing import ClassVar
 
 import msgspec
 
 from eyas.common.wire.message import TaggedMessage, WireFailure
-
-SALT_BYTES = 16
 
 
 class Running(enum.StrEnum):
@@ -25,13 +22,6 @@ class Running(enum.StrEnum):
     DRAIN = "drain"  # they are waited for
     ABORT = "abort"  # they fail
     RESTART = "restart"  # those whose callers have no token begin again with the new weights; others fail
-
-
-def salted(salt: bytes, digest: str) -> bytes:
-    """The salt of pages that weights of this digest compute: those of a start keep the caller's."""
-    if not digest:
-        return salt
-    return hashlib.blake2b(digest.encode() + salt, digest_size=SALT_BYTES, person=b"weights").digest()
 
 
 DTYPES = {

@@ -38,6 +38,7 @@ from gateway.http.long_ids import all_below
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
 
 MOST_NAMED = 20  # of the names that a refusal lists
+NO_ADAPTERS = AdapterRoster()
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class ServedModel:
     arithmetic: str = FAST
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int | None = None
-    adapters: AdapterRoster = AdapterRoster()
+    adapters: AdapterRoster = NO_ADAPTERS
     adapter: str = ""
 
     def params(self, **requested: Any) -> SamplingParams:
@@ -118,7 +119,7 @@ def arithmetic_of(workers: Iterable[WorkerInfo]) -> str:
 
 
 def served_model(
-    config: GatewayConfig, workers: Sequence[WorkerInfo], adapters: AdapterRoster | None = None
+    config: GatewayConfig, workers: Sequence[WorkerInfo], adapters: AdapterRoster = NO_ADAPTERS
 ) -> ServedModel:
     """The model behind this gateway, with its adapters, also while it sleeps. Raises Unavailable if no worker
     has it.
@@ -135,7 +136,7 @@ def served_model(
         arithmetic=arithmetic_of(targets),
         sampling=config.sampling,
         seed=config.seed,
-        adapters=adapters or AdapterRoster(),
+        adapters=adapters,
     )
 
 
@@ -151,15 +152,13 @@ async def serving(config: GatewayConfig, backend: GenerationBackend, *names: str
     return served_model(config, await backend.models(), control.roster)
 
 
-def called(
-    model: ServedModel, config: GatewayConfig, name: str, adapter: str = "", field: str = "lora_path"
-) -> ServedModel:
+def called(model: ServedModel, config: GatewayConfig, name: str, adapter: str = "") -> ServedModel:
     """The model, or one of its adapters, by the name that a caller gave it, which its answer repeats.
 
-    An adapter is named as the model, or after it and a colon, or apart: as `adapter`, in `field`. Raises
+    An adapter is named as the model, or after it and a colon, or apart: as `adapter`. Raises
     ModelNotFound for a name that neither the model nor an adapter has, and InvalidRequest for two adapters.
     """
-    for given, where in ((name, "model"), (adapter, field)):
+    for given, where in ((name, "model"), (adapter, "lora_path")):
         if given and not _has(config, model.adapters, given):
             names = [*config.names, *(one.name for one in model.adapters.adapters)]
             more = " and others" if len(names) > MOST_NAMED else ""
@@ -170,7 +169,7 @@ def called(
     chosen = _adapter(config, model.adapters, name)
     apart = _adapter(config, model.adapters, adapter)
     if chosen is not None and apart not in (None, chosen):
-        raise InvalidRequest(f"{field} names another adapter than model", param=field)
+        raise InvalidRequest("lora_path names another adapter than model", param="lora_path")
     chosen = chosen or apart
     if name == model.id and chosen is None:
         return model
@@ -193,6 +192,8 @@ def _has(config: GatewayConfig, adapters: AdapterRoster, name: str) -> bool:
 
 def _adapter(config: GatewayConfig, adapters: AdapterRoster, name: str) -> Adapter | None:
     """The adapter of this name, alone or after the model's; None: there is none."""
+    if not (name and adapters.adapters):
+        return None
     base, _, after = name.partition(":")
     return adapters.named(name) or (adapters.named(after) if base in config.names else None)
 

@@ -123,6 +123,11 @@ class OutputBuffer(FastPath):
         return not self._open
 
     @property
+    def begun(self) -> bool:
+        """Whether a token has come, beside those that the request began with."""
+        return self.tokens > self._given
+
+    @property
     def over(self) -> bool:
         """Whether it takes no more entries: it is complete, or it has ended."""
         return self._ended or not self._open

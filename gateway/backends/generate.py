@@ -28,6 +28,7 @@ from eyas.common.errors import (
     WeightsChanged,
     WeightsChanging,
 )
+from eyas.common.page_names import salt_of_weights
 from eyas.common.types import (
     EngineTimings,
     FirstToken,
@@ -36,7 +37,6 @@ from eyas.common.types import (
     TokenEntry,
     WorkerInfo,
 )
-from eyas.common.weights import salted
 from eyas.common.wire.control import ControlCommand, ControlOutcome
 from eyas.common.wire.message import (
     PagesLost,
@@ -131,7 +131,6 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = OutputBuffer(request.choices)
-        self._given = self._delivery.tokens
         self._inbox: asyncio.Queue[tuple[DecodeLeg | PrefillLeg | None, LegEvent | None]] = asyncio.Queue()
         self._driver: asyncio.Task[None] | None = None  # runs once the request is admitted
         self._attempt = 0
@@ -198,12 +197,12 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
     def _take_weights(self) -> None:
         """The request is computed by the newest weights, and shares pages with others of theirs alone."""
-        weights, request = self._cluster.weights.newest, self._original
-        self._weights = weights
-        self._request = msgspec.structs.replace(
-            request, weights=weights.digest, salt=salted(request.salt, weights.digest)
-        )
-        self._prefix = PromptPages(request.prompt_ids, request.session, self._request.salt, request.adapter)
+        request, self._weights = self._original, self._cluster.weights.newest
+        if digest := self._weights.digest:  # else they are those of the workers' start
+            salt = salt_of_weights(request.salt, digest)
+            request = msgspec.structs.replace(request, weights=digest, salt=salt)
+        self._request = request
+        self._prefix = PromptPages(request.prompt_ids, request.session, request.salt, request.adapter)
         self._search = WorkerSearch(
             self._cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over
         )
@@ -229,7 +228,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
         Raises WeightsChanged for one with tokens: they would not all come from the same weights.
         """
-        if self._begun:
+        if self._delivery.begun:
             text = f"the weights {self._weights.version!r} are replaced in mid-answer: {error.message}"
             raise WeightsChanged(text)
         self._release()
@@ -240,11 +239,6 @@ class ClusterGeneration(GenerationStream, LegOwner):
         await self._cluster.weights.look()
         self._take_weights()
         await self._begin()
-
-    @property
-    def _begun(self) -> bool:
-        """Whether a token has come: all others are then of the same weights."""
-        return self._delivery.tokens > self._given
 
     async def _drive(self) -> None:
         """Handles what the legs report until every choice has finished, then closes the legs."""
@@ -481,7 +475,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         """The worker that goes on (one to avoid only after a pause); None if every choice has ended."""
 
         def choose(workers: Sequence[RouterCandidate]) -> RouterCandidate | None:
-            if self._begun:  # a worker that waits for new weights takes what the old ones have begun
+            if self._delivery.begun:  # a worker that waits for new weights takes what the old ones have begun
                 workers = [*map(router.reopened, workers)]
             return router.choose_decode(workers, self._avoid)
 
