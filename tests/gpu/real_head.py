@@ -10,7 +10,6 @@ temperature and batch is on disk as soon as its engine ends. `--device cpu` trie
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -19,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from eyas.bench.answering import AnswerLink, BatchesLink, BatchSteps, EnginePrompt
-from eyas.bench.output import append_line
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.loading.build import build_engine
 from eyas.train.answers import engine_of
 from eyas.train.conversations import ChatTokenizer, read_lines
-from tests.gpu.steady import going_on
+from tests.gpu.steady import going_on, lines_of, note
 
 TEMPERATURES = (0.0, 1.0)
 CONTEXT = 1024
@@ -103,10 +101,8 @@ def main() -> int:
     plan = Plan(given.device, given.target, given.draft, questions, given.batches, given.each)
     for steps in (0, *given.chains):
         with going_on(f"chain {steps}" if steps else "plain"):
-            for line in measured(plan, steps):
-                append_line(given.out, line)
-                print(line, flush=True)
-    print(*report([json.loads(line) for line in given.out.read_text().splitlines()]), sep="\n")
+            note(given.out, measured(plan, steps))
+    print(*report(lines_of(given.out)), sep="\n")
     return 0
 
 

@@ -7,17 +7,19 @@ CPU the same engine runs its kernels in Triton's interpreter, for the scripts to
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.types import GenerationRequest, TokenEntry
 from eyas.engine.ipc.messages import CancelGeneration, Event, StepReply
@@ -162,6 +164,26 @@ def submit(cluster: Clocked, requests: Sequence[GenerationRequest]) -> list[Resu
     cluster.came.clear()
     cluster.tokens = cluster.begun = 0
     return [cluster.submit(request, split=False) for request in requests]
+
+
+def batch_line(cluster: Clocked, batch: int) -> dict[str, float]:
+    """Of the batch that was answered last: from when all have begun until the first one ends."""
+    begun = max(one.seconds for one in cluster.came if one.entry.index == 0)
+    ended = min(one.seconds for one in cluster.came if one.entry.finish is not None)
+    steady = [one for one in cluster.came if begun <= one.seconds <= ended]
+    return rate(steady, lambda entry: len(entry.tokens)).line(batch)
+
+
+def note(out: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Prints each line, and appends it to a file of results, as soon as it comes."""
+    for line in lines:
+        append_line(out, line)
+        print(line, flush=True)
+
+
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    """The lines of a file of results."""
+    return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 @contextmanager

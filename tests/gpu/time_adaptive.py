@@ -15,7 +15,6 @@ shape.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -30,7 +29,6 @@ from typing import Any
 
 import torch
 
-from eyas.bench.output import append_line
 from eyas.common.config import GRAPH_ROWS, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
@@ -41,6 +39,8 @@ from tests.gpu.steady import (
     clocked,
     engine_config,
     going_on,
+    lines_of,
+    note,
     rate,
     shape_folders,
     submit,
@@ -244,10 +244,8 @@ def main() -> int:
             warm([config_of(plan, way) for way in WAYS])
             for way in WAYS:
                 with going_on(str(way)):
-                    for line in measured(plan, way):
-                        append_line(given.out, line)
-                        print(line, flush=True)
-    print(*report([json.loads(line) for line in given.out.read_text().splitlines()]), sep="\n")
+                    note(given.out, measured(plan, way))
+    print(*report(lines_of(given.out)), sep="\n")
     return 0
 
 

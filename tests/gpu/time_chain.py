@@ -12,7 +12,6 @@ script out.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -40,7 +39,7 @@ from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.synthetic import resolve
 from tests.gpu import chain_before
-from tests.gpu.steady import TINY, engine_config, going_on, shape_folders
+from tests.gpu.steady import TINY, engine_config, going_on, lines_of, shape_folders
 
 STEPS, LENGTH = 3, 3.0
 TARGETS = {1: 1.60, 8: 1.70, 32: 2.25}  # ms a token, served
@@ -220,7 +219,7 @@ def main() -> int:
                     lines.append(line)
                     append_line(given.out, line)
                 print(*report([line for line in lines if line["batch"] == batch]), sep="\n", flush=True)
-    print(*report([json.loads(line) for line in given.out.read_text().splitlines()]), sep="\n")
+    print(*report(lines_of(given.out)), sep="\n")
     return 0
 
 

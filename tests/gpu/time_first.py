@@ -11,7 +11,6 @@ compiled, and those that it read from its cache, with their names. `--device cpu
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import subprocess
 import sys
@@ -24,11 +23,10 @@ from typing import Any
 
 import triton
 
-from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from tests.gpu.steady import TINY, Clocked, clocked, engine_config, shape_folders, submit, warm
+from tests.gpu.steady import TINY, Clocked, clocked, engine_config, note, shape_folders, submit, warm
 from tests.unit.loopback import wait_all
 
 EXACT, FAST = "exact", "fast"
@@ -84,12 +82,12 @@ def measured(arithmetic: str, device: str, model: Path) -> Iterator[dict[str, An
     began = time.perf_counter()
     with clocked(config_of(arithmetic, device, model)) as cluster:
         ready = round(time.perf_counter() - began, 1)
-        told = kernels.taken()
+        first = kernels.taken()
         yield {
             "arithmetic": arithmetic,
             "ready_s": ready,
-            "compiled": told["compiled"],
-            "loaded": len(told["loaded"]),
+            "compiled": first["compiled"],
+            "loaded": len(first["loaded"]),
         }
         for turn in range(TURNS):
             line = first_tokens(cluster, turn, sizes)
@@ -105,9 +103,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="of the model, in this process")
     given = parser.parse_args()
     if given.folder is not None:
-        for line in measured(given.arithmetic[0], given.device, given.folder):
-            append_line(given.out, line)
-            print(json.dumps(line), flush=True)
+        note(given.out, measured(given.arithmetic[0], given.device, given.folder))
         return 0
     failed = False
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,6 @@ twice, the ways in turn, and the second time counts. FILE gets a line of JSON wh
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from eyas.bench.output import append_line
 from eyas.bench.shapes import SHAPES, SPECIALS, write_head, write_model
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammars.notations import Grammar
@@ -35,11 +33,21 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Sequence as EngineSequence
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.speculation.synthetic import resolve
-from tests.gpu.steady import Clocked, clocked, engine_config, going_on, rate, submit, warm
+from tests.gpu.steady import (
+    Clocked,
+    batch_line,
+    clocked,
+    engine_config,
+    going_on,
+    lines_of,
+    note,
+    submit,
+    warm,
+)
 from tests.unit.loopback import wait_all
 
 CHAIN, PLAIN, LOOKUP = "chain", "plain", "lookup"
-FREE, HELD, WAITS = "free", "grammar", "grammar, waits"
+FREE, BOUND, WAITS = "free", "grammar", "grammar, waits"
 ANY_TEXT = Grammar.regex(r"(.|\n)*")
 OBJECT = {
     "type": "object",
@@ -118,10 +126,7 @@ def answered(
         for i in range(batch)
     ]
     wait_all(submit(cluster, requests), WAIT_S)
-    begun = max(one.seconds for one in cluster.came if one.entry.index == 0)
-    ended = min(one.seconds for one in cluster.came if one.entry.finish is not None)
-    steady = [one for one in cluster.came if begun <= one.seconds <= ended]
-    line: dict[str, float] = rate(steady, lambda entry: len(entry.tokens)).line(batch)
+    line = batch_line(cluster, batch)
     return line | {"token_ms": round(1e3 * batch / line["tokens_per_s"], 4)}
 
 
@@ -144,7 +149,7 @@ def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
         own = {line["kind"]: line for line in lines if (line["way"], line["batch"]) == (way, batch)}
         for kind, line in own.items():
             ratio = line["token_ms"] / own[FREE]["token_ms"]
-            verdict = "" if kind != HELD or way == LOOKUP else "  PASS" if ratio <= REACH else "  FAIL"
+            verdict = "" if kind != BOUND or way == LOOKUP else "  PASS" if ratio <= REACH else "  FAIL"
             yield (
                 f"{way} bs{batch} {kind}: {line['token_ms']:.3f} ms a token, {line['round_ms']:.3f} a round "
                 f"of {line['tokens_per_round']:.2f}, {ratio:.3f} of free{verdict}"
@@ -161,7 +166,7 @@ def main() -> int:
     parser.add_argument("--waits", action="store_true", help="also requests that wait for their tokens")
     given = parser.parse_args()
     cuda = given.device == "cuda"
-    kinds = (FREE, HELD, WAITS) if given.waits else (FREE, HELD)
+    kinds = (FREE, BOUND, WAITS) if given.waits else (FREE, BOUND)
     plan = Plan(given.device, given.batches, *((128, 320) if cuda else (8, 12)), kinds)
     with tempfile.TemporaryDirectory() as folder:
         folders = Path(folder, "model"), Path(folder, "head")
@@ -172,10 +177,8 @@ def main() -> int:
         warm(list(configs.values()))
         for way, config in configs.items():
             with going_on(way), clocked(config) as cluster:
-                for line in measured(cluster, plan, way):
-                    append_line(given.out, line)
-                    print(line, flush=True)
-    print(*report([json.loads(line) for line in given.out.read_text().splitlines()]), sep="\n")
+                note(given.out, measured(cluster, plan, way))
+    print(*report(lines_of(given.out)), sep="\n")
     return 0
 
 

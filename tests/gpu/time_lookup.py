@@ -28,7 +28,6 @@ from unittest import mock
 import torch
 from tokenizers import Tokenizer
 
-from eyas.bench.output import append_line
 from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
@@ -36,10 +35,12 @@ from eyas.engine.device.program import StepProgram
 from tests.gpu.steady import (
     TINY,
     Clocked,
+    batch_line,
     clocked,
     engine_config,
     going_on,
-    rate,
+    lines_of,
+    note,
     shape_folders,
     submit,
     warm,
@@ -163,14 +164,6 @@ def answered(cluster: Clocked, replay: Replay, name: str, chosen: Sequence[Text]
             raise ValueError(f"{request.id}: {said[:20]}.. was said, not {wanted[:20]}")
 
 
-def figures(cluster: Clocked, batch: int) -> dict[str, float]:
-    """Of the batch that was answered last: from when all have begun until the first one ends."""
-    begun = max(one.seconds for one in cluster.came if one.entry.index == 0)
-    ended = min(one.seconds for one in cluster.came if one.entry.finish is not None)
-    steady = [one for one in cluster.came if begun <= one.seconds <= ended]
-    return rate(steady, lambda entry: len(entry.tokens)).line(batch)
-
-
 @dataclass(frozen=True)
 class Plan:
     """What a run measures, and until when, by `time.monotonic`."""
@@ -223,7 +216,7 @@ def measured(plan: Plan, way: str) -> Iterator[dict[str, Any]]:
                 answered(cluster, replay, f"learn {name} {batch}", earlier, batch)
                 answered(cluster, replay, f"count {name} {batch}", some, batch)
                 line = {"synthetic": True, "way": way, "set": name, "batch": batch}
-                yield line | figures(cluster, batch)
+                yield line | batch_line(cluster, batch)
 
 
 def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -271,10 +264,8 @@ def main() -> int:
             warm([config_of(plan, way) for way in given.ways])
             for way in given.ways:
                 with going_on(way):
-                    for line in measured(plan, way):
-                        append_line(given.out, line)
-                        print(line, flush=True)
-    print(*report([json.loads(line) for line in given.out.read_text().splitlines()]), sep="\n")
+                    note(given.out, measured(plan, way))
+    print(*report(lines_of(given.out)), sep="\n")
     return 0
 
 

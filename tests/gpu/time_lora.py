@@ -30,7 +30,16 @@ from eyas.common.page_names import salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.speculation.synthetic import resolve
-from tests.gpu.steady import TINY, Clocked, clocked, engine_config, going_on, rate, shape_folders, submit
+from tests.gpu.steady import (
+    TINY,
+    Clocked,
+    batch_line,
+    clocked,
+    engine_config,
+    going_on,
+    shape_folders,
+    submit,
+)
 from tests.unit.loopback import wait_all
 
 MANY, STREAMS, WAIT_S = 32, 8, 120
@@ -106,11 +115,7 @@ def round_ms(cluster: Clocked, sizes: Sizes, adapters: Sequence[str]) -> float:
     """Of a batch in which every sequence decodes, the second time."""
     for _ in range(2):
         wait_all(submit(cluster, requests(sizes, adapters)), WAIT_S)
-    begun = max(one.seconds for one in cluster.came if one.entry.index == 0)
-    ended = min(one.seconds for one in cluster.came if one.entry.finish is not None)
-    steady = [one for one in cluster.came if begun <= one.seconds <= ended]
-    line = rate(steady, lambda entry: len(entry.tokens)).line(len(adapters))
-    return float(line["round_ms"])
+    return batch_line(cluster, len(adapters))["round_ms"]
 
 
 def gaps_ms(cluster: Clocked, since: float, until: float) -> list[float]:
