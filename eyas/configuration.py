@@ -147,17 +147,17 @@ def adapter_config(args: argparse.Namespace) -> AdapterConfig:
     """The adapters of the start, and the folders of others. Raises ConfigError for a name that comes twice,
     and for a folder that is not there.
     """
-    loras, dirs = tuple(getattr(args, "loras", ())), getattr(args, "lora_dirs", ())
+    loras, dirs = tuple(getattr(args, "loras", ())), tuple(getattr(args, "lora_dirs", ()))
     if twice := [name for name, count in Counter(name for name, _ in loras).items() if count > 1]:
         raise ConfigError(f"--lora: the name {twice[0]} is given twice", param="lora")
     for flag, folder in (*(("lora", folder) for _, folder in loras), *(("lora-dir", one) for one in dirs)):
-        if not Path(folder).expanduser().is_dir():
+        if not Path(folder).is_dir():
             raise ConfigError(f"--{flag}: there is no folder {folder}", param=flag)
     for name, folder in loras:
         if not (Path(folder) / "adapter_config.json").is_file():
             text = f"{folder} has no adapter_config.json: it is no adapter in PEFT's format"
             raise ConfigError(f"--lora: {name}={text}", param="lora")
-    return AdapterConfig(loras, tuple(str(Path(one).expanduser().absolute()) for one in dirs))
+    return AdapterConfig(loras, dirs)
 
 
 def _draft_folder(args: argparse.Namespace) -> str | None:
@@ -490,12 +490,12 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
         text = f"--decode-tp: {counts['decode_tp']} is not --prefill-tp {counts['prefill_tp']}, as"
         why = "sums over another number of GPUs have other bits"
         raise ConfigError(f"{text} --deterministic asks: {why}", param="decode-tp")
-    brought = _brought(engine)
-    if gateway.model == engine.model:
-        gateway = dataclasses.replace(gateway, model=brought.model, tokenizer=brought.tokenizer)
     adapters = adapter_config(args)
     if taken := [name for name, _ in adapters.loras if name in gateway.names]:
         raise ConfigError(f"--lora: {taken[0]} is the model's own name", param="lora")
+    brought = _brought(engine)
+    if gateway.model == engine.model:
+        gateway = dataclasses.replace(gateway, model=brought.model, tokenizer=brought.tokenizer)
     return ServeConfig(
         gateway=gateway, engine=brought, layout=layout, gpus=args.gpus, adapters=adapters, **counts
     )

@@ -394,7 +394,12 @@ def named_folder(text: str) -> tuple[str, str]:
     name, equals, folder = text.partition("=")
     if not (equals and folder and re.fullmatch(ADAPTER_NAME, name) and len(name) <= MOST_ADAPTER_NAME):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=DIR")
-    return name, str(Path(folder).expanduser().absolute())
+    return name, absolute(folder)
+
+
+def absolute(text: str) -> str:
+    """A folder's path from the root."""
+    return str(Path(text).expanduser().absolute())
 
 
 def whole(text: str) -> int:

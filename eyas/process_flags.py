@@ -20,6 +20,7 @@ from eyas.common.security import api_keys
 from eyas.common.security.secret_urls import VARIABLES
 from eyas.flags import (
     REGISTRY,
+    absolute,
     add_log,
     add_revision,
     add_tokenizer,
@@ -179,6 +180,7 @@ def add_adapters(parser: argparse.ArgumentParser) -> None:
     add(
         "--lora-dir",
         dest="lora_dirs",
+        type=absolute,
         nargs="+",
         action="extend",
         default=list(adapters.dirs),
