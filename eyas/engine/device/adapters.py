@@ -16,13 +16,16 @@ import torch
 from eyas.engine.adapters.peft import read_adapter
 from eyas.engine.adapters.sites import AdapterSites, PackedAdapter
 from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.device import calls
 from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.kernels.products.updates import SiteNumbers
 from eyas.engine.kv.pinned import pin, unpin
+from eyas.engine.parallel.leader import RankLeader
+from eyas.engine.parallel.ranks import RankCall
 
 
 class DeviceAdapters:
-    """The slots for these matrices of a model on `device`: a rank's share of an `AdapterMemory`."""
+    """An `AdapterMemory`: the slots for these matrices of a model on `device`, or a rank's share of them."""
 
     def __init__(
         self, config: ModelConfig, matrices: Sequence[AdaptedProjection], slots: int, rank: int, device: str
@@ -59,6 +62,12 @@ class DeviceAdapters:
             weakref.finalize(packed, _unlock, packed.numbers, self._stream)
         return packed
 
+    def announce(self, folder: Path) -> None:
+        """Does nothing: each rank reads by itself."""
+
+    def forget(self, adapter: PackedAdapter) -> None:
+        """Does nothing: whoever has it drops it."""
+
     def renew(self, adapter: PackedAdapter) -> None:
         """Multiplies its lower factors by the gains as they are now; in its own memory."""
         self._sites.renew(adapter)
@@ -81,6 +90,32 @@ class DeviceAdapters:
             self._places[slot].copy_(places, non_blocking=True)
             event.record()
         return lambda: bool(event.query()) and places is not None  # which stays as long as it is read
+
+
+class LeaderAdapters:
+    """An `AdapterMemory` over several ranks: what rank 0's slots take, the followers' take too."""
+
+    def __init__(self, own: DeviceAdapters, leader: RankLeader) -> None:
+        self.slots, self.read, self.renew = own.slots, own.read, own.renew
+        self._own, self._leader = own, leader
+
+    def announce(self, folder: Path) -> None:
+        """The others begin to read the folder."""
+        self._tell(calls.read_adapter(folder))
+
+    def forget(self, adapter: PackedAdapter) -> None:
+        """The others drop it."""
+        self._tell(calls.forget_adapter(adapter.folder, adapter.id))
+
+    def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
+        """All begin to copy."""
+        with self._leader.together():
+            self._leader.tell(calls.fill_adapter(slot, adapter.folder, adapter.id))
+            return self._own.fill(slot, adapter)
+
+    def _tell(self, call: RankCall) -> None:
+        with self._leader.together():
+            self._leader.tell(call)
 
 
 class FollowerAdapters:

@@ -7,12 +7,10 @@ Nothing is decided here, so tensor-parallel ranks can run it from messages alone
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +18,6 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from eyas.engine.adapters.sites import PackedAdapter
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import SlotTables
@@ -275,36 +272,6 @@ class StepExecutor:
         """Copies a slot of states, in the same order."""
         assert self.state.pool.states is not None
         self.state.pool.states.copy(source, target)
-
-    # --- slots of adapters: an `AdapterMemory` ----------------------------------------------------------
-
-    @property
-    def slots(self) -> int:
-        """The number of slots; 0: no row of a step has an adapter."""
-        return 0 if self.state.adapters is None else self.state.adapters.slots
-
-    def announce(self, folder: Path) -> None:
-        """A folder is about to be read, by a thread."""
-
-    def read(self, folder: Path) -> PackedAdapter:
-        """The adapter in a folder, as far as this rank needs it. Any thread may call it."""
-        assert self.state.adapters is not None
-        return self.state.adapters.read(folder)
-
-    def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
-        """Begins to copy an adapter into a slot, behind the steps that were begun."""
-        assert self.state.adapters is not None
-        return self.state.adapters.fill(slot, adapter)
-
-    def renew(self, adapter: PackedAdapter) -> None:
-        """The weights have changed: makes an adapter what would be read now."""
-        assert self.state.adapters is not None
-        self.state.adapters.renew(adapter)
-
-    def forget(self, adapter: PackedAdapter) -> None:
-        """An adapter that was read is not needed any more."""
-
-    # --- on the way to the device -----------------------------------------------------------------------
 
     def _send(self, step: StepInput) -> None:
         words, writes = step.data.shape[0], step.writes

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 
-from eyas.engine.adapters.sites import PackedAdapter
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.device import calls
 from eyas.engine.device.executor import DeviceEvent, StepExecutor
@@ -87,19 +85,6 @@ class Rank0Executor(StepExecutor):
         with self._leader.together():
             self._leader.tell(calls.copy_state(source, target))
             super().copy_state(source, target)
-
-    def announce(self, folder: Path) -> None:
-        with self._leader.together():
-            self._leader.tell(calls.read_adapter(folder))
-
-    def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
-        with self._leader.together():
-            self._leader.tell(calls.fill_adapter(slot, adapter.folder, adapter.id))
-            return super().fill(slot, adapter)
-
-    def forget(self, adapter: PackedAdapter) -> None:
-        with self._leader.together():
-            self._leader.tell(calls.forget_adapter(adapter.folder, adapter.id))
 
     def wait(self) -> None:
         if self.state.device != "cpu":

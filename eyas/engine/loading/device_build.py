@@ -22,6 +22,7 @@ from eyas.common.config import FEWEST_SLOTS, RESERVE_BYTES, EngineConfig
 from eyas.common.machine.gpus import number_of
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, Role
+from eyas.engine.adapters.table import AdapterMemory
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import ForwardRows
@@ -29,7 +30,7 @@ from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, Seq
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.sizes import ITEMSIZE, page_bytes, parameters, weight_bytes
-from eyas.engine.device.adapters import DeviceAdapters
+from eyas.engine.device.adapters import DeviceAdapters, LeaderAdapters
 from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.program import DeviceState
@@ -145,7 +146,7 @@ class DeviceCore:
     slowest_step_s: float
     weights: MovableMemory | None
     model: DecoderModel[ForwardRows]
-    adapters: StepExecutor | None  # the slots' memory, on all ranks; None: there are none
+    adapters: AdapterMemory | None  # on all ranks; None: there are no slots
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,10 @@ def build_device(
     if adaptive is not None and depths is not None and loaded.config.device != "cpu":
         with start.phases("depths"):
             measure_depths(runner, depths, adaptive, loaded.config)
-    memory = state.weights, state.model, executor if executor.slots else None
+    adapters: AdapterMemory | None = state.adapters
+    if state.adapters is not None and leader is not None:
+        adapters = LeaderAdapters(state.adapters, leader)
+    memory = state.weights, state.model, adapters
     core = DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s, *memory)
     return loaded, core
 
