@@ -22,6 +22,7 @@ from eyas.common.errors import ConfigError, InvalidRequest, NotFound
 from eyas.common.model_folder import read_json_object
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.host_tensors import HostSlice
 from eyas.engine.checkpoint.turned_tensors import TransposedTensor
 from eyas.engine.ipc.adapter_messages import LORA_PATH
 
@@ -150,18 +151,18 @@ def read_adapter(folder: Path, model: ModelConfig, most_rank: int) -> PeftAdapte
 
 def _factors(folder: Path) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Both factors of each module, in the order of their names."""
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    pairs: dict[str, dict[str, torch.Tensor]] = {}
     try:
         with safe_open(folder / TENSORS, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 factor = _FACTOR.fullmatch(name)
                 if factor is None:
-                    what = next((said for part, said in _OTHERS.items() if part in name), "it is no factor")
+                    what = next((meant for part, meant in _OTHERS.items() if part in name), "it is no factor")
                     raise _wrong(f"tensor {name} of {folder}: {what}: not supported")
-                found.setdefault(factor["module"], {})[factor["factor"]] = file.get_tensor(name)
+                pairs.setdefault(factor["module"], {})[factor["factor"]] = file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise _wrong(f"{folder / TENSORS} is not a readable safetensors file: {error}") from None
-    for module, pair in sorted(found.items()):
+    for module, pair in sorted(pairs.items()):
         if len(pair) < 2:
             raise _wrong(f"module {module} of {folder} has no lora_{'A' if 'B' in pair else 'B'}")
         yield module, pair["A"].contiguous(), pair["B"].contiguous()
@@ -188,28 +189,12 @@ def _updates(module: str, update: LowRankUpdate, model: ModelConfig) -> dict[str
     if joined is None:
         return {name: update}
     up = update.up.t() if isinstance(joined, TransposedTensor) else update.up
-    stored = _StoredFactor(up)
+    stored = HostSlice("F32", up)
     try:
-        parts = [(part, view) for part, view in joined.split(name, tuple(up.shape))]
+        parts = list(joined.split(name, tuple(up.shape)))
     except ConfigError as error:
         raise _wrong(f"lora_B of {module} does not fit {model.architecture}: {error}") from None
     return {part: LowRankUpdate(update.down, (view(stored) if view else stored)[:]) for part, view in parts}
-
-
-class _StoredFactor:
-    """A factor, read as a safetensors file's slice is."""
-
-    def __init__(self, factor: torch.Tensor) -> None:
-        self._factor = factor
-
-    def get_dtype(self) -> str:
-        return "F32"
-
-    def get_shape(self) -> list[int]:
-        return list(self._factor.shape)
-
-    def __getitem__(self, part: Any) -> torch.Tensor:
-        return self._factor[part]
 
 
 def _check_served(raw: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,7 @@ from eyas.common.errors import InvalidRequest
 from eyas.engine.adapters.peft import PeftAdapter
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.ipc.adapter_messages import LORA_PATH
+from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kv.pinned import host_bytes
 
 GRAIN = 16
@@ -81,7 +83,7 @@ class AdapterSite:
     def rank(self, adapter: PeftAdapter) -> int:
         """The rank of an adapter's factors here, filled up; 0: it updates no part."""
         ranks = [adapter.updates[part.name].rank for part in self.parts if part.name in adapter.updates]
-        return -(-max(ranks, default=0) // GRAIN) * GRAIN
+        return filled(max(ranks, default=0))
 
     def words(self, rank: int) -> int:
         """The numbers of both factors of that rank."""
@@ -145,7 +147,7 @@ class PackedAdapter:
     places: torch.Tensor
     lower: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def host_bytes(self) -> int:
         """Bytes of the host's memory."""
         return self.numbers.nbytes + sum(factor.nbytes for factor in self.lower.values())
@@ -158,14 +160,9 @@ class AdapterSites:
         self.sites = sites
         self._shapes = {part.name: part.shape for site in sites for part in site.parts}
 
-    @staticmethod
-    def filled(rank: int) -> int:
-        """The rank of factors with the zeros that fill them up."""
-        return -(-rank // GRAIN) * GRAIN
-
     def words(self, rank: int) -> int:
         """The most numbers of an adapter of that rank."""
-        return sum(site.words(self.filled(rank)) for site in self.sites)
+        return sum(site.words(filled(rank)) for site in self.sites)
 
     def packed(self, adapter: PeftAdapter, folder: Path) -> PackedAdapter:
         """`folder`: where it was read.
@@ -214,6 +211,11 @@ class AdapterSites:
             if self._shapes[name] != shape:
                 text = f"an update of {module} is {shape}, and the matrix is {self._shapes[name]}"
                 raise InvalidRequest(f"{text}: it is another model's", param=LORA_PATH)
+
+
+def filled(rank: int) -> int:
+    """The rank of factors with the zeros that fill them up."""
+    return cdiv(rank, GRAIN) * GRAIN
 
 
 def _check_finite(numbers: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from eyas.engine.adapters.peft import read_adapter
-from eyas.engine.adapters.sites import AdapterSites, PackedAdapter
+from eyas.engine.adapters.sites import AdapterSites, PackedAdapter, filled
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.device import calls
 from eyas.engine.formats.adapted import AdaptedProjection
@@ -45,7 +45,7 @@ class DeviceAdapters:
                 self._places[:, number],
                 matrix.site.part_of_rows.to(device),
                 len(matrix.site.parts),
-                self._sites.filled(rank),
+                filled(rank),
             )
 
     def read(self, folder: Path) -> PackedAdapter:

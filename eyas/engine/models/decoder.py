@@ -75,9 +75,7 @@ class Decoder(Generic[ProjectionT]):
         self.config = config
         self.kv_format: KvFormat = config_of_rank(config, weights.placement.ranks).kv_format
         self.machine = machine
-        self.recorder: ExpertRecorder | None = (
-            None  # hears which experts rows take, for as long as it is here
-        )
+        self.recorder: ExpertRecorder | None = None  # hears which experts rows take, while it is here
         self._parts = parts = dict(decoder_parts(config, weights, machine))
         self.ends: ModelEnds = parts["ends"]
         layers: list[DecoderLayer[ProjectionT]] = [parts[f"layer {i}"] for i in range(config.num_layers)]

@@ -54,10 +54,10 @@ class ExpertRecorder:
         """Of the forward's rows at `places` [N]: int16 [N, layers, most experts of a row], NONE where a layer
         takes no more.
         """
-        told = torch.full((len(places), self._layers, self._most), NONE, device=places.device)
+        taken = torch.full((len(places), self._layers, self._most), NONE, device=places.device)
         for layer, experts in zip(self._mixed, self._taken, strict=True):
-            told[:, layer, : experts.shape[1]] = experts.index_select(0, places).to(told.dtype)
-        return told.to(torch.int16)
+            taken[:, layer, : experts.shape[1]] = experts.index_select(0, places).to(taken.dtype)
+        return taken.to(torch.int16)
 
 
 class RecordingOps:
