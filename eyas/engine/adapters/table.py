@@ -129,6 +129,8 @@ class AdapterTable:
 
     def poll(self) -> list[AdapterLoaded]:
         """Looks what has been read and copied, and frees what is not needed any more; the answers."""
+        if not (self._adapters or self._reading):
+            return []
         for adapter in self._adapters.values():
             self._look(adapter)
         for name in [name for name, each in self._adapters.items() if each.leaving and not each.users]:
@@ -233,25 +235,21 @@ class AdapterTable:
         self._adapters[name].users -= 1
 
     @property
-    def loaded(self) -> list[str]:
-        """Those that requests may have, on the device or not."""
-        return [name for name, adapter in self._adapters.items() if not adapter.leaving]
-
-    @property
     def on_device(self) -> list[str]:
         """Those that have a slot, the least recently used first."""
         seated = [name for name, adapter in self._adapters.items() if adapter.slot]
         return sorted(seated, key=lambda name: self._adapters[name].used)
 
-    def movable(self, name: str) -> bool:
-        """True if its slot may become another's, once its sequences have left."""
-        return not self._adapters[name].pinned
+    @property
+    def movable(self) -> list[str]:
+        """Those of them whose slot may become another's, once their sequences have left."""
+        return [name for name in self.on_device if not self._adapters[name].pinned]
 
     def counts(self, waiting: int) -> AdapterCounts:
         """What the engine says of them. `waiting`: sequences that wait for a slot."""
         running = {name: each.users for name, each in self._adapters.items() if each.users}
-        held = sum(each.stored.host_bytes for each in self._adapters.values())
-        return AdapterCounts(tuple(sorted(self.on_device)), waiting, running, self.loads, self.seconds, held)
+        size = sum(each.stored.host_bytes for each in self._adapters.values())
+        return AdapterCounts(tuple(sorted(self.on_device)), waiting, running, self.loads, self.seconds, size)
 
     def close(self) -> None:
         """Reads no more."""
@@ -271,9 +269,9 @@ class AdapterTable:
             self.seconds += time.monotonic() - adapter.began
 
     def _evict(self) -> bool:
-        for name in self.on_device:
+        for name in self.movable:
             adapter = self._adapters[name]
-            if not adapter.users and not adapter.pinned and adapter.filled is None:
+            if not adapter.users and adapter.filled is None:
                 self._vacate(adapter)
                 return True
         return False
