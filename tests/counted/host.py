@@ -43,7 +43,7 @@ class ReadyDevice:
     def __init__(self, slots: int) -> None:
         self.tables = SlotTables(TableSizes(slots + 1, CONTEXT // PAGE + 1, context=CONTEXT), "cpu")
         self.state = SimpleNamespace(
-            tables=self.tables, prompts=None, tap=None, drafter=None, lookup=None, trees=False
+            tables=self.tables, prompts=None, tap=None, drafter=None, lookup=None, adapters=None, trees=False
         )
         self.told = 0  # bytes: steps and what they write to the tables
 

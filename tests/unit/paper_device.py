@@ -67,7 +67,7 @@ class PaperDevice:
         """It drafts if the tables have room for drafts."""
         drafter = tables.sizes.width > 1 or None
         self.state = SimpleNamespace(
-            tables=tables, prompts=None, tap=None, drafter=drafter, lookup=None, trees=False
+            tables=tables, prompts=None, tap=None, drafter=drafter, lookup=None, adapters=None, trees=False
         )
         self.state.path_rows = lambda width: width
         self.tables = tables

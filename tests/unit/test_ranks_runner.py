@@ -40,6 +40,7 @@ class Told:
             drafter=object() if drafts else None,
             lookup=None,
             tap=None,
+            adapters=None,
             trees=False,
             path_rows=lambda width: width,
         )

@@ -65,8 +65,10 @@ def build_batch(
 
 def _rows_of_adapters(spans: Sequence[QuerySpan], device: str) -> list[tuple[int, torch.Tensor]]:
     """The rows of each slot of an adapter."""
-    slots = torch.tensor([span.adapter for span in spans])
-    rows = slots.repeat_interleave(torch.tensor([span.count for span in spans])) if any(slots) else slots
+    slots = [span.adapter for span in spans]
+    if not any(slots):
+        return []
+    rows = torch.tensor(slots).repeat_interleave(torch.tensor([span.count for span in spans]))
     return [(slot, (rows == slot).nonzero()[:, 0].to(device)) for slot in rows.unique().tolist() if slot]
 
 

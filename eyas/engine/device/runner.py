@@ -269,8 +269,9 @@ class DeviceRunner:
         )
         one = common_shape(least)
         sizes = one.batch, one.chunk, one.tiles, one.ends, one.singles, one.prompts
-        adapted = any(each.adapted for each in placed)
-        shape = replace(buckets.shape(*sizes), adapted=adapted)
+        shape = buckets.shape(*sizes)
+        if self._executor.state.adapters is not None and any(each.adapted for each in placed):
+            shape = replace(shape, adapted=True)
         return shape, [each if shape.singles else without_singles(each) for each in placed]
 
     def _features(self, placed: SequenceOf[PlacedBatch], shape: StepShape) -> list[PromptFeatures | None]:

@@ -321,7 +321,8 @@ class Engine:
         for pulls in self._pulls:
             pulls.poll(now)
         self._adapters.poll()
-        seated = not self._weights_away() and self._scheduler.seat_adapters()
+        seats = self._scheduler.adapters is not None and not self._weights_away()
+        seated = seats and self._scheduler.seat_adapters()
         self._requests.join(now)
         self._requests.expire(now)
         for generation, error in self._parts.grammars.take_failed().items():

@@ -119,7 +119,9 @@ class Scheduler:
 
     def seat_adapters(self) -> bool:
         """Fills slots with the adapters that sequences wait for; True if one of these waits no longer."""
-        seated = [] if self.adapters is None else self.adapters.poll()
+        if self.adapters is None:
+            return False
+        seated = self.adapters.poll()
         for seq in seated:
             if seq.pages:
                 self.joining.append(seq)
