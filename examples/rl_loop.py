@@ -55,15 +55,15 @@ class Sample:
 
 def sample(client: Client, prompts: Sequence[Sequence[int]], seed: int) -> list[Sample]:
     """Answers of the server as it is now; token ids go in and come out."""
-    found = []
+    samples = []
     for i, prompt in enumerate(prompts):
         answer = client.generate(
             prompt, n=SAMPLES, max_tokens=TOKENS, temperature=1.0, logprobs=0, seed=1000 * seed + i
         )
         for choice in answer.choices:
             logprobs = [one.logprob for one in choice.logprobs]
-            found.append(Sample(prompt, choice.tokens, logprobs, choice.text))
-    return found
+            samples.append(Sample(prompt, choice.tokens, logprobs, choice.text))
+    return samples
 
 
 def differing(client: Client, samples: Sequence[Sample]) -> int:

@@ -9,8 +9,8 @@ from tests.e2e.weight_chaos import MOMENTS, ORDINARY, campaign
 
 @pytest.mark.slow
 async def test_every_answer_is_wholly_of_one_version_whoever_dies_and_when() -> None:
-    found = await campaign(len(MOMENTS), seed=3)
-    assert not found.mixed
-    assert set(found.statuses) <= ORDINARY
-    assert all(one.success or one.killed for one in found.rounds)
-    assert sum(found.answers.values()) > 50
+    findings = await campaign(len(MOMENTS), seed=3)
+    assert not findings.mixed
+    assert set(findings.statuses) <= ORDINARY
+    assert all(one.success or one.killed for one in findings.rounds)
+    assert sum(findings.answers.values()) > 50

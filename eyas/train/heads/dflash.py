@@ -79,8 +79,8 @@ class BlockLayer(nn.Module):
     def forward(self, x: Tensor, pairs: Tensor, view: BlockView) -> Tensor:
         """x [B, A, W, hidden] -> the same."""
         own, shape = self.self_attn, self._shape
-        read, width = self.input_layernorm(x), x.shape[2]
-        places = view.positions[..., None] + torch.arange(width, device=x.device)
+        read = self.input_layernorm(x)
+        places = view.places(x.shape[2])
         q = self._turned(own.q_norm(_heads(own.q_proj(read), shape)), places)
         k, v = (
             self._turned(own.k_norm(_heads(own.k_proj(read), shape)), places),
