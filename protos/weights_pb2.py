@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/weights.proto\x12\x10\x65yas.internal.v1\"7\n\x14\x43hangeWeightsRequest\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x0c\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"&\n\x15\x43hangeWeightsResponse\x12\r\n\x05reply\x18\x01 \x01(\x0c\x32r\n\x0eWeightsService\x12`\n\rChangeWeights\x12&.eyas.internal.v1.ChangeWeightsRequest\x1a\'.eyas.internal.v1.ChangeWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/weights.proto\x12\x10\x65yas.internal.v1\"\'\n\x14\x43hangeWeightsRequest\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x0c\"&\n\x15\x43hangeWeightsResponse\x12\r\n\x05reply\x18\x01 \x01(\x0c\x32r\n\x0eWeightsService\x12`\n\rChangeWeights\x12&.eyas.internal.v1.ChangeWeightsRequest\x1a\'.eyas.internal.v1.ChangeWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.weights_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHANGEWEIGHTSREQUEST']._serialized_start=42
-  _globals['_CHANGEWEIGHTSREQUEST']._serialized_end=97
-  _globals['_CHANGEWEIGHTSRESPONSE']._serialized_start=99
-  _globals['_CHANGEWEIGHTSRESPONSE']._serialized_end=137
-  _globals['_WEIGHTSSERVICE']._serialized_start=139
-  _globals['_WEIGHTSSERVICE']._serialized_end=253
+  _globals['_CHANGEWEIGHTSREQUEST']._serialized_end=81
+  _globals['_CHANGEWEIGHTSRESPONSE']._serialized_start=83
+  _globals['_CHANGEWEIGHTSRESPONSE']._serialized_end=121
+  _globals['_WEIGHTSSERVICE']._serialized_start=123
+  _globals['_WEIGHTSSERVICE']._serialized_end=237
 # @@protoc_insertion_point(module_scope)

@@ -5,12 +5,10 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ChangeWeightsRequest(_message.Message):
-    __slots__ = ("command", "wait_s")
+    __slots__ = ("command",)
     COMMAND_FIELD_NUMBER: _ClassVar[int]
-    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     command: bytes
-    wait_s: float
-    def __init__(self, command: _Optional[bytes] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, command: _Optional[bytes] = ...) -> None: ...
 
 class ChangeWeightsResponse(_message.Message):
     __slots__ = ("reply",)

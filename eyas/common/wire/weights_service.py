@@ -13,7 +13,7 @@ from eyas.common.wire import rpc
 from protos import weights_pb2, weights_pb2_grpc
 
 SERVICE = "eyas.internal.v1.WeightsService"
-MOST_WAIT_S = 3600.0
+WAIT_S = 900.0  # where a caller has no deadline
 _commands = msgspec.msgpack.Decoder(WeightsCommand)
 _replies = msgspec.msgpack.Decoder(WeightsReply)
 
@@ -35,14 +35,12 @@ class WeightsServicer(weights_pb2_grpc.WeightsServiceServicer):  # type: ignore[
             weights_pb2.ChangeWeightsRequest, weights_pb2.ChangeWeightsResponse
         ],
     ) -> weights_pb2.ChangeWeightsResponse:
-        """Raises InvalidRequest for a command that this version does not have."""
+        """Waits as long as the caller. Raises InvalidRequest for a command that this version lacks."""
         try:
             command = _commands.decode(request.command)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"command: {error}", param="command") from None
-        if not 0 <= request.wait_s <= MOST_WAIT_S:
-            raise InvalidRequest(f"wait_s must be from 0 to {MOST_WAIT_S:g}", param="wait_s")
-        reply = await self._change(command, request.wait_s)
+        reply = await self._change(command, context.time_remaining() or WAIT_S)
         return weights_pb2.ChangeWeightsResponse(reply=msgspec.msgpack.encode(reply))
 
 
@@ -58,7 +56,7 @@ class WeightsClient:
         Raises what it failed with; Unavailable if the worker is gone, DeadlineExceeded after `wait_s`.
         """
         packed = msgspec.msgpack.encode(command)
-        request = weights_pb2.ChangeWeightsRequest(command=packed, wait_s=wait_s)
+        request = weights_pb2.ChangeWeightsRequest(command=packed)
         try:
             reply = await self._stub.ChangeWeights(request, timeout=wait_s)
         except grpc.aio.AioRpcError as error:
