@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/control.proto\x12\x10\x65yas.internal.v1\"!\n\x0e\x43ontrolRequest\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x0c\"\"\n\x0f\x43ontrolResponse\x12\x0f\n\x07outcome\x18\x01 \x01(\x0c\x32`\n\x0e\x43ontrolService\x12N\n\x07\x43ontrol\x12 .eyas.internal.v1.ControlRequest\x1a!.eyas.internal.v1.ControlResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/control.proto\x12\x10\x65yas.internal.v1\"!\n\x0e\x43ontrolRequest\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x0c\" \n\x0f\x43ontrolResponse\x12\r\n\x05reply\x18\x01 \x01(\x0c\x32`\n\x0e\x43ontrolService\x12N\n\x07\x43ontrol\x12 .eyas.internal.v1.ControlRequest\x1a!.eyas.internal.v1.ControlResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTROLREQUEST']._serialized_start=42
   _globals['_CONTROLREQUEST']._serialized_end=75
   _globals['_CONTROLRESPONSE']._serialized_start=77
-  _globals['_CONTROLRESPONSE']._serialized_end=111
-  _globals['_CONTROLSERVICE']._serialized_start=113
-  _globals['_CONTROLSERVICE']._serialized_end=209
+  _globals['_CONTROLRESPONSE']._serialized_end=109
+  _globals['_CONTROLSERVICE']._serialized_start=111
+  _globals['_CONTROLSERVICE']._serialized_end=207
 # @@protoc_insertion_point(module_scope)

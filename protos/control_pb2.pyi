@@ -11,7 +11,7 @@ class ControlRequest(_message.Message):
     def __init__(self, command: _Optional[bytes] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("outcome",)
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    outcome: bytes
-    def __init__(self, outcome: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("reply",)
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    reply: bytes
+    def __init__(self, reply: _Optional[bytes] = ...) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ControlServiceStub:
-    """Every worker has it, whatever its roles.
+    """Workers that run the target model have it.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,12 @@ class ControlServiceStub:
 
 
 class ControlServiceServicer:
-    """Every worker has it, whatever its roles.
+    """Workers that run the target model have it.
     """
 
     def Control(self, request, context):
         """Carries out one command between two steps, and answers when it is done. FAILED_PRECONDITION if requests run
-        that it would disturb: then nothing has changed.
+        that it would disturb: then nothing has changed. What goes wrong with weights is in the reply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +71,7 @@ def add_ControlServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControlService:
-    """Every worker has it, whatever its roles.
+    """Workers that run the target model have it.
     """
 
     @staticmethod

@@ -10,15 +10,14 @@ import msgspec
 
 from eyas.common.errors import Unavailable
 from eyas.common.types import Adapter
-from eyas.common.weights import WeightsCall, WeightsCommand, WeightsReply
+from eyas.common.weights import WeightsCall, WeightsCommand
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.clients import ADAPTER_S
-from eyas.common.wire.control import ControlCommand, ControlOutcome, ReleaseMemory
+from eyas.common.wire.control_service import EngineCommand, EngineReply
 from eyas.engine.ipc.adapter_messages import LoadAdapter, UnloadAdapter
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, ControlEngine, EngineStopped, FlushCache
 
-MOVES_S = 110.0  # for weights of 140 GB to leave, into memory of the host that has to be locked
 ANSWER_S = 10.0  # beyond the wait: what the engine is in the middle of
 
 
@@ -33,25 +32,19 @@ async def flush(engine: EngineClient, wait_s: float) -> int:
     return int(answer.pages)
 
 
-async def change_weights(engine: EngineClient, command: WeightsCommand, wait_s: float) -> WeightsReply:
-    """The engine's answer to a command about its weights. Raises Unavailable while it cannot serve, and
-    DeadlineExceeded if none comes.
+async def control(engine: EngineClient, command: EngineCommand, wait_s: float) -> EngineReply:
+    """Has the engine carry a command out. Raises what keeps it from that, if its reply does not say so;
+    Unavailable while it cannot serve, and DeadlineExceeded if no answer comes.
     """
-    answer = await _answer(engine, lambda call: WeightsCall(call, command), wait_s)
-    reply: WeightsReply = answer.reply
-    return reply
-
-
-async def control(engine: EngineClient, command: ControlCommand) -> ControlOutcome:
-    """Has the engine carry a command out. Raises what keeps it from that, and Unavailable while it cannot
-    serve.
-    """
-    wait_s = command.wait_s if isinstance(command, ReleaseMemory) else 0.0
-    answer = await _answer(engine, lambda call: ControlEngine(call, command), wait_s + MOVES_S)
+    reply: EngineReply
+    if isinstance(command, WeightsCommand):
+        reply = (await _answer(engine, lambda call: WeightsCall(call, command), wait_s)).reply
+        return reply
+    answer = await _answer(engine, lambda call: ControlEngine(call, command), wait_s)
     if answer.failure is not None:
         raise answer.failure.error()
-    outcome: ControlOutcome = answer.outcome
-    return outcome
+    reply = answer.outcome
+    return reply
 
 
 async def load_adapter(engine: EngineClient, adapter: Adapter) -> Adapter:

@@ -15,6 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -29,9 +30,7 @@ from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.page_names import CachedPages, CacheNews, PageShape
 from eyas.common.security.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
-from eyas.common.weights import WeightsCommand, WeightsReply
-from eyas.common.wire import control_service, info, rpc, weights_service
-from eyas.common.wire.control import ControlCommand, ControlOutcome
+from eyas.common.wire import control_service, info, rpc
 from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
@@ -46,7 +45,7 @@ from eyas.engine.ipc.messages import (
     StepReply,
 )
 from eyas.worker.adapters import WorkerAdapters
-from eyas.worker.engine_calls import change_weights, control, flush
+from eyas.worker.engine_calls import control, flush
 from eyas.worker.kv_events import KvEventPublisher
 from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
@@ -181,8 +180,8 @@ class WorkerFront:
             )
         ]
         if not self._config.engine.only_drafts:
-            services.append((control_service.SERVICE, control_service.ControlServicer(self._control)))
-            services.append((weights_service.SERVICE, weights_service.WeightsServicer(self._change)))
+            calls = control_service.ControlServicer(partial(control, self._engine))
+            services.append((control_service.SERVICE, calls))
         if Role.PREFILL in roles:
             services.append((prefill.SERVICE, prefill.PrefillServicer(self._engine)))
             services.append((transfer.SERVICE, transfer.TransferServicer(self._engine)))
@@ -355,12 +354,6 @@ class WorkerFront:
     async def _flush(self, wait_s: float) -> int:
         """Pages for drafts alone are in no cache: there is nothing to empty."""
         return 0 if self._config.engine.only_drafts else await flush(self._engine, wait_s)
-
-    async def _control(self, command: ControlCommand) -> ControlOutcome:
-        return await control(self._engine, command)
-
-    async def _change(self, command: WeightsCommand, wait_s: float) -> WeightsReply:
-        return await change_weights(self._engine, command, wait_s)
 
     def _on_load(self, load: EngineLoad) -> None:
         self._load = load

@@ -37,7 +37,7 @@ from eyas.common.weights import (
     WeightsCommand,
     WeightsReply,
 )
-from eyas.common.wire.weights_service import WeightsClient
+from eyas.common.wire.control_service import ControlClient
 from gateway.routing.targets import TargetWorkers, WorkerAnswers, WorkerRepairs
 
 PREPARE_S = 900.0  # to read and rehearse the weights of a large model
@@ -261,8 +261,8 @@ class ClusterWeights:
 
     # --- words to workers ------------------------------------------------------------------------------
 
-    def _client(self, worker: str) -> WeightsClient:
-        return WeightsClient(self._targets.channel(worker))
+    def _client(self, worker: str) -> ControlClient:
+        return ControlClient(self._targets.channel(worker))
 
     async def _ask(
         self, workers: Iterable[str], command: WeightsCommand, wait_s: float

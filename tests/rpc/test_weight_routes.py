@@ -27,7 +27,7 @@ from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.process_groups import MetGroup
 from eyas.common.types import Role
 from eyas.common.weights import CloseForWeights, CommitWeights, FolderSource, PrepareWeights, Running
-from eyas.common.wire.weights_service import WeightsClient
+from eyas.common.wire.control_service import ControlClient
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling.flushes import CacheFlushes
 from gateway.http.front import create_app
@@ -322,7 +322,7 @@ async def test_a_gateway_that_dies_in_the_middle(
         clients = []
         for worker in cluster.workers:
             channel = await channels.enter_async_context(worker.dial(worker.address))
-            clients.append(WeightsClient(channel))
+            clients.append(ControlClient(channel))
         prepare = PrepareWeights("x", 1, FolderSource(str(new)), whole=True)
         (digest,) = {(await client.change(prepare, 30.0)).digest for client in clients}
         for client in clients:

@@ -19,28 +19,29 @@ from eyas.common.weights import (
     WeightsReply,
 )
 from eyas.common.wire import rpc
+from eyas.common.wire.control import ControlOutcome, PauseGeneration, PauseMode
+from eyas.common.wire.control_service import ControlClient, ControlServicer, EngineCommand, EngineReply
 from eyas.common.wire.message import WireFailure
-from eyas.common.wire.weights_service import WeightsClient, WeightsServicer
-from protos import weights_pb2, weights_pb2_grpc
+from protos import control_pb2, control_pb2_grpc
 
 
 class ScriptedEngine:
     """Answers one group's commands with a failure, and notes all others."""
 
     def __init__(self) -> None:
-        self.commands: list[tuple[WeightsCommand, float]] = []
+        self.commands: list[tuple[EngineCommand, float]] = []
 
-    async def change(self, command: WeightsCommand, wait_s: float) -> WeightsReply:
+    async def call(self, command: EngineCommand, wait_s: float) -> EngineReply:
         if command == LeaveGroup("b"):
             return WeightsReply(failure=WireFailure.of(InvalidRequest("no group b", param="group_name")))
         self.commands.append((command, wait_s))
-        return WeightsReply(requests=3)
+        return WeightsReply(requests=3) if isinstance(command, WeightsCommand) else ControlOutcome(requests=2)
 
 
 @pytest_asyncio.fixture
 async def address() -> AsyncIterator[tuple[ScriptedEngine, str]]:
     engine, server = ScriptedEngine(), rpc.server()
-    WeightsServicer(engine.change).register(server)
+    ControlServicer(engine.call).register(server)
     port = rpc.bind(server, "127.0.0.1", 0)
     await server.start()
     async with contextlib.AsyncExitStack() as owned:
@@ -53,17 +54,25 @@ async def test_an_update_may_wait_for_an_hour_for_what_runs(address: tuple[Scrip
     engine, worker = address
     close = CloseForWeights("d", Running.DRAIN, 3600.0, 30.0)
     async with rpc.channel(worker) as channel:
-        assert (await WeightsClient(channel).change(close, 3630.0)).requests == 3
+        assert (await ControlClient(channel).change(close, 3630.0)).requests == 3
     ((command, wait_s),) = engine.commands
     assert command == close
     assert wait_s == pytest.approx(3630.0, abs=10.0)
 
 
+async def test_an_operators_commands_come_by_the_same_way(address: tuple[ScriptedEngine, str]) -> None:
+    engine, worker = address
+    pause = PauseGeneration(PauseMode.RETRACT)
+    async with rpc.channel(worker) as channel:
+        assert await ControlClient(channel).control(pause) == ControlOutcome(requests=2)
+    assert [command for command, _ in engine.commands] == [pause]
+
+
 async def test_failures_keep_their_kind_and_their_field(address: tuple[ScriptedEngine, str]) -> None:
     async with rpc.channel(address[1]) as channel:
         with pytest.raises(InvalidRequest, match="no group b") as failure:
-            await WeightsClient(channel).change(LeaveGroup("b"), 10.0)
+            await ControlClient(channel).change(LeaveGroup("b"), 10.0)
         assert failure.value.param == "group_name"
-        stub = weights_pb2_grpc.WeightsServiceStub(channel)
+        stub = control_pb2_grpc.ControlServiceStub(channel)
         with pytest.raises(Exception, match="command: "):
-            await stub.ChangeWeights(weights_pb2.ChangeWeightsRequest(command=b"\x80"), timeout=10.0)
+            await stub.Control(control_pb2.ControlRequest(command=b"\x80"), timeout=10.0)

@@ -1,29 +1,35 @@
-"""`ControlService`: commands of an operator to a worker."""
+"""`ControlService`: commands to a worker's engine beside requests, an operator's and those of new weights."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 import grpc
 import msgspec
 
 from eyas.common.errors import InvalidRequest
+from eyas.common.weights import WeightsCommand, WeightsReply
 from eyas.common.wire import rpc
 from eyas.common.wire.control import ControlCommand, ControlOutcome, ReleaseMemory
 from protos import control_pb2, control_pb2_grpc
 
+EngineCommand: TypeAlias = ControlCommand | WeightsCommand
+EngineReply: TypeAlias = ControlOutcome | WeightsReply
+
 SERVICE = "eyas.internal.v1.ControlService"
-MOST_WAIT_S = 600.0
-CONTROL_S = 150.0  # for a command beyond its wait: much memory may move
-_commands = msgspec.msgpack.Decoder(ControlCommand)
+CONTROL_S = 120.0  # for a command beyond its wait: 140 GB may leave for memory that has to be locked
+WAIT_S = 900.0  # where a caller has no deadline
+_commands = msgspec.msgpack.Decoder(EngineCommand)
 _outcomes = msgspec.msgpack.Decoder(ControlOutcome)
+_replies = msgspec.msgpack.Decoder(WeightsReply)
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):  # type: ignore[misc]
-    """The service of a worker; `control` carries a command out."""
+    """The service of a worker; `call` carries a command out within seconds."""
 
-    def __init__(self, control: Callable[[ControlCommand], Awaitable[ControlOutcome]]) -> None:
-        self._control = control
+    def __init__(self, call: Callable[[EngineCommand, float], Awaitable[EngineReply]]) -> None:
+        self._call = call
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to `server`."""
@@ -34,14 +40,13 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):  # type: ignore[
         request: control_pb2.ControlRequest,
         context: grpc.aio.ServicerContext[control_pb2.ControlRequest, control_pb2.ControlResponse],
     ) -> control_pb2.ControlResponse:
-        """The outcome. Raises InvalidRequest for a command that this version does not have."""
+        """Waits as long as the caller. Raises InvalidRequest for a command that this version lacks."""
         try:
             command = _commands.decode(request.command)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"command: {error}", param="command") from None
-        if isinstance(command, ReleaseMemory) and not 0 <= command.wait_s <= MOST_WAIT_S:
-            raise InvalidRequest(f"wait_s must be from 0 to {MOST_WAIT_S:g}", param="wait_s")
-        return control_pb2.ControlResponse(outcome=msgspec.msgpack.encode(await self._control(command)))
+        reply = await self._call(command, context.time_remaining() or WAIT_S)
+        return control_pb2.ControlResponse(reply=msgspec.msgpack.encode(reply))
 
 
 class ControlClient:
@@ -53,11 +58,27 @@ class ControlClient:
     async def control(self, command: ControlCommand) -> ControlOutcome:
         """What the command did there.
 
-        Raises EyasError: Busy if requests run that it would disturb; Unavailable, DeadlineExceeded."""
-        request = control_pb2.ControlRequest(command=msgspec.msgpack.encode(command))
+        Raises EyasError: Busy if requests run that it would disturb; Unavailable, DeadlineExceeded.
+        """
         wait_s = command.wait_s if isinstance(command, ReleaseMemory) else 0.0
+        return _outcomes.decode(await self._call(command, wait_s + CONTROL_S))
+
+    async def change(self, command: WeightsCommand, wait_s: float) -> WeightsReply:
+        """Has the worker carry a command about its weights out.
+
+        Raises what it failed with; Unavailable if the worker is gone, DeadlineExceeded after `wait_s`.
+        """
+        reply = _replies.decode(await self._call(command, wait_s))
+        if reply.failure is not None:
+            raise reply.failure.error()
+        return reply
+
+    async def _call(self, command: EngineCommand, wait_s: float) -> bytes:
+        """The reply of the engine, as msgpack."""
+        request = control_pb2.ControlRequest(command=msgspec.msgpack.encode(command))
         try:
-            reply = await self._stub.Control(request, timeout=wait_s + CONTROL_S)
+            answer = await self._stub.Control(request, timeout=wait_s)
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
-        return _outcomes.decode(reply.outcome)
+        reply: bytes = answer.reply
+        return reply

@@ -1,7 +1,7 @@
 """New weights for an engine that serves: prepared by a thread of its own, put in place between two steps.
 
-The cluster's order of steps is the gateway's (`gateway.weights`). Here each step is done, or undone, on one
-worker: a worker that is closed and hears nothing more opens again with the weights that it had.
+The cluster's order of steps is the gateway's (`gateway.routing.weights`). Here each step is done, or undone,
+on one worker: a worker that is closed and hears nothing more opens again with the weights that it had.
 """
 
 from __future__ import annotations
