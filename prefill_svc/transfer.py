@@ -215,7 +215,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         with contextlib.suppress(TimeoutError, Unavailable):
             number = self._engine.open(lambda _: _end_now(rest))
             try:
-                return await _said(requests, "pages", rest)
+                return await _next_message(requests, "pages", rest)
             finally:
                 self._engine.close(number)
         return None
@@ -317,7 +317,7 @@ async def _step(
 ) -> transfer_pb2.StageRequest:
     """The next message of a Stage, which must be this step. Raises `error` if it does not come in time."""
     try:
-        request = await _said(requests, step, asyncio.timeout(within_s))
+        request = await _next_message(requests, step, asyncio.timeout(within_s))
     except TimeoutError:
         raise error from None
     if request is None:
@@ -325,7 +325,7 @@ async def _step(
     return request
 
 
-async def _said(
+async def _next_message(
     requests: AsyncIterator[transfer_pb2.StageRequest], step: str, within: asyncio.Timeout
 ) -> transfer_pb2.StageRequest | None:
     """The next message, which must be this step; None: there is none. TimeoutError."""
