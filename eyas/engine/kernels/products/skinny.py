@@ -331,9 +331,8 @@ def _with_updates(
     """The plan with what adapters add, and the five tensors of that."""
     if updates is None:
         return plan, (None,) * 5
-    sizes = updates.sizes
-    updated, ranks, stride = sizes["updated"], sizes["ranks"], sizes["stride"]
-    return replace(plan, updated=updated, ranks=ranks, stride=stride), updates.tensors
+    site = updates.site
+    return replace(plan, updated=site.parts, ranks=site.ranks, stride=site.places.stride(0)), updates.tensors
 
 
 def _padded(m: int) -> int:

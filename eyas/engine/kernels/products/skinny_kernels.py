@@ -51,8 +51,8 @@ class ProductPlan:
     stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
     `exact`: no sum's order depends on how the product is cut. `form`: of a `PackedWeight`, whose `unit` words
     have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
-    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`: as of `RowUpdates.sizes`, where adapters
-    add something.
+    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`: as of `SiteNumbers.sizes`, the first of
+    them `PARTS`, where adapters add something.
     """
 
     rows: int
@@ -197,8 +197,8 @@ def linear_kernel(
     if out.dtype.element_ty != tl.float32:
         y = _rounded(y, x.dtype, plan)
     if plan.updated > 0:
-        updates = (shrunk, slots, numbers, places, part_of)
-        y = _updated(y, updates, row, m, column, _parts_of(updates, column, plan), x.dtype, plan)
+        updates = (shrunk, slots, numbers, places)
+        y = _updated(y, updates, row, m, column, _parts_of(part_of, column, plan), x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
         y += tl.load(bias + column).to(tl.float32)[None, :]
@@ -246,10 +246,10 @@ def gated_kernel(
     scale = _scale(squares, plan)[:, None]
     gate, up = _rounded(gate, x.dtype, plan), _rounded(up, x.dtype, plan)
     if plan.updated > 0:
-        updates = (shrunk, slots, numbers, places, part_of)
-        of_gate, of_up = first + tl.arange(0, plan.half), first + plan.n // 2 + tl.arange(0, plan.half)
-        gate = _updated(gate, updates, row, m, of_gate, _part_of(updates, first), x.dtype, plan)
-        up = _updated(up, updates, row, m, of_up, _part_of(updates, first + plan.n // 2), x.dtype, plan)
+        updates, second = (shrunk, slots, numbers, places), first + plan.n // 2
+        of_gate, of_up = first + tl.arange(0, plan.half), second + tl.arange(0, plan.half)
+        gate = _updated(gate, updates, row, m, of_gate, tl.load(part_of + first), x.dtype, plan)
+        up = _updated(up, updates, row, m, of_up, tl.load(part_of + second), x.dtype, plan)
     gate *= scale
     y = gate * (up * scale) / (1.0 + tl.exp(-steepness(gate, plan.gelu)))
     place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
@@ -294,8 +294,8 @@ def qkv_rope_kernel(
         y = _total(shares, m, plan, plan.split)
     y = _rounded(y, x.dtype, plan)
     if plan.updated > 0:
-        updates = (shrunk, slots, numbers, places, part_of)
-        y = _rounded(y + _added_to_halves(updates, row, m, lower, heads.half, plan), x.dtype, plan)
+        updates, part = (shrunk, slots, numbers, places), tl.load(part_of + lower)
+        y = _rounded(y + _added_to_halves(updates, row, m, lower, heads.half, part, plan), x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
         element_bias = tl.load(bias + column)
@@ -366,11 +366,11 @@ def _updated(y, updates, row, m, column, part, dtype: tl.constexpr, plan: tl.con
 
 
 @triton.jit
-def _added_to_halves(updates, row, m, lower, apart: tl.constexpr, plan: tl.constexpr):
+def _added_to_halves(updates, row, m, lower, apart: tl.constexpr, part, plan: tl.constexpr):
     """What adapters add to a tile's columns from `lower` on, and to those as far `apart`: neighbours are
     loaded together.
     """
-    column, part = lower + tl.arange(0, plan.half), _part_of(updates, lower)
+    column = lower + tl.arange(0, plan.half)
     low = updates_of(updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride)
     high = updates_of(
         updates, row, m, column + apart, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride
@@ -379,17 +379,10 @@ def _added_to_halves(updates, row, m, lower, apart: tl.constexpr, plan: tl.const
 
 
 @triton.jit
-def _part_of(updates, column):
-    """The part of the matrix that a tile of columns is of, if it is of one."""
-    _, _, _, _, part_of = updates
-    return tl.load(part_of + column)
-
-
-@triton.jit
-def _parts_of(updates, column, plan: tl.constexpr):
+def _parts_of(part_of, column, plan: tl.constexpr):
     """The part of each column, where there are several."""
     if plan.updated > 1:
-        part = _part_of(updates, column)[None, :]
+        part = tl.load(part_of + column)[None, :]
     else:
         part = 0
     return part

@@ -1,9 +1,9 @@
 """What adapters add to products: for each row x, B (A x) with the factors of the row's own adapter.
 
 `shrunk` multiplies rows by the lower factors, in a kernel before a product; the end of the product adds the
-upper factors times that (`with_updates`), or `add` does where the product is a library's. Each row reads its
+upper factors times that (`updates_of`), or `add` does where the product is a library's. Each row reads its
 own adapter's factors and adds up in an order of its own, so its bits do not depend on what other rows have.
-In fast arithmetic many rows are multiplied by tiles (`_shrink_tiles`).
+In fast arithmetic many rows are multiplied by tiles (`_shrink_tiles`, `_with_tiles`).
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class SiteNumbers:
     parts: int
     ranks: int
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Compile-time parameters of kernels that read them; `STRIDE`: of places."""
+        return {"PARTS": self.parts, "RANKS": self.ranks, "STRIDE": self.places.stride(0)}
+
 
 @dataclass(frozen=True)
 class RowUpdates:
@@ -63,15 +68,8 @@ class RowUpdates:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """For `with_updates`."""
+        """For kernels that add them."""
         return self.shrunk, self.slots, self.site.numbers, self.site.places, self.site.part_of
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Compile-time parameters of `updates_of`, by their names in plans: parts, the largest rank, and the
-        stride of places.
-        """
-        return {"updated": self.site.parts, "ranks": self.site.ranks, "stride": self.site.places.stride(0)}
 
 
 def shrunk(
@@ -80,7 +78,7 @@ def shrunk(
     """Rows x [m, k], contiguous, times the lower factors of their slots int32 [m]."""
     m, k = x.shape
     out = x.new_empty(m, site.parts, site.ranks, dtype=torch.float32)
-    sizes = {"K": k, "PARTS": site.parts, "RANKS": site.ranks, "STRIDE": site.places.stride(0)}
+    sizes = {"K": k} | site.sizes
     if m > MANY and not exact:
         grid: tuple[int, ...] = (cdiv(m, _TILE), site.parts)
         tile = {"ROWS": _TILE, "DEPTH": min(_DEPTH, power_of_2(k)), "PDL": pdl}
@@ -102,11 +100,11 @@ def add(made: torch.Tensor, updates: RowUpdates, k: int, pdl: bool = False, exac
     columns = math.gcd(n, _ADD_COLUMNS)  # so that none is beyond the last, and loads are wide
     tiles = m > MANY and not exact and columns >= _GRAIN.value
     rows = _TILE if tiles else _ADD_ROWS
-    tile = {"ROWS": rows, "COLUMNS": columns, "PDL": pdl}
-    sizes = {"K": k, "N": n} | {name.upper(): size for name, size in updates.sizes.items()}
+    tile = {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "PDL": pdl}
+    sizes = {"K": k, "N": n} | updates.site.sizes
     options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not exact}
     grid = (cdiv(m, rows), n // columns)
-    (_add_tiles if tiles else _add)[grid](made, *updates.tensors, m, **sizes, **tile, **options)
+    _add[grid](made, *updates.tensors, m, **sizes, **tile, **options)
 
 
 @kernel
@@ -173,68 +171,64 @@ def _shrink_tiles(
 @kernel(do_not_specialize=["m"])
 def _add(
     made, shrunk, slots, numbers, places, part_of, m,
-    K: tl.constexpr, N: tl.constexpr, UPDATED: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     after_previous(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here = (row < m)[:, None]
     place = made + row.to(tl.int64)[:, None] * N + column[None, :]
-    part = tl.load(part_of + column)[None, :]
-    updates = (shrunk, slots, numbers, places, part_of)
+    part, updates = tl.load(part_of + column), (shrunk, slots, numbers, places)
     y = tl.load(place, mask=here, other=0.0).to(tl.float32)
-    y += updates_of(updates, row, m, column, part, K, N, UPDATED, RANKS, STRIDE)
+    if TILES:
+        y = _with_tiles(y, updates, row, m, column, part, K, N, PARTS, RANKS, STRIDE)
+    else:
+        y += updates_of(updates, row, m, column, part[None, :], K, N, PARTS, RANKS, STRIDE)
     tl.store(place, y.to(made.dtype.element_ty), mask=here)
 
 
-@kernel(do_not_specialize=["m"])
-def _add_tiles(
-    made, shrunk, slots, numbers, places, part_of, m,
-    K: tl.constexpr, N: tl.constexpr, UPDATED: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def _with_tiles(
+    y, updates, row, m, column, part,
+    K: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """As `_add`, by a product for each slot that any of some rows has, and each part of the columns."""
-    after_previous(PDL)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column, ranks = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, _GRAIN)
-    place = made + row.to(tl.int64)[:, None] * N + column[None, :]
-    own, part = tl.load(slots + row, mask=row < m, other=0), tl.load(part_of + column)
-    y = tl.load(place, mask=(row < m)[:, None], other=0.0).to(tl.float32)
+    """y plus what `updates_of` has, by a product for each slot that any of the rows has, and each part of
+    the columns.
+    """
+    shrunk, slots, numbers, places = updates
+    ranks, own = tl.arange(0, _GRAIN), tl.load(slots + row, mask=row < m, other=0)
     slot = tl.min(tl.where(own > 0, own, _NO_SLOT))
     while slot < _NO_SLOT:
         entry = places + slot.to(tl.int64) * STRIDE
         rank = tl.load(entry + 1)
-        upper = numbers + tl.multiple_of(tl.load(entry), 16) + rank * (UPDATED * K)
+        upper = numbers + tl.multiple_of(tl.load(entry), 16) + rank * (PARTS * K)
         for first in range(0, rank, _GRAIN):
-            rows_of_upper = upper + (first + ranks)[:, None] * N + column[None, :]
-            number = tl.load(rows_of_upper)
+            number = tl.load(upper + (first + ranks)[:, None] * N + column[None, :])
             for turn in range(tl.min(part), tl.max(part) + 1):
-                lower = (
-                    shrunk + (row.to(tl.int64) * UPDATED + turn)[:, None] * RANKS + (first + ranks)[None, :]
-                )
+                lower = shrunk + (row.to(tl.int64) * PARTS + turn)[:, None] * RANKS + (first + ranks)[None, :]
                 times = tl.load(lower, mask=(own == slot)[:, None], other=0.0).to(number.dtype)
                 of_part = tl.where((part == turn)[None, :], number, 0.0).to(number.dtype)
                 y = tl.dot(times, of_part, y, input_precision="ieee")
         slot = tl.min(tl.where(own > slot, own, _NO_SLOT))
-    tl.store(place, y.to(made.dtype.element_ty), mask=(row < m)[:, None])
+    return y
 
 
 @triton.jit
 def updates_of(
     updates, row, m, column, part,
-    K: tl.constexpr, N: tl.constexpr, UPDATED: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """What adapters add to columns `column` of the product's `row`s, those below m: float32 [rows, columns].
 
-    `part`: of the columns, one for all, or [1, columns]; of `UPDATED` parts.
+    `part`: of the columns, one for all, or [1, columns]; of `PARTS`.
     """
-    shrunk, slots, numbers, places, _ = updates
+    shrunk, slots, numbers, places = updates
     slot = tl.load(slots + row, mask=row < m, other=0)
     entry = places + slot.to(tl.int64) * STRIDE
     rank = tl.where(slot > 0, tl.load(entry + 1), 0).to(tl.int32)
-    upper = tl.multiple_of(tl.load(entry), 16) + rank.to(tl.int64) * (UPDATED * K)
-    lower = shrunk + (row.to(tl.int64)[:, None] * UPDATED + part) * RANKS
+    upper = tl.multiple_of(tl.load(entry), 16) + rank.to(tl.int64) * (PARTS * K)
+    lower = shrunk + (row.to(tl.int64)[:, None] * PARTS + part) * RANKS
     sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
     for first in range(0, tl.max(rank), _GRAIN):
         there = (first < rank)[:, None]
