@@ -90,8 +90,8 @@ def write_adapters(folder: Path, model: Path, rank: int, count: int) -> list[Pat
         own = folder / f"a{number}"
         own.mkdir()
         os.link(folder / "adapter_model.safetensors", own / "adapter_model.safetensors")
-        said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank * (1 + number / 64)}
-        (own / "adapter_config.json").write_text(json.dumps(said))
+        fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank * (1 + number / 64)}
+        (own / "adapter_config.json").write_text(json.dumps(fields))
         made.append(own)
     return made
 

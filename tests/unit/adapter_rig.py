@@ -59,8 +59,8 @@ def write_adapter(
                 factor *= size * rank / alpha * weight.std() * columns**0.5
             tensors[f"base_model.model.{module}.lora_{name}.weight"] = factor
     folder.mkdir(parents=True, exist_ok=True)
-    said = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": "all-linear"} | config
-    (folder / "adapter_config.json").write_text(json.dumps(said))
+    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": "all-linear"} | config
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 

@@ -72,12 +72,12 @@ def _answers(config: EngineConfig, *, alone: bool = False) -> list[list[int]]:
     try:
         ids = [cluster.load_adapter(folder / f"a{seed}").id for seed in range(2)]
         requests = _requests(["", *ids])
-        found = []
+        answers = []
         for group in [[request] for request in requests] if alone else [requests]:
             results = [cluster.submit(request, split=False) for request in group]
             wait_all(results, PATIENCE_S)
-            found += [result.tokens[0] for result in results]
-        return found
+            answers += [result.tokens[0] for result in results]
+        return answers
     finally:
         cluster.close()
 

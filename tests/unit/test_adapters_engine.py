@@ -80,12 +80,12 @@ def cluster(folder: Path) -> Iterator[Loopback]:
 def test_an_answer_is_the_merged_models(folder: Path, tmp_path: Path, cluster: Loopback) -> None:
     adapter = cluster.load_adapter(folder / "a1").id
     requests = [_request(number, adapter, params) for number, params in enumerate((GREEDY, SEEDED))]
-    found = _alone(cluster, requests)
+    answers = _alone(cluster, requests)
     write_merged(tmp_path / "merged", folder / "target", folder / "a1")
     merged = Loopback(_config(folder, model=str(tmp_path / "merged"), max_loras=0))
     expected = _alone(merged, [_request(number, "", p) for number, p in enumerate((GREEDY, SEEDED))])
     merged.close()
-    assert found == expected
+    assert answers == expected
 
 
 @pytest.mark.slow
@@ -123,14 +123,14 @@ def test_drafts_change_no_token(folder: Path, cluster: Loopback, drafts: Specula
 def test_a_prefix_is_found_by_its_own_adapter_alone(folder: Path, cluster: Loopback) -> None:
     adapters = [cluster.load_adapter(folder / f"a{seed}").id for seed in (4, 5)]
     prompt = tuple(range(40, 0, -1))
-    found = []
+    answers = []
     for turn, adapter in enumerate([*adapters, *adapters, ""]):
         result = cluster.submit(_request(100 + turn, adapter, GREEDY, prompt), split=False)
         wait_all([result], 60)
         (timings,) = [entry.timings for entry in result.entries if entry.timings]
-        found.append((timings.cached_tokens > 0, tuple(result.tokens[0])))
-    assert [cached for cached, _ in found] == [False, False, True, True, False]
-    assert found[0][1] == found[2][1] != found[1][1] == found[3][1]
+        answers.append((timings.cached_tokens > 0, tuple(result.tokens[0])))
+    assert [cached for cached, _ in answers] == [False, False, True, True, False]
+    assert answers[0][1] == answers[2][1] != answers[1][1] == answers[3][1]
 
 
 @pytest.mark.slow

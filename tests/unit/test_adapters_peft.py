@@ -77,7 +77,7 @@ def test_an_id_is_the_contents(tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("fields", "named"),
     [
         ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
@@ -98,9 +98,9 @@ def test_an_id_is_the_contents(tmp_path: Path, model: Path) -> None:
         ({"alpha_pattern": {"*": 3}}, r"alpha_pattern '\*'"),
     ],
 )
-def test_what_is_not_served_is_named(tmp_path: Path, model: Path, said: dict[str, Any], named: str) -> None:
+def test_what_is_not_served_is_named(tmp_path: Path, model: Path, fields: dict[str, Any], named: str) -> None:
     folder = write_adapter(tmp_path / "adapter", model)
-    _say(folder, **said)
+    _say(folder, **fields)
     with pytest.raises(InvalidRequest, match=named) as refused:
         _read(folder, model)
     assert refused.value.param == "lora_path"

@@ -63,8 +63,8 @@ def _added(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False
     """What is added to rows of ones."""
     rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
     made = torch.ones(len(slots), site.n, dtype=torch.float32, device=DEVICE)
-    found = updates.shrunk(x, rows, site.numbers, PDL, exact)
-    updates.add(made, found, K, PDL, exact)
+    added = updates.shrunk(x, rows, site.numbers, PDL, exact)
+    updates.add(made, added, K, PDL, exact)
     return made.cpu() - 1.0
 
 
@@ -129,11 +129,11 @@ def test_linear_and_gated_add_what_merged_weights_would(split: int) -> None:
     site = Products()
     source, gate_n = site.source(), site.n // 2
     made, inner = (torch.empty(len(site.slots), n, device=DEVICE) for n in (site.n, gate_n))
-    found = site.updates(source.x)
+    added = site.updates(source.x)
     skinny.linear(
-        source, site.weight.to(DEVICE), made, site.launch("linear", split), skinny.LinearEnd(updates=found)
+        source, site.weight.to(DEVICE), made, site.launch("linear", split), skinny.LinearEnd(updates=added)
     )
-    skinny.gated(source, site.weight.to(DEVICE), inner, site.launch("gated", split), updates=found)
+    skinny.gated(source, site.weight.to(DEVICE), inner, site.launch("gated", split), updates=added)
     for row in range(len(site.slots)):
         one, like = site.source(slice(row, row + 1)), made[:1].clone()
         skinny.linear(one, site.merged(row), like, site.launch("linear", split))
@@ -163,9 +163,9 @@ def test_q_k_and_v_are_rotated_with_what_is_added() -> None:
     weights = skinny.QkvWeights(site.weight.to(DEVICE), updates=site.updates(source.x))
     q, pool = run(source, weights, 0, rows)
     for row in range(rows):
-        alone, kept = run(site.source(slice(row, row + 1)), skinny.QkvWeights(site.merged(row)), row, 1)
+        alone, stored = run(site.source(slice(row, row + 1)), skinny.QkvWeights(site.merged(row)), row, 1)
         torch.testing.assert_close(q[row], alone[0], rtol=2e-5, atol=2e-5)
-        torch.testing.assert_close(pool[0, :, row], kept[0, :, row], rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(pool[0, :, row], stored[0, :, row], rtol=2e-5, atol=2e-5)
 
 
 def test_exact_products_of_few_rows_have_the_bits_of_many() -> None:
@@ -177,9 +177,9 @@ def test_exact_products_of_few_rows_have_the_bits_of_many() -> None:
         updates.add(many, updates.shrunk(x, slots.to(DEVICE), site.numbers, PDL, exact=True), K, exact=True)
         for first, count in ((0, 1), (3, 14)):
             own = slice(first, first + count)
-            found = updates.shrunk(x[own].contiguous(), slots[own].to(DEVICE), site.numbers, PDL, exact=True)
+            added = updates.shrunk(x[own].contiguous(), slots[own].to(DEVICE), site.numbers, PDL, exact=True)
             few = torch.empty(count, 64, dtype=torch.float16, device=DEVICE)
             source = skinny.SkinnyInput(x[own].contiguous())
-            skinny.linear(source, weight, few, launch, skinny.LinearEnd(updates=found))
+            skinny.linear(source, weight, few, launch, skinny.LinearEnd(updates=added))
             assert torch.equal(few, many[own])
     assert not torch.equal(many, exact_wide.product(x, weight, launch))

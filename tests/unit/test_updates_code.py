@@ -31,14 +31,14 @@ def launches() -> None:
         for m in (1, 20):
             products(m, launch)
         for m in (1, 20, 300):
-            found = updates.shrunk(empty(m, K), empty(m, dtype=torch.int32), site(2, 64), True, exact)
-            updates.add(empty(m, 64), found, K, True, exact)
+            shrunk = updates.shrunk(empty(m, K), empty(m, dtype=torch.int32), site(2, 64), True, exact)
+            updates.add(empty(m, 64), shrunk, K, True, exact)
 
 
 def products(m: int, launch: skinny.ProductLaunch) -> None:
     """The three of few rows."""
 
-    def found(parts: int, n: int) -> updates.RowUpdates:
+    def row_updates(parts: int, n: int) -> updates.RowUpdates:
         shrunk = empty(m, parts, 32, dtype=torch.float32)
         return updates.RowUpdates(shrunk, empty(m, dtype=torch.int32), site(parts, n))
 
@@ -46,11 +46,11 @@ def products(m: int, launch: skinny.ProductLaunch) -> None:
     source, rows = skinny.SkinnyInput(x, sums, 1e-5), (HEADS + 2 * KV) * DIM
     for parts in (1, 2):
         out = skinny.empty_padded(m, K, like=x)
-        skinny.linear(source, empty(K, K), out, launch, skinny.LinearEnd(out, updates=found(parts, K)))
+        skinny.linear(source, empty(K, K), out, launch, skinny.LinearEnd(out, updates=row_updates(parts, K)))
     inner = skinny.empty_padded(m, 128, like=x)
-    skinny.gated(source, empty(256, K), inner, launch, updates=found(2, 256))
+    skinny.gated(source, empty(256, K), inner, launch, updates=row_updates(2, 256))
     angles, places = empty(64, DIM // 2, dtype=torch.float32), empty(m, dtype=torch.int32)
-    weights = skinny.QkvWeights(empty(rows, K), updates=found(3, rows))
+    weights = skinny.QkvWeights(empty(rows, K), updates=row_updates(3, rows))
     q = skinny.empty_padded(m, HEADS, DIM, like=x)
     rotation = skinny.RotaryInput(angles, angles, places)
     skinny.qkv_rope(source, weights, q, rotation, skinny.KvRows(empty(4, 2, 16, KV, DIM), places), launch)
