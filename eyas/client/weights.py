@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import msgspec
 
+from eyas.common.config import SHARED_MEMORY
 from eyas.common.errors import ConfigError
 from eyas.common.weights import DTYPES, DeviceBuffer, TensorMeta
 
-SHARED_MEMORY = Path("/dev/shm")
 HANDLE_BYTES = 64
 
 
@@ -31,7 +31,7 @@ class SharedTensors:
         """`tensors`: contiguous, on the CPU."""
         from safetensors.torch import save_file
 
-        path = SHARED_MEMORY / f"eyas-update-{os.getpid()}-{uuid.uuid4().hex}.safetensors"
+        path = Path(SHARED_MEMORY) / f"eyas-update-{os.getpid()}-{uuid.uuid4().hex}.safetensors"
         self.path = str(path)
         try:
             save_file(dict(tensors), path)

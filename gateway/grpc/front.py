@@ -202,8 +202,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
 
     def _check_operator(self) -> None:
         """Raises Forbidden where strangers could change weights, or control the server."""
-        keyed = self._config.api_keys or self._config.api_key_file is not None
-        if not (keyed or is_loopback(self._config.host)):
+        if not (self.keys.needed or is_loopback(self._config.host)):
             raise Forbidden("without API keys this is done where the server listens on 127.0.0.1 alone")
 
     async def _check(

@@ -108,8 +108,10 @@ class ClusterAdapters:
 
     def follow(self) -> None:
         """Takes what workers said of late, and begins to bring those up to date that are behind."""
-        for info in self._count():
-            if info.adapters is not None and info.serving and info.adapters.content != self.roster.content:
+        infos = self._count()
+        content = self.roster.content
+        for info in infos:
+            if info.adapters is not None and info.serving and info.adapters.content != content:
                 self._repairs.begin(info.worker, partial(self._repair, info.worker, self.roster))
 
     def forget(self, worker: str) -> None:
