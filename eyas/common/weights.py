@@ -190,17 +190,3 @@ class WeightsReply(TaggedMessage, frozen=True):
     requests: int = 0
     numbers: tuple[float, ...] = ()
     failure: WireFailure | None = None
-
-
-class WeightsCall(TaggedMessage, frozen=True):
-    """A command from a worker's front to its engine. The answer is one `WeightsAnswer`."""
-
-    call: int
-    command: WeightsCommand
-
-
-class WeightsAnswer(TaggedMessage, frozen=True):
-    """The answer to a `WeightsCall`."""
-
-    call: int
-    reply: WeightsReply

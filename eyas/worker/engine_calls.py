@@ -10,13 +10,13 @@ import msgspec
 
 from eyas.common.errors import Unavailable
 from eyas.common.types import Adapter
-from eyas.common.weights import WeightsCall, WeightsCommand
+from eyas.common.weights import WeightsCommand
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.clients import ADAPTER_S
 from eyas.common.wire.control_service import EngineCommand, EngineReply
 from eyas.engine.ipc.adapter_messages import LoadAdapter, UnloadAdapter
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Command, ControlEngine, EngineStopped, FlushCache
+from eyas.engine.ipc.messages import Command, ControlEngine, EngineStopped, FlushCache, WeightsCall
 
 ANSWER_S = 10.0  # beyond the wait: what the engine is in the middle of
 

@@ -17,7 +17,7 @@ import msgspec
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import FinishCause, GenerationRequest, KvHandle, Role, TokenEntry
-from eyas.common.weights import WeightsAnswer, WeightsCall, WeightsCommand, WeightsReply
+from eyas.common.weights import WeightsCommand, WeightsReply
 from eyas.common.wire.control import ControlCommand
 from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter
 from eyas.engine.ipc.messages import (
@@ -54,6 +54,8 @@ from eyas.engine.ipc.messages import (
     WatchClosed,
     WatchOpened,
     WatchUpdate,
+    WeightsAnswer,
+    WeightsCall,
 )
 from eyas.engine.loading.build import build_engine
 from tests.unit.unwarmed import unwarmed

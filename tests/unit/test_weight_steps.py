@@ -17,11 +17,10 @@ from eyas.common.weights import (
     JoinGroup,
     PrepareWeights,
     Running,
-    WeightsAnswer,
-    WeightsCall,
     WeightsCommand,
     WeightsReply,
 )
+from eyas.engine.ipc.messages import WeightsAnswer, WeightsCall
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.loop.weight_updates import StagedWeights, WeightUpdates
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import KvKind, TokenEntry
-from eyas.common.weights import WeightsAnswer
 from eyas.engine.ipc.adapter_messages import AdapterLoaded, AdapterUnloaded
 from eyas.engine.ipc.messages import (
     CacheFlushed,
@@ -34,6 +33,7 @@ from eyas.engine.ipc.messages import (
     RequestRejected,
     StepReply,
     WatchUpdate,
+    WeightsAnswer,
     WireFailure,
 )
 from kv_transfer.area import Pages

@@ -12,7 +12,7 @@ import msgspec
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.types import FAST, FirstToken, GenerationRequest, KvHandle, WeightsInfo, WorkerBacklog
-from eyas.common.weights import WeightsAnswer, WeightsCall
+from eyas.common.weights import WeightsCommand, WeightsReply
 from eyas.common.wire.control import ControlCommand, ControlOutcome, MemoryTag
 from eyas.common.wire.message import (
     PagesLost,
@@ -224,6 +224,13 @@ class ControlEngine(TaggedMessage, frozen=True):
     command: ControlCommand
 
 
+class WeightsCall(TaggedMessage, frozen=True):
+    """A command from a worker's front to its engine. The answer is one `WeightsAnswer`."""
+
+    call: int
+    command: WeightsCommand
+
+
 class DrainEngine(TaggedMessage, frozen=True):
     """Accept nothing more; leave once all accepted requests have ended and no lease is left."""
 
@@ -393,6 +400,13 @@ class EngineControlled(TaggedMessage, frozen=True):
     call: int
     outcome: ControlOutcome = ControlOutcome()
     failure: WireFailure | None = None
+
+
+class WeightsAnswer(TaggedMessage, frozen=True):
+    """The answer to a `WeightsCall`."""
+
+    call: int
+    reply: WeightsReply
 
 
 class EngineStopped(TaggedMessage, frozen=True):

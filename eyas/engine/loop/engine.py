@@ -18,7 +18,6 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import Unavailable
 from eyas.common.step_times import UNSEEN
 from eyas.common.types import EXACT, WorkerBacklog
-from eyas.common.weights import WeightsCall
 from eyas.common.wire.control import MemoryTag
 from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.checkpoint.config import ModelConfig
@@ -47,6 +46,7 @@ from eyas.engine.ipc.messages import (
     UnstagePages,
     WatchClosed,
     WatchOpened,
+    WeightsCall,
 )
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.pulse import EngineHeartbeat

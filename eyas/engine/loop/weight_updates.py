@@ -27,11 +27,10 @@ from eyas.common.weights import (
     PrepareWeights,
     ReadWeight,
     Running,
-    WeightsAnswer,
-    WeightsCall,
     WeightsReply,
 )
 from eyas.common.wire.message import WireFailure
+from eyas.engine.ipc.messages import WeightsAnswer, WeightsCall
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.pulse import Beat
 from eyas.engine.scheduling.requests import RequestTable
