@@ -128,7 +128,7 @@ class PrepareWeights(TaggedMessage, frozen=True):
 
 class CloseForWeights(TaggedMessage, frozen=True):
     """Takes no new request, and answers when nothing runs: after `wait_s` at most, or it opens again. It also
-    does if nothing follows for `hold_s`. `digest`: of the prepared weights.
+    does if nothing follows for `hold_s`, which the same call begins anew. `digest`: of the prepared weights.
     """
 
     digest: str

@@ -167,7 +167,7 @@ class ClusterWeights:
             try:
                 digest = _agreed(prepared.whole("prepared the weights", SERVE_ON))
                 close = CloseForWeights(digest, update.running, update.wait_s, HOLD_S)
-                closing = await self._ask(workers, close, update.wait_s + ASK_S)
+                closing = await self._close(workers, close)
                 closed = closing.whole("ended what runs", SERVE_ON)
                 done = await self._commit(workers, digest)
             except EyasError:
@@ -187,6 +187,19 @@ class ClusterWeights:
                 workers=tuple(done.answers),
                 behind={worker: error.message for worker, error in done.failed.items()},
             )
+
+    async def _close(self, workers: Iterable[str], close: CloseForWeights) -> WorkerAnswers[WeightsReply]:
+        """Those that are quiet early hear of it again, else they would open before the others are quiet."""
+        reminders = asyncio.create_task(self._remind(workers, close), name="reminders of an update")
+        try:
+            return await self._ask(workers, close, close.wait_s + ASK_S)
+        finally:
+            reminders.cancel()
+
+    async def _remind(self, workers: Iterable[str], close: CloseForWeights) -> None:
+        while True:
+            await asyncio.sleep(HOLD_S / 3)
+            await self._ask(workers, close, ASK_S)
 
     async def _commit(self, workers: Iterable[str], digest: str) -> WorkerAnswers[WeightsReply]:
         """Raises the first failure if no worker has done it: then it has not begun."""

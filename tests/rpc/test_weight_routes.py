@@ -7,6 +7,7 @@ import base64
 import contextlib
 import multiprocessing
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,26 @@ async def test_weights_of_a_group(config: EngineConfig, new: Path, tmp_path: Pat
         body = {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "weights"}
         said = await post(cluster, "/update_weights_from_distributed", **body)
         assert said["error"]["param"] == "group_name"
+
+
+async def test_workers_that_are_quiet_stay_closed_until_all_are(
+    config: EngineConfig, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill has nothing to do while decode still answers, for longer than a closed worker waits alone."""
+    monkeypatch.setattr("gateway.routing.weights.HOLD_S", 0.3)
+    async with real_cluster(config, tmp_path, SPLIT) as cluster:
+        long = body(PROMPTS[0], 400)
+        running = [asyncio.create_task(cluster.http.post("/generate", json=long, timeout=60)) for _ in "abcd"]
+        async with asyncio.timeout(20):
+            while not any(info.running for info in cluster.cluster.workers()):
+                await asyncio.sleep(0.05)
+        began = time.monotonic()
+        said = await post(cluster, "/update_weights_from_disk", model_path=str(new), weight_version="v1")
+        assert time.monotonic() - began > 1.0, "it waited"
+        assert said["success"] and not said["behind"], said
+        for answer in await asyncio.gather(*running):
+            assert answer.status_code == 200
+            assert answer.json()["meta_info"]["weight_version"] == "default"
 
 
 @pytest.mark.slow

@@ -165,6 +165,12 @@ class WeightUpdates:
         if self._staged is None or self._staged[1].digest != command.digest:
             raise NotFound(f"no weights {command.digest} are prepared here")
         self._check_writable()
+        closing = self._closing
+        if closing is not None and closing.quiet and closing.command.digest == command.digest:
+            if closing.commit is None:  # a reminder: other workers still have requests
+                self._closing = replace(closing, until=time.monotonic() + command.hold_s)
+            self._answer(call, WeightsReply(requests=closing.requests))
+            return
         reading = any(isinstance(other.command, PrepareWeights) for other, _ in self._running)
         if reading or self._closing is not None:
             raise Busy("another update of the weights is under way")
