@@ -8,7 +8,7 @@ rows once for all parts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -145,7 +145,7 @@ class PackedAdapter:
     folder: Path
     numbers: torch.Tensor
     places: torch.Tensor
-    lower: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    lower: Mapping[str, torch.Tensor]
 
     @cached_property
     def host_bytes(self) -> int:

@@ -6,10 +6,9 @@ not pinned. Folders are read, and slots filled, beside steps: nothing here waits
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +78,7 @@ class AdapterMemory(Protocol):
 @dataclass
 class HostAdapter:
     """An adapter in the host's memory. `slot`: on the device; 0: none. `filled`: says whether that is there;
-    None: it is. `users`: sequences that run with it, or will. `used`: grows with each use.
+    None: it is. `users`: sequences that run with it, or will.
     """
 
     stored: StoredAdapter
@@ -89,7 +88,6 @@ class HostAdapter:
     filled: Callable[[], bool] | None = None
     began: float = 0.0
     users: int = 0
-    used: int = 0
 
     @property
     def ready(self) -> bool:
@@ -106,8 +104,8 @@ class AdapterTable:
     loads: int = 0  # copies into slots, ever ..
     seconds: float = 0.0  # .. and how long they took
     _adapters: dict[str, HostAdapter] = field(default_factory=dict)
+    _seated: dict[str, HostAdapter] = field(default_factory=dict)  # with a slot, the last used one last
     _reading: list[tuple[LoadAdapter, Future[StoredAdapter]]] = field(default_factory=list)
-    _uses: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
         self._free = list(range(self.memory.slots, 0, -1))
@@ -131,7 +129,7 @@ class AdapterTable:
         """Looks what has been read and copied, and frees what is not needed any more; the answers."""
         if not (self._adapters or self._reading):
             return []
-        for adapter in self._adapters.values():
+        for adapter in self._seated.values():
             self._look(adapter)
         for name in [name for name, each in self._adapters.items() if each.leaving and not each.users]:
             if not self.has_requests(name):
@@ -145,7 +143,7 @@ class AdapterTable:
     @property
     def busy(self) -> bool:
         """True while something is being read or copied."""
-        return bool(self._reading) or any(each.filled is not None for each in self._adapters.values())
+        return bool(self._reading) or any(each.filled is not None for each in self._seated.values())
 
     def _loaded(self, command: LoadAdapter, future: Future[StoredAdapter]) -> AdapterLoaded:
         try:
@@ -215,7 +213,8 @@ class AdapterTable:
             return True
         if not self._free and not self._evict():
             return False
-        adapter.slot, adapter.used = self._free.pop(), next(self._uses)
+        adapter.slot = self._free.pop()
+        self._seated[name] = adapter
         self._fill(adapter)
         return True
 
@@ -225,9 +224,8 @@ class AdapterTable:
 
     def enter(self, name: str) -> int:
         """A sequence more runs with it; its slot, which stays until that has left."""
-        adapter = self._adapters[name]
+        adapter = self._seated[name] = self._seated.pop(name)
         adapter.users += 1
-        adapter.used = next(self._uses)
         return adapter.slot
 
     def leave(self, name: str) -> None:
@@ -237,17 +235,16 @@ class AdapterTable:
     @property
     def on_device(self) -> list[str]:
         """Those that have a slot, the least recently used first."""
-        seated = [name for name, adapter in self._adapters.items() if adapter.slot]
-        return sorted(seated, key=lambda name: self._adapters[name].used)
+        return list(self._seated)
 
     @property
     def movable(self) -> list[str]:
         """Those of them whose slot may become another's, once their sequences have left."""
-        return [name for name in self.on_device if not self._adapters[name].pinned]
+        return [name for name, adapter in self._seated.items() if not adapter.pinned]
 
     def counts(self, waiting: int) -> AdapterCounts:
         """What the engine says of them. `waiting`: sequences that wait for a slot."""
-        running = {name: each.users for name, each in self._adapters.items() if each.users}
+        running = {name: each.users for name, each in self._seated.items() if each.users}
         size = sum(each.stored.host_bytes for each in self._adapters.values())
         return AdapterCounts(tuple(sorted(self.on_device)), waiting, running, self.loads, self.seconds, size)
 
@@ -270,7 +267,7 @@ class AdapterTable:
 
     def _evict(self) -> bool:
         for name in self.movable:
-            adapter = self._adapters[name]
+            adapter = self._seated[name]
             if not adapter.users and adapter.filled is None:
                 self._vacate(adapter)
                 return True
@@ -278,5 +275,6 @@ class AdapterTable:
 
     def _vacate(self, adapter: HostAdapter) -> None:
         if adapter.slot:
+            del self._seated[adapter.stored.id]
             self._free.append(adapter.slot)
             adapter.slot, adapter.filled = 0, None

@@ -36,11 +36,10 @@ class PromptScores:
     @classmethod
     def of(cls, request: GenerationRequest) -> PromptScores | None:
         """Empty scores for a request; None if it asks for none."""
-        top = request.params.prompt_logprobs
-        if top is None:
-            return None
         params = request.params
-        known = PromptTokenLogprobs(top)
+        if params.prompt_logprobs is None:
+            return None
+        known = PromptTokenLogprobs(params.prompt_logprobs)
         return cls(request.prompt_ids, params.prompt_logprobs_start, known, params.prompt_experts)
 
     @property
