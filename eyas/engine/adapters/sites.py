@@ -19,7 +19,6 @@ from eyas.common.errors import InvalidRequest
 from eyas.engine.adapters.peft import PeftAdapter
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.ipc.adapter_messages import LORA_PATH
-from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kv.pinned import host_bytes
 
 GRAIN = 16
@@ -215,7 +214,7 @@ class AdapterSites:
 
 def filled(rank: int) -> int:
     """The rank of factors with the zeros that fill them up."""
-    return cdiv(rank, GRAIN) * GRAIN
+    return -(-rank // GRAIN) * GRAIN
 
 
 def _check_finite(numbers: torch.Tensor) -> None:
