@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,26 @@ def test_a_wrong_tensor_is_named(
     folder = write_adapter(tmp_path / "adapter", model)
     _store(folder, change)
     with pytest.raises(InvalidRequest, match=named):
+        _read(folder, model)
+
+
+def test_two_names_of_one_matrix_are_refused(tmp_path: Path, model: Path) -> None:
+    """Else the second one took the first one's place, and what was served was neither."""
+    folder = write_adapter(tmp_path / "adapter", model)
+    spelled = replace(read_model(model), renamed=(("decoder.", "model."),))
+    assert read_adapter(folder, spelled, 16).id
+    module = f"base_model.model.{FIRST}"
+
+    def again(name: str, end: str = "") -> Callable[[dict[str, torch.Tensor]], None]:
+        return lambda tensors: tensors.update(
+            {f"{name}.lora_{f}{end}.weight": tensors[f"{module}.lora_{f}.weight"].clone() for f in "AB"}
+        )
+
+    _store(folder, again(module.replace("model.layers", "decoder.layers")))
+    with pytest.raises(InvalidRequest, match=rf"updates {FIRST}.weight, as another module"):
+        read_adapter(folder, spelled, 16)
+    _store(write_adapter(folder, model), again(module, ".default"))
+    with pytest.raises(InvalidRequest, match=rf"{FIRST}.lora_A.* is there by another name, too"):
         _read(folder, model)
 
 

@@ -143,7 +143,10 @@ def read_adapter(folder: Path, model: ModelConfig, most_rank: int) -> PeftAdapte
         digest.update(f"{module} {scaling!r} {down.dtype} {tuple(down.shape)} {tuple(up.shape)}".encode())
         for factor in (down, up):
             digest.update(factor.view(torch.uint8).numpy().data)
-        updates |= _updates(module, LowRankUpdate(down, up.float() * scaling), model)
+        for name, update in _updates(module, LowRankUpdate(down, up.float() * scaling), model).items():
+            if name in updates:
+                raise _wrong(f"module {module} updates {name}, as another module of {folder} does")
+            updates[name] = update
     if not updates:
         raise _wrong(f"{folder / TENSORS} has no factors (base_model.model.<module>.lora_A.weight)")
     return PeftAdapter(digest.hexdigest()[:16], updates)
@@ -159,7 +162,10 @@ def _factors(folder: Path) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
                 if factor is None:
                     what = next((meant for part, meant in _OTHERS.items() if part in name), "it is no factor")
                     raise _wrong(f"tensor {name} of {folder}: {what}: not supported")
-                pairs.setdefault(factor["module"], {})[factor["factor"]] = file.get_tensor(name)
+                pair = pairs.setdefault(factor["module"], {})
+                if factor["factor"] in pair:
+                    raise _wrong(f"tensor {name} of {folder} is there by another name, too")
+                pair[factor["factor"]] = file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise _wrong(f"{folder / TENSORS} is not a readable safetensors file: {error}") from None
     for module, pair in sorted(pairs.items()):
