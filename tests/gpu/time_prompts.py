@@ -1,0 +1,195 @@
+"""Prompts by whole engines on one GPU, beside the floors of their products and of attention.
+
+    python -m tests.gpu.time_prompts --out FILE [--shapes 8b 8b-fp8 rank8] [--ways fast exact] [--layers 20]
+
+Dummy weights, uniform routing; `rank8` is one rank of eight of DeepSeek-V3. A way of a shape is an engine in
+a process of its own, whose kernels are compiled before, all side by side. Prompts of --rows tokens follow
+each other, each a step of its own: tokens per second; the floor, operations of products over the rate of a product
+of 8,192 cubed on this machine, in bf16 or in FP8 blocks, and of attention over 551 TFLOP/s (FlashAttention 3
+on an H200); then the kernels of a prompt by the time that they take. A line of JSON is in FILE as soon as it
+is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from eyas.bench.kernels.timing import graph_us
+from eyas.bench.shapes import SHAPES as LLAMAS
+from eyas.common.config import EngineConfig, resolve_engine
+from eyas.engine.checkpoint.fp8 import RowRounding
+from eyas.engine.kernels.products import vendor
+from eyas.engine.kernels.products.blocks import StoredWeight, quantise
+from eyas.engine.loading.startup import EngineStart
+from tests.gpu.answer_latent import SIZES, write_rank
+from tests.gpu.exact_cost import Load, Timed, say
+from tests.gpu.exact_ops import side_by_side
+from tests.gpu.exact_rig import KINDS
+from tests.gpu.time_shapes import Shape, most_time, written
+
+ATTENTION_FLOPS = 551e12
+SIDE = 8192  # of the product whose rate the floors take
+WAYS = ("fast", "exact")
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A model. `layers`: of the whole one; `numbers`: that a row meets in a layer's products; `each`:
+    operations of attention for a pair of rows, in a layer; `write`: a folder of as many layers.
+    """
+
+    layers: int
+    numbers: int
+    each: int
+    fp8: bool
+    write: Callable[[Path, int, bool], None]
+
+    def floor_ms(self, rows: int, layers: int, flops: float) -> tuple[float, float]:
+        """Of products, and of attention."""
+        products = 2 * self.numbers * rows * layers / flops
+        return 1e3 * products, 1e3 * self.each * rows * (rows + 1) / 2 * layers / ATTENTION_FLOPS
+
+
+def _llama(kind: str) -> Prompted:
+    sizes = LLAMAS["llama-3.1-8b"]
+    heads = 2 * (sizes.heads + sizes.kv_heads) * sizes.head_dim
+    numbers = sizes.hidden * (heads + 3 * sizes.intermediate)
+    shape = Shape(sizes, KINDS[kind])
+
+    def write(folder: Path, layers: int, small: bool) -> None:
+        written(shape, folder, layers, small=small)
+
+    return Prompted(sizes.layers, numbers, 4 * sizes.heads * sizes.head_dim, kind == "fp8", write)
+
+
+def _rank() -> Prompted:
+    """All layers count as if they had experts."""
+    hidden, heads, latent = 7168, SIZES["num_attention_heads"], SIZES["kv_lora_rank"]
+    mixing = hidden * (1536 + latent + 64) + heads * (1536 * 192 + latent * 256 + 128 * hidden)
+    experts = 3 * hidden * SIZES["moe_intermediate_size"] * (SIZES["num_experts_per_tok"] + 1)
+
+    def write(folder: Path, layers: int, _small: bool) -> None:
+        write_rank(folder, layers)
+
+    return Prompted(61, mixing + experts + hidden * 256, 2 * heads * (192 + 128), True, write)
+
+
+SHAPES = {"8b": _llama("dense"), "8b-fp8": _llama("fp8"), "rank8": _rank()}
+
+
+def config_of(args: argparse.Namespace, way: str, folder: str) -> EngineConfig:
+    """Of one engine. On a CPU plain torch, which is always exact."""
+    options: dict[str, Any] = {}
+    if args.device != "cpu":
+        options = {"prefill_attention_backend": "triton", "uniform_experts": True, "cuda_graph_bs": (1, 4)}
+        options |= {"deterministic": way == "exact"}
+    return resolve_engine(
+        args.device, model=folder, draft=None, load_format="dummy", worker="unified", transfer="none",
+        context_length=args.rows + 64, chunk_tokens=args.rows, max_running=4, mixed_tokens=0,
+        num_pages=6 * args.rows // 16 + 64, **options,
+    )  # fmt: skip
+
+
+def flops(fp8: bool) -> float:
+    """The rate of a product of `SIDE` cubed here."""
+    x, weight = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product: Callable[[], torch.Tensor] = lambda: torch.mm(x, weight.t())  # noqa: E731
+    if fp8:
+        scales = torch.ones(SIDE // 128, SIDE // 128, device="cuda")
+        stored = StoredWeight(weight.to(torch.float8_e4m3fn), scales, RowRounding("block"))
+        rows = quantise(x, RowRounding("block"))
+        product = lambda: vendor.product(rows, stored)  # noqa: E731
+    return 2 * SIDE**3 / graph_us([product] * 4) * 1e6
+
+
+def measure(args: argparse.Namespace) -> None:
+    """One way of one shape, in this process."""
+    began, [name], [way] = time.monotonic(), args.shapes, args.ways
+    logging.basicConfig(level=logging.WARNING)
+    config, shape, about = config_of(args, way, args.folder), SHAPES[name], {"shape": name, "way": way}
+    EngineStart.of(config).wait_for_kernels()
+    if args.compile:
+        return
+    on_gpu = args.device != "cpu"
+    rate = flops(shape.fp8) if on_gpu else 1e12
+    engine = Timed(config)
+    say(args.out, about | {"ready s": round(time.monotonic() - began, 1), "TFLOP/s": round(rate / 1e12)})
+    load = Load("prompts", args.rows, 1, args.count, min(4, args.count), per_second=True)
+    first, figure = (round(engine.measured(load, seed), 1) for seed in (1, 2))
+    layers = args.layers or shape.layers
+    floors = shape.floor_ms(args.rows, layers, rate)
+    ms = 1e3 * (args.rows + 1) / figure
+    line = {"rows": args.rows, "layers": layers, "tokens/s": figure, "the first time": first}
+    line |= {"ms": round(ms, 2), "us per layer": round(1e3 * ms / layers, 1)}
+    line |= {"floor ms": [round(floor, 2) for floor in floors], "share": round(sum(floors) / ms, 3)}
+    say(args.out, about | line)
+    if on_gpu and not args.bare:
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            engine.measured(Load("profiled", args.rows, 1, 2, 2, per_second=True), 3)
+        for line in most_time(seen, 2 * layers):  # of a layer, in the mean
+            say(args.out, about | line)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def command(args: argparse.Namespace, shape: str, way: str, folder: str) -> list[str]:
+    words = [sys.executable, "-m", "tests.gpu.time_prompts", "--out", str(args.out), "--folder", folder]
+    words += ["--shapes", shape, "--ways", way, "--device", args.device, "--rows", str(args.rows)]
+    return [*words, "--layers", str(args.layers), "--count", str(args.count), *["--bare"] * args.bare]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["fast"])
+    parser.add_argument("--rows", type=int, default=4096, help="of a prompt (%(default)d)")
+    parser.add_argument("--count", type=int, default=12, help="prompts that are timed (%(default)d)")
+    parser.add_argument("--layers", type=int, default=0, help="of a model (0: all)")
+    parser.add_argument("--bare", action="store_true", help="no profile")
+    parser.add_argument("--seconds", type=float, default=150.0, help="for everything (%(default)g)")
+    parser.add_argument("--device", default="cuda", help="cpu: plain torch, to try the script")
+    parser.add_argument("--small", action="store_true", help="small matrices, to try it")
+    parser.add_argument("--folder", help="one way alone, in this process")
+    parser.add_argument("--compile", action="store_true", help="only kernels")
+    args = parser.parse_args()
+    if args.folder:
+        try:
+            measure(args)
+            return 0
+        except BaseException:
+            say(args.out, {"shape": args.shapes[0], "way": args.ways[0], "failed": traceback.format_exc()})
+            os._exit(1)
+    ends_at, failed = time.monotonic() + args.seconds, False
+    with tempfile.TemporaryDirectory() as folder:
+        commands = []
+        for name in args.shapes:
+            SHAPES[name].write(Path(folder, name), args.layers or SHAPES[name].layers, args.small)
+            commands += [command(args, name, way, str(Path(folder, name))) for way in args.ways]
+        if args.device != "cpu":
+            failed = any(side_by_side([[*words, "--compile"] for words in commands], ends_at))
+        for words in commands if not args.compile else ():
+            try:
+                subprocess.run(words, check=True, timeout=max(ends_at - time.monotonic(), 1.0))
+            except subprocess.SubprocessError as error:
+                failed = True
+                say(args.out, {"failed": str(error)[-300:]})
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
