@@ -4,10 +4,10 @@
 
 Dummy weights, uniform routing; `rank8` is one rank of eight of DeepSeek-V3. A way of a shape is an engine in
 a process of its own, whose kernels are compiled before, all side by side. Prompts of --rows tokens follow
-each other, each a step of its own: tokens per second; the floor, operations of products over the rate of a product
-of 8,192 cubed on this machine, in bf16 or in FP8 blocks, and of attention over 551 TFLOP/s (FlashAttention 3
-on an H200); then the kernels of a prompt by the time that they take. A line of JSON is in FILE as soon as it
-is known.
+each other, each a step of its own: tokens per second; the floor, operations of products over the rate of a
+product of 8,192 cubed on this machine, in bf16 or in FP8 blocks, and of attention over 551 TFLOP/s
+(FlashAttention 3 on an H200); then the kernels by the time that they take of a layer. A line of JSON is in
+FILE as soon as it is known.
 """
 
 from __future__ import annotations
