@@ -21,15 +21,13 @@ import torch
 from eyas.common.config import FEWEST_SLOTS, RESERVE_BYTES, EngineConfig
 from eyas.common.machine.gpus import number_of
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
-from eyas.common.types import GenerationRequest, KvKind, Role
+from eyas.common.types import GenerationRequest, KvKind
 from eyas.engine.adapters.table import AdapterMemory
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.tables import SlotTables, TableSizes
-from eyas.engine.checkpoint.packed import PackedConfig
-from eyas.engine.checkpoint.sizes import ITEMSIZE, page_bytes, parameters, weight_bytes
 from eyas.engine.device.adapters import DeviceAdapters, LeaderAdapters
 from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
 from eyas.engine.device.executor import StepExecutor
@@ -46,10 +44,10 @@ from eyas.engine.kernels.states.rings import SolvedStore
 from eyas.engine.kv.movable import MovableMemory
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import RankArithmetic, pdl_of, prompts_of
+from eyas.engine.loading.copies import has_copies
 from eyas.engine.loading.draft_channels import from_gpu_to_gpu
 from eyas.engine.loading.foreign_graphs import capture_if_possible
 from eyas.engine.loading.memory import (
-    CopiesDemand,
     DeviceMemory,
     MemoryDemand,
     pool_pages,
@@ -415,7 +413,7 @@ def _models(
     with loaded.weights(KvKind.TARGET) as weights:
         adapted = loaded.config.max_loras > 0
         kernels = machine(KvKind.TARGET, arithmetic.products)
-        kernels = replace(kernels, copies=_has_copies(loaded), adapted=adapted)
+        kernels = replace(kernels, copies=has_copies(loaded, KvKind.TARGET), adapted=adapted)
         model = Decoder(loaded.target, weights, kernels)
     if loaded.uniform_experts:
         log = logging.getLogger("eyas.engine")
@@ -424,34 +422,13 @@ def _models(
         return model, None, None
     kind, group = head_family(loaded.head.algorithm), KvKind.DRAFT if loaded.drafts_here else KvKind.TARGET
     beside = machine(group, arithmetic.drafts)
+    if loaded.drafts_here:
+        beside = replace(beside, copies=has_copies(loaded, KvKind.DRAFT))
     with loaded.weights(KvKind.DRAFT) as weights:
         tap = kind.load_tap(loaded.head, weights, model.final_norm, beside)
         if not loaded.drafts_here:
             return model, tap, None
         return model, tap, load_draft(loaded.head, weights, model.ends, beside)
-
-
-def _has_copies(loaded: EngineSpec) -> bool:
-    """Whether packed matrices have a widened copy, where prompts are computed on a GPU: it spares every step
-    of many rows the time to widen them.
-    """
-    target, config = loaded.target, loaded.config
-    computes = config.device.startswith("cuda") and Role.PREFILL in config.roles
-    if not computes or not isinstance(target.quantized, PackedConfig):
-        return False
-    ranks, matrices, one = config.tensor_parallel_size, parameters(target), ITEMSIZE[config.dtype]
-    page = page_bytes(target, config.page_size, config.dtype, ranks)
-    demand = CopiesDemand(
-        weights=weight_bytes(target, config.dtype, config.device, config.deterministic).of_rank(
-            ranks, config.dp_attention
-        ),
-        copies=(matrices.rest - matrices.as_stored) * one // ranks,
-        longest=pages_for(target.context_length, config.page_size) * page,
-    )
-    fits = demand.fits(DeviceMemory.measure(config.device), config.mem_fraction_static)
-    how = "copied" if fits else "widened in every step"
-    logging.getLogger("eyas.engine").info("packed weights are %s for prompts", how)
-    return fits
 
 
 def _foreign(loaded: EngineSpec, attention: RowAttention) -> DecoderModel[ForwardRows]:

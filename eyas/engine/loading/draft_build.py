@@ -22,6 +22,7 @@ from eyas.engine.device.buckets import default_batches
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.ipc.row_ring import RingRow
 from eyas.engine.kernels.products import skinny
+from eyas.engine.loading.copies import has_copies
 from eyas.engine.loading.device_build import table_sizes
 from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
 from eyas.engine.loading.spec import EngineSpec
@@ -115,7 +116,8 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     shape = loaded.with_pages(1).shape(KvKind.DRAFT)
     attention = row_attention(tables.pages, decoder.num_heads, shape, most, pdl=pdl)
     group = ProcessGroup(RankInfo(), config.device)
-    machine = DeviceMachine(LayerContext.on(config.device, decoder, group, launch, attention))
+    context = LayerContext.on(config.device, decoder, group, launch, attention)
+    machine = DeviceMachine(context, copies=has_copies(loaded, KvKind.DRAFT))
     ends = _ends(loaded, machine)
     with loaded.weights(KvKind.DRAFT) as weights:
         head = load_draft(loaded.head, weights, ends, machine)
