@@ -15,6 +15,9 @@ import msgspec
 
 from eyas.common.wire.message import TaggedMessage, WireFailure
 
+PREPARE_S = 900.0
+"""To read and rehearse the weights of a large model; what is prepared stays as long for those that follow."""
+
 
 class Running(enum.StrEnum):
     """What becomes of requests that run when new weights come."""

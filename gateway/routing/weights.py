@@ -24,6 +24,7 @@ import msgspec
 from eyas.common.errors import Busy, EyasError, InvalidRequest, Unavailable
 from eyas.common.types import WeightsInfo, WorkerInfo
 from eyas.common.weights import (
+    PREPARE_S,
     CloseForWeights,
     CommitWeights,
     DropWeights,
@@ -40,7 +41,6 @@ from eyas.common.weights import (
 from eyas.common.wire.control_service import ControlClient
 from gateway.routing.targets import TargetWorkers, WorkerAnswers, WorkerRepairs
 
-PREPARE_S = 900.0  # to read and rehearse the weights of a large model
 COMMIT_S = 120.0
 HOLD_S = 30.0  # a closed worker that hears nothing for so long opens again with the old weights
 ASK_S = 30.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import uuid
 import weakref
@@ -16,7 +17,7 @@ from safetensors.torch import save
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.weights import BytesSource, GroupSource, SharedSource, Source, TensorMeta
-from eyas.engine.checkpoint.host_tensors import LayeredFile, read_bytes
+from eyas.engine.checkpoint.host_tensors import ALIGNED, LayeredFile, laid_out, pieces, read_bytes
 from eyas.engine.loading.weight_sources import SHARED_MEMORY, WeightSources
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -87,6 +88,19 @@ def test_a_header_that_is_none(header: bytes) -> None:
 def test_more_than_the_host_has_room_for(size: int) -> None:
     message = refusal(GroupSource("group", (TensorMeta("a", "F32", (size,)),))).message
     assert "GiB of tensors" in message
+
+
+def test_memory_is_locked_in_pieces_of_whole_tensors() -> None:
+    """No copy may reach from one into the next, and pages of two pieces differ."""
+    mib = 2**20
+    sizes = [100, 20 * mib, 1, 100 * mib, 500 * mib, 3 * mib, 0, 126 * mib, 7]
+    places = laid_out((f"{i}", "U8", (size,)) for i, size in enumerate(sizes))
+    found = list(pieces(places.values()))
+    assert all(start % ALIGNED == 0 for start, _ in found)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(found))
+    assert [round((end - start) / mib) for start, end in found] == [120, 500, 3, 126]
+    for place in places.values():
+        assert any(a <= place.start and place.start + place.nbytes <= b for a, b in found)
 
 
 def test_what_updates_have_replaced_goes() -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from eyas.common.weights import (
+    PREPARE_S,
     BytesSource,
     CloseForWeights,
     CommitWeights,
@@ -31,6 +32,7 @@ class HandStore:
 
     served: str = "start"
     staged: str = ""
+    dropped: list[str] = field(default_factory=list)
     reads: threading.Event = field(default_factory=threading.Event)
 
     def stage(self, update: PrepareWeights) -> StagedWeights:
@@ -38,11 +40,13 @@ class HandStore:
         self.staged = update.version
         return StagedWeights(update.version, 1, 1)
 
-    def drop(self) -> None:
+    def drop(self, staged: StagedWeights) -> None:
         self.staged = ""
+        self.dropped.append(staged.digest)
 
-    def write(self, beat: Beat) -> None:
-        self.served, self.staged = self.staged, ""
+    def write(self, staged: StagedWeights, beat: Beat) -> None:
+        assert self.staged == staged.digest
+        self.served = self.staged
 
     def read(self, name: str, count: int) -> tuple[float, ...]:
         raise AssertionError
@@ -128,6 +132,29 @@ def test_weights_that_are_being_written_cannot_be_dropped() -> None:
     worker.free = True
     assert worker.answer(commit).failure is None
     assert (worker.store.served, worker.updates.info.version) == ("new", "new")
+
+
+def test_weights_of_which_nothing_more_is_heard_go() -> None:
+    """Else the host's memory would have them until the next update."""
+    worker = Worker()
+    worker.closed_for("new")
+    worker.loop(after_s=6.0)
+    assert worker.tell(close("new")).failure is not None
+    assert worker.tell(prepare("other")).failure is None
+    worker.loop(after_s=PREPARE_S + 1.0)
+    assert worker.tell(close("other")).failure is not None
+    assert worker.tell(prepare("last")).failure is None  # behind the others in the thread
+    assert worker.store.dropped == ["new", "other"]
+
+
+def test_what_new_weights_have_replaced_is_let_go_beside_the_steps() -> None:
+    worker = Worker()
+    worker.closed_for("new")
+    threads = list[str]()
+    worker.store.drop = lambda staged: threads.append(threading.current_thread().name)  # type: ignore[method-assign]
+    assert worker.tell(CommitWeights("new")).failure is None
+    assert worker.tell(prepare("other", 2)).failure is None
+    assert len(threads) == 1 and threads[0].startswith("weights")
 
 
 def test_a_commit_that_finds_pages_in_use_ends() -> None:

@@ -251,6 +251,8 @@ def test_what_runs_is_waited_for_or_ends(
     late = cluster.tell("unified", CommitWeights(digest))
     assert late.failure is not None
     assert "not closed" in late.failure.message
+    again = cluster.tell("unified", PrepareWeights("v1", 1, source, whole=True))
+    assert again.digest == digest, "the first were let go"
     running = cluster.submit(GenerationRequest("again", PROMPTS[0], long), split=False)
     closed = cluster.tell("unified", CloseForWeights(digest, Running.ABORT, 5.0, 9.0))
     assert (closed.failure, closed.requests) == (None, 1)

@@ -64,11 +64,9 @@ class EngineWeights:
         self._loaded, self._replacement, self._sources = loaded, replacement, sources
         self._served: StoredFile | None = None  # None: the folder's
         self._digest = ""
-        self._staged: tuple[StoredFile, str] | None = None
 
     def stage(self, update: PrepareWeights) -> StagedWeights:
         """Raises EyasError, which names what is wrong with the update; nothing is staged then."""
-        self._staged = None
         if (folder := getattr(update.source, "path", None)) is not None:
             self._check_config(Path(folder))
         read = self._sources.read(update.source)
@@ -81,19 +79,16 @@ class EngineWeights:
             self._replacement.rehearse(file)
         except ConfigError as error:
             raise InvalidRequest(error.message, param=update.source.param) from None
-        self._staged = file, digest
-        return StagedWeights(digest, len(read.places), read.nbytes)
+        return StagedWeights(digest, len(read.places), read.nbytes, file)
 
-    def drop(self) -> None:
-        """Frees the memory of what is staged."""
-        self._staged = None
+    def drop(self, staged: StagedWeights) -> None:
+        """Frees the memory."""
+        staged.file = None
 
-    def write(self, beat: Beat) -> None:
+    def write(self, staged: StagedWeights, beat: Beat) -> None:
         """Whatever it raises, the weights are then neither the old ones nor the new."""
-        assert self._staged is not None
-        file, digest = self._staged
-        self._replacement.write(file, beat)
-        self._served, self._digest, self._staged = file, digest, None
+        self._replacement.write(staged.file, beat)
+        self._served, self._digest, staged.file = staged.file, staged.digest, self._served
 
     def read(self, name: str, count: int) -> tuple[float, ...]:
         """Raises NotFound for a tensor that is not there."""

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from eyas.common.errors import Busy, EyasError, InvalidRequest, NotFound, WeightsChanged, WeightsChanging
 from eyas.common.types import WeightsInfo
 from eyas.common.weights import (
+    PREPARE_S,
     CloseForWeights,
     CommitWeights,
     DropWeights,
@@ -38,27 +39,30 @@ from eyas.engine.scheduling.requests import RequestTable
 _log = logging.getLogger("eyas.engine")
 
 
-@dataclass(frozen=True)
+@dataclass
 class StagedWeights:
-    """Weights that were read, checked and rehearsed. `digest`: of their content."""
+    """Weights that were read, checked and rehearsed. `digest`: of their content. `file`: the tensors; once
+    written, those that they have replaced; None: they were let go.
+    """
 
     digest: str
     tensors: int
     nbytes: int
+    file: Any = None
 
 
 class WeightStore(Protocol):
     """The weights of an engine, on all of its ranks. Its methods raise EyasError, which names what is wrong;
-    all but `write` are called by a thread beside the engine's.
+    all but `write` are called by a thread beside the engine's, one at a time.
     """
 
     def stage(self, update: PrepareWeights) -> StagedWeights:
-        """Reads and rehearses an update, in the place of one that was staged before."""
+        """Reads and rehearses an update; the one before must have been dropped."""
 
-    def drop(self) -> None:
-        """Forgets what is staged."""
+    def drop(self, staged: StagedWeights) -> None:
+        """Lets the tensors of `staged` go, which takes seconds if they are page-locked."""
 
-    def write(self, beat: Beat) -> None:
+    def write(self, staged: StagedWeights, beat: Beat) -> None:
         """Puts what is staged in place; no step runs meanwhile."""
 
     def read(self, name: str, count: int) -> tuple[float, ...]:
@@ -103,6 +107,7 @@ class WeightUpdates:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
     _running: list[tuple[WeightsCall, Future[WeightsReply]]] = field(default_factory=list)
     _staged: tuple[PrepareWeights, StagedWeights] | None = None
+    _staged_until: float = 0.0  # monotonic seconds
     _closing: _Closing | None = None
 
     # --- commands --------------------------------------------------------------------------------------
@@ -145,7 +150,9 @@ class WeightUpdates:
         began = time.monotonic()
         match command:
             case PrepareWeights():
-                self._staged = None
+                before, self._staged = self._staged, None
+                if before is not None:
+                    self.store.drop(before[1])
                 staged = self.store.stage(command)
                 self._staged = command, staged
                 reply = WeightsReply(staged.digest, staged.tensors, staged.nbytes)
@@ -171,8 +178,7 @@ class WeightUpdates:
                 self._closing = replace(closing, until=time.monotonic() + command.hold_s)
             self._answer(call, WeightsReply(requests=closing.requests))
             return
-        reading = any(isinstance(other.command, PrepareWeights) for other, _ in self._running)
-        if reading or self._closing is not None:
+        if self._preparing or self._closing is not None:
             raise Busy("another update of the weights is under way")
         self.requests.closed = WeightsChanging("the worker is about to get new weights")
         ended = 0
@@ -202,9 +208,19 @@ class WeightUpdates:
             return
         if self._closing is not None and self._closing.commit is not None:
             raise Busy("these weights are being put in place")
-        self._staged = None
-        self.store.drop()
+        self._forget()
         self._open()
+
+    def _forget(self) -> None:
+        """Has what is staged let go, unless other weights are being prepared: they take its place."""
+        if self._staged is None or self._preparing:
+            return
+        staged, self._staged = self._staged[1], None
+        self._thread.submit(self.store.drop, staged)
+
+    @property
+    def _preparing(self) -> bool:
+        return any(isinstance(call.command, PrepareWeights) for call, _ in self._running)
 
     # --- the loop --------------------------------------------------------------------------------------
 
@@ -215,14 +231,19 @@ class WeightUpdates:
             self._running = [each for each in self._running if each not in ended]
             for call, done in ended:
                 self._answer(call.call, _result(done))
+                if isinstance(call.command, PrepareWeights):
+                    self._staged_until = now + PREPARE_S  # other workers may take as long
         closing = self._closing
         if closing is None:
+            if self._staged is not None and now >= self._staged_until:
+                self._forget()
             return
         if closing.quiet:
             if now >= closing.until:
                 if closing.commit is not None:
                     self._refuse(closing.commit, Busy("pages or adapters are still in use"))
                 _log.warning("no word of the new weights: this worker serves the old ones again")
+                self._forget()
                 self._open()
         elif not (work := self.work()):
             self._closing = replace(closing, quiet=True, until=now + closing.command.hold_s)
@@ -251,7 +272,7 @@ class WeightUpdates:
             return
         assert self._staged is not None
         began, (update, staged) = time.monotonic(), self._staged
-        self.store.write(self.beat)
+        self.store.write(staged, self.beat)
         if adapters is not None:
             adapters.renew(self.beat)
         seconds = time.monotonic() - began
@@ -260,7 +281,7 @@ class WeightUpdates:
             update.version, update.generation, staged.digest, folder, closed=True, seconds=seconds
         )
         self.requests.weights = staged.digest
-        self._staged = None
+        self._forget()
         _log.info("weights %r (%s) in place after %.3f s", update.version, staged.digest, seconds)
         self._open()
         self._answer(call, WeightsReply(staged.digest, staged.tensors, staged.nbytes, seconds))
