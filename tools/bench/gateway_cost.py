@@ -167,6 +167,8 @@ class _OpenStream(asyncio.Protocol):
         self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        if not self.events and data.startswith(b"HTTP/") and not data.startswith(b"HTTP/1.1 200"):
+            self.transport.abort()
         self.events += data.count(b"\n\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -195,9 +197,9 @@ async def _open(server: MeasuredServer, load: GatewayLoad, streams: list[_OpenSt
     if load.route != "generate":
         fields = fields | {"model": GatewayConfig.served_model, "timeout": 600}
     body = json.dumps(fields | {"stream": True}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     loop, address = asyncio.get_running_loop(), urlsplit(server.url)
     host, port = address.hostname or "", address.port or 80
+    head = f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
     for _ in range(load.streams):
         while sum(_waits(stream) for stream in streams[-2 * OPENING :]) >= OPENING:
             await asyncio.sleep(0.005)
