@@ -187,11 +187,11 @@ class _TimedStream(asyncio.Protocol):
 
 
 async def _ask(server: MeasuredServer, body: bytes) -> _TimedStream:
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     address = urlsplit(server.url)
     loop = asyncio.get_running_loop()
     host, port = address.hostname or "", address.port or 80
-    _, stream = await loop.create_connection(lambda: _TimedStream(head + body), host, port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+    _, stream = await loop.create_connection(lambda: _TimedStream(head.encode() + body), host, port)
     return stream
 
 
