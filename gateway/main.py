@@ -42,6 +42,7 @@ from gateway.http.middleware import guarded, rooted
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
 from gateway.http.siblings import GatewaySiblings
+from gateway.limits.adapters import AdapterLimits
 from gateway.limits.fair import FairBackend
 from gateway.limits.quotas import CallerQuotas, read_limits
 from gateway.observe import tracing
@@ -144,7 +145,8 @@ async def _run(config: GatewayConfig) -> None:
         canary = CanaryBackend(ClusterBackend(cluster, auto), metrics)
         meter = AdapterMeter(canary, metrics.adapters)
         fair = FairBackend(meter, lambda caller: quotas.limits.of(caller).weight)
-        exit = DrainableBackend(GrammarBackend(fair, grammars))
+        limited = AdapterLimits(fair, quotas.limits, metrics.adapters.count_limited)
+        exit = DrainableBackend(GrammarBackend(limited, grammars))
         async with metrics, fronts(config, exit, tokenizer, metrics, quotas), asyncio.TaskGroup() as tasks:
             keep_all()
             looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]

@@ -60,6 +60,10 @@ class AdapterRoster(msgspec.Struct, frozen=True):
         """The adapter of this name, if there is one."""
         return next((adapter for adapter in self.adapters if adapter.name == name), None)
 
+    def name_of(self, id: str) -> str:
+        """The first name of the adapter with this id; of one that has just left, the id."""
+        return next((adapter.name for adapter in self.adapters if adapter.id == id), id)
+
     @property
     def ids(self) -> set[str]:
         """The ids of all of them."""

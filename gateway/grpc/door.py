@@ -90,7 +90,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             caller = caller_of(context, self._keys)
             with MeteredCall():
                 if method.endswith(MAKE_TOKENS):
-                    self._quotas.use(caller.name).enter()
+                    self._quotas.use(caller.name).serve()
                 async with self._calls.one(), self._own_calls.one(caller):
                     yield
 

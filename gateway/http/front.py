@@ -219,7 +219,7 @@ class HttpFront:
         async def authorized(request: Request) -> Response:
             caller = request.state.caller = self._keys.reader(request.headers, request.method)
             if generates:
-                self._quotas.use(caller.name).enter()
+                self._quotas.use(caller.name).serve()
             return await endpoint(request)
 
         return authorized

@@ -1,4 +1,4 @@
-"""The limits of each API key: requests and tokens per minute, and requests at a time.
+"""The limits of each API key and of each adapter: requests and tokens per minute, and requests at a time.
 
 Rates are buckets: they hold a minute's worth, fill evenly, and a call may overdraw the tokens, whose number
 is known only at its end; the next call then waits until the debt is paid.
@@ -19,6 +19,8 @@ from eyas.common.errors import ConfigError, RateLimited
 from gateway.limits.queues import ReadQueue
 
 FLAG = "key-limits"
+OTHERS = "*"
+"""In the place of an adapter's name: each that is not named."""
 
 # What the call that this code serves has used; tasks inherit it from the code that starts them.
 current: ContextVar[QuotaUse | None] = ContextVar("use", default=None)
@@ -37,19 +39,26 @@ class KeyLimits:
 @dataclass(frozen=True)
 class CallerLimits:
     """The limits of all callers. `keys`: by caller (`gateway.limits.keys.ApiCaller.name`). `default`: of each
-    other key, and of callers without one.
+    other key, and of callers without one. `adapters`: by name, for all callers together; `OTHERS`: of each
+    other one.
     """
 
     default: KeyLimits = KeyLimits()
     keys: Mapping[str, KeyLimits] = field(default_factory=dict)
+    adapters: Mapping[str, KeyLimits] = field(default_factory=dict)
 
     def of(self, caller: str) -> KeyLimits:
         """The limits of a caller."""
         return self.keys.get(caller, self.default)
 
+    def of_adapter(self, name: str) -> KeyLimits:
+        """The limits of an adapter."""
+        return self.adapters.get(name) or self.adapters.get(OTHERS, KeyLimits())
+
 
 def read_limits(path: str | None) -> CallerLimits:
-    """The limits in a TOML file: a table `default`, and in `keys.NAME` what differs for one key.
+    """The limits in a TOML file: a table `default`, in `keys.NAME` what differs for one key, and in
+    `adapters.NAME` those of an adapter.
 
     No limits for None. Raises ConfigError, naming the table and the word, for what is no limit.
     """
@@ -59,14 +68,21 @@ def read_limits(path: str | None) -> CallerLimits:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise _wrong(f"{path} cannot be read: {error}") from error
-    for name in tables.keys() - {"default", "keys"}:
-        raise _wrong(f"{path}: {name} is neither default nor keys")
+    for name in tables.keys() - {"default", "keys", "adapters"}:
+        raise _wrong(f"{path}: {name} is none of default, keys and adapters")
     default = _limits(tables.get("default", {}), "default", path)
-    keys = tables.get("keys", {})
-    if not isinstance(keys, dict):
-        raise _wrong(f"{path}: keys must be tables [keys.NAME]")
-    given = vars(default)
-    return CallerLimits(default, {n: _limits(t, f"keys.{n}", path, given) for n, t in keys.items()})
+    for name in ("keys", "adapters"):
+        if not isinstance(tables.get(name, {}), dict):
+            raise _wrong(f"{path}: {name} must be tables [{name}.NAME]")
+    keys, adapters = tables.get("keys", {}), tables.get("adapters", {})
+    for name, table in adapters.items():
+        if isinstance(table, dict) and "weight" in table:
+            raise _wrong(f"{path}: adapters.{name} has weight: a full cluster is shared by key")
+    return CallerLimits(
+        default,
+        {name: _limits(table, f"keys.{name}", path, vars(default)) for name, table in keys.items()},
+        {name: _limits(table, f"adapters.{name}", path) for name, table in adapters.items()},
+    )
 
 
 def _limits(table: Any, name: str, path: str, given: Mapping[str, Any] | None = None) -> KeyLimits:
@@ -108,10 +124,13 @@ class TokenBucket:
 
 
 class CallerAccount:
-    """The usage of one caller. Its buckets are there only for the limits that it has."""
+    """The usage of one caller, or of an adapter. Its buckets are there only for the limits that it has.
 
-    def __init__(self, limits: KeyLimits, now: float) -> None:
-        self.limits = limits
+    `whose`: of whom refusals speak.
+    """
+
+    def __init__(self, limits: KeyLimits, now: float, whose: str) -> None:
+        self.limits, self._whose = limits, whose
         self.open = 0  # requests
         self.requests = _bucket(limits.requests_per_minute, now)
         self.tokens = _bucket(limits.tokens_per_minute, now)
@@ -120,11 +139,11 @@ class CallerAccount:
         """A call begins. Raises RateLimited if that is one too many."""
         most = self.limits.concurrent_requests
         if most is not None and self.open >= most:
-            raise RateLimited(f"{most} requests of this key are open already: that is the most", 1)
+            raise RateLimited(f"{most} requests of {self._whose} are open already: that is the most", 1)
         for bucket, name in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and bucket.level(now) < 1:
                 wait = max(math.ceil(bucket.until(1, now)), 1)
-                said = f"this key has used its {bucket.per_minute} {name} per minute"
+                said = f"{self._whose} has used its {bucket.per_minute} {name} per minute"
                 raise RateLimited(f"{said}: come back in {wait} s", wait)
         if self.requests is not None:
             self.requests.take(1, now)
@@ -158,6 +177,38 @@ def _span(seconds: float) -> str:
     return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
+class UsageAccounts:
+    """The accounts of many, by name: one that is idle is forgotten. `limits`: of a name. `whose`: as of
+    `CallerAccount`, for a name.
+    """
+
+    def __init__(
+        self,
+        limits: Callable[[str], KeyLimits],
+        whose: Callable[[str], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits, self._whose, self.clock = limits, whose, clock
+        self._accounts: dict[str, CallerAccount] = {}
+
+    def of(self, name: str) -> CallerAccount:
+        """The account of this name."""
+        if name not in self._accounts:
+            now = self.clock()
+            self._accounts = {n: a for n, a in self._accounts.items() if not a.is_idle(now)}
+            self._accounts[name] = CallerAccount(self._limits(name), now, self._whose(name))
+        return self._accounts[name]
+
+    def use(self, name: str) -> QuotaUse:
+        """A call on this account that has not begun."""
+        return QuotaUse(self.of(name), self.clock)
+
+    @property
+    def names(self) -> set[str]:
+        """Those that have an account now."""
+        return set(self._accounts)
+
+
 class CallerQuotas:
     """The accounts of all callers of one gateway process. `pace`: the turns of their requests."""
 
@@ -165,21 +216,16 @@ class CallerQuotas:
         self, limits: CallerLimits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limits = limits or CallerLimits()
-        self.clock = clock
         self.pace = ReadQueue(lambda caller: self.limits.of(caller).weight)
-        self._accounts: dict[str, CallerAccount] = {}
+        self.accounts = UsageAccounts(self.limits.of, lambda _: "this key", clock)
 
     def use(self, caller: str) -> QuotaUse:
         """A call of this caller that has not begun."""
-        if caller not in self._accounts:
-            now = self.clock()
-            self._accounts = {n: a for n, a in self._accounts.items() if not a.is_idle(now)}
-            self._accounts[caller] = CallerAccount(self.limits.of(caller), now)
-        return QuotaUse(self._accounts[caller], self.clock)
+        return self.accounts.use(caller)
 
 
 class QuotaUse:
-    """The usage of one call on its caller's account, from `enter` to `leave`."""
+    """The usage of one call on an account, from `enter` to `leave`."""
 
     def __init__(self, account: CallerAccount, clock: Callable[[], float]) -> None:
         self._account = account
@@ -187,10 +233,14 @@ class QuotaUse:
         self._entered = False
 
     def enter(self) -> None:
-        """The call that this code serves begins. Raises RateLimited."""
-        current.set(self)
+        """The call begins. Raises RateLimited."""
         self._account.enter(self._clock())
         self._entered = True
+
+    def serve(self) -> None:
+        """The call that this code serves begins: it is the current one. Raises RateLimited."""
+        current.set(self)
+        self.enter()
 
     def leave(self) -> None:
         """The call has ended. Idempotent; nothing if it has not begun."""

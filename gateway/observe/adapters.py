@@ -13,29 +13,46 @@ OTHERS = "others"
 
 
 class AdapterMetrics:
-    """The requests and tokens of each adapter, by its name."""
+    """The requests and tokens of each adapter, by its name. `loaded`: how many there are."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "eyas_adapter_requests", "Requests by adapter", ["adapter"], registry=registry
         )
+        self._prompts = Counter(
+            "eyas_adapter_prompt_tokens", "Tokens of prompts, by adapter", ["adapter"], registry=registry
+        )
         self._tokens = Counter(
             "eyas_adapter_generation_tokens", "Tokens generated, by adapter", ["adapter"], registry=registry
+        )
+        self._limited = Counter(
+            "eyas_adapter_requests_limited",
+            "Requests over a limit of their adapter, which were refused",
+            ["adapter"],
+            registry=registry,
         )
         self.loaded = Gauge("eyas_adapters", "Adapters that requests may have", registry=registry)
         self._labels: set[str] = set()
 
     def count_request(self, name: str) -> str:
         """Counts a request; the label of its adapter."""
-        known = name in self._labels or len(self._labels) < MOST_LABELS
-        label = name if known else OTHERS
-        self._labels |= {name} if known else set()
+        label = self._label(name)
         self._requests.labels(label).inc()
         return label
 
-    def count_tokens(self, label: str, tokens: int) -> None:
-        """Counts the tokens of a request that has ended."""
-        self._tokens.labels(label).inc(tokens)
+    def count_limited(self, name: str) -> None:
+        """Counts a request that was refused for its adapter's limits."""
+        self._limited.labels(self._label(name)).inc()
+
+    def count_tokens(self, label: str, prompt: int, made: int) -> None:
+        """Counts the tokens of a request that has ended: its prompt's, and those that were made."""
+        self._prompts.labels(label).inc(prompt)
+        self._tokens.labels(label).inc(made)
+
+    def _label(self, name: str) -> str:
+        known = name in self._labels or len(self._labels) < MOST_LABELS
+        self._labels |= {name} if known else set()
+        return name if known else OTHERS
 
 
 class AdapterMeter(PassingBackend):
@@ -50,8 +67,8 @@ class AdapterMeter(PassingBackend):
         """Starts a request, and counts its tokens once its stream is closed."""
         if not request.adapter:
             return await self._backend.start(request)
-        adapters = self._backend.adapters.roster.adapters
-        names = (adapter.name for adapter in adapters if adapter.id == request.adapter)
-        label = self._metrics.count_request(next(names, request.adapter))  # the id of one that just left
-        stream = await self._backend.start(request)
-        return WatchedStream(stream, lambda watched: self._metrics.count_tokens(label, watched.tokens))
+        label = self._metrics.count_request(self._backend.adapters.roster.name_of(request.adapter))
+        stream, prompt = await self._backend.start(request), len(request.prompt_ids)
+        return WatchedStream(
+            stream, lambda watched: self._metrics.count_tokens(label, prompt, watched.tokens)
+        )

@@ -16,6 +16,8 @@ from eyas.common.config import GatewayConfig
 from eyas.common.page_names import salt_of
 from eyas.common.types import Adapter, AdapterRoster
 from gateway.grpc.front import GrpcFront
+from gateway.limits.adapters import AdapterLimits
+from gateway.limits.quotas import CallerLimits, KeyLimits
 from gateway.observe.adapters import AdapterMeter, AdapterMetrics
 from gateway.observe.metrics import GatewayMetrics
 
@@ -137,6 +139,34 @@ async def test_the_sdk_loads_names_and_unloads(backend: ScriptedBackend) -> None
         await front.aclose()
 
 
+async def test_an_adapter_has_limits_for_all_its_callers(backend: ScriptedBackend) -> None:
+    """Its requests and tokens are not those of others, nor of the model."""
+    registry, now = CollectorRegistry(), [1000.0]
+    limits = CallerLimits(
+        adapters={"one": KeyLimits(tokens_per_minute=60), "*": KeyLimits(concurrent_requests=1)}
+    )
+    limited = AdapterLimits(backend, limits, AdapterMetrics(registry).count_limited, lambda: now[0])
+    async with client_of(limited, tokenizer=backend.tokenizer) as client:
+
+        async def ask(name: str, **more: Any) -> httpx.Response:
+            return await client.post("/v1/completions", json={"prompt": "Hi", "model": name} | more)
+
+        first = await ask("one", prompt="one two three " * 30)
+        assert first.status_code == 200 and first.json()["usage"]["prompt_tokens"] > 60
+        refused = await ask("one")
+        assert refused.status_code == 429, refused.text
+        assert "the adapter one has used its 60 tokens per minute" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) > 0
+        assert [(await ask(name)).status_code for name in (BASE, "org/two")] == [200, 200]
+        now[0] += 3600
+        assert (await ask("one")).status_code == 200
+        both = await ask("org/two", prompt=["Hi", "Hi"])
+        assert both.status_code == 429 and "1 requests of the adapter org/two" in both.text
+        assert (await ask("org/two")).status_code == 200  # the first prompt of both has left
+    for name in ("one", "org/two"):
+        assert registry.get_sample_value("eyas_adapter_requests_limited_total", {"adapter": name}) == 1.0
+
+
 async def test_each_adapter_is_counted_up_to_a_bound(
     backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,10 +177,12 @@ async def test_each_adapter_is_counted_up_to_a_bound(
         for name in ("one", BASE, "one", "org/two"):
             response = await client.post("/v1/completions", json={"prompt": "Hi", "model": name})
             assert response.status_code == 200
-    tokens = response.json()["usage"]["completion_tokens"]
+    tokens, prompt = (response.json()["usage"][f"{kind}_tokens"] for kind in ("completion", "prompt"))
     for label, count in (("one", 2.0), ("others", 1.0), ("org/two", None)):
         labels = {"adapter": label}
         assert registry.get_sample_value("eyas_adapter_requests_total", labels) == count
         made = registry.get_sample_value("eyas_adapter_generation_tokens_total", labels)
         assert made == (None if count is None else count * tokens)
+        read = registry.get_sample_value("eyas_adapter_prompt_tokens_total", labels)
+        assert read == (None if count is None else count * prompt)
     assert registry.get_sample_value("eyas_adapters") == 2.0

@@ -97,15 +97,15 @@ async def test_tokens_of_prompt_and_answer_are_paid(stream: bool) -> None:
     async with fronts(CallerLimits(KeyLimits(tokens_per_minute=1000))) as (http, channel, quotas):
         usage = (await ask(http, "poor")).json()["usage"]["total_tokens"]
         left = 1000 - usage
-        account = quotas._accounts[POOR]
+        account = quotas.accounts.of(POOR)
         assert account.tokens is not None
-        assert left <= account.tokens.level(quotas.clock()) < left + 10
+        assert left <= account.tokens.level(quotas.accounts.clock()) < left + 10
         await ask(http, "poor", stream=stream)
-        assert left - usage <= account.tokens.level(quotas.clock()) < left - usage + 10
-        before = account.tokens.level(quotas.clock())
+        assert left - usage <= account.tokens.level(quotas.accounts.clock()) < left - usage + 10
+        before = account.tokens.level(quotas.accounts.clock())
         await generate(channel, "poor")
-        assert before - 60 < account.tokens.level(quotas.clock()) < before
-        account.tokens.take(2000, quotas.clock())
+        assert before - 60 < account.tokens.level(quotas.accounts.clock()) < before
+        account.tokens.take(2000, quotas.accounts.clock())
         assert (await ask(http, "poor")).status_code == 429
 
 
@@ -117,17 +117,17 @@ async def test_requests_at_a_time_end_with_their_answers() -> None:
     ):
         answers = await asyncio.gather(*(ask(http, "poor", stream=bool(i % 2)) for i in range(6)))
         assert Counter(answer.status_code for answer in answers) == {200: 2, 429: 4}
-        assert quotas._accounts[POOR].open == 0
+        assert quotas.accounts.of(POOR).open == 0
         running = asyncio.create_task(ask(http, "poor"))
         call = asyncio.create_task(generate(channel, "poor"))
         async with asyncio.timeout(30):
-            while quotas._accounts[POOR].open < 2:
+            while quotas.accounts.of(POOR).open < 2:
                 await asyncio.sleep(0)
         assert (await ask(http, "poor")).status_code == 429
         running.cancel()  # the client leaves
         await asyncio.gather(running, return_exceptions=True)
         await call
-        assert quotas._accounts[POOR].open == 0
+        assert quotas.accounts.of(POOR).open == 0
         assert (await ask(http, "poor")).status_code == 200
 
 

@@ -85,27 +85,33 @@ def test_idle_accounts_are_forgotten_and_used_ones_are_not() -> None:
     open_one.enter()
     clock.now += 3600
     quotas.use("new")
-    assert set(quotas._accounts) == {"open", "new"}
+    assert quotas.accounts.names == {"open", "new"}
 
 
 def test_a_file_names_keys_and_defaults(tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     file.write_text(
         "[default]\nrequests_per_minute = 60\n[keys.abc]\ntokens_per_minute = 5\nweight = 2.5\n[keys.def]\n"
+        '[adapters.alice]\ntokens_per_minute = 7\n[adapters."*"]\nconcurrent_requests = 2\n'
     )
     limits = read_limits(str(file))
     assert limits.of("abc") == KeyLimits(60, 5, weight=2.5)
     assert limits.of("def") == limits.of("other") == KeyLimits(60)
-    assert read_limits(None).of("abc") == KeyLimits()
+    assert limits.of_adapter("alice") == KeyLimits(None, 7)
+    assert limits.of_adapter("bob") == KeyLimits(concurrent_requests=2)
+    assert read_limits(None).of("abc") == read_limits(None).of_adapter("abc") == KeyLimits()
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[default", "cannot be read"),
-        ("[defaults]", "defaults is neither"),
+        ("[defaults]", "defaults is none of"),
         ("default = 3", "default must be a table"),
         ("keys = 3", "keys must be tables"),
+        ("adapters = 3", "adapters must be tables"),
+        ("[adapters.a]\nweight = 2", "adapters.a has weight"),
+        ("[adapters.a]\ntokens = 2", "adapters.a has tokens"),
         ("[keys.a]\nrequests = 3", "keys.a has requests"),
         ("[default]\nrequests_per_minute = 0", "default.requests_per_minute"),
         ("[default]\nrequests_per_minute = 1.5", "default.requests_per_minute"),

@@ -1,0 +1,55 @@
+"""Limits of adapters: each holds for all callers of an adapter together, beside the limits of their keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from eyas.common.errors import RateLimited
+from eyas.common.types import GenerationRequest
+from gateway.backends.base import GenerationBackend, GenerationStream, PassingBackend, WatchedStream
+from gateway.limits.quotas import CallerLimits, UsageAccounts
+
+
+class AdapterLimits(PassingBackend):
+    """Passes requests within the limits of their adapter to the backend behind it.
+
+    Each prompt counts as a request. Two names of one content are one adapter, with the limits of the first.
+    """
+
+    def __init__(
+        self,
+        backend: GenerationBackend,
+        limits: CallerLimits,
+        count_limited: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`count_limited`: is called with the name of the adapter of a request that is refused."""
+        super().__init__(backend)
+        self._count_limited = count_limited
+        self._limited = bool(limits.adapters)
+        self._accounts = UsageAccounts(limits.of_adapter, lambda name: f"the adapter {name}", clock)
+
+    async def start(self, request: GenerationRequest) -> GenerationStream:
+        """Starts a request. Raises RateLimited if it is one too many of its adapter."""
+        if not (self._limited and request.adapter):
+            return await self._backend.start(request)
+        name = self._backend.adapters.roster.name_of(request.adapter)
+        use = self._accounts.use(name)
+        try:
+            use.enter()
+        except RateLimited:
+            self._count_limited(name)
+            raise
+        try:
+            stream = await self._backend.start(request)
+        except BaseException:
+            use.leave()
+            raise
+        use.pay(len(request.prompt_ids))
+
+        def closed(watched: WatchedStream) -> None:
+            use.pay(watched.tokens)
+            use.leave()
+
+        return WatchedStream(stream, closed)
