@@ -12,6 +12,8 @@ With `--hybrid` the model has recurrent states, few slots for them and an MTP he
 With `--heavy` prompts are long, drafts are trees, and two workers have all roles: steps take seconds on two
 cores, and no request may be lost because one is taken for a hang.
 
+With `--adapters` requests have adapters, more than there are slots, and one comes, changes and goes.
+
 With `--tiers` KV goes to the host's memory, to a disk and to a Redis, which is killed and stopped as well.
 
 Flags of `eyas serve` choose the model and more. On a GPU, answers that differ from the undisturbed ones are
@@ -40,6 +42,8 @@ from eyas.common.config import NANO
 from eyas.configuration import own_config
 from eyas.flags import add_engine
 from eyas.layout_flags import add_layout
+from eyas.process_flags import add_adapters
+from tests.chaos.adapters import AdapterTurns
 from tests.chaos.campaign import Campaign, Findings, Plan
 from tests.chaos.rig import ENGINE, ON_CPU, WORKERS, Site
 from tests.chaos.stores import TormentedStore
@@ -72,6 +76,7 @@ def main() -> int:
     parser.add_argument(
         "--hybrid", action="store_true", help="a model with recurrent states, trees of drafts"
     )
+    parser.add_argument("--adapters", action="store_true", help="more adapters than slots, one that changes")
     parser.add_argument("--tiers", action="store_true", help="KV on the host, a disk and a Redis, tormented")
     parser.add_argument("--each", type=int, default=WORKERS, help="workers of a kind (default: %(default)d)")
     given, serve = parser.parse_known_args()
@@ -82,8 +87,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         serve = [*HEAVY * given.heavy, *(_hybrid(Path(scratch, "model")) if given.hybrid else ()), *serve]
         serve += () if store is None else store.flags(Path(scratch, "pages"))
+        adapters = AdapterTurns.written(Path(scratch, "adapters")) if given.adapters else None
+        serve += () if adapters is None else adapters.flags()
         site = dataclasses.replace(read_site(serve, given.each), heavy=given.heavy)
-        return _tormented(given, site, store, console)
+        return _tormented(given, site, (store, adapters), console)
 
 
 def _hybrid(folder: Path) -> Sequence[str]:
@@ -94,8 +101,14 @@ def _hybrid(folder: Path) -> Sequence[str]:
     return (*HYBRID, "--model", str(folder), "--draft", str(folder))
 
 
-def _tormented(given: argparse.Namespace, site: Site, store: TormentedStore | None, console: Console) -> int:
-    """Runs the campaign; 1 if anything was lost or is left over."""
+def _tormented(
+    given: argparse.Namespace,
+    site: Site,
+    beside: tuple[TormentedStore | None, AdapterTurns | None],
+    console: Console,
+) -> int:
+    """Runs the campaign; 1 if anything was lost or is left over. `beside`: what is tormented, too."""
+    store, adapters = beside
     logging.basicConfig(level=logging.ERROR)  # that workers are lost is no news here
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", buffering=1) as journal:
@@ -104,7 +117,7 @@ def _tormented(given: argparse.Namespace, site: Site, store: TormentedStore | No
         streams = streams if given.streams is None else given.streams
         aborts = aborts if given.aborts is None else given.aborts
         plan = Plan(given.seed, given.seconds, streams, aborts, stop_s, site=site)
-        findings = asyncio.run(_run(Campaign(plan, journal, console), plan, store))
+        findings = asyncio.run(_run(Campaign(plan, journal, console, adapters), plan, store))
     console.print(report(findings))
     if store is not None:
         console.print(f"the store was killed and stopped: {dict(store.faults)}")
@@ -123,6 +136,7 @@ def read_site(flags: Sequence[str], each: int = WORKERS) -> Site:
     parser = CommandParser(prog="make chaos")
     add_layout(parser)
     add_engine(parser)
+    add_adapters(parser)
     args = parser.parse_args([*map(str, (*SIZES, *PLACES)), *flags])
     drafted = ("draft_workers",) if args.device == "cpu" and own_config(args).engine.draft else ()
     split = own_config(args).layout == "split"
@@ -156,6 +170,7 @@ def report(findings: Findings) -> Table:
         "streams with other tokens, which may be": sum(outcome.differs for outcome in outcomes),
         "requests with other tokens, undisturbed": findings.calm,
         **{f"given up: {way}": n for way, n in sorted(findings.aborts.items())},
+        **{f"adapters: {what}": n for what, n in sorted(findings.adapters.items())},
         "other violations": len(findings.violations),
         **{f"in the end: {name}": int(total) for name, total in findings.tiers.items()},
     }

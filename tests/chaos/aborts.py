@@ -14,7 +14,7 @@ import msgspec
 from eyas.common.errors import DeadlineExceeded, Overloaded
 from eyas.common.types import GenerationRequest
 from tests.chaos.rig import Rig
-from tests.chaos.streams import COME_BACK_S
+from tests.chaos.streams import COME_BACK_S, call_options
 
 WIDTH = 12
 LONGEST_S = 1.5  # from the question to giving up: from the queue to deep in the answer
@@ -56,7 +56,7 @@ class Aborts:
         self, http: httpx.AsyncClient, request: GenerationRequest, way: str, after_s: float
     ) -> bool | None:
         """Whether the answer was faster; None if there was no place for the request."""
-        options = msgspec.to_builtins(request.params)
+        options = call_options(request)
         try:
             if way == "disconnect":
                 return await _in_time(self._read_http(http, request), after_s)
@@ -74,7 +74,7 @@ class Aborts:
         """A streamed completion; cancelled, it closes its connection."""
         params = request.params
         body = {
-            "model": self.rig.processes.model,
+            "model": request.adapter or self.rig.processes.model,
             "prompt": list(request.prompt_ids),
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from eyas.common.types import GenerationRequest
 from tests.chaos.aborts import Aborts
+from tests.chaos.adapters import AdapterTurns
 from tests.chaos.faults import Fault, Kind, Part, Phase, resume, strike
 from tests.chaos.rig import ON_CPU, Rig, Site, rig
 from tests.chaos.streams import Outcome, Streams, through_rig
@@ -51,6 +52,7 @@ class Findings:
     unreached: int = 0  # faults whose phase did not come: they struck anyway
     outcomes: list[Outcome] = field(default_factory=list)
     aborts: Counter[str] = field(default_factory=Counter)
+    adapters: Counter[str] = field(default_factory=Counter)  # as `AdapterTurns.counts`
     tiers: dict[str, float] = field(default_factory=dict)  # as `Rig.tiers`, when the faults are over
     violations: list[str] = field(default_factory=list)
 
@@ -67,8 +69,11 @@ class Findings:
 class Campaign:
     """One run of a plan; `journal` gets a JSON line for everything that happens."""
 
-    def __init__(self, plan: Plan, journal: TextIO, console: Console) -> None:
+    def __init__(
+        self, plan: Plan, journal: TextIO, console: Console, adapters: AdapterTurns | None = None
+    ) -> None:
         self._plan = plan
+        self._adapters = adapters
         self._journal = journal
         self._writing = threading.Lock()  # processes' lines come from threads, and a text file is for one
         self._console = console
@@ -96,15 +101,24 @@ class Campaign:
         return self.findings
 
     async def _on(self, cluster: Rig, requests: list[GenerationRequest]) -> None:
-        plan = self._plan
+        plan, adapters = self._plan, self._adapters
+        if adapters is not None:
+            requests = adapters.adapted(requests)
+            await adapters.begin(cluster, requests)
         expected = await self._undisturbed(cluster, requests)
         if not plan.site.exact:
             again = await self._undisturbed(cluster, requests[::-1])
             self.findings.calm = sum(again[id] != tokens for id, tokens in expected.items())
         streams = Streams(cluster, expected, self._heard, plan.site.exact, plan.site.answer_s)
         streams.start(requests, plan.streams, plan.seed)
+        turning = None if adapters is None else asyncio.create_task(adapters.run(cluster, plan.seed))
         await self._torment(cluster, streams)
         await streams.finish()
+        if adapters is not None and turning is not None:
+            turning.cancel()
+            await asyncio.wait([turning])
+            await adapters.end(cluster)
+            self._adapters_changed(adapters, turning)
         await self._quiet(cluster, "after the faults")
         self.findings.tiers = await cluster.tiers()
         bar = self._bars.add_task("aborts", total=plan.aborts)
@@ -204,6 +218,13 @@ class Campaign:
             await asyncio.sleep(0.5)
         self._say(f"quiet {when}, {time.monotonic() - began:.1f} s later")
         self.findings.violations += [f"{when}: {line}" for line in lines]
+
+    def _adapters_changed(self, adapters: AdapterTurns, turning: asyncio.Task[None]) -> None:
+        """What became of adapters that were changed under the streams."""
+        if not turning.cancelled() and (failure := turning.exception()) is not None:
+            self.findings.violations.append(f"changes of adapters ended: {failure!r}")
+        self.findings.adapters = adapters.counts
+        self.findings.violations += adapters.violations
 
     # --- what is told ----------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -193,6 +195,12 @@ def complete(request: GenerationRequest, tokens: Tokens) -> bool:
     return len(tokens) == params.max_tokens or not params.ignore_eos and 0 < len(tokens) < params.max_tokens
 
 
+def call_options(request: GenerationRequest) -> dict[str, Any]:
+    """The options of an SDK's call for it. An adapter's name is its id."""
+    named = {"model": request.adapter} if request.adapter else {}
+    return {**msgspec.to_builtins(request.params), **named}
+
+
 async def through_rig(rig: Rig, request: GenerationRequest) -> tuple[Tokens, int]:
     """(the tokens, in how many attempts). Raises Refused."""
     try:
@@ -208,9 +216,11 @@ async def through_rig(rig: Rig, request: GenerationRequest) -> tuple[Tokens, int
     return tuple(token for entry in entries for token in entry.tokens), stream.attempts
 
 
-async def through_gateway(rig: Rig, request: GenerationRequest, answer_s: float) -> Tokens:
-    """The tokens. Raises Refused."""
-    options = msgspec.to_builtins(request.params)
+async def through_gateway(
+    rig: Rig, request: GenerationRequest, answer_s: float, more: Mapping[str, Any] = MappingProxyType({})
+) -> Tokens:
+    """The tokens; `more`: further options of the call. Raises Refused."""
+    options = call_options(request) | dict(more)
     tokens: list[int] = []
     try:
         async with rig.client.generate_stream(request.prompt_ids, timeout_s=answer_s, **options) as stream:

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from eyas.common.config import GatewayConfig, ServeConfig
 from eyas.common.types import Role
+from tests.chaos.__main__ import read_site
+from tests.chaos.adapters import AdapterTurns
 from tests.chaos.campaign import Campaign, Plan
 from tests.chaos.faults import Fault, Kind, Part, Phase, schedule
 from tests.chaos.rig import ENGINE, EVERYTHING, Site
@@ -51,6 +53,18 @@ async def test_no_request_notices(tmp_path: Path, plan: Plan, count: int) -> Non
     assert sum(findings.aborts.values()) == plan.aborts and findings.aborts["finished"] < plan.aborts / 4
     events = [json.loads(line) for line in (tmp_path / "chaos.jsonl").read_text().splitlines()]
     assert sum(event["event"] == "fault" for event in events) == len(plan.faults)
+
+
+@pytest.mark.slow
+async def test_adapters_change_while_a_worker_is_killed(tmp_path: Path) -> None:
+    adapters = AdapterTurns.written(tmp_path / "adapters")
+    site = read_site(["--layout", "unified", "--draft", "none", *adapters.flags()])
+    plan = Plan(SEED, seconds=0, streams=3, aborts=8, lease_s=5.0, faults=ONE_KILL, site=site)
+    with (tmp_path / "chaos.jsonl").open("w") as journal:
+        campaign = Campaign(plan, journal, Console(), adapters)
+        findings = await campaign.run(await make_requests(10, SEED))
+    assert findings.problems == []
+    assert findings.adapters["loads"] > 1 and findings.adapters["answers"] > 1
 
 
 def test_a_seed_repeats_its_faults() -> None:

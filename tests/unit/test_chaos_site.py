@@ -41,6 +41,7 @@ def test_the_site_follows_the_flags() -> None:
     assert {fault.phase for fault in itertools.islice(alone.faults(1), 40)} == set(UNSPLIT)
     assert read_site(["--draft", "none"]).kinds == (Role.PREFILL, Role.DECODE)
     assert read_site(["--spec-steps", "2"]).config.draft_workers == 2
+    assert read_site(["--lora-dir", "/tmp", "--max-loras", "2"]).config.engine.max_loras == 2
     with pytest.raises(ConfigError, match="decode-tp"):
         read_site(["--layout", "unified", "--decode-tp", "2"])
 
