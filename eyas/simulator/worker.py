@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 from eyas.common.step_times import PaceMeter, PromptShare, StepPace, StepTimes
-from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S
+from eyas.engine.scheduling.limits import GPU_YIELD
 from eyas.simulator.hardware import WorkerHardware
 from eyas.simulator.workload import BLOCK_TOKENS, SimulatedRequest
 
@@ -161,7 +161,7 @@ class SimulatedWorker:
     def enqueue(self, job: SimulatedJob, now: float) -> None:
         """Takes a prompt to compute."""
         self.queued += job.missing
-        delay = job.arrival.prompt / YIELD_TOKENS_PER_S
+        delay = GPU_YIELD.seconds(job.arrival.prompt)
         heapq.heappush(self._waiting, (now + delay, job.number, job))
 
     def pledge(self, job: SimulatedJob) -> None:

@@ -13,6 +13,7 @@ from eyas.common.types import FirstToken
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import AttachKv, OpenPull
 from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
+from eyas.engine.scheduling.limits import PromptYield
 
 SHORT = 3
 LONG = 40
@@ -80,7 +81,7 @@ def _waiting(id: str, arrived: float, priority: int, caller: str = "") -> Sequen
 
 
 def test_a_priority_moves_a_request_by_seconds_among_its_callers_own() -> None:
-    queue = WaitingQueue(0.0)
+    queue = WaitingQueue(PromptYield())
     for number, (arrived, priority) in enumerate([(0.0, 0), (1.0, -3), (2.0, 1), (2.5, 0), (6.0, -3)]):
         queue.add(_waiting(str(number), arrived, priority))
     order = []
@@ -91,7 +92,7 @@ def test_a_priority_moves_a_request_by_seconds_among_its_callers_own() -> None:
 
 
 def test_a_priority_moves_no_other_callers_requests() -> None:
-    queue, shares = WaitingQueue(0.0), CallShares()
+    queue, shares = WaitingQueue(PromptYield()), CallShares()
     urgent, other = _waiting("1", 0.0, -100, "a"), _waiting("2", 9.0, 100, "b")
     queue.add(urgent)
     queue.add(other)

@@ -13,6 +13,7 @@ from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.loop.drafting import DraftCoordinator
 from eyas.engine.scheduling.fairness import WaitingQueue
+from eyas.engine.scheduling.limits import PromptYield
 from eyas.engine.scheduling.turns import StepRoom
 
 FREE = 1e9  # tokens of context that take as long as a row: it counts for nothing
@@ -129,7 +130,7 @@ def test_no_proposal_is_waited_for_that_is_not_wanted() -> None:
 def test_a_prompt_that_is_computed_yields_to_a_short_one() -> None:
     """It has been begun, and takes many steps: the short one gets the next one's first rows."""
     rig = Rig(pages=400, room=StepRoom(4.5, 4.5, FREE))
-    rig.scheduler.waiting = WaitingQueue(0.001)
+    rig.scheduler.waiting = WaitingQueue(PromptYield(0.001))
     rig.submit(request(60, max_tokens=2, id="long"))
     assert [len(work.tokens) for work in _step(rig)] == [16]
     rig.submit(request(tuple(range(70, 75)), max_tokens=2, id="short"))
@@ -143,7 +144,7 @@ def test_a_prompt_that_is_computed_yields_to_a_short_one() -> None:
 @pytest.mark.parametrize("room", [None, StepRoom(4.5, 4.5, FREE)])
 def test_prompts_of_one_length_are_computed_as_they_came(room: StepRoom | None) -> None:
     rig = Rig(pages=400, room=room)
-    rig.scheduler.waiting = WaitingQueue(0.001)
+    rig.scheduler.waiting = WaitingQueue(PromptYield(0.001))
     for first, id in ((0, "a"), (30, "b"), (50, "c")):
         rig.submit(request(tuple(range(first, first + 40)), max_tokens=2, id=id))
     came = [work.seq.generation.id for _ in range(8) for work in _step(rig) if not work.round]

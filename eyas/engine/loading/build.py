@@ -73,7 +73,7 @@ from eyas.engine.models.heads import head_family
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
 from eyas.engine.scheduling.adapter_turns import AdapterTurns
-from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, BatchLimits
+from eyas.engine.scheduling.limits import GPU_YIELD, BatchLimits, PromptYield
 from eyas.engine.scheduling.page_tables import most_rows
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
@@ -233,7 +233,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
             config.chunk_tokens,
             round_rows,
             room=StepRoom(ROOM, DRAFTING, context_of_a_row(target)),
-            yield_tokens_per_s=config.chunk_tokens / (YIELD_TIMES * slowest),
+            yields=PromptYield(config.chunk_tokens / (YIELD_TIMES * slowest)),
         ),
         slowest_step_s=slowest,
         rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length), loaded.state_slots)),
@@ -290,7 +290,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         loaded.round_rows,
         rounds_ahead=rounds_ahead(loaded),
         mixed_prefill_budget=device.runner.prompt_rows,
-        yield_tokens_per_s=YIELD_TOKENS_PER_S,
+        yields=GPU_YIELD,
     )
     with start.phases("rates"):
         length = loaded.target.context_length

@@ -12,6 +12,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 
 from eyas.engine.batch.sequence import Generation, Sequence
+from eyas.engine.scheduling.limits import PromptYield
 
 Call = tuple[str, str]  # caller, call
 Turn = tuple[int, int, bool, float]  # smaller: earlier
@@ -80,12 +81,12 @@ class CallShares:
 class WaitingQueue:
     """Sequences that wait, in one sorted line per call: finding the next one costs one look per call.
 
-    A prompt of n tokens that has not begun yields to shorter prompts that arrive within
-    n / `yield_tokens_per_s` seconds after it (0: no prompt yields).
+    A prompt that has not begun `yields` to shorter ones of its caller that come soon after it. So what passes
+    it came within that time, and the wait of everybody has an end.
     """
 
-    def __init__(self, yield_tokens_per_s: float) -> None:
-        self._rate = yield_tokens_per_s
+    def __init__(self, yields: PromptYield) -> None:
+        self._yields = yields
         self._entries: dict[Sequence, Entry] = {}
         self._lines: dict[Call, list[Entry]] = {}
         self._numbers = itertools.count()
@@ -113,7 +114,7 @@ class WaitingQueue:
 
     def _due(self, seq: Sequence) -> float:
         """The time of its arrival, plus the time for which its prompt yields."""
-        return seq.generation.place + (len(seq.prompt) / self._rate if self._rate else 0.0)
+        return seq.generation.place + self._yields.seconds(len(seq.prompt))
 
     def remove(self, seq: Sequence) -> None:
         """Takes a sequence that waits out of its line. Raises KeyError if it does not wait."""

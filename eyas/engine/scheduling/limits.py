@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from eyas.engine.scheduling.turns import StepRoom
 
-YIELD_TOKENS_PER_S = 500.0
-"""Tokens of a GPU's prompt that are worth one second of waiting for shorter prompts."""
+
+@dataclass(frozen=True)
+class PromptYield:
+    """How long a prompt lets shorter ones pass: a second per `tokens_per_s` of its tokens, but at most
+    `most_s`.
+    """
+
+    tokens_per_s: float = math.inf
+    most_s: float = math.inf
+
+    def seconds(self, tokens: int) -> float:
+        """A prompt of `tokens` tokens yields to shorter prompts that come within so many seconds after it."""
+        return min(tokens / self.tokens_per_s, self.most_s)
+
+
+GPU_YIELD = PromptYield(500.0, 12.0)
+"""Of a GPU's prompts. Where more come than are computed, the longest wait in the order of their arrival."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +39,7 @@ class BatchLimits:
     that may run in the same step. None: `chunk_tokens`.
     `room`: what a step may take; where more sequences decode than that has room for, requests take turns.
     None: all decode in every step. For devices on which a step's time grows with its rows.
-    `yield_tokens_per_s`: a prompt of n tokens yields to shorter prompts that arrive within
-    n / yield_tokens_per_s seconds after it (0: no prompt yields).
+    `yields`: how long a prompt lets shorter ones pass; by default none does.
     """
 
     page_size: int
@@ -34,7 +49,7 @@ class BatchLimits:
     rounds_ahead: int = 2
     mixed_prefill_budget: Callable[[int, bool], int] | None = None
     room: StepRoom | None = None
-    yield_tokens_per_s: float = 0.0
+    yields: PromptYield = PromptYield()
 
     @property
     def rows_ahead(self) -> int:

@@ -51,7 +51,7 @@ class Scheduler:
         self._incoming = incoming
         self.cache = cache
         self.tables = PageTables(pool, cache, limits)
-        self.waiting = WaitingQueue(limits.yield_tokens_per_s)
+        self.waiting = WaitingQueue(limits.yields)
         self.running: list[Sequence] = []  # in order of admission
         self.joining: list[Sequence] = []  # their KV is here: they wait for nothing but a slot
         self.preempted: list[Sequence] = []  # since the caller last emptied it
