@@ -206,6 +206,7 @@ def linear(
     _expect("out", out, source.x.shape[0], plan.n)
     end.check(source.x.shape[0], plan)
     plan, updates = _with_updates(plan, end.updates)
+    plan = replace(plan, mixed=plan.updated > 1)
     read = _read(source.x, weight, plan, (1, 1), [plan.columns])
     ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained, *updates)
     args = (*read, out, *ends, launch.partials, launch.tickets)

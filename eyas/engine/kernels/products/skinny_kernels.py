@@ -31,12 +31,22 @@ from eyas.engine.kernels.products.rope_store import (
     store_halves,
     store_scaled,
 )
-from eyas.engine.kernels.products.updates import updates_of
+from eyas.engine.kernels.products.updates import (
+    FACTOR_LINE,
+    GRAIN,
+    call_uppers,
+    lowers_of,
+    own_factors,
+    updates_of,
+    uppers_of,
+    with_ranks,
+)
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
 
 
+_MOST_FACTORS = 128  # registers of a thread that adapters' upper factors have
 _LEAST_SHARED = 16  # rows that the matrix unit has from shared memory
 _MOST_PARTS = 64  # of a row's sum that a thread's registers hold beside the product
 
@@ -52,7 +62,7 @@ class ProductPlan:
     `exact`: no sum's order depends on how the product is cut. `form`: of a `PackedWeight`, whose `unit` words
     have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
     `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`: as of `SiteNumbers.sizes`, the first of
-    them `PARTS`, where adapters add something.
+    them `PARTS`, where adapters add something. `mixed`: a tile's columns may be of several of those parts.
     """
 
     rows: int
@@ -80,6 +90,7 @@ class ProductPlan:
     updated: int = 0
     ranks: int = 0
     stride: int = 0
+    mixed: bool = False
 
     @property
     def half(self) -> int:
@@ -134,6 +145,17 @@ class ProductPlan:
         return self.exact and self.rows == SUMS_WIDTH.value and 0 < self.slots <= _MOST_PARTS
 
     @property
+    def early(self) -> int:
+        """Ranks of adapters' upper factors that wait in registers."""
+        return 0 if self.split > 1 or self.mixed else self.late
+
+    @property
+    def late(self) -> int:
+        """Ranks of theirs that are loaded at a time: as registers have room for."""
+        registers = max(self.rows * self.columns // (64 * self.warps), 1)
+        return max(min(int(GRAIN.value), _MOST_FACTORS // registers), 1)
+
+    @property
     def stretch(self) -> int:
         """Elements of k that one accumulator takes."""
         return self.chunk // self.folds
@@ -179,7 +201,11 @@ def linear_kernel(
     column = tile * plan.columns + tl.arange(0, plan.columns)
     scaled = tile * plan.columns + by_warps(plan)
     first_scales = _first_scales(scales, beside, scaled, plan)
-    _begin(weight, column, plan)
+    _call(weight, column, plan)
+    updates, part = (shrunk, slots, numbers, places), _parts_of(part_of, column, plan)
+    uppers = _uppers(updates, row, m, column, tile * plan.columns + _lines(plan.columns), plan)
+    _wait(plan)
+    lowers = _lowers(updates, uppers, row, part, plan)
     squares = _squares(sums, m, parts, plan)
     place = row[:, None] * plan.n + column[None, :]
     if residual is not None:
@@ -197,8 +223,7 @@ def linear_kernel(
     if out.dtype.element_ty != tl.float32:
         y = _rounded(y, x.dtype, plan)
     if plan.updated > 0:
-        updates = (shrunk, slots, numbers, places)
-        y = _updated(y, updates, row, m, column, _parts_of(part_of, column, plan), x.dtype, plan)
+        y = _updated(y, updates, uppers, lowers, row, m, column, part, x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
         y += tl.load(bias + column).to(tl.float32)[None, :]
@@ -229,13 +254,21 @@ def gated_kernel(
     column = first + pair % plan.half + pair // plan.half * (plan.n // 2)
     scaled = first + turn % plan.half + turn // plan.half * (plan.n // 2)
     first_scales = _first_scales(scales, beside, scaled, plan)
-    _begin(weight, column, plan)
+    _call(weight, column, plan)
+    updates, second = (shrunk, slots, numbers, places), first + plan.n // 2
+    of_gate, of_up = first + tl.arange(0, plan.half), second + tl.arange(0, plan.half)
+    gate_uppers = _uppers(updates, row, m, of_gate, first + _lines(plan.half), plan)
+    up_uppers = _uppers(updates, row, m, of_up, second + _lines(plan.half), plan)
+    gate_part, up_part = _part_at(part_of, first, plan), _part_at(part_of, second, plan)
+    _wait(plan)
+    gate_lowers = _lowers(updates, gate_uppers, row, gate_part, plan)
+    up_lowers = _lowers(updates, up_uppers, row, up_part, plan)
     squares = _squares(sums, m, parts, plan)
     if plan.unit > 0:
         made = _packed_product(x, weights, scales, beside, scaled, 0, first, first_scales, plan)
         gate, up = _halves(made, plan)
     else:
-        gate, up = _pair(x, weights, first, first + plan.n // 2, plan)
+        gate, up = _pair(x, weights, first, second, plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.half), plan)
         _leave(shares, gate, m, plan)
@@ -246,10 +279,8 @@ def gated_kernel(
     scale = _scale(squares, plan)[:, None]
     gate, up = _rounded(gate, x.dtype, plan), _rounded(up, x.dtype, plan)
     if plan.updated > 0:
-        updates, second = (shrunk, slots, numbers, places), first + plan.n // 2
-        of_gate, of_up = first + tl.arange(0, plan.half), second + tl.arange(0, plan.half)
-        gate = _updated(gate, updates, row, m, of_gate, tl.load(part_of + first), x.dtype, plan)
-        up = _updated(up, updates, row, m, of_up, tl.load(part_of + second), x.dtype, plan)
+        gate = _updated(gate, updates, gate_uppers, gate_lowers, row, m, of_gate, gate_part, x.dtype, plan)
+        up = _updated(up, updates, up_uppers, up_lowers, row, m, of_up, up_part, x.dtype, plan)
     gate *= scale
     y = gate * (up * scale) / (1.0 + tl.exp(-steepness(gate, plan.gelu)))
     place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
@@ -274,7 +305,14 @@ def qkv_rope_kernel(
     column = lower + pair % plan.half + pair // plan.half * heads.half
     scaled = lower + turn % plan.half + turn // plan.half * heads.half
     first_scales = _first_scales(scales, beside, scaled, plan)
-    _begin(weight, column, plan)
+    _call(weight, column, plan)
+    updates, part = (shrunk, slots, numbers, places), _part_at(part_of, lower, plan)
+    HALF: tl.constexpr = plan.half
+    of_low = tl.multiple_of(lower, HALF) + tl.arange(0, HALF)  # apart: neighbours are loaded together
+    low_uppers = _uppers(updates, row, m, of_low, lower + _lines(plan.half), plan)
+    high_uppers = _uppers(updates, row, m, of_low + heads.half, lower + heads.half + _lines(plan.half), plan)
+    _wait(plan)
+    lowers = _lowers(updates, low_uppers, row, part, plan)
     position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
     kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
     squares = _squares(sums, m, parts, plan)
@@ -294,8 +332,9 @@ def qkv_rope_kernel(
         y = _total(shares, m, plan, plan.split)
     y = _rounded(y, x.dtype, plan)
     if plan.updated > 0:
-        updates, part = (shrunk, slots, numbers, places), tl.load(part_of + lower)
-        y = _rounded(y + _added_to_halves(updates, row, m, lower, heads.half, part, plan), x.dtype, plan)
+        low = _added(updates, low_uppers, lowers, row, m, of_low, part, plan)
+        high = _added(updates, high_uppers, lowers, row, m, of_low + heads.half, part, plan)
+        y = _rounded(y + _in_halves(low, high, plan), x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
         element_bias = tl.load(bias + column)
@@ -359,23 +398,74 @@ def _rounded(y, dtype: tl.constexpr, plan: tl.constexpr):
 
 
 @triton.jit
-def _updated(y, updates, row, m, column, part, dtype: tl.constexpr, plan: tl.constexpr):
+def _uppers(updates, row, m, column, lines, plan: tl.constexpr):
+    """Before the wait: where each row's own upper factor is, and its first ranks in these columns. `early` of
+    them wait in registers, the others, of these `lines`, in L2. () where adapters add nothing.
+    """
+    made = ()
+    if plan.updated > 0:
+        own = own_factors(updates, row, m, plan.k, plan.updated, plan.stride)
+        made = (own, uppers_of(updates, own, 0, plan.early, column, plan.n))  # type: ignore[assignment]
+        if plan.pdl and plan.early < GRAIN and tl.program_id(1) == 0:
+            call_uppers(updates, own, lines, plan.n)
+    return made
+
+
+@triton.jit
+def _lines(columns: tl.constexpr):
+    """The first of each line of upper factors in so many columns."""
+    LINES: tl.constexpr = max(columns // FACTOR_LINE, 1)
+    return tl.arange(0, LINES) * FACTOR_LINE
+
+
+@triton.jit
+def _lowers(updates, uppers, row, part, plan: tl.constexpr):
+    """Behind the wait: the rows times the first ranks of the lower factors."""
+    made = ()
+    if plan.updated > 0 and not plan.mixed:
+        made = lowers_of(updates, uppers[0], 0, row, part, plan.updated, plan.ranks)
+    return made
+
+
+@triton.jit
+def _updated(y, updates, uppers, lowers, row, m, column, part, dtype: tl.constexpr, plan: tl.constexpr):
     """A product plus what adapters add to it, before the rows' norm scales both."""
-    added = updates_of(updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride)
+    if plan.mixed:
+        added = updates_of(
+            updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride
+        )
+    else:
+        added = _added(updates, uppers, lowers, row, m, column, part, plan)
     return _rounded(y + added, dtype, plan)
 
 
 @triton.jit
-def _added_to_halves(updates, row, m, lower, apart: tl.constexpr, part, plan: tl.constexpr):
-    """What adapters add to a tile's columns from `lower` on, and to those as far `apart`: neighbours are
-    loaded together.
-    """
-    column = lower + tl.arange(0, plan.half)
-    low = updates_of(updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride)
-    high = updates_of(
-        updates, row, m, column + apart, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride
-    )
+def _added(updates, uppers, lowers, row, m, column, part, plan: tl.constexpr):
+    """What adapters add to columns of one part: float32 [rows, columns]."""
+    rank, upper = uppers[0]
+    own = (tl.where(row < m, rank, 0), upper)
+    sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
+    sums = with_ranks(sums, updates, own, 0, lowers, uppers[1], column, plan.early, plan.late, plan.n)
+    if plan.ranks > GRAIN:
+        for first in range(GRAIN, tl.max(own[0]), GRAIN):
+            more = lowers_of(updates, own, first, row, part, plan.updated, plan.ranks)
+            sums = with_ranks(sums, updates, own, first, more, (), column, 0, plan.late, plan.n)
+    return sums
+
+
+@triton.jit
+def _in_halves(low, high, plan: tl.constexpr):
+    """A tile [rows, columns] of its first half of columns, and the other."""
     return tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (plan.rows, plan.columns))
+
+
+@triton.jit
+def _part_at(part_of, column, plan: tl.constexpr):
+    """The part of a tile's columns, which all have that of one."""
+    part = 0
+    if plan.updated > 1:
+        part = tl.load(part_of + column)
+    return part
 
 
 @triton.jit
@@ -403,18 +493,23 @@ def _scale(squares, plan: tl.constexpr):
 
 
 @triton.jit
-def _begin(weight, rows, plan: tl.constexpr):
-    """Waits for the kernel before; meanwhile L2 gets the first of these rows, which no kernel writes."""
+def _call(weight, rows, plan: tl.constexpr):
+    """Calls the first of these rows into L2: no kernel writes them."""
+    if plan.pdl and plan.ahead > 0:
+        start = rows.to(tl.int64) * plan.stored + tl.program_id(1) * plan.stored_chunk
+        line = tl.arange(0, plan.ahead)
+        if plan.folds == 1:
+            ahead = line * plan.line
+        else:
+            ahead = line % plan.ahead_of_each * plan.line + line // plan.ahead_of_each * plan.stretch
+        lines = start[:, None] + ahead[None, :]
+        call_ahead(weight + lines)
+
+
+@triton.jit
+def _wait(plan: tl.constexpr):
+    """Waits for the memory of the kernel before."""
     if plan.pdl:
-        if plan.ahead > 0:
-            start = rows.to(tl.int64) * plan.stored + tl.program_id(1) * plan.stored_chunk
-            line = tl.arange(0, plan.ahead)
-            if plan.folds == 1:
-                ahead = line * plan.line
-            else:
-                ahead = line % plan.ahead_of_each * plan.line + line // plan.ahead_of_each * plan.stretch
-            lines = start[:, None] + ahead[None, :]
-            call_ahead(weight + lines)
         gdc_wait()
 
 

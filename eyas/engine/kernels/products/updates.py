@@ -23,9 +23,11 @@ MANY = 128
 _FEW = 4  # rows, of which each product has a program for each row of the lower factor
 _ROWS_OF_FACTOR = 4  # of a program where there are more rows, and in exact arithmetic
 _COLUMNS, _TILE, _DEPTH = 1024, 64, 64
-_LINE = tl.constexpr(64)  # elements of two bytes
+FACTOR_LINE = tl.constexpr(64)
+"""Elements of two bytes in a line of memory."""
 _ADD_ROWS, _ADD_COLUMNS = 16, 128
-_GRAIN = tl.constexpr(16)  # of ranks
+GRAIN = tl.constexpr(16)
+"""Ranks are multiples of it."""
 _NO_SLOT = tl.constexpr(1 << 30)
 
 
@@ -88,7 +90,8 @@ def shrunk(
         return RowUpdates(out, slots, site)
     each = 1 if m <= _FEW and not exact else _ROWS_OF_FACTOR
     grid = (site.parts * (site.ranks // each), m)
-    tile = {"EACH": each, "COLUMNS": min(_COLUMNS, power_of_2(k)), "LINES": power_of_2(cdiv(k, _LINE.value))}
+    lines = power_of_2(cdiv(k, FACTOR_LINE.value))
+    tile = {"EACH": each, "COLUMNS": min(_COLUMNS, power_of_2(k)), "LINES": lines}
     options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not exact}
     _shrink_rows[grid](x, out, slots, site.numbers, site.places, **sizes, **tile, PDL=pdl, **options)
     return RowUpdates(out, slots, site)
@@ -98,7 +101,7 @@ def add(made: torch.Tensor, updates: RowUpdates, k: int, pdl: bool = False, exac
     """Adds the updates of a product [n, k] to its rows made [m, n], contiguous; in place, rounded once."""
     m, n = made.shape
     columns = math.gcd(n, _ADD_COLUMNS)  # so that none is beyond the last, and loads are wide
-    tiles = m > MANY and not exact and columns >= _GRAIN.value
+    tiles = m > MANY and not exact and columns >= GRAIN.value
     rows = _TILE if tiles else _ADD_ROWS
     tile = {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "PDL": pdl}
     sizes = {"K": k, "N": n} | updates.site.sizes
@@ -123,7 +126,7 @@ def _shrink_rows(
     at = (part * rank + first + tl.arange(0, EACH))[:, None] * K
     if PDL:
         if there:
-            line = tl.minimum(tl.arange(0, LINES) * _LINE, K - 1)
+            line = tl.minimum(tl.arange(0, LINES) * FACTOR_LINE, K - 1)
             call_ahead(factor + at + line[None, :])
     after_previous(PDL)
     if there:
@@ -149,13 +152,13 @@ def _shrink_tiles(
     row, part = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     own = tl.load(slots + row, mask=row < m, other=0)
     slot = tl.min(tl.where(own > 0, own, _NO_SLOT))
-    step, of_factor = tl.arange(0, DEPTH), tl.arange(0, _GRAIN)
+    step, of_factor = tl.arange(0, DEPTH), tl.arange(0, GRAIN)
     while slot < _NO_SLOT:
         entry = places + slot.to(tl.int64) * STRIDE
         rank = tl.load(entry + 1)
         factor = numbers + tl.multiple_of(tl.load(entry), 16) + part * rank * K
-        for first in range(0, rank, _GRAIN):
-            made = tl.zeros((ROWS, _GRAIN), tl.float32)
+        for first in range(0, rank, GRAIN):
+            made = tl.zeros((ROWS, GRAIN), tl.float32)
             at = (first + of_factor)[None, :] * K
             for begin in range(0, K, DEPTH):
                 column = begin + step
@@ -197,13 +200,13 @@ def _with_tiles(
     the columns.
     """
     shrunk, slots, numbers, places = updates
-    ranks, own = tl.arange(0, _GRAIN), tl.load(slots + row, mask=row < m, other=0)
+    ranks, own = tl.arange(0, GRAIN), tl.load(slots + row, mask=row < m, other=0)
     slot = tl.min(tl.where(own > 0, own, _NO_SLOT))
     while slot < _NO_SLOT:
         entry = places + slot.to(tl.int64) * STRIDE
         rank = tl.load(entry + 1)
         upper = numbers + tl.multiple_of(tl.load(entry), 16) + rank * (PARTS * K)
-        for first in range(0, rank, _GRAIN):
+        for first in range(0, rank, GRAIN):
             number = tl.load(upper + (first + ranks)[:, None] * N + column[None, :])
             for turn in range(tl.min(part), tl.max(part) + 1):
                 lower = shrunk + (row.to(tl.int64) * PARTS + turn)[:, None] * RANKS + (first + ranks)[None, :]
@@ -223,18 +226,93 @@ def updates_of(
 
     `part`: of the columns, one for all, or [1, columns]; of `PARTS`.
     """
-    shrunk, slots, numbers, places = updates
-    slot = tl.load(slots + row, mask=row < m, other=0)
-    entry = places + slot.to(tl.int64) * STRIDE
-    rank = tl.where(slot > 0, tl.load(entry + 1), 0).to(tl.int32)
-    upper = tl.multiple_of(tl.load(entry), 16) + rank.to(tl.int64) * (PARTS * K)
+    shrunk, _, numbers, _ = updates
+    rank, upper = own_factors(updates, row, m, K, PARTS, STRIDE)
     lower = shrunk + (row.to(tl.int64)[:, None] * PARTS + part) * RANKS
     sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
-    for first in range(0, tl.max(rank), _GRAIN):
+    for first in range(0, tl.max(rank), GRAIN):
         there = (first < rank)[:, None]
-        for turn in tl.static_range(_GRAIN):
+        for turn in tl.static_range(GRAIN):
             times = tl.load(lower + first + turn, mask=there, other=0.0)
             at = tl.multiple_of(upper, 16)[:, None] + (first + turn) * N + column[None, :]
             number = tl.load(numbers + at, mask=there, other=0.0)
             sums += times * number.to(tl.float32)
     return sums
+
+
+# --- the same of a tile whose columns are of one part, whose numbers come before they are needed ----------
+
+
+@triton.jit
+def own_factors(updates, row, m, K: tl.constexpr, PARTS: tl.constexpr, STRIDE: tl.constexpr):
+    """Of each row's own adapter the rank, int32, and where its upper factor begins, int64. No rank: it has
+    none, or is not below m.
+    """
+    _, slots, _, places = updates
+    slot = tl.load(slots + row, mask=row < m, other=0)
+    entry = places + slot.to(tl.int64) * STRIDE
+    rank = tl.where(slot > 0, tl.load(entry + 1), 0).to(tl.int32)
+    return rank, tl.multiple_of(tl.load(entry), 16) + rank.to(tl.int64) * (PARTS * K)
+
+
+@triton.jit
+def uppers_of(updates, own, first, COUNT: tl.constexpr, column, N: tl.constexpr):
+    """The numbers of so many ranks of the rows' upper factors: of each rank, [rows, columns]."""
+    there, upper = (first < own[0])[:, None], tl.multiple_of(own[1], 16)[:, None]
+    made = ()
+    for turn in tl.static_range(COUNT):
+        at = upper + (first + turn) * N + column[None, :]
+        made = made + (tl.load(updates[2] + at, mask=there, other=0.0),)  # type: ignore[assignment]
+    return made
+
+
+@triton.jit
+def call_uppers(updates, own, lines, N: tl.constexpr):
+    """Calls the first ranks of the rows' upper factors into L2. `lines`: a column of each."""
+    rank, upper = own
+    if tl.max(rank) > 0:
+        at = (upper[:, None] + tl.arange(0, GRAIN)[None, :] * N)[:, :, None] + lines[None, None, :]
+        call_ahead(updates[2] + at)
+
+
+@triton.jit
+def lowers_of(updates, own, first, row, part, PARTS: tl.constexpr, RANKS: tl.constexpr):
+    """The rows times GRAIN ranks of a part's lower factors: [rows, GRAIN]."""
+    lower = updates[0] + (row.to(tl.int64)[:, None] * PARTS + part) * RANKS
+    there = (first < own[0])[:, None]
+    return tl.load(lower + first + tl.arange(0, GRAIN)[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def with_ranks(
+    sums, updates, own, first, lowers, uppers, column,
+    EARLY: tl.constexpr, COUNT: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """The sums [rows, columns] plus what GRAIN ranks add, in their order; of the first EARLY `uppers` are
+    there, others are loaded by COUNT.
+    """
+    times = _columns_of(lowers)
+    for turn in tl.static_range(EARLY):
+        sums += times[turn] * uppers[turn].to(tl.float32)
+    for begin in tl.static_range(EARLY, GRAIN, COUNT):
+        more = uppers_of(updates, own, first + begin, COUNT, column, N)
+        for turn in tl.static_range(COUNT):
+            sums += times[begin + turn] * more[turn].to(tl.float32)
+    return sums
+
+
+@triton.jit
+def _columns_of(lowers):
+    """Each of the GRAIN columns, [rows, 1]. By halves, which threads have to themselves: to load each column
+    would be to load it for every number that it multiplies.
+    """
+    ROWS: tl.constexpr = lowers.shape[0]
+    made = (lowers,)
+    for level in tl.static_range(4):
+        halves = ()
+        for place in tl.static_range(1 << level):
+            pairs = tl.permute(tl.reshape(made[place], (ROWS, 2, GRAIN >> (level + 1))), (0, 2, 1))
+            low, high = tl.split(pairs)
+            halves = halves + (low, high)  # type: ignore[assignment]
+        made = halves  # type: ignore[assignment]
+    return made
