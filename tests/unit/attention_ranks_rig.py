@@ -66,9 +66,9 @@ def ranked(monkeypatch: pytest.MonkeyPatch, config: EngineConfig, ranks: int) ->
     start = build.attention_ranks
 
     def noted(loaded, pool, beat):
-        model, forward = start(loaded, pool, beat)
+        model, forward, leader = start(loaded, pool, beat)
         kept.append(Seen(forward, ranks, loaded.config.num_pages))
-        return model, kept[-1]
+        return model, kept[-1], leader
 
     with monkeypatch.context() as patched:
         patched.setattr(build, "attention_ranks", noted)

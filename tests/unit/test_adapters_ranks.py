@@ -12,9 +12,21 @@ import pytest
 
 from eyas.common.errors import InvalidRequest
 from eyas.engine.device import calls
-from eyas.engine.device.adapters import DeviceAdapters, FollowerAdapters
+from eyas.engine.device.adapters import DeviceAdapters, FollowerAdapters, LeaderAdapters
+from eyas.engine.parallel.leader import RankLeader
+from eyas.engine.parallel.ranks import RankCall, RankChannel
 
 FOLDER = Path("/adapters/my own")
+
+
+@dataclass
+class Channel:
+    """What a rank above 0 answers."""
+
+    answers: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def answer(self, number: int, data: bytes = b"") -> None:
+        self.answers.append((number, data))
 
 
 @dataclass
@@ -23,6 +35,7 @@ class Slots:
 
     contents: list[str]
     inside: dict[int, str] = field(default_factory=dict)
+    slots: int = 0
 
     def read(self, folder: Path) -> Any:
         if not (name := self.contents.pop(0)):
@@ -36,10 +49,12 @@ class Slots:
 
 def _following(*contents: str) -> tuple[Slots, FollowerAdapters]:
     """Slots, and adapters that were read as often as there are contents."""
-    slots = Slots(list(contents))
-    adapters = FollowerAdapters(cast("DeviceAdapters", slots))
-    for _ in contents:
-        adapters.announce(FOLDER)
+    slots, channel = Slots(list(contents)), Channel()
+    adapters = FollowerAdapters(cast("DeviceAdapters", slots), cast("RankChannel", channel))
+    for number in range(len(contents)):
+        adapters.announce(number, FOLDER)
+    adapters._reader.shutdown()
+    assert channel.answers == [(number, name.encode()) for number, name in enumerate(contents)]
     return slots, adapters
 
 
@@ -51,7 +66,7 @@ def test_an_adapter_serves_on_when_its_folder_holds_another() -> None:
     adapters.forget(FOLDER, "old")
     adapters.fill(1, FOLDER, "new")
     assert slots.inside == {1: "new", 2: "new"}
-    with pytest.raises(RuntimeError, match="has changed"):
+    with pytest.raises(AssertionError, match="rank 0 has heard"):
         adapters.fill(1, FOLDER, "old")
 
 
@@ -61,8 +76,44 @@ def test_what_was_read_twice_is_forgotten_once_at_a_time() -> None:
     adapters.fill(1, FOLDER, "a")
     adapters.forget(FOLDER, "a")
     adapters.forget(FOLDER, "a")  # as of a rank that has read another
-    with pytest.raises(RuntimeError, match="has changed"):
+    with pytest.raises(AssertionError, match="rank 0 has heard"):
         adapters.fill(1, FOLDER, "a")
+
+
+@dataclass
+class Leader:
+    """Other ranks that read these names. `told`: the kinds of calls, and their names."""
+
+    names: list[str]
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    def ask(self, call: RankCall) -> int:
+        return 7
+
+    def answers(self, number: int, wait_s: float) -> list[bytes]:
+        assert number == 7
+        return [name.encode() for name in self.names]
+
+    def tell(self, call: RankCall) -> None:
+        self.told.append((call.kind, calls.adapter_of(call)[1]))
+
+
+@pytest.mark.parametrize("others", [["new", "new"], ["old", "new"], ["old", ""]])
+def test_an_adapter_that_not_all_ranks_have_read_is_refused(others: list[str]) -> None:
+    """Its folder changed between two of them; each forgets what it has read, and all serve on."""
+    own, leader = Slots(["old"], slots=2), Leader(others)
+    adapters = LeaderAdapters(cast("DeviceAdapters", own), cast("RankLeader", leader))
+    adapters.announce(FOLDER)
+    with pytest.raises(InvalidRequest, match="changed while it was read"):
+        adapters.read(FOLDER)
+    assert sorted(leader.told) == sorted((calls.FORGET_ADAPTER, name) for name in {"old", *others})
+
+
+def test_an_adapter_that_all_ranks_have_read_is_taken() -> None:
+    leader = Leader(["one", "one"])
+    adapters = LeaderAdapters(cast("DeviceAdapters", Slots(["one"], slots=2)), cast("RankLeader", leader))
+    adapters.announce(FOLDER)
+    assert (adapters.read(FOLDER).id, leader.told) == ("one", [])
 
 
 def test_other_ranks_hear_which_adapter_of_a_folder_is_meant() -> None:

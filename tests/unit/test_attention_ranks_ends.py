@@ -154,7 +154,7 @@ def test_a_rank_that_dies_ends_the_engine_in_words(config: EngineConfig, monkeyp
 
 def _loaded_early(rank_info: RankInfo, channel: RankChannel) -> None:
     forwards.STEP_S = 2.0
-    forwards.serve(None, rank_info, channel)
+    forwards.serve(None, rank_info, channel, {})
 
 
 @pytest.mark.slow

@@ -33,8 +33,13 @@ def _write_down(folder: Path, rank_info: RankInfo, channel: RankChannel) -> None
         if rank_info.rank == call.numbers[0]:
             raise ValueError("no such page")
 
+    def reply(call: RankCall) -> None:
+        number, *others = call.numbers
+        channel.answer(number, call.data + str(others[0] * rank_info.rank).encode())
+
     channel.ready()
-    follow(channel, {"note": note, "stumble": stumble, "hang": lambda _: time.sleep(600)})
+    calls = {"note": note, "stumble": stumble, "reply": reply, "hang": lambda _: time.sleep(600)}
+    follow(channel, calls)
     with path.open("ab") as file:
         file.write(b"left")
 
@@ -97,6 +102,31 @@ def test_a_follower_that_is_killed_is_noticed_at_the_next_call(trio: RankFollowe
     victim.join(10)
     with pytest.raises(EngineError, match="rank 1 of 3 has ended: killed by SIGKILL"):
         trio.broadcast(RankCall("note", (0,)))
+
+
+def test_answers_are_those_of_their_call(trio: RankFollowers) -> None:
+    """Whoever waits first: threads ask for themselves, while another has steps computed."""
+    first, second = (trio.ask(RankCall("reply", (number,), b"x" * 100_000)) for number in (10, 20))
+    trio.broadcast(RankCall("note", (0,)))
+    for number, wanted in ((second, ("20", "40")), (first, ("10", "20"))):
+        assert trio.answers(number, 10.0) == [b"x" * 100_000 + each.encode() for each in wanted]
+
+
+def test_an_answer_of_a_follower_that_ends_is_not_waited_for(trio: RankFollowers) -> None:
+    number = trio.ask(RankCall("reply", (1,)))
+    assert len(trio.answers(number, 10.0)) == 2
+    trio.broadcast(RankCall("stumble", (2,)))
+    with pytest.raises(EngineError, match="rank 2 of 3 has ended: ValueError: no such page"):
+        trio.answers(99, 10.0)
+    with pytest.raises(EngineError, match="rank 2 of 3 has ended: ValueError: no such page"):
+        trio.check()
+
+
+def test_an_answer_that_does_not_come_is_an_error(trio: RankFollowers) -> None:
+    beats: list[None] = []
+    with pytest.raises(EngineError, match="rank 1 of 3 has not answered in time"):
+        trio.answers(99, 0.3, lambda: beats.append(None))
+    assert len(beats) > 1
 
 
 def test_a_follower_that_takes_nothing_is_an_error(

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 import torch
+from safetensors import safe_open
 
 from eyas.common import weights
 from eyas.common.errors import ConfigError, InvalidRequest
@@ -193,6 +194,23 @@ class HostSlice:
         return self.whole[part]
 
 
+class DiskFile:
+    """A safetensors file of a folder, mapped: a `StoredFile`. `names`: of its tensors; None: of all."""
+
+    def __init__(self, path: Path, names: Iterable[str] | None = None) -> None:
+        self.path = str(path)
+        file: Any = safe_open(path, framework="pt")
+        self._file, self._names = file, tuple(file.keys() if names is None else names)
+
+    def keys(self) -> Iterable[str]:
+        """The names of the tensors."""
+        return self._names
+
+    def get_slice(self, name: str) -> Any:
+        """Opens a reader of a tensor."""
+        return self._file.get_slice(name)
+
+
 class LayeredFile:
     """Files as one, a `StoredFile`: the first that has a tensor gives it. One that gives none is let go."""
 
@@ -209,6 +227,49 @@ class LayeredFile:
     def get_slice(self, name: str) -> Any:
         """Opens a reader of a tensor."""
         return self._home[name].get_slice(name)
+
+    def parts(self) -> list[tuple[Any, list[str]]]:
+        """The files, and the names of the tensors that each gives."""
+        files = {id(file): file for file in self._home.values()}
+        return [(file, [n for n, home in self._home.items() if home is file]) for file in files.values()]
+
+
+HostFile = HostTensors | LayeredFile
+"""Tensors that an update has brought, beside those that stay."""
+
+
+class SharedFile(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors that another process of this user opens by a path: of memory with their places, of a
+    safetensors file without.
+    """
+
+    path: str
+    tensors: dict[str, TensorPlace | None]
+
+
+def shared(file: HostFile) -> list[SharedFile]:
+    """What `mapped` makes the same file of, in another process, as long as this one has it."""
+    parts = file.parts() if isinstance(file, LayeredFile) else [(file, list(file.keys()))]
+    return [
+        SharedFile(
+            part.path, {name: part.places[name] if isinstance(part, HostTensors) else None for name in names}
+        )
+        for part, names in parts
+    ]
+
+
+def mapped(files: Iterable[SharedFile], device: str) -> LayeredFile:
+    """The tensors of another process, not copied; locked here too, if a GPU is to read them."""
+    parts: list[HostTensors | DiskFile] = []
+    for file in files:
+        places = {name: place for name, place in file.tensors.items() if place is not None}
+        if not places:
+            parts.append(DiskFile(Path(file.path), file.tensors))
+            continue
+        parts.append(there := HostTensors(places, file.path))
+        if device != "cpu":
+            there.lock(device)
+    return LayeredFile(*parts)
 
 
 def read_files(paths: Iterable[Path]) -> HostTensors:

@@ -6,22 +6,28 @@ in its slot; those that are launched meanwhile go on with the other slots.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 
+from eyas.common.errors import EyasError, InvalidRequest
 from eyas.engine.adapters.peft import read_adapter
 from eyas.engine.adapters.sites import AdapterSites, PackedAdapter, filled
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.device import calls
 from eyas.engine.formats.adapted import AdaptedProjection
+from eyas.engine.ipc.adapter_messages import LORA_PATH
 from eyas.engine.kernels.products.updates import SiteNumbers
 from eyas.engine.kv.pinned import pin, unpin
 from eyas.engine.parallel.leader import RankLeader
-from eyas.engine.parallel.ranks import RankCall
+from eyas.engine.parallel.ranks import RankCall, RankChannel
+
+READ_S = 300.0  # the slowest rank may take so much longer to read an adapter than rank 0
 
 
 class DeviceAdapters:
@@ -96,16 +102,35 @@ class LeaderAdapters:
     """An `AdapterMemory` over several ranks: what rank 0's slots take, the followers' take too."""
 
     def __init__(self, own: DeviceAdapters, leader: RankLeader) -> None:
-        self.slots, self.read, self.renew = own.slots, own.read, own.renew
+        self.slots = own.slots
         self._own, self._leader = own, leader
+        self._answers: SimpleQueue[int] = SimpleQueue()  # of folders that are being read, in their order
 
     def announce(self, folder: Path) -> None:
         """The others begin to read the folder."""
-        self._tell(calls.read_adapter(folder))
+        self._answers.put(self._leader.ask(calls.read_adapter(folder)))
+
+    def read(self, folder: Path) -> PackedAdapter:
+        """The adapter that all ranks have read there. Raises InvalidRequest if it was not the same on all."""
+        try:
+            packed = self._own.read(folder)
+        finally:
+            others = [each.decode() for each in self._leader.answers(self._answers.get(), READ_S)]
+        if set(others) == {packed.id}:
+            return packed
+        for name in {packed.id, *others}:
+            self._leader.tell(calls.forget_adapter(folder, name))
+        text = f"{folder} changed while it was read: not all ranks have the same adapter of it"
+        raise InvalidRequest(text, param=LORA_PATH)
 
     def forget(self, adapter: PackedAdapter) -> None:
         """The others drop it."""
         self._tell(calls.forget_adapter(adapter.folder, adapter.id))
+
+    def renew(self, adapter: PackedAdapter) -> None:
+        """All renew it."""
+        self._tell(calls.renew_adapter(adapter.folder, adapter.id))
+        self._own.renew(adapter)
 
     def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
         """All begin to copy."""
@@ -124,22 +149,38 @@ class FollowerAdapters:
     A folder may hold another adapter each time that it is read, and the one before may still serve.
     """
 
-    def __init__(self, own: DeviceAdapters) -> None:
-        self._own = own
+    def __init__(self, own: DeviceAdapters, channel: RankChannel) -> None:
+        self._own, self._channel = own, channel
         self._reader = ThreadPoolExecutor(1, "adapters")
         self._reads: list[tuple[Path, Future[PackedAdapter]]] = []
 
-    def announce(self, folder: Path) -> None:
-        """Begins to read a folder."""
+    def announce(self, number: int, folder: Path) -> None:
+        """Begins to read a folder; then answers the call `number` with the adapter's id, or with nothing."""
         self._reads = [each for each in self._reads if not (each[1].done() and each[1].exception())]
-        self._reads.append((folder, self._reader.submit(self._own.read, folder)))
+        self._reads.append((folder, self._reader.submit(self._read, number, folder)))
+
+    def _read(self, number: int, folder: Path) -> PackedAdapter:
+        name = ""
+        try:
+            packed = self._own.read(folder)
+            name = packed.id
+            return packed
+        finally:
+            self._channel.answer(number, name.encode())
 
     def fill(self, slot: int, folder: Path, name: str) -> None:
-        """Begins to fill a slot with the adapter `name`, read there. Raises RuntimeError if none was it."""
+        """Begins to fill a slot with the adapter `name`, which was read there."""
+        self._own.fill(slot, self._one(folder, name))
+
+    def renew(self, folder: Path, name: str) -> None:
+        """As of rank 0, which finds the same wrong, and drops it then."""
+        with contextlib.suppress(EyasError):
+            self._own.renew(self._one(folder, name))
+
+    def _one(self, folder: Path, name: str) -> PackedAdapter:
         place = self._place(folder, name)
-        if place is None:
-            raise RuntimeError(f"{folder} has changed: it was not the adapter {name} that was read there")
-        self._own.fill(slot, self._reads[place][1].result())
+        assert place is not None, "rank 0 has heard that it was read"
+        return self._reads[place][1].result()
 
     def forget(self, folder: Path, name: str) -> None:
         """The adapter `name`, read there, is not needed any more; another one may be."""

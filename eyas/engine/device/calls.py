@@ -25,6 +25,7 @@ COPY_STATE = "copy_state"
 READ_ADAPTER = "read_adapter"
 FILL_ADAPTER = "fill_adapter"
 FORGET_ADAPTER = "forget_adapter"
+RENEW_ADAPTER = "renew_adapter"
 
 
 def begin(step: StepInput) -> RankCall:
@@ -129,7 +130,7 @@ def copy_state(source: int, target: int) -> RankCall:
 
 
 def read_adapter(folder: Path) -> RankCall:
-    """The folder of an adapter is read."""
+    """The folder of an adapter is read; the answer is its id, or nothing."""
     return RankCall(READ_ADAPTER, (), str(folder).encode())
 
 
@@ -143,13 +144,18 @@ def forget_adapter(folder: Path, name: str) -> RankCall:
     return RankCall(FORGET_ADAPTER, (), f"{name} {folder}".encode())
 
 
+def renew_adapter(folder: Path, name: str) -> RankCall:
+    """What was read there, the adapter of this id, becomes what the new weights make of it."""
+    return RankCall(RENEW_ADAPTER, (), f"{name} {folder}".encode())
+
+
 def folder_of(call: RankCall) -> Path:
     """Decodes what `read_adapter` encoded."""
     return Path(call.data.decode())
 
 
 def adapter_of(call: RankCall) -> tuple[Path, str]:
-    """Decodes what `fill_adapter` and `forget_adapter` encoded: the folder and the id."""
+    """Decodes what `fill_adapter`, `forget_adapter` and `renew_adapter` encoded: the folder and the id."""
     name, _, folder = call.data.decode().partition(" ")
     return Path(folder), name
 

@@ -15,6 +15,8 @@ from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear
+from eyas.engine.loading.rank_replacement import FollowerReplacement
+from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.forwards import DataParallelForward, RankForward, serve
 from eyas.engine.models.decoder import Decoder
@@ -27,8 +29,11 @@ from kv_transfer.host_files import new_path
 PlainDecoder = Decoder[Linear]
 
 
-def attention_ranks(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[PlainDecoder, DataParallelForward]:
-    """The model of rank 0, and all ranks as what computes its steps. `pool`: a file, with all ranks' pages.
+def attention_ranks(
+    loaded: EngineSpec, pool: KvPool, beat: Beat
+) -> tuple[PlainDecoder, DataParallelForward, RankLeader]:
+    """The model of rank 0, all ranks as what computes its steps, and their leader. `pool`: a file, with all
+    ranks' pages.
 
     `beat`: of rank 0, which waits for the others in every layer. Raises EngineError if a rank cannot load.
     """
@@ -40,15 +45,16 @@ def attention_ranks(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Plain
     except BaseException:
         leader.give_up()
         raise
-    return model, DataParallelForward(part, leader)
+    return model, DataParallelForward(part, leader), leader
 
 
 def _main(loaded: EngineSpec, path: Path, rank_info: RankInfo, channel: RankChannel) -> None:
     """The process of a rank above 0. `loaded`: as rank 0 has it; `path`: of its pool."""
     torch.set_num_threads(loaded.config.threads)
     pool = KvPool(loaded.shape(KvKind.TARGET), path, theirs=True)
-    _, part = _part(loaded, pool, rank_info, no_pulse)
-    serve(part, rank_info, channel)
+    model, part = _part(loaded, pool, rank_info, no_pulse)
+    weights = FollowerReplacement(WeightReplacement(loaded, model), "cpu", channel, lambda: None)
+    serve(part, rank_info, channel, weights.calls)
 
 
 def _part(

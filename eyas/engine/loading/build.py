@@ -53,6 +53,7 @@ from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.draft_build import draft_worker, plain_machine, plain_runner
 from eyas.engine.loading.draft_channels import decode_channels, gpu_of
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
+from eyas.engine.loading.rank_replacement import LeaderReplacement
 from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
@@ -209,7 +210,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
     config, target = loaded.config, loaded.target
     _log.info("arithmetic: %s (plain torch)", config.arithmetic)
     pool = loaded.pool(KvKind.TARGET)
-    model, forward = _plain_model(loaded, pool, beat)
+    model, forward, leader = _plain_model(loaded, pool, beat)
     draft_runner = None
     if loaded.drafts_here:
         assert isinstance(model, Decoder)
@@ -237,7 +238,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
         ),
         slowest_step_s=slowest,
         rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length), loaded.state_slots)),
-        replacement=_replacement(loaded, model),
+        replacement=_replacement(loaded, model, leader),
         adapters=_plain_adapters(loaded, model),
     )
 
@@ -254,18 +255,18 @@ def _plain_adapters(loaded: EngineSpec, model: DecoderModel[ForwardBatch]) -> Ad
 
 def _plain_model(
     loaded: EngineSpec, pool: KvPool, beat: Beat
-) -> tuple[DecoderModel[ForwardBatch], StepForward]:
-    """The model here, and what computes steps: it alone, or with other ranks."""
+) -> tuple[DecoderModel[ForwardBatch], StepForward, RankLeader | None]:
+    """The model here, and what computes steps: it alone, or with other ranks and their leader."""
     if loaded.config.dp_attention > 1:
         return attention_ranks(loaded, pool, beat)
     backend = loaded.backend(KvKind.TARGET, beat)
     if loaded.target.foreign is not None:
         foreign = foreign_model(loaded.target, loaded.placement, PlainPages(backend))
-        return foreign, LocalForward(foreign, pool, backend)
+        return foreign, LocalForward(foreign, pool, backend), None
     with loaded.weights(KvKind.TARGET) as weights:
         machine = TorchMachine(loaded.target, backend, adapted=loaded.config.max_loras > 0)
         model = Decoder(loaded.target, weights, machine)
-    return model, LocalForward(model, pool, backend)
+    return model, LocalForward(model, pool, backend), None
 
 
 def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _StepCore]:
@@ -310,7 +311,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         rates=rates,
         adapters=None if device.adapters is None else AdapterTable(device.adapters),
         weights=device.weights,
-        replacement=_replacement(loaded, device.model),
+        replacement=_replacement(loaded, device.model, leader),
     )
 
 
@@ -379,13 +380,14 @@ def _memory(loaded: EngineSpec, core: _StepCore) -> MemoryParts:
     return parts
 
 
-def _replacement(loaded: EngineSpec, model: DecoderModel[Any]) -> Replacement:
-    """How the target's weights change, or why they do not."""
+def _replacement(
+    loaded: EngineSpec, model: DecoderModel[Any], leader: RankLeader | None = None
+) -> Replacement:
+    """How the target's weights change, or why they do not. `leader`: of ranks that share the model."""
     if not isinstance(model, Decoder):
         return FixedWeights("transformers computes this model")
-    if loaded.config.device_ranks > 1 or loaded.config.dp_attention > 1:
-        return FixedWeights("ranks share this model")
-    return WeightReplacement(loaded, model)
+    own = WeightReplacement(loaded, model)
+    return own if leader is None else LeaderReplacement(own, leader)
 
 
 def _scheduler(loaded: EngineSpec, core: _StepCore, pulls: PullManager) -> Schedulers:

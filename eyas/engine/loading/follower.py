@@ -5,15 +5,20 @@ It schedules nothing, samples nothing for anybody and reads no result; it ends w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 
 from eyas.engine.device import calls
 from eyas.engine.device.adapters import FollowerAdapters
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.step import StepInput
-from eyas.engine.loading.device_build import build_rank
+from eyas.engine.loading.device_build import WarmRank, build_rank
+from eyas.engine.loading.rank_replacement import FollowerReplacement
+from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.leader import LOAD_S, join_leader
 from eyas.engine.parallel.ranks import RankCall, RankChannel, RankInfo, follow
 
@@ -26,20 +31,31 @@ def main(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     if group is None:
         return
     rank = build_rank(loaded, EngineStart(), group, StepExecutor)
-    follow(channel, FollowerRank(rank.executor).calls)
-    rank.executor.close()
+    executor = rank.executor
+    follow(channel, {**FollowerRank(executor, channel).calls, **_of_weights(rank, channel)})
+    executor.close()
     group.close()
+
+
+def _of_weights(rank: WarmRank, channel: RankChannel) -> Mapping[str, Callable[[RankCall], None]]:
+    """What this rank does with new weights, if its model takes some."""
+    executor, loaded = rank.executor, rank.loaded
+    model = executor.state.model
+    if not isinstance(model, Decoder):
+        return {}
+    own = WeightReplacement(loaded, model)
+    return FollowerReplacement(own, loaded.config.device, channel, executor.wait).calls
 
 
 class FollowerRank:
     """`calls`: what is done at each kind of call; the twin of `eyas.engine.device.rank0_executor`."""
 
-    def __init__(self, executor: StepExecutor) -> None:
+    def __init__(self, executor: StepExecutor, channel: RankChannel) -> None:
         self._executor = executor
         self._step: StepInput | None = None
         own = executor.state.adapters
-        self._adapters = None if own is None else FollowerAdapters(own)
-        self.calls = {
+        self._adapters = None if own is None else FollowerAdapters(own, channel)
+        self.calls: Mapping[str, Callable[[RankCall], None]] = {
             calls.BEGIN: self._begin,
             calls.SCORE: self._score,
             calls.SAMPLE: self._sample,
@@ -52,6 +68,7 @@ class FollowerRank:
             calls.READ_ADAPTER: self._read_adapter,
             calls.FILL_ADAPTER: self._fill_adapter,
             calls.FORGET_ADAPTER: self._forget_adapter,
+            calls.RENEW_ADAPTER: self._renew_adapter,
         }
 
     def _begin(self, call: RankCall) -> None:
@@ -85,7 +102,7 @@ class FollowerRank:
 
     def _read_adapter(self, call: RankCall) -> None:
         assert self._adapters is not None
-        self._adapters.announce(calls.folder_of(call))
+        self._adapters.announce(call.numbers[0], calls.folder_of(call))
 
     def _fill_adapter(self, call: RankCall) -> None:
         assert self._adapters is not None
@@ -94,3 +111,8 @@ class FollowerRank:
     def _forget_adapter(self, call: RankCall) -> None:
         assert self._adapters is not None
         self._adapters.forget(*calls.adapter_of(call))
+
+    def _renew_adapter(self, call: RankCall) -> None:
+        assert self._adapters is not None
+        self._executor.wait()
+        self._adapters.renew(*calls.adapter_of(call))

@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import safe_open
-
 from eyas.common.errors import ConfigError, EyasError, InvalidRequest, NotFound
 from eyas.common.weights import JoinGroup, PrepareWeights
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import read_config, weight_files
-from eyas.engine.checkpoint.host_tensors import DIGEST_BYTES, HostTensors, LayeredFile
-from eyas.engine.checkpoint.weights import StoredFile
+from eyas.engine.checkpoint.host_tensors import DIGEST_BYTES, DiskFile, HostFile, HostTensors, LayeredFile
 from eyas.engine.ipc.pulse import Beat
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.weight_sources import WeightSources
@@ -35,11 +32,14 @@ UNSAID = frozenset(("_name_or_path", "architectures", "dtype", "torch_dtype", "t
 class Replacement(Protocol):
     """The weights that steps read, on all ranks."""
 
-    def rehearse(self, file: StoredFile) -> None:
+    def rehearse(self, file: HostFile) -> None:
         """Raises ConfigError, by name, if those of `file` cannot take their place."""
 
-    def write(self, file: StoredFile, beat: Beat) -> None:
-        """Writes those that were rehearsed."""
+    def write(self, file: HostFile, beat: Beat) -> None:
+        """Writes those that were rehearsed last."""
+
+    def forget(self) -> None:
+        """Those that were rehearsed last are let go."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,16 @@ class FixedWeights:
 
     why: str
 
-    def rehearse(self, file: StoredFile) -> None:
+    def rehearse(self, file: HostFile) -> None:
         """Raises InvalidRequest."""
         raise InvalidRequest(f"the weights of this worker do not change: {self.why}")
 
-    def write(self, file: StoredFile, beat: Beat) -> None:
+    def write(self, file: HostFile, beat: Beat) -> None:
         """Never called: no update was rehearsed."""
+        raise AssertionError(self.why)
+
+    def forget(self) -> None:
+        """Never called."""
         raise AssertionError(self.why)
 
 
@@ -62,7 +66,7 @@ class EngineWeights:
 
     def __init__(self, loaded: EngineSpec, replacement: Replacement, sources: WeightSources) -> None:
         self._loaded, self._replacement, self._sources = loaded, replacement, sources
-        self._served: StoredFile | None = None  # None: the folder's
+        self._served: HostFile | None = None  # None: the folder's
         self._digest = ""
 
     def stage(self, update: PrepareWeights) -> StagedWeights:
@@ -83,6 +87,7 @@ class EngineWeights:
 
     def drop(self, staged: StagedWeights) -> None:
         """Frees the memory."""
+        self._replacement.forget()
         staged.file = None
 
     def write(self, staged: StagedWeights, beat: Beat) -> None:
@@ -106,7 +111,7 @@ class EngineWeights:
         """See `WeightSources`."""
         self._sources.leave(group)
 
-    def _whole(self, read: HostTensors, *, whole: bool) -> StoredFile:
+    def _whole(self, read: HostTensors, *, whole: bool) -> HostFile:
         if whole:
             return read
         below = self._stored()
@@ -114,7 +119,7 @@ class EngineWeights:
             raise InvalidRequest(f"the model has no tensor {unknown[0]}", param="names")
         return LayeredFile(read, below)
 
-    def _stored(self) -> StoredFile:
+    def _stored(self) -> HostFile:
         """The tensors that are served, as they were stored."""
         if self._served is not None:
             return self._served
@@ -155,4 +160,4 @@ def _said(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _opened(paths: Iterable[Path]) -> LayeredFile:
-    return LayeredFile(*(safe_open(path, framework="pt") for path in paths))
+    return LayeredFile(*map(DiskFile, paths))

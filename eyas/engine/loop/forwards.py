@@ -8,6 +8,7 @@ which each rank has its own pages; so rank 0 copies and moves rows for everybody
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -87,12 +88,19 @@ class RankForward:
         return nothing, nothing.repeat(1, len(share.taps))
 
 
-def serve(own: RankForward, rank_info: RankInfo, channel: RankChannel) -> None:
-    """A rank above 0, loaded: it does its part of every step until rank 0 closes the channel."""
+def serve(
+    own: RankForward,
+    rank_info: RankInfo,
+    channel: RankChannel,
+    others: Mapping[str, Callable[[RankCall], None]],
+) -> None:
+    """A rank above 0, loaded: it does its part of every step, and `others` by their kinds, until rank 0
+    closes the channel.
+    """
     group = join_leader(rank_info, channel, "cpu", STEP_S)
     if group is None:
         return
-    follow(channel, {STEP: lambda call: _step(own, group, call)})
+    follow(channel, {STEP: lambda call: _step(own, group, call), **others})
     group.close()
 
 

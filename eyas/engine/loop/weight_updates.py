@@ -15,7 +15,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from eyas.common.errors import Busy, EyasError, InvalidRequest, NotFound, WeightsChanged, WeightsChanging
+from eyas.common.errors import (
+    Busy,
+    EngineError,
+    EyasError,
+    InvalidRequest,
+    NotFound,
+    WeightsChanged,
+    WeightsChanging,
+)
 from eyas.common.types import WeightsInfo
 from eyas.common.weights import (
     PREPARE_S,
@@ -309,6 +317,8 @@ def _aborted() -> WeightsChanged:
 def _result(done: Future[WeightsReply]) -> WeightsReply:
     try:
         return done.result()
+    except EngineError:  # a rank is lost, and the engine with it
+        raise
     except EyasError as error:
         return WeightsReply(failure=WireFailure.of(error))
     except Exception as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from eyas.common.errors import EngineError
+from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import FollowerMain, RankCall, RankChannel, RankFollowers, RankInfo
 
@@ -70,6 +71,14 @@ class RankLeader:
     def tell_one(self, rank: int, call: RankCall) -> None:
         """Sends `call` to that follower. Raises EngineError if it is gone."""
         self._followers.send(rank, call)
+
+    def ask(self, call: RankCall) -> int:
+        """As `RankFollowers.ask`. Any thread may call it, and wait for the `answers`."""
+        return self._followers.ask(call)
+
+    def answers(self, number: int, wait_s: float, beat: Beat = no_pulse) -> list[bytes]:
+        """As `RankFollowers.answers`."""
+        return self._followers.answers(number, wait_s, beat)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

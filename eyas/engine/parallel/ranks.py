@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import multiprocessing
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -47,6 +49,7 @@ class RankCall(msgspec.Struct, frozen=True, array_like=True):
 
 READY = "ready"
 FAILED = "failed"
+ANSWER = "answer"
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,6 @@ class RankChannel:
 
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
-        self._reader = pipe.makefile("rb")
         self._decoder = msgspec.msgpack.Decoder(RankCall)
 
     def __iter__(self) -> Iterator[RankCall]:
@@ -73,15 +75,28 @@ class RankChannel:
     def read(self) -> RankCall | None:
         """The next call; None once the other end is closed."""
         with contextlib.suppress(ConnectionResetError):
-            length = self._reader.read(LENGTH_BYTES)
-            payload = self._reader.read(int.from_bytes(length, "little"))
+            payload = self._next(int.from_bytes(self._next(LENGTH_BYTES), "little"))
             if payload:
                 return self._decoder.decode(payload)
         return None
 
+    def _next(self, count: int) -> bytes:
+        """That many bytes, and none ahead of them: who waits for the pipe waits for the next call. Fewer
+        where the other end was closed.
+        """
+        read = bytearray()
+        while len(read) < count and (more := self._pipe.recv(count - len(read))):
+            read += more
+        return bytes(read)
+
     def ready(self) -> None:
         """Tells rank 0, which waits in `RankFollowers.wait_ready`, that this rank is loaded."""
         self._pipe.sendall(_framed(RankCall(READY)))
+
+    def answer(self, number: int, data: bytes = b"") -> None:
+        """Answers a call of `RankFollowers.ask`; does nothing if rank 0 is gone. Any thread may."""
+        with contextlib.suppress(OSError):
+            self._pipe.sendall(_framed(RankCall(ANSWER, (number,), data)))
 
     def failed(self, reason: str) -> None:
         """Tells rank 0 why this rank ends; does nothing if rank 0 is gone."""
@@ -90,7 +105,6 @@ class RankChannel:
 
     def close(self) -> None:
         """Closes this end, which is the end of the stream for the other."""
-        self._reader.close()
         self._pipe.close()
 
 
@@ -110,12 +124,14 @@ class RankFollowers:
     `meeting` is the path of a file that the constructor makes and `close` removes. After a kill it stays: it
     lies where the owner of the process looks for what a killed one has left.
 
-    One thread makes and uses it; when that thread ends, the followers are killed.
+    One thread makes it; when that ends, the followers are killed. Others may send calls and wait for answers.
     """
 
     def __init__(self, main: FollowerMain, ranks: int, meeting: Path) -> None:
         meeting.touch(mode=0o600, exist_ok=False)
         self._meeting = meeting
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(1)
         self.rank_info = RankInfo(0, ranks, str(meeting))
         others = [RankInfo(rank, ranks, str(meeting)) for rank in range(1, ranks)]
         self._followers = [_FollowerProcess(main, rank_info) for rank_info in others]
@@ -147,15 +163,40 @@ class RankFollowers:
         Raises EngineError if one has ended, or takes nothing for SEND_S.
         """
         payload = _framed(call)
-        for follower in self._followers:
-            follower.check()
-            follower.send(payload)
+        with self._sending:
+            for follower in self._followers:
+                follower.check()
+                follower.send(payload)
 
     def send(self, rank: int, call: RankCall) -> None:
         """Sends `call` to one follower. Raises EngineError as `broadcast`."""
         follower = self._followers[rank - 1]
-        follower.check()
-        follower.send(_framed(call))
+        with self._sending:
+            follower.check()
+            follower.send(_framed(call))
+
+    def ask(self, call: RankCall) -> int:
+        """Broadcasts a call that every follower answers. Returns the number of the answers, which stands
+        before the call's own numbers.
+        """
+        number = next(self._numbers)
+        self.broadcast(RankCall(call.kind, (number, *call.numbers), call.data))
+        return number
+
+    def answers(self, number: int, wait_s: float, beat: Callable[[], None] = lambda: None) -> list[bytes]:
+        """What every follower answers, rank 1's first. `beat` is called meanwhile.
+
+        Raises EngineError if one has ended, or does not answer within `wait_s`.
+        """
+        deadline, found = time.monotonic() + wait_s, []
+        for follower in self._followers:
+            while (data := follower.answer(number)) is None:
+                beat()
+                self.check()
+                if time.monotonic() > deadline:
+                    raise EngineError(f"{follower.name} has not answered in time")
+            found.append(data)
+        return found
 
     def dismiss(self) -> None:
         """Lets every follower leave after the calls that it has received; no call may follow.
@@ -187,7 +228,10 @@ class _FollowerProcess:
         self.name = f"rank {rank_info.rank} of {rank_info.ranks}"
         self.pipe, theirs = socket.socketpair()
         self.pipe.settimeout(SEND_S)
-        self._reports = RankChannel(self.pipe)  # one for all that it says: a reader reads ahead
+        self._reports = RankChannel(self.pipe)
+        self._reading = threading.Lock()
+        self._answers: dict[int, bytes] = {}
+        self._last_words = ""
         context = multiprocessing.get_context("spawn")
         arguments = (main, rank_info, theirs, os.getpid())
         self._process: SpawnProcess = context.Process(target=_run, args=arguments, daemon=True)
@@ -219,6 +263,17 @@ class _FollowerProcess:
             raise EngineError(f"{self.name} could not start: {_words(call) or self._exit()}")
         return True
 
+    def answer(self, number: int) -> bytes | None:
+        """Its answer; None: it has said nothing for a moment, or something else."""
+        if self.pipe.fileno() < 0:
+            raise EngineError(f"{self.name} was dismissed")
+        with self._reading:
+            ended = number not in self._answers and self._says_more(POLL_S) and not self._hear()
+            data = self._answers.pop(number, None)
+        if ended:
+            self._process.join(POLL_S)
+        return data
+
     def dismiss(self) -> None:
         self._reports.close()
 
@@ -228,9 +283,27 @@ class _FollowerProcess:
             self._process.kill()
             self._process.join()
 
+    def _says_more(self, wait_s: float) -> bool:
+        """Whether there is something to read: the end of the stream, too. False once this end is closed."""
+        return self.pipe.fileno() >= 0 and bool(wait([self.pipe], wait_s))
+
+    def _hear(self) -> bool:
+        """Reads a message, which is there; False: the end of the stream."""
+        call = self._reports.read()
+        if call is None:
+            return False
+        if call.kind == ANSWER:
+            self._answers[call.numbers[0]] = call.data
+        else:
+            self._last_words = _words(call)
+        return True
+
     def _reason(self) -> str:
-        """The reason why a process has ended: its last message, or else its exit code."""
-        return _words(self._reports.read()) or self._exit()
+        """The reason why a process has ended: its last words, or else its exit code."""
+        with self._reading:
+            while self._says_more(0) and self._hear():
+                pass
+        return self._last_words or self._exit()
 
     def _exit(self) -> str:
         code = self._process.exitcode

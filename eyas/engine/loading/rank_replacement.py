@@ -1,0 +1,97 @@
+"""New weights on all ranks of an engine. Rank 0 has read them; the others map its memory, and each makes its
+own share of it: rehearses beside its steps, and writes between two of them.
+
+A rank that cannot write ends, and with it the engine: no step is computed by ranks of two versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from eyas.common.errors import ConfigError, EyasError
+from eyas.common.weights import PREPARE_S
+from eyas.engine.checkpoint.host_tensors import HostFile, LayeredFile, SharedFile, mapped, shared
+from eyas.engine.ipc.pulse import Beat
+from eyas.engine.loading.replacement import WeightReplacement
+from eyas.engine.parallel.leader import STEP_S, RankLeader
+from eyas.engine.parallel.ranks import RankCall, RankChannel
+
+REHEARSE, WRITE, FORGET = "rehearse weights", "write weights", "forget weights"
+
+
+class LeaderReplacement:
+    """A `Replacement` of all ranks: what rank 0's does, the others' do too."""
+
+    def __init__(self, own: WeightReplacement, leader: RankLeader) -> None:
+        self._own, self._leader = own, leader
+
+    def rehearse(self, file: HostFile) -> None:
+        """Raises ConfigError, as the first rank does that finds something wrong. Rank 0 keeps `file` until
+        it is forgotten, here too.
+        """
+        number = self._leader.ask(RankCall(REHEARSE, data=msgspec.msgpack.encode(shared(file))))
+        try:
+            try:
+                self._own.rehearse(file)
+            finally:
+                answers = self._leader.answers(number, PREPARE_S)
+            for rank, text in enumerate(answers, start=1):
+                if text:
+                    raise ConfigError(f"rank {rank}: {text.decode()}")
+        except ConfigError:
+            self.forget()
+            raise
+
+    def write(self, file: HostFile, beat: Beat) -> None:
+        """Ends when all have written. Raises EngineError if one ends meanwhile, or takes too long."""
+        with self._leader.together():
+            number = self._leader.ask(RankCall(WRITE))
+            self._own.write(file, beat)
+            self._leader.answers(number, STEP_S, beat)
+
+    def forget(self) -> None:
+        """The others let the memory go."""
+        self._leader.tell(RankCall(FORGET))
+
+
+class FollowerReplacement:
+    """The same on a rank above 0. `calls`: what it does, by their kinds."""
+
+    def __init__(
+        self, own: WeightReplacement, device: str, channel: RankChannel, settle: Callable[[], None]
+    ) -> None:
+        """`settle`: waits until the device has computed the steps that were launched."""
+        self._own, self._device, self._channel, self._settle = own, device, channel, settle
+        self._file: LayeredFile | None = None
+        self._thread = ThreadPoolExecutor(1, "weights")
+        self.calls: Mapping[str, Callable[[RankCall], None]] = {
+            REHEARSE: lambda call: self._aside(self._rehearse, call),
+            WRITE: self._write,
+            FORGET: lambda call: self._aside(self._forget, call),
+        }
+
+    def _aside(self, work: Callable[[RankCall], None], call: RankCall) -> None:
+        """In the order of the calls, beside the steps."""
+        self._thread.submit(work, call)
+
+    def _rehearse(self, call: RankCall) -> None:
+        """Answers with what is wrong; nothing: all is well."""
+        text = ""
+        try:
+            self._file = mapped(msgspec.msgpack.decode(call.data, type=list[SharedFile]), self._device)
+            self._own.rehearse(self._file)
+        except Exception as error:  # it serves on, whatever the update is
+            text = error.message if isinstance(error, EyasError) else f"{type(error).__name__}: {error}"
+        self._channel.answer(call.numbers[0], text.encode())
+
+    def _write(self, call: RankCall) -> None:
+        assert self._file is not None
+        self._settle()
+        self._own.write(self._file)
+        self._channel.answer(call.numbers[0])
+
+    def _forget(self, _: RankCall) -> None:
+        self._file = None
