@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.types import GenerationRequest, TokenEntry
+from eyas.common.types import FIRST_VERSION, GenerationRequest, TokenEntry
 from gateway.backends.base import FastPath, GenerationBackend
 from gateway.formats.openai_request import ApiCall
 from gateway.observe.metrics import CallMeter, TokenRhythm
@@ -57,6 +57,14 @@ class CallAnswer:
     def weight_versions(self) -> list[str]:
         """The name of the weights that answer each prompt."""
         return [stream.weight_version for stream in self._streams]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What answers say of their weights, once these have changed: {} before. Prompts of one call may be
+        answered by different ones: then all are named.
+        """
+        versions = dict.fromkeys(self.weight_versions)
+        return {} if [*versions] == [FIRST_VERSION] else {"weight_version": ",".join(versions)}
 
     @property
     def usage(self) -> UsageCounts:

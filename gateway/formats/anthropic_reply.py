@@ -69,7 +69,7 @@ class AnthropicFormat(AnswerFormat):
     def closing(self) -> bytes:
         self._close()
         ended = {"stop_reason": self._stop_reason(), "stop_sequence": self._matched}
-        self._tell("message_delta", delta=ended, usage=self._usage())
+        self._tell("message_delta", delta=ended, usage=self._usage(), **self._metadata())
         self._tell("message_stop")
         return self._drain()
 
@@ -79,7 +79,7 @@ class AnthropicFormat(AnswerFormat):
     def whole(self, choices: Sequence[TextDelta]) -> bytes:
         self._read(choices[0])
         self._close()
-        return _encode(self._message())
+        return _encode(self._message() | self._metadata())
 
     # --- steps ---
 
@@ -158,6 +158,11 @@ class AnthropicFormat(AnswerFormat):
             "stop_sequence": self._matched,
             "usage": self._usage(),
         }
+
+    def _metadata(self) -> Object:
+        """Which weights have answered: a field beside Anthropic's own, once they have changed."""
+        metadata = self._answer.metadata
+        return {"metadata": metadata} if metadata else {}
 
     def _stop_reason(self) -> str | None:
         if self._finish is None:

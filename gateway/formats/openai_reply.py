@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
-from eyas.common.types import FIRST_VERSION
 from gateway.backends.answer import CallAnswer, EventFormat, TextEvent
 from gateway.formats.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.formats.openai_request import ApiCall
@@ -183,7 +182,7 @@ class ReplyFrame:
 
     def closing(self) -> bytes:
         """The last events: usage and timings if asked for, then [DONE]."""
-        if not (self._call.include_usage or self._call.timings or self._metadata):
+        if not (self._call.include_usage or self._call.timings or self._answer.metadata):
             return DONE
         usage = self._total() if self._call.include_usage else msgspec.UNSET
         return _event(self._timed(self._reply(self._event, [], usage))) + DONE
@@ -202,14 +201,8 @@ class ReplyFrame:
     def _total(self) -> UsageObject:
         return usage_object(self._answer.usage, self.reasoning_tokens())
 
-    @property
-    def _metadata(self) -> dict[str, str]:
-        """Prompts of one call may be answered by different weights: then all are named."""
-        versions = dict.fromkeys(self._answer.weight_versions)
-        return {} if [*versions] == [FIRST_VERSION] else {"weight_version": ",".join(versions)}
-
     def _timed(self, reply: OpenAIReply) -> OpenAIReply:
-        if metadata := self._metadata:
+        if metadata := self._answer.metadata:
             reply = msgspec.structs.replace(reply, metadata=metadata)
         if not self._call.timings:
             return reply

@@ -146,6 +146,7 @@ class ResponsesFormat(AnswerFormat):
         over = status != "in_progress"
         cut = {"reason": "max_output_tokens"} if self._finish is FinishCause.LENGTH else None
         return _frame(self._call, self._body) | {
+            "metadata": (self._body.metadata or {}) | (self._answer.metadata if over else {}),
             "status": status,
             "error": None,
             "incomplete_details": cut,
@@ -299,7 +300,6 @@ def _frame(call: ApiCall, body: ResponsesBody) -> Object:
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
-        "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": None,
         "prompt_cache_key": body.prompt_cache_key or None,

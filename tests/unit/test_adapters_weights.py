@@ -39,8 +39,10 @@ from eyas.common.wire.control import (
 )
 from eyas.engine.checkpoint.host_tensors import read_files
 from eyas.engine.ipc.adapter_messages import AdapterLoaded, LoadAdapter
+from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import _adapters
 from eyas.engine.loading.replacement import WeightReplacement
+from tests.unit.device_ranks_rig import BACKENDS, interpreted_follower
 from tests.unit.test_device_engine import SIZES
 from tests.unit.test_weight_replacement import model_of
 
@@ -73,9 +75,12 @@ class Served(Loopback):
     """An engine with both adapters."""
 
     def __init__(self, base: EngineConfig, way: str, model: str = "target") -> None:
-        triton = {"attention_backend": "triton", "prefill_attention_backend": "triton"}
         config = replace(base, model=str(Path(base.pool_dir) / model))
-        super().__init__(replace(config, **triton, overlap_schedule=True) if way == "device" else config)  # type: ignore[arg-type]
+        if way != "cpu":
+            config = replace(config, **BACKENDS, overlap_schedule=True)
+        if way == "ranks":
+            config = replace(config, tensor_parallel_size=2, transfer="none")
+        super().__init__(config)
         self.folder, self._count, self._digest = Path(base.pool_dir), 0, ""
         self.ids = ["", *(self.load_adapter(self.folder / name).id for name in NAMES)]
 
@@ -105,17 +110,19 @@ class Served(Loopback):
 
 
 @pytest.fixture
-def served(base: EngineConfig, way: str) -> Iterator[Served]:
+def served(base: EngineConfig, way: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(follower, "main", interpreted_follower)
     made = Served(base, way)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", [*WAYS, pytest.param("ranks", marks=pytest.mark.slow)])
 def test_an_update_is_a_fresh_start_with_the_same_adapters(
     base: EngineConfig, served: Served, way: str
 ) -> None:
-    fresh = Served(base, way, "new")
+    fresh = Served(base, "cpu" if way == "cpu" else "device", "new")  # which two ranks equal
     expected = fresh.answers()[0]
     fresh.close()
     before = served.answers()[0]
