@@ -123,7 +123,7 @@ def _nan(tensors: dict[str, torch.Tensor]) -> None:
             "embed",
         ),
         (lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(4, 4)}), "lm_head.weight"),
-        (lambda t: t.update({f"base_model.model.{FIRST}.lora_A.weight": torch.ones(8, 64).int()}), "int32"),
+        (lambda t: t.update({f"base_model.model.{FIRST}.lora_A.weight": torch.ones(8, 64).int()}), "I32"),
         (lambda t: t.update({f"base_model.model.{FIRST}.lora_A.weight": torch.ones(8)}), "no factor of rank"),
     ],
 )

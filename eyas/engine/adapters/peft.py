@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,8 +28,11 @@ from eyas.engine.ipc.adapter_messages import LORA_PATH
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 ValueT = TypeVar("ValueT")
+MatrixCheck = Callable[[str, tuple[int, int]], None]
+"""Takes the name of a matrix and the shape of its update; raises InvalidRequest if there is no such one."""
+
 _FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_FLOATS = ("F32", "F16", "BF16")
 _OTHERS = {
     "lora_magnitude_vector": "DoRA (lora_magnitude_vector)",
     "lora_embedding": "embeddings (lora_embedding)",
@@ -125,8 +128,11 @@ class PeftConfig:
         return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.stabilized else rank)
 
 
-def read_adapter(folder: Path, model: ModelConfig, most_rank: int) -> PeftAdapter:
-    """Reads an adapter of that model. Which matrices may be updated, and their shapes, it does not know.
+def read_adapter(
+    folder: Path, model: ModelConfig, most_rank: int, check: MatrixCheck = lambda _, shape: None
+) -> PeftAdapter:
+    """Reads an adapter of that model. `check`: raises for an update of a matrix, by its name and shape, that
+    there is not; no factor is read before all have passed, so a file may be of any size.
 
     Raises NotFound if there is no such folder or file, InvalidRequest for what is wrong or not served in it,
     and for factors of more than `most_rank` rows.
@@ -137,55 +143,77 @@ def read_adapter(folder: Path, model: ModelConfig, most_rank: int) -> PeftAdapte
     config = PeftConfig.read(folder)
     updates: dict[str, LowRankUpdate] = {}
     digest = hashlib.sha256()
-    for module, down, up in _factors(folder):
-        scaling = config.scaling_of(module)
-        _check_pair(module, (down, up), config.rank_of(module), most_rank)
-        digest.update(f"{module} {scaling!r} {down.dtype} {tuple(down.shape)} {tuple(up.shape)}".encode())
-        for factor in (down, up):
-            digest.update(factor.view(torch.uint8).numpy().data)
-        for name, update in _updates(module, LowRankUpdate(down, up.float() * scaling), model).items():
-            if name in updates:
-                raise _wrong(f"module {module} updates {name}, as another module of {folder} does")
-            updates[name] = update
-    if not updates:
-        raise _wrong(f"{folder / TENSORS} has no factors (base_model.model.<module>.lora_A.weight)")
+    try:
+        with safe_open(folder / TENSORS, framework="pt") as file:
+            pairs = _pairs(file, folder)
+            for module, pair in pairs.items():
+                _check_pair(module, pair, config.rank_of(module), most_rank)
+            _check_matrices(pairs, model, folder, check)
+            for module, pair in pairs.items():
+                down, up = (_numbers(module, factor, part) for factor, part in zip("AB", pair, strict=True))
+                scaling = config.scaling_of(module)
+                shapes = f"{module} {scaling!r} {down.dtype} {tuple(down.shape)} {tuple(up.shape)}"
+                digest.update(shapes.encode())
+                for factor in (down, up):
+                    digest.update(factor.view(torch.uint8).numpy().data)
+                updates |= _updates(module, LowRankUpdate(down, up.float() * scaling), model)
+    except (OSError, SafetensorError) as error:
+        raise _wrong(f"{folder / TENSORS} is not a readable safetensors file: {error}") from None
     return PeftAdapter(digest.hexdigest()[:16], updates)
 
 
-def _factors(folder: Path) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Both factors of each module, in the order of their names."""
-    pairs: dict[str, dict[str, torch.Tensor]] = {}
-    try:
-        with safe_open(folder / TENSORS, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                factor = _FACTOR.fullmatch(name)
-                if factor is None:
-                    what = next((meant for part, meant in _OTHERS.items() if part in name), "it is no factor")
-                    raise _wrong(f"tensor {name} of {folder}: {what}: not supported")
-                pair = pairs.setdefault(factor["module"], {})
-                if factor["factor"] in pair:
-                    raise _wrong(f"tensor {name} of {folder} is there by another name, too")
-                pair[factor["factor"]] = file.get_tensor(name)
-    except (OSError, SafetensorError) as error:
-        raise _wrong(f"{folder / TENSORS} is not a readable safetensors file: {error}") from None
-    for module, pair in sorted(pairs.items()):
+def _pairs(file: Any, folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Both factors of each module, in the order of their names: as safetensors' slices, not read yet."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in file.keys():  # noqa: SIM118 (not a dict)
+        factor = _FACTOR.fullmatch(name)
+        if factor is None:
+            what = next((meant for part, meant in _OTHERS.items() if part in name), "it is no factor")
+            raise _wrong(f"tensor {name} of {folder}: {what}: not supported")
+        pair = found.setdefault(factor["module"], {})
+        if factor["factor"] in pair:
+            raise _wrong(f"tensor {name} of {folder} is there by another name, too")
+        pair[factor["factor"]] = file.get_slice(name)
+    if not found:
+        raise _wrong(f"{folder / TENSORS} has no factors (base_model.model.<module>.lora_A.weight)")
+    for module, pair in found.items():
         if len(pair) < 2:
             raise _wrong(f"module {module} of {folder} has no lora_{'A' if 'B' in pair else 'B'}")
-        yield module, pair["A"].contiguous(), pair["B"].contiguous()
+    return {module: (pair["A"], pair["B"]) for module, pair in sorted(found.items())}
 
 
-def _check_pair(module: str, pair: tuple[torch.Tensor, torch.Tensor], rank: int, most: int) -> None:
-    """Raises InvalidRequest for factors that are none of this rank, or no numbers."""
-    down, up = pair
-    for name, factor, side in (("lora_A", down, 0), ("lora_B", up, 1)):
-        if factor.dtype not in _FLOATS:
-            raise _wrong(f"{name} of {module} is stored as {factor.dtype}")
-        if factor.dim() != 2 or factor.shape[side] != rank:
-            raise _wrong(f"{name} of {module} is {tuple(factor.shape)}: no factor of rank {rank}")
-        if not torch.stack(torch.aminmax(factor)).isfinite().all():
-            raise _wrong(f"{name} of {module} holds NaN or infinity")
+def _check_pair(module: str, pair: tuple[Any, Any], rank: int, most: int) -> None:
+    """Raises InvalidRequest for factors that are none of this rank."""
+    for name, factor, side in zip(("lora_A", "lora_B"), pair, (0, 1), strict=True):
+        shape = tuple(factor.get_shape())
+        if factor.get_dtype() not in _FLOATS:
+            raise _wrong(f"{name} of {module} is stored as {factor.get_dtype()}")
+        if len(shape) != 2 or shape[side] != rank:
+            raise _wrong(f"{name} of {module} is {shape}: no factor of rank {rank}")
     if rank > most:
         raise _wrong(f"{module} has rank {rank}; {most} is the most (--max-lora-rank)")
+
+
+def _check_matrices(
+    pairs: Mapping[str, tuple[Any, Any]], model: ModelConfig, folder: Path, check: MatrixCheck
+) -> None:
+    """Raises InvalidRequest for a matrix that several modules update; what `check` raises."""
+    seen: set[str] = set()
+    for module, pair in pairs.items():
+        shaped = LowRankUpdate(*(torch.empty(part.get_shape(), device="meta") for part in pair))
+        for name, update in _updates(module, shaped, model).items():
+            if name in seen:
+                raise _wrong(f"module {module} updates {name}, as another module of {folder} does")
+            seen.add(name)
+            check(name, (update.up.shape[0], update.down.shape[1]))
+
+
+def _numbers(module: str, factor: str, stored: Any) -> torch.Tensor:
+    """Reads a factor. Raises InvalidRequest if it holds what is no number."""
+    numbers: torch.Tensor = stored[:].contiguous()
+    if not torch.stack(torch.aminmax(numbers)).isfinite().all():
+        raise _wrong(f"lora_{factor} of {module} holds NaN or infinity")
+    return numbers
 
 
 def _updates(module: str, update: LowRankUpdate, model: ModelConfig) -> dict[str, LowRankUpdate]:

@@ -163,12 +163,20 @@ class AdapterSites:
         """The most numbers of an adapter of that rank."""
         return sum(site.words(filled(rank)) for site in self.sites)
 
-    def packed(self, adapter: PeftAdapter, folder: Path) -> PackedAdapter:
-        """`folder`: where it was read.
+    def check(self, name: str, shape: tuple[int, int]) -> None:
+        """Raises InvalidRequest for an update of what is updated nowhere, or of another shape."""
+        module = name.removesuffix(".weight")
+        if name not in self._shapes:
+            raise InvalidRequest(f"{module} is nothing that adapters update here", param=LORA_PATH)
+        if self._shapes[name] != shape:
+            text = f"an update of {module} is {shape}, and the matrix is {self._shapes[name]}"
+            raise InvalidRequest(f"{text}: it is another model's", param=LORA_PATH)
 
-        Raises InvalidRequest for an update of what is updated nowhere, or of another shape.
+    def packed(self, adapter: PeftAdapter, folder: Path) -> PackedAdapter:
+        """The numbers of an adapter whose matrices have passed `check`. `folder`: where it was read.
+
+        Raises InvalidRequest for numbers that are too large.
         """
-        self._check(adapter)
         dtype = self.sites[0].placement.dtype
         ranks = [site.rank(adapter) for site in self.sites]
         counts = [site.words(rank) for site, rank in zip(self.sites, ranks, strict=True)]
@@ -201,15 +209,6 @@ class AdapterSites:
             return list(self.sites)
         copied = iter(torch.cat(gains).float().cpu().split([len(gain) for gain in gains]))
         return [site if site.gain is None else replace(site, gain=next(copied)) for site in self.sites]
-
-    def _check(self, adapter: PeftAdapter) -> None:
-        for name, update in adapter.updates.items():
-            module, shape = name.removesuffix(".weight"), (update.up.shape[0], update.down.shape[1])
-            if name not in self._shapes:
-                raise InvalidRequest(f"{module} is nothing that adapters update here", param=LORA_PATH)
-            if self._shapes[name] != shape:
-                text = f"an update of {module} is {shape}, and the matrix is {self._shapes[name]}"
-                raise InvalidRequest(f"{text}: it is another model's", param=LORA_PATH)
 
 
 def filled(rank: int) -> int:

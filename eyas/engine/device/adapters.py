@@ -59,7 +59,7 @@ class DeviceAdapters:
         its own, which takes one core: more would spin, and hold up the steps.
         """
         torch.set_num_threads(1)
-        adapter = read_adapter(folder, self._config, self._rank)
+        adapter = read_adapter(folder, self._config, self._rank, self._sites.check)
         with torch.cuda.stream(self._stream):  # what the gains are copied by waits for no step
             packed = self._sites.packed(adapter, folder)
         if self._stream is not None:

@@ -104,7 +104,7 @@ class PlainAdapters:
 
     def read(self, folder: Path) -> PackedAdapter:
         """The adapter in a folder."""
-        return self._sites.packed(read_adapter(folder, self._config, self._rank), folder)
+        return self._sites.packed(read_adapter(folder, self._config, self._rank, self._sites.check), folder)
 
     def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
         """Fills a slot at once: no step is in flight."""
