@@ -150,8 +150,32 @@ def test_a_preempted_answer_goes_on_with_its_adapter(folder: Path, cluster: Loop
         few.close()
 
 
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_long_answers_take_turns_and_say_what_they_say_alone(
+    folder: Path, cluster: Loopback, monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    """Turns end at every step here: each answer is sent back many times, and no adapter waits for another."""
+    monkeypatch.setattr("eyas.engine.scheduling.adapter_turns.TURN_S", 0.0)
+    adapters = [cluster.load_adapter(folder / f"a{seed}").id for seed in (1, 2, 4)]
+    few = Loopback(_config(folder, max_loras=slots))
+    for seed in (1, 2, 4):
+        few.load_adapter(folder / f"a{seed}")
+    requests = [_request(number, adapter, SEEDED) for number, adapter in enumerate(["", *adapters])]
+    try:
+        together = _answers(few, requests)
+        load = few.workers["unified"].load
+        assert load is not None and load.preemptions > 2 and load.adapters.loads > 6
+        assert together == _alone(cluster, requests)
+    finally:
+        few.close()
+
+
 @pytest.mark.slow
-def test_prompts_computed_elsewhere_are_decoded_with_their_adapter(folder: Path, cluster: Loopback) -> None:
+@pytest.mark.parametrize("turn_s", [5.0, 0.0])
+def test_prompts_computed_elsewhere_are_decoded_with_their_adapter(
+    folder: Path, cluster: Loopback, monkeypatch: pytest.MonkeyPatch, turn_s: float
+) -> None:
+    monkeypatch.setattr("eyas.engine.scheduling.adapter_turns.TURN_S", turn_s)
     split = Loopback(*split_configs(_config(folder, draft=str(folder / "head"), max_loras=1))[:2])
     adapters = [split.load_adapter(folder / f"a{seed}").id for seed in (1, 2)]
     for seed in (1, 2):

@@ -15,7 +15,7 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence
 from eyas.engine.ipc.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
-from eyas.engine.scheduling.adapter_turns import AdapterTurns
+from eyas.engine.scheduling.adapter_turns import TURN_S, AdapterTurns
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class World:
     def __init__(self, slots: int, *names: str, pinned: tuple[str, ...] = ()) -> None:
         self.memory = HandMemory(slots)
         self.table = AdapterTable(self.memory)
-        self.turns = AdapterTurns(self.table)
+        self.now = 0.0
+        self.turns = AdapterTurns(self.table, lambda: self.now)
         self._numbers = 0
         for name in names:
             assert self.load(name, pinned=name in pinned).failure is None
@@ -141,6 +142,26 @@ def test_an_adapter_that_was_to_make_room_goes_on_if_another_did() -> None:
     world.turns.leave(running[1])
     assert world.poll() == [other] and world.poll() == [newer] and sorted(world.table.on_device) == ["a", "c"]
     assert world.turns.enter(world.sequence("a"))
+
+
+def test_a_turn_ends_where_others_wait_however_long_answers_are() -> None:
+    world = World(1, "a", "b")
+    running = world.entered("a")
+    world.now = 100.0
+    assert not world.turns.overdue  # nobody waits for its slot
+    late = world.sequence("b")
+    assert not world.turns.enter(late) and world.poll() == []
+    world.now += TURN_S - 0.1
+    assert not world.turns.overdue
+    world.now += 0.1
+    assert world.turns.overdue == "a"
+    world.turns.leave(running)  # it is sent back
+    assert world.poll() == [late] and not world.turns.overdue
+    assert not world.turns.enter(running) and world.poll() == []
+    world.now += TURN_S
+    assert world.turns.overdue == "b"
+    world.turns.leave(running)  # it is cancelled: nobody waits any more
+    assert world.poll() == [] and not world.turns.overdue
 
 
 def test_pinned_adapters_stay() -> None:

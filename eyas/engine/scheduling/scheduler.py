@@ -108,8 +108,6 @@ class Scheduler:
             self.waiting.remove(seq)
         elif self.host is not None:
             self.host.forget(seq)
-        if self.adapters is not None:
-            self.adapters.leave(seq)
         self._give_back(seq)
 
     def arrived(self, seq: Sequence) -> None:
@@ -280,6 +278,7 @@ class Scheduler:
         for seq in retracted:
             self._preempt(seq)
         joining, self.joining = self.joining, []
+        joining += () if self.adapters is None else self.adapters.copied
         for seq in joining:
             self._give_back(seq)
             self.waiting.add(seq)
@@ -300,6 +299,8 @@ class Scheduler:
         # a reservation may preempt a sequence that comes later
         works = [self._decode(seq) for seq in self._in_turn() if seq.pages and self._reserve(seq)]
         works += self._prompts(self._chunk_budget(len(works)))
+        if self.adapters is not None and self.adapters.overdue:
+            self._end_turn(self.adapters, self.adapters.overdue)
         if self.preempted[preempted:]:  # some were preempted after their work was composed
             works = [work for work in works if work.occupancy == work.seq.occupancy]
         return works
@@ -525,11 +526,22 @@ class Scheduler:
         self.preempted.append(seq)
         self.preemptions += 1
 
+    def _end_turn(self, turns: AdapterTurns, adapter: str) -> None:
+        """Sends back what computes with an adapter, and what could not begin: others wait for its slot."""
+        for seq in self._movable:
+            if seq.adapter == adapter and turns.has_had_its_turn(seq):
+                self._preempt(seq)
+        for seq in self.waiting:
+            if seq.adapter == adapter:
+                turns.leave(seq)
+
     def _make_room(self, count: int) -> bool:
         """For a sequence that has no pages yet: it can wait for those that go to the host first."""
         return self.tables.make_room(count, spare=True)
 
     def _give_back(self, seq: Sequence) -> None:
+        if self.adapters is not None:
+            self.adapters.leave(seq)
         self.tables.remember(seq, self.complete_rows(seq))
         self.tables.give_back(seq)
         seq.kv_len, seq.draft_len, seq.tree = 0, 0, None
