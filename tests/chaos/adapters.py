@@ -20,20 +20,20 @@ from typing import Self
 import msgspec
 
 from eyas.common.config import NANO
-from eyas.common.errors import EyasError, NotFound
+from eyas.common.errors import EyasError, NotFound, Overloaded
 from eyas.common.page_names import salt_of
 from eyas.common.types import GenerationRequest
 from eyas.engine.adapters.peft import read_adapter
 from eyas.engine.models.table import read_model
 from tests.chaos.rig import ANSWER_S, Rig
-from tests.chaos.streams import COME_BACK_S, Refused, Tokens, through_gateway
+from tests.chaos.streams import COME_BACK_S, Tokens, call_options
 from tests.unit.adapter_rig import write_adapter
 
 RANKS = (4, 8, 16, 12)
 OF_START = 2  # of them; the others are loaded by a caller
 SLOTS = 2
 TURNED, CONTENTS = "turned", ("heads", "tails")
-PROBES = 3  # requests for each content
+PROBES, TOKENS = 3, 40  # requests for each content, and of each answer
 EACH_THIRD = 3  # time, the name is unloaded
 PAUSE_S = 0.3  # between two changes
 SAME_S = 60.0  # until all workers have the same, once nothing is struck any more
@@ -51,6 +51,8 @@ class AdapterTurns:
     violations: list[str] = field(default_factory=list)
     _expected: dict[tuple[str, str], Tokens] = field(default_factory=dict)  # by content and request
     _probes: list[GenerationRequest] = field(default_factory=list)
+    _contents: list[str] = field(default_factory=list)  # of the name, in turn, from when each may be there
+    _sure: int = 0  # of these, the last one that was there for sure
     _asked: set[asyncio.Task[None]] = field(default_factory=set)
 
     @classmethod
@@ -81,11 +83,13 @@ class AdapterTurns:
 
     async def begin(self, cluster: Rig, requests: Sequence[GenerationRequest]) -> None:
         """Loads what is loaded by callers, and asks each content of `TURNED` undisturbed."""
-        self._probes = [request for request in requests if not request.adapter][:PROBES]
+        for request in [request for request in requests if not request.adapter][:PROBES]:
+            params = msgspec.structs.replace(request.params, max_tokens=TOKENS, ignore_eos=True)
+            self._probes.append(msgspec.structs.replace(request, params=params))
         for content in CONTENTS:
-            await cluster.client.load_adapter(TURNED, content, replace=True)
+            await self._change(cluster, content)
             for probe in self._probes:
-                self._expected[content, probe.id] = await _answer(cluster, probe)
+                self._expected[content, probe.id], _ = await self._answer(cluster, probe)
         for name, path in self._paths()[OF_START:]:
             await cluster.client.load_adapter(name, path.name)
         await cluster.gateway.adapters.look()  # as who is asked by a name it does not know
@@ -101,7 +105,7 @@ class AdapterTurns:
             if not await self._change(cluster, content):
                 continue
             for probe in self._probes:
-                task = asyncio.create_task(self._ask(cluster, content, probe))
+                task = asyncio.create_task(self._ask(cluster, probe))
                 self._asked.add(task)
                 task.add_done_callback(self._asked.discard)
             if count % EACH_THIRD == 0:
@@ -115,23 +119,25 @@ class AdapterTurns:
             async with asyncio.timeout(SAME_S):
                 while not await self._change(cluster, CONTENTS[0]):
                     await asyncio.sleep(COME_BACK_S)
-                while len(contents := await _contents(cluster)) > 1 or None in contents:
+                while len(rosters := await _rosters(cluster)) > 1 or None in rosters:
                     await asyncio.sleep(COME_BACK_S)
         except TimeoutError:
-            self.violations.append(f"workers differ in their adapters: {await _contents(cluster)}")
+            self.violations.append(f"workers differ in their adapters: {await _rosters(cluster)}")
             return
-        (content,) = contents
-        if content != frozenset((*self.names, TURNED)):
-            self.violations.append(f"adapters got lost: {content}")
+        (roster,) = rosters
+        if roster != frozenset((*self.names, TURNED)):
+            self.violations.append(f"adapters got lost: {roster}")
 
     async def _change(self, cluster: Rig, content: str) -> bool:
         """Whether the name has that content now: a change may fail while workers die."""
+        self._contents.append(content)
         try:
             await cluster.client.load_adapter(TURNED, content, replace=True)
         except EyasError as error:
             self.counts[f"loads refused: {type(error).__name__}"] += 1
             return False
         self.counts["loads"] += 1
+        self._sure = len(self._contents) - 1
         return True
 
     async def _unload(self, cluster: Rig) -> None:
@@ -143,7 +149,7 @@ class AdapterTurns:
             return
         self.counts["unloads"] += 1
         try:
-            await _answer(cluster, self._probes[0])
+            await self._answer(cluster, self._probes[0])
         except NotFound:
             return
         except EyasError as error:
@@ -151,35 +157,47 @@ class AdapterTurns:
         else:
             self.violations.append("an adapter that is unloaded was answered for")
 
-    async def _ask(self, cluster: Rig, content: str, probe: GenerationRequest) -> None:
-        """One answer, wholly of this content. One whose worker dies after the next change is not found."""
+    async def _ask(self, cluster: Rig, probe: GenerationRequest) -> None:
+        """One answer, wholly of a content. One whose worker dies after the next change is not found."""
         try:
-            tokens = await _answer(cluster, probe)
+            tokens, contents = await self._answer(cluster, probe)
         except NotFound:
             self.counts["answers that ended with their adapter"] += 1
         except EyasError as error:
             self.violations.append(f"{TURNED}, {probe.id}: {type(error).__name__}: {error}")
         else:
-            self.counts["answers"] += 1
-            if tokens != self._expected[content, probe.id]:
+            self.counts["answers" if len(contents) == 1 else "answers begun in a change"] += 1
+            if tokens not in {self._expected[content, probe.id] for content in contents}:
                 others = [name for name in CONTENTS if tokens == self._expected[name, probe.id]]
-                self.violations.append(f"{TURNED}, {probe.id}: {others or 'no content'} for {content}")
+                self.violations.append(f"{TURNED}, {probe.id}: {others or 'no content'} for {contents}")
+
+    async def _answer(self, cluster: Rig, probe: GenerationRequest) -> tuple[Tokens, set[str]]:
+        """What `TURNED` says, and its contents from when it was asked until it began to answer: a call may
+        be made anew meanwhile. Waits for a place.
+        """
+        tokens: list[int] = []
+        options = call_options(probe) | {"model": TURNED}
+        while not tokens:
+            first, contents = self._sure, set[str]()
+            try:
+                async with cluster.client.generate_stream(
+                    probe.prompt_ids, timeout_s=ANSWER_S, **options
+                ) as stream:
+                    async for delta in stream:
+                        if not tokens:
+                            contents = set(self._contents[first:])
+                        tokens += delta.tokens
+            except Overloaded:
+                if tokens:
+                    raise
+                await asyncio.sleep(COME_BACK_S)
+        return tuple(tokens), contents
 
     def _paths(self) -> list[tuple[str, Path]]:
         return [(name, self.folder / f"rank{rank}") for name, rank in zip(self.names, RANKS, strict=True)]
 
 
-async def _answer(cluster: Rig, probe: GenerationRequest) -> Tokens:
-    """What `TURNED` says; waits for a place."""
-    async with asyncio.timeout(ANSWER_S):
-        while True:
-            try:
-                return await through_gateway(cluster, probe, ANSWER_S, {"model": TURNED})
-            except Refused:
-                await asyncio.sleep(COME_BACK_S)
-
-
-async def _contents(cluster: Rig) -> set[frozenset[str] | None]:
+async def _rosters(cluster: Rig) -> set[frozenset[str] | None]:
     """The names that workers have which compute the model; None: one says nothing, or has none."""
     infos: Mapping[str, object] = await cluster.infos()
     rosters = [

@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -216,11 +215,9 @@ async def through_rig(rig: Rig, request: GenerationRequest) -> tuple[Tokens, int
     return tuple(token for entry in entries for token in entry.tokens), stream.attempts
 
 
-async def through_gateway(
-    rig: Rig, request: GenerationRequest, answer_s: float, more: Mapping[str, Any] = MappingProxyType({})
-) -> Tokens:
-    """The tokens; `more`: further options of the call. Raises Refused."""
-    options = call_options(request) | dict(more)
+async def through_gateway(rig: Rig, request: GenerationRequest, answer_s: float) -> Tokens:
+    """The tokens. Raises Refused."""
+    options = call_options(request)
     tokens: list[int] = []
     try:
         async with rig.client.generate_stream(request.prompt_ids, timeout_s=answer_s, **options) as stream:
