@@ -102,7 +102,7 @@ def _answers(config: EngineConfig, requests: Sequence[GenerationRequest]) -> lis
     cluster = Loopback(config)
     try:
         results = [cluster.submit(request, split=False) for request in requests]
-        wait_all(results, 90)
+        wait_all(results, 300)
     finally:
         cluster.close()
     return results

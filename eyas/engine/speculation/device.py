@@ -288,7 +288,11 @@ class DeviceProposer:
         chains.propose_all(batch, self.head.logits(scored), self.head.token_map)
 
     def picked(self, drafted: Drafted, index: torch.Tensor) -> Drafted:
-        """Some of the rows, int32 or int64 [n]; where rows are features too, they are copied once."""
+        """Some of the rows, int32 or int64 [n]; where rows are features too, they are copied once. None are
+        copied for a block whose own rows give all drafts.
+        """
+        if (block := self.head.block) is not None and block.rooted:
+            return drafted
         rows = gather_rows(drafted.rows, index, pdl=self._pdl)
         same = drafted.features is drafted.rows
         return Drafted(rows, rows if same else gather_rows(drafted.features, index, pdl=self._pdl))
