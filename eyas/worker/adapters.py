@@ -22,6 +22,7 @@ from eyas.common.errors import (
 )
 from eyas.common.types import Adapter, AdapterRoster
 from eyas.common.wire.info import AdapterHost
+from eyas.engine.ipc.adapter_messages import ADAPTER_FILES
 from eyas.engine.ipc.client import EngineClient
 from eyas.worker.engine_calls import load_adapter, unload_adapter
 
@@ -146,5 +147,17 @@ class WorkerAdapters(AdapterHost):
             raise Forbidden(f"{path[:200]!r} is in no folder of --lora-dir", param="lora_path")
         for folder in inside:
             if folder.is_dir():
+                self._check_files(folder, roots)
                 return str(folder)
         raise NotFound(f"there is no folder {path[:200]!r} of an adapter", param="lora_path")
+
+    @staticmethod
+    def _check_files(folder: Path, roots: list[Path]) -> None:
+        """Raises Forbidden for a file that is a link to one elsewhere."""
+        for name in ADAPTER_FILES:
+            try:
+                file = (folder / name).resolve()
+            except (OSError, RuntimeError):  # links in a circle
+                file = Path("/")
+            if not any(file.is_relative_to(root) for root in roots):
+                raise Forbidden(f"{name} of {folder} is in no folder of --lora-dir", param="lora_path")

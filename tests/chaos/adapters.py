@@ -93,8 +93,9 @@ class AdapterTurns:
         for name, path in self._paths()[OF_START:]:
             await cluster.client.load_adapter(name, path.name)
         await cluster.gateway.adapters.look()  # as who is asked by a name it does not know
-        if len(set(self._expected.values())) < len(self._expected):
-            self.violations.append("contents have the same answers: a wrong one would not be seen")
+        for probe in self._probes:
+            if len({self._expected[content, probe.id] for content in CONTENTS}) == 1:
+                self.violations.append(f"{probe.id} does not tell contents apart")
 
     async def run(self, cluster: Rig, seed: int) -> None:
         """Changes what `TURNED` is, and asks it, until it is cancelled."""

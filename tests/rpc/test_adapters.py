@@ -254,7 +254,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"lora_name": "x", "lora_path": "tenant", "pinned": 1}, 400, "pinned"),
     *(
         ({"lora_name": "x", "lora_path": path}, 403, "lora_path")
-        for path in ("/etc", "..", "tenant/../..", "out", "a\0b")
+        for path in ("/etc", "..", "tenant/../..", "out", "out of it", "a\0b")
     ),
 ]
 
@@ -264,6 +264,7 @@ async def test_a_bad_load_names_its_field(rig: Rig) -> None:
     http, _ = await rig.gateway()
     rig.adapter("tenant"), rig.adapter("bad"), rig.adapter("other")
     (rig.folder / "out").symlink_to("/etc")
+    (rig.folder / rig.adapter("out of it") / "adapter_model.safetensors").symlink_to("/etc/passwd")
     assert (await load(http, "there", "other")).status_code == 200
     for body, status, param in BAD:
         for path in ("/v1/load_lora_adapter", "/load_lora_adapter"):

@@ -136,6 +136,26 @@ def test_a_wrong_tensor_is_named(
         _read(folder, model)
 
 
+def test_no_number_is_read_of_a_file_that_fits_no_matrix(tmp_path: Path, model: Path) -> None:
+    """It may hold more than there is memory."""
+    folder = write_adapter(tmp_path / "adapter", model)
+    wide = 1 << 26
+    size = 4 * 8 * wide
+    entry = {"dtype": "F32", "shape": [8, wide], "data_offsets": [0, size]}
+    other = entry | {"shape": [wide, 8], "data_offsets": [size, 2 * size]}
+    names = (f"base_model.model.{FIRST}.lora_{factor}.weight" for factor in "AB")
+    header = json.dumps(dict(zip(names, (entry, other), strict=True))).encode()
+    with (folder / "adapter_model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2 * size)
+
+    def check(name: str, shape: tuple[int, int]) -> None:
+        raise InvalidRequest(f"{name} is {shape}")
+
+    with pytest.raises(InvalidRequest, match=rf"{FIRST}.weight is \({wide}, {wide}\)"):
+        read_adapter(folder, read_model(model), 16, check)
+
+
 def test_two_names_of_one_matrix_are_refused(tmp_path: Path, model: Path) -> None:
     """Else the second one took the first one's place, and what was served was neither."""
     folder = write_adapter(tmp_path / "adapter", model)
@@ -163,6 +183,10 @@ def test_a_rank_above_the_limit_and_a_folder_that_is_not_there(tmp_path: Path, m
         _read(folder, model, 11)
     with pytest.raises(NotFound, match=r"adapter_config\.json"):
         _read(tmp_path / "nowhere", model)
+    (folder / "adapter_config.json").write_bytes(b" " * (1 << 21))
+    with pytest.raises(InvalidRequest, match="has 2097152 bytes; 1048576 are the most"):
+        _read(folder, model)
+    folder = write_adapter(tmp_path / "adapter", model)
     (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(InvalidRequest, match="not a readable safetensors file"):
         _read(folder, model)

@@ -24,9 +24,10 @@ from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.host_tensors import HostSlice
 from eyas.engine.checkpoint.turned_tensors import TransposedTensor
-from eyas.engine.ipc.adapter_messages import LORA_PATH
+from eyas.engine.ipc.adapter_messages import ADAPTER_FILES, LORA_PATH
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, TENSORS = ADAPTER_FILES
+MOST_CONFIG = 1 << 20  # bytes: one that names every module of a large model has a tenth
 ValueT = TypeVar("ValueT")
 MatrixCheck = Callable[[str, tuple[int, int]], None]
 """Takes the name of a matrix and the shape of its update; raises InvalidRequest if there is no such one."""
@@ -102,6 +103,8 @@ class PeftConfig:
     @classmethod
     def read(cls, folder: Path) -> PeftConfig:
         """Raises InvalidRequest for what is wrong or not served."""
+        if (size := (folder / CONFIG).stat().st_size) > MOST_CONFIG:
+            raise _wrong(f"{CONFIG} of {folder} has {size} bytes; {MOST_CONFIG} are the most")
         try:
             raw = read_json_object(folder / CONFIG)
             _check_served(raw)

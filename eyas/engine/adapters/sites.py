@@ -167,7 +167,9 @@ class AdapterSites:
         """Raises InvalidRequest for an update of what is updated nowhere, or of another shape."""
         module = name.removesuffix(".weight")
         if name not in self._shapes:
-            raise InvalidRequest(f"{module} is nothing that adapters update here", param=LORA_PATH)
+            text = f"{module} is no linear module of this model's layers"
+            others = "experts, lm_head and embeddings are not updated"
+            raise InvalidRequest(f"{text}, or none that adapters update ({others})", param=LORA_PATH)
         if self._shapes[name] != shape:
             text = f"an update of {module} is {shape}, and the matrix is {self._shapes[name]}"
             raise InvalidRequest(f"{text}: it is another model's", param=LORA_PATH)

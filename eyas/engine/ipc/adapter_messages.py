@@ -12,6 +12,9 @@ from eyas.common.wire.message import TaggedMessage, WireFailure
 LORA_PATH = "lora_path"
 """The field of a caller's request that names an adapter's folder: at fault where the folder is."""
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""The files of a folder in PEFT's format that are read: what it says of its factors, and these."""
+
 # --- commands -----------------------------------------------------------------------------------------
 
 
