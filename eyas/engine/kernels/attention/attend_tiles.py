@@ -15,6 +15,7 @@ NARROW, WIDE_ROWS = 256, 32
 
 _SHORT_WINDOW, _WINDOW_PROGRAMS = 256, 256  # measured with 128 keys at one sequence and at 32
 _PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocessors
+_FEW_PROGRAMS = 256  # of 17 to 32 rows, two of which fill one: measured at 8 and 32 sequences of 700 keys
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,11 @@ def tiling_of(
     if dim > NARROW:
         tile = WIDE_ROWS
     programs = batch * kv_heads * cdiv(rows, tile)
-    parts = min(most_parts(tile), power_of_2(cdiv(_PROGRAMS, programs)))
+    most = _FEW_PROGRAMS if rows <= 32 and programs < _FEW_PROGRAMS else _PROGRAMS
+    parts = min(most_parts(tile), power_of_2(cdiv(most, programs)))
     keys = min(32 if tile == 128 else 64, most_keys)
+    if most == _PROGRAMS and rows <= 32 and key_bytes <= 256 and not scaled:
+        return AttentionTiling(tile, keys, parts, 2, 2)
     many = tile == 128 or dim > NARROW
     return AttentionTiling(tile, keys, parts, 8 if many else 4, 3 if most_keys > 16 else 2)
 
