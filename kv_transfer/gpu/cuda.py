@@ -212,6 +212,14 @@ class CudaDriver:
             )
         return address.value
 
+    def extent(self, address: int) -> int:
+        """Bytes from `address`, where an allocation begins, to its end."""
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        with self.bound():
+            place = ctypes.c_uint64(address)
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), place)
+        return base.value + size.value - address
+
     def close_handle(self, address: int) -> None:
         """Lets go of it."""
         with self.bound():

@@ -1,20 +1,18 @@
 """New weights for an engine that serves: how long no step can run, and that the answers are those of a start.
 
     python -m tests.gpu.time_updates --out FILE [--shape llama-3.1-8b] [--ways plain "chain 3"] [--times 3]
-    python -m tests.gpu.time_updates --ranges
 
 A trainer is a process of its own, whose weights are in the memory of the same GPU; the engine, of dummy
 weights, reads them by CUDA IPC and is told to commit while answers run and are waited for. Each way: an
 update to weights A, to B and back to A; the answers of A must be equal, and, of a small model (`--fresh`),
 those of an engine that was started on a folder of A. Writes one JSON line per update: `prepare_s` (the old
 weights serve), `pause_s` (no step runs), the longest gap between two tokens of a stream meanwhile and without
-an update. `--ranges` says only what the driver tells of memory that another process has shared.
+an update.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import multiprocessing
 import random
@@ -41,7 +39,6 @@ from eyas.common.weights import (
     Source,
 )
 from eyas.engine.loading.startup import EngineStart
-from kv_transfer.gpu.cuda import CudaDriver
 from tests.gpu.exact_rig import Bed, Engine, Way
 
 LONG = 1500  # tokens of answers that last as long as an update is prepared
@@ -52,8 +49,7 @@ Tensors = dict[str, torch.Tensor]
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="for JSON lines; needed but for --ranges")
-    parser.add_argument("--ranges", action="store_true", help="of shared memory, and nothing else")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for JSON lines")
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--layers", type=int, default=0, help="of the model; 0: all")
     parser.add_argument("--ways", nargs="+", default=["plain"], choices=["plain", "chain 3"])
@@ -62,46 +58,11 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="compare with an engine started on A, too")
     parser.add_argument("--device", default="cuda", help="cpu: interpreted, a tiny shape, to try it")
     args = parser.parse_args()
-    if args.ranges:
-        ranges()
-        return
-    if args.out is None:
-        parser.error("--out is needed")
     shape = "tiny" if args.device == "cpu" else args.shape
     bed = Bed(args.device, shape, Path("/tmp/eyas-updates") / shape, layers=args.layers)
     for arithmetic in args.arithmetic:
         for way in args.ways:
             updates(bed, Way(arithmetic, way), args)
-
-
-def ranges() -> None:
-    """Prints what the driver tells of the ends of another process's memory, beside what that process says."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    trainer = context.Process(target=share, args=(theirs,), daemon=True)
-    trainer.start()
-    driver = CudaDriver(0)
-    for text in ours.recv():
-        buffer = msgspec.json.decode(text, type=DeviceBuffer)
-        address = driver.open_handle(buffer.handle)
-        base, size = ctypes.c_uint64(), ctypes.c_size_t()
-        with driver.bound():
-            place = ctypes.c_uint64(address + buffer.offset)
-            status = driver._cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), place)
-        own = {"base": base.value == address, "size": size.value, "status": status}
-        print(own | {"offset": buffer.offset, "nbytes": buffer.nbytes})
-        driver.close_handle(address)
-    ours.send("")
-    trainer.join(30)
-
-
-def share(pipe: Connection) -> None:
-    """Shares a small tensor behind another, and a large one, until it hears of it."""
-    sizes = {"first": 1000, "small": 5000, "large": 2**25}
-    made = {name: torch.ones(size, dtype=torch.bfloat16, device="cuda") for name, size in sizes.items()}
-    torch.cuda.synchronize()
-    pipe.send(device_buffers(made))
-    pipe.recv()
 
 
 def updates(bed: Bed, way: Way, args: argparse.Namespace) -> None:

@@ -9,16 +9,28 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import save
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.weights import BytesSource, GroupSource, SharedSource, Source, TensorMeta
-from eyas.engine.checkpoint.host_tensors import ALIGNED, LayeredFile, laid_out, pieces, read_bytes
-from eyas.engine.loading.weight_sources import SHARED_MEMORY, WeightSources
+from eyas.common.weights import (
+    BytesSource,
+    DeviceBuffer,
+    GroupSource,
+    PrepareWeights,
+    SharedSource,
+    Source,
+    TensorMeta,
+)
+from eyas.engine.checkpoint.host_tensors import HostTensors, LayeredFile, laid_out, read_bytes
+from eyas.engine.ipc.pulse import no_pulse
+from eyas.engine.kv.pinned import SHORT_BYTES, short_pieces
+from eyas.engine.loading.weight_sources import SHARED_MEMORY, WeightSources, check_within
+from eyas.engine.loading.weight_store import EngineWeights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,17 +102,79 @@ def test_more_than_the_host_has_room_for(size: int) -> None:
     assert "GiB of tensors" in message
 
 
-def test_memory_is_locked_in_pieces_of_whole_tensors() -> None:
-    """No copy may reach from one into the next, and pages of two pieces differ."""
-    mib = 2**20
-    sizes = [100, 20 * mib, 1, 100 * mib, 500 * mib, 3 * mib, 0, 126 * mib, 7]
-    places = laid_out((f"{i}", "U8", (size,)) for i, size in enumerate(sizes))
-    found = list(pieces(places.values()))
-    assert all(start % ALIGNED == 0 for start, _ in found)
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(found))
-    assert [round((end - start) / mib) for start, end in found] == [120, 500, 3, 126]
-    for place in places.values():
-        assert any(a <= place.start and place.start + place.nbytes <= b for a, b in found)
+@pytest.mark.parametrize(
+    ("address", "size"), [(4096, 3 * SHORT_BYTES + 7), (SHORT_BYTES, SHORT_BYTES), (64, 5)]
+)
+def test_memory_and_its_parts_are_cut_at_the_same_addresses(address: int, size: int) -> None:
+    """No copy may reach from one piece that was locked into the next."""
+    whole = list(short_pieces(address, size))
+    assert [whole[0][0], whole[-1][1]] == [0, size]
+    assert all(end == start for (_, end), (start, _) in itertools.pairwise(whole))
+    assert max(end - start for start, end in whole) <= SHORT_BYTES
+    for first in range(0, size, SHORT_BYTES // 3):
+        for start, end in short_pieces(address + first, min(SHORT_BYTES, size - first)):
+            assert sum(a <= first + start and first + end <= b for a, b in whole) == 1
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes", "start"),
+    [(-4, 8, 0), (0, -8, 0), (2**63, 8, 0), (60, 8, 0), (0, 65, 0), (0, 8, 1), (0, 7, 0), (0, 8, -1)],
+)
+def test_memory_that_was_not_shared_is_not_read(offset: int, nbytes: int, start: int) -> None:
+    """Of an allocation of 64 bytes, for a tensor of 8."""
+    meta = TensorMeta("a", "F32", (2,), start)
+    read = HostTensors(laid_out([("a", "F32", (2,))]))
+    with pytest.raises(InvalidRequest, match="is not within"):
+        check_within(DeviceBuffer(b"", offset, nbytes, "", (meta,)), 64, read)
+    check_within(DeviceBuffer(b"", 56, 8, "", (TensorMeta("a", "F32", (2,)),)), 64, read)
+
+
+class Locked(HostTensors):
+    """Memory that counts as page-locked without a GPU."""
+
+    def lock(self, device: str) -> None:
+        self._locked = self._locked or [torch.empty(0)]
+
+
+def test_the_memory_of_replaced_weights_is_that_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page-locking takes longer than all else. It is another's where the tensors are others."""
+    monkeypatch.setattr("eyas.engine.loading.weight_sources.HostTensors", Locked)
+    monkeypatch.setattr("eyas.engine.checkpoint.host_tensors.unpin", lambda memory: None)
+    sources = WeightSources("cuda")
+
+    def read(**tensors: torch.Tensor) -> HostTensors:
+        return sources.read(BytesSource((save(tensors),)))
+
+    first = read(a=torch.ones(2), b=torch.zeros(3))
+    digest = first.digest()
+    second = read(a=torch.zeros(2), b=torch.ones(3))
+    assert second is not first
+    sources.keep(first)
+    third = read(a=torch.full((2,), 5.0), b=torch.zeros(3))
+    assert third is first and third.digest() != digest
+    assert third.tensor("a").tolist() == [5.0, 5.0]
+    sources.keep(second)
+    assert read(a=torch.ones(3)) is not second
+    sources.keep(third)
+    sources.keep(None)
+    assert read(a=torch.ones(2), b=torch.zeros(3)) is not third
+
+
+def test_memory_of_which_a_tensor_still_serves_is_no_other_updates() -> None:
+    """An update of some tensors leaves the others where they are."""
+    kept: list[Any] = []
+    written = SimpleNamespace(rehearse=id, write=lambda file, beat: None, forget=lambda: None)
+    sources: Any = WeightSources("cpu")
+    sources.keep = kept.append
+    weights: Any = EngineWeights(cast("Any", None), cast("Any", written), sources)
+    files = []
+    for whole in (True, False, True, True):
+        data = save({name: torch.ones(2) for name in ("ab" if whole else "b")})
+        staged = weights.stage(PrepareWeights("v", 1, BytesSource((data,)), whole))
+        files.append(staged.file)
+        weights.write(staged, no_pulse)
+        weights.drop(staged)
+    assert kept == [None, files[1], files[2]], "the first one's memory goes with the second"
 
 
 def test_what_updates_have_replaced_goes() -> None:

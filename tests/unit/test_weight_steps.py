@@ -33,6 +33,7 @@ class HandStore:
     served: str = "start"
     staged: str = ""
     dropped: list[str] = field(default_factory=list)
+    tidied: int = 0
     reads: threading.Event = field(default_factory=threading.Event)
 
     def stage(self, update: PrepareWeights) -> StagedWeights:
@@ -43,6 +44,9 @@ class HandStore:
     def drop(self, staged: StagedWeights) -> None:
         self.staged = ""
         self.dropped.append(staged.digest)
+
+    def tidy(self) -> None:
+        self.tidied += 1
 
     def write(self, staged: StagedWeights, beat: Beat) -> None:
         assert self.staged == staged.digest
@@ -144,7 +148,7 @@ def test_weights_of_which_nothing_more_is_heard_go() -> None:
     worker.loop(after_s=PREPARE_S + 1.0)
     assert worker.tell(close("other")).failure is not None
     assert worker.tell(prepare("last")).failure is None  # behind the others in the thread
-    assert worker.store.dropped == ["new", "other"]
+    assert (worker.store.dropped, worker.store.tidied) == (["new", "other"], 1)
 
 
 def test_what_new_weights_have_replaced_is_let_go_beside_the_steps() -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
@@ -24,17 +24,14 @@ from safetensors import safe_open
 from eyas.common import weights
 from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.common.machine.memory import GIB, memory
-from eyas.engine.kv.pinned import pin, unpin
+from eyas.engine.kv.pinned import pin, short_pieces, unpin
 
-ALIGNED = 4096  # bytes, a page: memory is locked by pages, in pieces of whole tensors
-LOCKED_BYTES = 128 * 2**20
-"""Locked at a time, or one tensor that has more: launches of the steps wait for a piece meanwhile, 14 ms for
-one of this size on an H200's host. No copy may reach from one into the next.
-"""
+ALIGNED = 64  # bytes: as kernels and copies like tensors to begin
 PIECE_BYTES = 16 * 2**20  # read from a file at a time
 READERS = 4
 DIGEST_BYTES = 16
 _LENGTH_BYTES = 8
+_PAGE = 4096
 _MOST_HEADER = 100 * 2**20  # bytes, as the library that writes such files has it
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for own, name in weights.DTYPES.items()}
@@ -74,20 +71,6 @@ def laid_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, T
     return places
 
 
-def pieces(places: Iterable[TensorPlace]) -> Iterator[tuple[int, int]]:
-    """Parts of the memory to be locked, one behind the other: the first byte and the end of each. Every
-    tensor is in one.
-    """
-    first = end = 0
-    for place in sorted(places, key=lambda place: place.start):
-        if end > first and place.start + place.nbytes - first > LOCKED_BYTES:
-            yield first, end
-            first = place.start
-        end = place.start + place.nbytes
-    if end > first:
-        yield first, end
-
-
 class HostTensors:
     """The memory, and where each tensor is. A `StoredFile`."""
 
@@ -117,15 +100,18 @@ class HostTensors:
             os.close(self._file)
 
     def lock(self, device: str) -> None:
-        """Page-locks the memory for copies from and to a GPU, which must not run when this object goes.
+        """Page-locks the memory for copies from and to a GPU, of which none may run when this object goes.
 
-        It is touched before: the driver would do that slowly. Raises ConfigError if it cannot be locked.
+        It is touched before: the driver would do that slowly. It is locked in `short_pieces`, at which copies
+        are cut. Raises ConfigError if it cannot be locked.
         """
+        if self._locked:
+            return
         whole = torch.frombuffer(self._memory, dtype=torch.uint8)
         with ThreadPoolExecutor(READERS, "weights") as touching:
-            list(touching.map(lambda piece: piece[::ALIGNED].add_(0), whole.split(PIECE_BYTES)))
+            list(touching.map(lambda piece: piece[::_PAGE].add_(0), whole.split(PIECE_BYTES)))
         with torch.cuda.device(device):
-            for start, end in pieces(self.places.values()):
+            for start, end in short_pieces(whole.data_ptr(), whole.nbytes):
                 pin(whole[start:end])
                 self._locked.append(whole[start:end])
 
@@ -272,7 +258,11 @@ def mapped(files: Iterable[SharedFile], device: str) -> LayeredFile:
     return LayeredFile(*parts)
 
 
-def read_files(paths: Iterable[Path]) -> HostTensors:
+Room = Callable[[dict[str, TensorPlace]], HostTensors]
+"""Makes memory for tensors at places."""
+
+
+def read_files(paths: Iterable[Path], room: Room = HostTensors) -> HostTensors:
     """A copy of safetensors files in the host's memory. It reads and maps nothing: a file that is cut short
     meanwhile is an error, not a signal.
 
@@ -284,7 +274,7 @@ def read_files(paths: Iterable[Path]) -> HostTensors:
         if twice := homes.keys() & tensors.keys():
             raise ConfigError(f"tensor {min(twice)} of {path} is in another file of the folder as well")
         homes |= {name: (path, start) for name, (_, _, start) in tensors.items()}
-    read = HostTensors(laid_out((n, *kind[:2]) for _, tensors in headers for n, kind in tensors.items()))
+    read = room(laid_out((n, *kind[:2]) for _, tensors in headers for n, kind in tensors.items()))
     with ThreadPoolExecutor(READERS, "weights") as readers:
         pieces = [
             readers.submit(
@@ -299,7 +289,7 @@ def read_files(paths: Iterable[Path]) -> HostTensors:
     return read
 
 
-def read_bytes(files: Sequence[bytes]) -> HostTensors:
+def read_bytes(files: Sequence[bytes], room: Room = HostTensors) -> HostTensors:
     """A copy of safetensors files whose bytes are given. Raises ConfigError as `read_files`."""
     found: dict[str, tuple[str, tuple[int, ...], memoryview]] = {}
     for data in files:
@@ -310,7 +300,7 @@ def read_bytes(files: Sequence[bytes]) -> HostTensors:
                 raise ConfigError(f"tensor {name} is in two files of the update")
             size = TensorPlace(dtype, shape, 0).nbytes
             found[name] = dtype, shape, memoryview(data)[start : start + size]
-    read = HostTensors(laid_out((name, dtype, shape) for name, (dtype, shape, _) in found.items()))
+    read = room(laid_out((name, dtype, shape) for name, (dtype, shape, _) in found.items()))
     for name, place in read.places.items():
         read.window(place.start, place.nbytes)[:] = found[name][2]
     return read

@@ -13,6 +13,8 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
+from eyas.engine.kv.pinned import short_pieces
+
 PIECE_BYTES = 16 * 2**20
 READERS = 4
 
@@ -45,11 +47,15 @@ class WeightStaging:
         """A contiguous copy of `source` on the device, in the order of the caller's stream.
 
         `source` is on the CPU. If it is not contiguous, its last dimension is, and at most PIECE_BYTES long.
-        Page-locked memory that is contiguous is read by the GPU itself, and must stay until it has been.
+        Page-locked memory that is contiguous is read by the GPU itself, in `short_pieces`: it must stay until
+        that is done.
         """
-        if source.is_pinned() and source.is_contiguous():
-            return source.to(self._device, non_blocking=True)
         target = torch.empty(source.shape, dtype=source.dtype, device=self._device)
+        if source.is_pinned() and source.is_contiguous():
+            stored, room = (each.reshape(-1).view(torch.uint8) for each in (source, target))
+            for start, end in short_pieces(source.data_ptr(), source.nbytes):
+                room[start:end].copy_(stored[start:end], non_blocking=True)
+            return target
         stream = torch.cuda.current_stream(target.device)
         rows = source.reshape(-1, 1 if source.is_contiguous() else source.shape[-1])
         height = rows_per_piece(rows)

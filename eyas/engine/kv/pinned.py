@@ -14,6 +14,22 @@ PIECE_BYTES = 2**34
 """Registered at a time: the driver refuses very large pieces. No copy may reach from one into the next."""
 
 
+SHORT_BYTES = 2**27
+"""Registered at a time beside steps, whose launches wait meanwhile: 0.3 s for a GiB on an H200's host."""
+
+
+def short_pieces(address: int, size: int) -> Iterator[tuple[int, int]]:
+    """Cuts memory at addresses that are multiples of SHORT_BYTES; the beginning and the end of each piece.
+
+    So whoever copies a part of the memory cuts where it was locked, and needs to know no more of it.
+    """
+    start = 0
+    while start < size:
+        end = min(SHORT_BYTES - (address + start) % SHORT_BYTES + start, size)
+        yield start, end
+        start = end
+
+
 def pin(host: torch.Tensor) -> None:
     """Locks the pages of a tensor's memory. Raises ConfigError if the driver cannot."""
     for address, size in _pieces(host):

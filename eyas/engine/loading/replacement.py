@@ -68,9 +68,11 @@ class WeightReplacement:
             if self._stream is None:
                 yield
                 return
-            with torch.cuda.stream(self._stream):
-                yield
-            self._stream.synchronize()
+            try:
+                with torch.cuda.stream(self._stream):
+                    yield
+            finally:  # what was launched before an error reads the new weights' memory as well
+                self._stream.synchronize()
 
     def _pairs(self, file: StoredFile) -> Iterator[list[Pair]]:
         """Those of each part, of which one at a time is there twice."""

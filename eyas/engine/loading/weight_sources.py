@@ -25,7 +25,16 @@ from eyas.common.weights import (
     Source,
 )
 from eyas.engine.checkpoint.folder import weight_files
-from eyas.engine.checkpoint.host_tensors import HostTensors, laid_out, read_bytes, read_files
+from eyas.engine.checkpoint.host_tensors import (
+    HostFile,
+    HostTensors,
+    Room,
+    TensorPlace,
+    laid_out,
+    read_bytes,
+    read_files,
+)
+from eyas.engine.kv.pinned import short_pieces
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import CopyBlock, DriverError
 
@@ -38,6 +47,7 @@ class WeightSources:
     def __init__(self, device: str) -> None:
         self._device = device
         self._groups: dict[str, MetGroup] = {}
+        self._spare: HostTensors | None = None
 
     def read(self, source: Source) -> HostTensors:
         """A copy of all tensors; page-locked, if a GPU is to read it. Raises EyasError, which says what is
@@ -53,18 +63,31 @@ class WeightSources:
             raise InvalidRequest(str(error), param=source.param) from None
         return read
 
+    def keep(self, spare: HostFile | None) -> None:
+        """Memory that nothing reads any more: the next update takes it if a GPU has it page-locked, and the
+        tensors are as large. None: what there is of it goes.
+        """
+        self._spare = spare if isinstance(spare, HostTensors) and self._device != "cpu" else None
+
+    def _room(self, places: dict[str, TensorPlace]) -> HostTensors:
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.places == places:
+            return spare
+        del spare  # before other memory is taken
+        return HostTensors(places)
+
     def _read(self, source: Source) -> HostTensors:
         match source:
             case FolderSource(path=path):
-                return read_files(weight_files(Path(path)))
+                return read_files(weight_files(Path(path)), self._room)
             case BytesSource(files=files):
-                return read_bytes(files)
+                return read_bytes(files, self._room)
             case SharedSource():
-                return _shared(source)
+                return _shared(source, self._room)
             case DeviceSource(buffers=buffers):
                 if self._device == "cpu":
                     raise ConfigError("this worker has no GPU that could read another process's")
-                return from_device(buffers, self._device)
+                return from_device(buffers, self._device, self._room)
             case GroupSource():
                 return self._received(source)
 
@@ -74,7 +97,7 @@ class WeightSources:
         if group is None:
             text = f"this worker is not in the group {source.group!r} (/init_weights_update_group)"
             raise InvalidRequest(text, param="group_name")
-        read = HostTensors(laid_out((meta.name, meta.dtype, meta.shape) for meta in source.tensors))
+        read = self._room(laid_out((meta.name, meta.dtype, meta.shape) for meta in source.tensors))
         try:
             for meta in source.tensors:
                 here = read.tensor(meta.name)
@@ -108,29 +131,28 @@ class WeightSources:
             met.leave()
 
 
-def from_device(buffers: Sequence[DeviceBuffer], device: str) -> HostTensors:
+def from_device(buffers: Sequence[DeviceBuffer], device: str, room: Room = HostTensors) -> HostTensors:
     """A copy of buffers of this machine's GPUs. Raises DriverError if one cannot be reached, InvalidRequest
-    if its tensors are not within it.
+    if it is not within what was shared.
     """
     metas = [meta for buffer in buffers for meta in buffer.tensors]
-    read = HostTensors(laid_out((meta.name, meta.dtype, meta.shape) for meta in metas))
+    read = room(laid_out((meta.name, meta.dtype, meta.shape) for meta in metas))
     read.lock(device)
     driver = CudaDriver(number_of(device))
     opened: dict[bytes, int] = {}
     try:
-        blocks = []
+        blocks: list[CopyBlock] = []
         for buffer in buffers:
             if reason := driver.obstacle(bytes.fromhex(buffer.gpu)):
                 raise ConfigError(f"the GPU {buffer.gpu}: {reason}")
             if buffer.handle not in opened:
                 opened[buffer.handle] = driver.open_handle(buffer.handle)
+            base = opened[buffer.handle]
+            check_within(buffer, driver.extent(base), read)
             for meta in buffer.tensors:
-                place = read.places[meta.name]
-                if not 0 <= meta.start <= buffer.nbytes - place.nbytes:
-                    raise InvalidRequest(f"tensor {meta.name} is not within its buffer")
-                there = opened[buffer.handle] + buffer.offset + meta.start
-                if place.nbytes:
-                    blocks.append(CopyBlock(there, read.tensor(meta.name).data_ptr(), place.nbytes))
+                here, there = read.tensor(meta.name).data_ptr(), base + buffer.offset + meta.start
+                cuts = short_pieces(here, read.places[meta.name].nbytes)
+                blocks += (CopyBlock(there + start, here + start, end - start) for start, end in cuts)
         driver.copy_host(blocks, out=True)
     finally:
         for address in opened.values():
@@ -138,7 +160,19 @@ def from_device(buffers: Sequence[DeviceBuffer], device: str) -> HostTensors:
     return read
 
 
-def _shared(source: SharedSource) -> HostTensors:
+def check_within(buffer: DeviceBuffer, size: int, read: HostTensors) -> None:
+    """Raises InvalidRequest for a buffer that is not within its allocation of `size` bytes, and for tensors,
+    as large as those of `read`, that are not within their buffer: a copy would read what was not shared.
+    """
+    if not 0 <= buffer.offset <= buffer.offset + buffer.nbytes <= size:
+        place = f"{buffer.nbytes} bytes from {buffer.offset} on"
+        raise InvalidRequest(f"a buffer of {place} is not within its memory, which has {size}")
+    for meta in buffer.tensors:
+        if not 0 <= meta.start <= buffer.nbytes - read.places[meta.name].nbytes:
+            raise InvalidRequest(f"tensor {meta.name} is not within its buffer")
+
+
+def _shared(source: SharedSource, room: Room) -> HostTensors:
     """Raises InvalidRequest for a path outside shared memory, and for bytes of another digest."""
     paths = [Path(path).resolve() for path in source.paths]
     for path in paths:
@@ -149,7 +183,7 @@ def _shared(source: SharedSource) -> HostTensors:
     for path, digest in zip(paths, source.digests, strict=False):
         if digest and _digest(path) != digest:
             raise InvalidRequest(f"the bytes of {path} are not those of its digest", param=source.param)
-    return read_files(paths)
+    return read_files(paths, room)
 
 
 def _digest(path: Path) -> str:

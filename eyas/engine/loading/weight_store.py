@@ -86,9 +86,16 @@ class EngineWeights:
         return StagedWeights(digest, len(read.places), read.nbytes, file)
 
     def drop(self, staged: StagedWeights) -> None:
-        """Frees the memory."""
+        """The memory is the next update's, or free, unless tensors of it still serve."""
         self._replacement.forget()
-        staged.file = None
+        spare, staged.file, served = staged.file, None, self._served
+        parts = [part for part, _ in served.parts()] if isinstance(served, LayeredFile) else [served]
+        if not any(part is spare for part in parts):
+            self._sources.keep(spare)
+
+    def tidy(self) -> None:
+        """No update is near: frees memory for one."""
+        self._sources.keep(None)
 
     def write(self, staged: StagedWeights, beat: Beat) -> None:
         """Whatever it raises, the weights are then neither the old ones nor the new."""

@@ -68,7 +68,10 @@ class WeightStore(Protocol):
         """Reads and rehearses an update; the one before must have been dropped."""
 
     def drop(self, staged: StagedWeights) -> None:
-        """Lets the tensors of `staged` go, which takes seconds if they are page-locked."""
+        """Lets the tensors of `staged` go."""
+
+    def tidy(self) -> None:
+        """Lets go what it keeps for the next update, which takes seconds if it is page-locked."""
 
     def write(self, staged: StagedWeights, beat: Beat) -> None:
         """Puts what is staged in place; no step runs meanwhile."""
@@ -115,7 +118,7 @@ class WeightUpdates:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
     _running: list[tuple[WeightsCall, Future[WeightsReply]]] = field(default_factory=list)
     _staged: tuple[PrepareWeights, StagedWeights] | None = None
-    _staged_until: float = 0.0  # monotonic seconds
+    _quiet_from: float | None = None  # monotonic seconds; None: there is nothing to let go
     _closing: _Closing | None = None
 
     # --- commands --------------------------------------------------------------------------------------
@@ -239,12 +242,9 @@ class WeightUpdates:
             self._running = [each for each in self._running if each not in ended]
             for call, done in ended:
                 self._answer(call.call, _result(done))
-                if isinstance(call.command, PrepareWeights):
-                    self._staged_until = now + PREPARE_S  # other workers may take as long
         closing = self._closing
         if closing is None:
-            if self._staged is not None and now >= self._staged_until:
-                self._forget()
+            self._look_whether_quiet(now)
             return
         if closing.quiet:
             if now >= closing.until:
@@ -259,6 +259,13 @@ class WeightUpdates:
         elif now >= closing.until:
             self._refuse(closing.call, Busy(f"it still has {work}"))
             self._open()
+
+    def _look_whether_quiet(self, now: float) -> None:
+        """What was prepared goes if nothing follows: as late as other workers may take to prepare theirs."""
+        if self._quiet_from is not None and now >= self._quiet_from + PREPARE_S and not self._preparing:
+            self._quiet_from = None
+            self._forget()
+            self._thread.submit(self.store.tidy)
 
     @property
     def looks(self) -> bool:
@@ -300,6 +307,7 @@ class WeightUpdates:
         self.info = msgspec.structs.replace(self.info, closed=False)
 
     def _answer(self, call: int, reply: WeightsReply) -> None:
+        self._quiet_from = time.monotonic()
         self.outbox.add(WeightsAnswer(call, reply))
 
     def _refuse(self, call: int, error: EyasError) -> None:
