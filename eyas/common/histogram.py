@@ -25,7 +25,7 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def add(self, value: float) -> None:
-        """Counts one value."""
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def add(self, value: float, times: int = 1) -> None:
+        """Counts a value that came `times` times."""
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times

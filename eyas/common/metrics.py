@@ -19,7 +19,9 @@ from eyas.common.types import TokenEntry
 class PlainHistogram(Collector):
     """A histogram without labels and locks, for one thread: it is cheap enough for every token.
 
-    `observe` adds one value. `show` replaces all values by counts that another process has made.
+    `observe` adds one value; equal ones that follow each other are counted together, for streams that get a
+    token of each step have the same time between them. `show` replaces all values by counts that another
+    process has made.
     """
 
     def __init__(
@@ -29,9 +31,16 @@ class PlainHistogram(Collector):
         self._help = help
         self._bounds = tuple(map(float, bounds))
         self._values = Histogram(self._bounds)
-        self.observe = self._values.add
+        self._value, self._times = 0.0, 0  # the last one, not counted yet, and how often it came
         if registry is not None:
             registry.register(self)
+
+    def observe(self, value: float) -> None:
+        """Adds a value."""
+        if value != self._value:
+            self._settle()
+            self._value = value
+        self._times += 1
 
     def show(self, counts: Sequence[int], total: float) -> None:
         """`counts` per bucket, as `eyas.common.histogram.Histogram` has them; none: nothing was counted."""
@@ -41,6 +50,7 @@ class PlainHistogram(Collector):
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """The counts so far, as Prometheus reads them."""
+        self._settle()
         names = (*map(str, self._bounds), "+Inf")
         buckets = list(zip(names, accumulate(self._values.counts), strict=True))
         yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._values.total)
@@ -48,6 +58,11 @@ class PlainHistogram(Collector):
     def describe(self) -> Iterator[HistogramMetricFamily]:
         """Describes its name and help to the registry."""
         yield HistogramMetricFamily(self._name, self._help)
+
+    def _settle(self) -> None:
+        if self._times:
+            self._values.add(self._value, self._times)
+            self._times = 0
 
 
 class ModelName(Collector):

@@ -16,7 +16,7 @@ import contextlib
 import secrets
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol
 
 import msgspec
@@ -192,9 +192,12 @@ def lane_of(
 class EntryLane(FastPath):
     """The lane of one choice."""
 
-    __slots__ = ("_parts", "_rhythm")
+    __slots__ = ("_parts", "_rhythm", "_show", "_usage")
 
-    def __init__(self, rhythm: TokenRhythm, parts: BodyParts) -> None:
+    def __init__(self, show: BareText, usage: UsageCounts, rhythm: TokenRhythm, parts: BodyParts) -> None:
+        """`show`: the text of the next tokens."""
+        self._show = show
+        self._usage = usage
         self._rhythm = rhythm
         self._parts = parts
 
@@ -215,9 +218,13 @@ class EntryLane(FastPath):
 
 
 class TextLane(EntryLane):
-    """All bytes of its events but the text's are rendered once."""
+    """All bytes of its events but the text's are rendered once.
 
-    __slots__ = ("_after", "_before", "_show", "_usage")
+    Between two of its tokens those of all other streams pass, so what it touches is in no cache: it has at
+    hand what most tokens need, and shares what it can.
+    """
+
+    __slots__ = ("_after", "_alone", "_before")
 
     def __init__(
         self,
@@ -227,32 +234,38 @@ class TextLane(EntryLane):
         around: tuple[bytes, bytes],
         parts: BodyParts,
     ) -> None:
-        """`show`: the text of the next tokens; `around`: what is before and after it in an event."""
-        super().__init__(rhythm, parts)
-        self._show = show
-        self._usage = usage
-        self._before, self._after = around
+        """`around`: what is before and after the text in an event."""
+        super().__init__(show, usage, rhythm, parts)
+        self._before, self._after = around[0], _shared(around[1])
+        self._alone = show.alone
 
     def _event(self, entry: TokenEntry) -> bytes:
         tokens = entry.tokens
-        text = self._show.feed(tokens)
+        text = self._alone[tokens[0]] if len(tokens) == 1 else None
+        if text is None:
+            text = self._show.feed(tokens)
+            self._alone = self._show.alone
         self._usage.completion_tokens += len(tokens)
         if entry.offered:
             self._usage.drafted(entry.accepted, entry.offered, 1)
         return self._before + _encode(text) + self._after if text else b""
 
 
+@lru_cache(256)
+def _shared(after: bytes) -> bytes:
+    """The same bytes, in one place for all streams whose events end alike."""
+    return after
+
+
 class DeltaLane(EntryLane):
     """A lane whose events are rendered as the reader would: they say more than the text."""
 
-    __slots__ = ("_events", "_show", "_usage")
+    __slots__ = ("_events",)
 
     def __init__(
         self, show: BareText, usage: UsageCounts, rhythm: TokenRhythm, events: EventFormat, parts: BodyParts
     ) -> None:
-        super().__init__(rhythm, parts)
-        self._show = show
-        self._usage = usage
+        super().__init__(show, usage, rhythm, parts)
         self._events = events
 
     def _event(self, entry: TokenEntry) -> bytes:

@@ -70,27 +70,33 @@ class BufferedParts(BodyParts):
     (`cut`). What is before a body and after it is not sent here.
     """
 
-    __slots__ = ("_flow", "_waiting_parts", "_outbox", "_transport", "blocked", "cut")
+    __slots__ = ("_flow", "_more", "_outbox", "_part", "_transport", "blocked", "cut")
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, outbox: PartsOutbox) -> None:
         self._transport = transport
         self._flow = flow
         self._outbox = outbox
-        self._waiting_parts: list[bytes] = []
+        self._part = b""  # what waits: most turns of the loop bring a connection one part
+        self._more: list[bytes] | None = None  # those behind it
         self.blocked = False
         self.cut = False
 
     def write(self, part: bytes) -> None:
-        if not self._waiting_parts:
+        if not self._part:
+            self._part = part
             self._outbox.add(self)
-        self._waiting_parts.append(part)
+        elif self._more is None:
+            self._more = [part]
+        else:
+            self._more.append(part)
 
     def flush(self) -> None:
-        parts = self._waiting_parts
-        if parts and not self.cut and not self._transport.is_closing():
-            part = parts[0] if len(parts) == 1 else b"".join(parts)
+        part, more = self._part, self._more
+        self._part, self._more = b"", None
+        if part and not self.cut and not self._transport.is_closing():
+            if more is not None:
+                part = b"".join((part, *more))
             self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
-        parts.clear()
 
     async def drain(self) -> None:
         await self._flow.drain()

@@ -253,9 +253,10 @@ class TokenRhythm:
 
     def tokens(self, count: int, now: float) -> None:
         """Counts tokens that came now."""
-        last, self.last = self.last, now
+        last = self.last
         if last:
             self.observe((now - last) / count)
+        self.last = now
 
 
 class CallMeter:

@@ -184,6 +184,9 @@ class Detokenizer(Protocol):
 
     __slots__ = ()
 
+    alone: Mapping[int, str | None]
+    """The text of a next token by its id, if feeding it would change nothing here; None: feed it."""
+
     def feed(self, ids: Sequence[int]) -> str:
         """The characters that these tokens completed (often one word each, sometimes none)."""
         ...
@@ -196,7 +199,7 @@ class Detokenizer(Protocol):
 class ByteDetokenizer(Detokenizer):
     """Detokenizes texts that are their tokens' bytes joined."""
 
-    __slots__ = ("_alone", "_clean_up", "_entries", "_left", "_partial", "_settled", "_strip")
+    __slots__ = ("_clean_up", "_entries", "_left", "_partial", "_settled", "_strip", "alone")
 
     def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
         """`table`: its decoder joins bytes."""
@@ -206,7 +209,7 @@ class ByteDetokenizer(Detokenizer):
         self._strip, count = table.decoder.stripped
         self._left = count  # how many more of `_strip` the text's beginning loses
         self._partial = b""  # the first bytes of an unfinished character
-        self._alone: Mapping[int, str | None] = _NEVER  # while the text depends on what is before it
+        self.alone: Mapping[int, str | None] = _NEVER
         self._settled = table.alone(skip_special)
         self._settle()
         if context:
@@ -215,7 +218,7 @@ class ByteDetokenizer(Detokenizer):
                 self._clean_up.flush()  # the caller has that text already
 
     def feed(self, ids: Sequence[int]) -> str:
-        if len(ids) == 1 and not self._partial and (alone := self._alone[ids[0]]) is not None:
+        if len(ids) == 1 and (alone := self.alone[ids[0]]) is not None:
             return alone
         entries, known = self._entries, len(self._entries)
         parts = [self._partial]
@@ -228,10 +231,13 @@ class ByteDetokenizer(Detokenizer):
         except UnicodeDecodeError:  # it ends inside a character, or has bytes that belong to none
             text, used = codecs.utf_8_decode(data, "replace", False)
             self._partial = data[used:]
-        return self._changed(text)
+        text = self._changed(text)
+        self._settle()
+        return text
 
     def flush(self) -> str:
         text, self._partial = self._changed(self._partial.decode(errors="replace")), b""
+        self._settle()
         return text if self._clean_up is None else text + self._clean_up.flush()
 
     def _changed(self, text: str) -> str:
@@ -241,16 +247,17 @@ class ByteDetokenizer(Detokenizer):
             taken = min(len(text) - len(rest), self._left)
             self._left = 0 if rest else self._left - taken
             text = text[taken:]
-            self._settle()
         return text if self._clean_up is None else self._clean_up.feed(text)
 
     def _settle(self) -> None:
-        if not self._left and self._clean_up is None:
-            self._alone = self._settled
+        depends = self._partial or self._left or self._clean_up is not None
+        self.alone = _NEVER if depends else self._settled
 
 
 class LibraryDetokenizer(Detokenizer):
     """Detokenizes texts whose tokens depend on their neighbours."""
+
+    alone = _NEVER
 
     def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
         """`table`: without a decoder it gives the whole text at the end."""

@@ -9,7 +9,7 @@ the caller sees the text before it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -31,6 +31,9 @@ class BareText(Protocol):
     """The text of tokens alone."""
 
     __slots__ = ()
+
+    alone: Mapping[int, str | None]
+    """The text of a next token by its id, if feeding it would change nothing here; None: feed it."""
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text of the next tokens."""
